@@ -48,7 +48,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("verify/clean_load.py", "TOLERANCE = 1e-4", "TOLERANCE = 0.1", ("tests/converters/test_verification.py",)),
     ("verify/carried.py", "TOLERANCE = 2e-5", "TOLERANCE = 0.1", _CHECKS),
     ("converters/lengths.py", " and content.get(key) == before.claimed_length", "", _OTHER_FILES),
-    ("search/pareto.py", "rise, rise + half", "rise, rise - half", _SEARCH),
+    ("search/study.py", "rise, rise + half", "rise, rise - half", _SEARCH),
     (
         "search/final_evaluation.py",
         "sum(answers.rise(stock)) <= keep_short",
@@ -56,9 +56,9 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         (*_SEARCH, "tests/search/test_end.py"),
     ),
     ("files/tokens.py", 'return _LOOKS_LIKE_ONE.sub(r"\\1…", text)', "return text", _TOKENS),
-    ("cli/terminal.py", "return redacted(_UNSEEN.sub(", "return (_UNSEEN.sub(", _TERMINAL),
+    ("cli/output.py", "return redacted(_UNSEEN.sub(", "return (_UNSEEN.sub(", _TERMINAL),
     ("cli/output.py", "text = redacted(json.dumps(", "text = (json.dumps(", _TERMINAL),
-    ("cli/faults.py", "{visible(line)}", "{line}", ("tests/cli/test_faults.py",)),
+    ("cli/app.py", "{visible(line)}", "{line}", ("tests/cli/test_faults.py",)),
     (
         "finetune/batches.py",
         'positions {step} {number}")',
@@ -210,9 +210,9 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     ("serving/row_wise.py", "= heads, self.first_head", "= heads, 0", _SERVING),
     ("serving/row_wise.py", "all(length - (stop", "any(length - (stop", _SERVING),
-    ("serving/single_rows.py", "addcmul_(swapped, other)", "addcmul_(swapped, other, value=-1)", _SERVING),
-    ("serving/single_rows.py", "value[-1, :, request", "value[-1:0, :, request", _SERVING),
-    ("serving/single_rows.py", "turn[1][first:stop]", "turn[1][: stop - first]", _SERVING),
+    ("serving/row_wise.py", "addcmul_(swapped, other)", "addcmul_(swapped, other, value=-1)", _SERVING),
+    ("serving/row_wise.py", "value[-1, :, request", "value[-1:0, :, request", _SERVING),
+    ("serving/row_wise.py", "turn[1][first:stop]", "turn[1][: stop - first]", _SERVING),
     (
         "gguf/convert.py",
         '" " * room',
@@ -978,7 +978,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         ("tests/finetune/test_choices.py::test_every_choice_is_the_adapter_s",),
     ),
     (
-        "search/eval_set.py",
+        "search/measurement.py",
         "size = -(-2 * len(self.documents) // len(starts))",
         "size = len(self.documents) // len(starts)",
         ("tests/search/test_decisions.py::test_parts_have_every_question_and_document_once",),

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ctxext.cli.faults import FAULT, NO_MEMORY, TOO_DEEP
+from ctxext.cli.app import FAULT, NO_MEMORY, TOO_DEEP
 
 SECRET = "hf_TopSecretTopSecretTopSecret"
 RAISES = """

@@ -13,8 +13,7 @@ import typer
 
 from ctxext.cli.app import SUMMARIES, app, main
 from ctxext.cli.interrupts import INTERRUPTED
-from ctxext.cli.method_help import example_of
-from ctxext.cli.method_options import option_name
+from ctxext.cli.method_options import example_of, option_name
 from ctxext.recipes import METHODS, LongRope, MsPoE, Yarn
 from ctxext.recipes.param import options_of
 

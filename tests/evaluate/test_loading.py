@@ -12,8 +12,7 @@ from ctxext.checkpoint import loading
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.app import main
 from ctxext.converters import convert
-from ctxext.data.encoding import tokenized
-from ctxext.data.tokenizer import open_tokenizer
+from ctxext.data.encoding import open_tokenizer, tokenized
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import info_of, open_infos
 from ctxext.evaluate.model import Loading, load_model, may_run_code

@@ -8,10 +8,9 @@ from transformers import PreTrainedTokenizerFast
 
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.data import encoding, prose
-from ctxext.data.encoding import Encoder, split_question
+from ctxext.data.encoding import Encoder, open_tokenizer, split_question
 from ctxext.data.prompt import encode_parts, lay_out
 from ctxext.data.texts import read_corpus
-from ctxext.data.tokenizer import open_tokenizer
 from ctxext.errors import CtxextError
 from ctxext.evaluate.scoring.exact_match import grow
 from ctxext.evaluate.settings import Settings, even_depths

@@ -15,11 +15,10 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from ctxext.data import encoding, prose, records, texts
-from ctxext.data.encoding import Encoder, split_question
+from ctxext.data.encoding import Encoder, _panics_silenced, failures_in_one_line, split_question
 from ctxext.data.prompt import _hide
 from ctxext.data.records import read_records
 from ctxext.data.texts import read_corpus, read_texts
-from ctxext.data.tokenizer import _panics_silenced, failures_in_one_line
 from ctxext.errors import CtxextError
 from hand_made import make_tokenizer
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ctxext.checkpoint.families import FAMILIES, Family
 from ctxext.checkpoint.known_models import known_models
-from ctxext.cli.faults import FAULT, NO_MEMORY, TOO_DEEP, TRACEBACK
+from ctxext.cli.app import FAULT, NO_MEMORY, TOO_DEEP, TRACEBACK
 from ctxext.files.schemas import Config, Scaling, Sizes
 from ctxext.recipes import METHODS
 from ctxext.recipes.encodings.rotary import SENTINEL

@@ -12,20 +12,17 @@ import torch
 import yaml
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from ctxext.cli.search import _again, verdict
-from ctxext.cli.search_view import point_line, state_line
+from ctxext.cli.search import _again, point_line, state_line, verdict
 from ctxext.errors import CtxextError
 from ctxext.recipes import Ntk, Recipe, Yarn
-from ctxext.search import final_evaluation, gradient, run, sampler, study
-from ctxext.search.eval_set import EvalSet
+from ctxext.search import final_evaluation, gradient, run, study
 from ctxext.search.final_evaluation import Check, check, refuse_without_points, seconds_of_end
 from ctxext.search.loop import SearchLoop, Standing
-from ctxext.search.measurement import Measurement, measurement_from
+from ctxext.search.measurement import EvalSet, Measurement, measurement_from
 from ctxext.search.options import SearchOptions
-from ctxext.search.pareto import Point, best_of, is_hopeless, pareto_front, points_of
 from ctxext.search.picture import pareto_picture
 from ctxext.search.storage import StudyPlace, study_beside
-from ctxext.search.study import Trial
+from ctxext.search.study import Point, Trial, best_of, is_hopeless, pareto_front, points_of
 
 LENGTHS = (64, 128)
 
@@ -317,25 +314,25 @@ def test_studies_of_one_journal_are_told_apart(tmp_path):
 def test_a_mutation_stays_near_and_inside():
     rng = random.Random(0)
     space = FloatDistribution(1.0, 100.0, log=True)
-    moved = [sampler._mutated(rng, 10.0, space) for _ in range(2000)]
+    moved = [study._mutated(rng, 10.0, space) for _ in range(2000)]
     logs = [math.log(value / 10.0) for value in moved]
     assert min(moved) >= 1.0
     assert max(moved) <= 100.0
     assert math.sqrt(sum(one * one for one in logs) / 2000) == pytest.approx(0.15 * math.log(100), rel=0.1)
-    plain = [sampler._mutated(rng, 5.0, FloatDistribution(0.0, 10.0)) for _ in range(2000)]
+    plain = [study._mutated(rng, 5.0, FloatDistribution(0.0, 10.0)) for _ in range(2000)]
     assert math.sqrt(sum((one - 5) ** 2 for one in plain) / 2000) == pytest.approx(1.5, rel=0.1)
-    assert {sampler._mutated(rng, 9.0, FloatDistribution(0.0, 9.0)) for _ in range(50)} & {9.0}
-    whole = [sampler._mutated(rng, 5, IntDistribution(0, 10)) for _ in range(2000)]
+    assert {study._mutated(rng, 9.0, FloatDistribution(0.0, 9.0)) for _ in range(50)} & {9.0}
+    whole = [study._mutated(rng, 5, IntDistribution(0, 10)) for _ in range(2000)]
     assert all(isinstance(one, int) for one in whole)
     assert sum(whole) / 2000 == pytest.approx(5.0, abs=0.15), "rounded to the nearest"
     words = CategoricalDistribution(["a", "b", "c"])
-    kept = [sampler._mutated(rng, "a", words) for _ in range(2000)].count("a") / 2000
+    kept = [study._mutated(rng, "a", words) for _ in range(2000)].count("a") / 2000
     assert kept == pytest.approx(0.85 + 0.15 / 3, abs=0.03)
 
 
 def parent(number, known, finished):
-    study = SimpleNamespace(get_trials=lambda **given: finished)
-    one = sampler.SteadySampler(0, known)._parent(study, number)
+    trials = SimpleNamespace(get_trials=lambda **given: finished)
+    one = study.SteadySampler(0, known)._parent(trials, number)
     return one and one.number
 
 

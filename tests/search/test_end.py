@@ -16,13 +16,11 @@ from ctxext.evaluate.workbench import Workbench
 from ctxext.recipes import Ntk, Recipe, Yarn
 from ctxext.recipes.registry import method_named
 from ctxext.search import Found, SearchOptions, final_evaluation, loop, measurement, search
-from ctxext.search.eval_set import make_eval_sets
 from ctxext.search.final_evaluation import Check, check, finalists_of, run_off
 from ctxext.search.loop import Standing
-from ctxext.search.measurement import Measurement, measure
-from ctxext.search.pareto import Point
+from ctxext.search.measurement import Measurement, make_eval_sets, measure
 from ctxext.search.run import figures
-from ctxext.search.study import Trial
+from ctxext.search.study import Point, Trial
 from hand_made import make_tokenizer
 
 LENGTHS = (320, 640)

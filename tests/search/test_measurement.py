@@ -17,11 +17,9 @@ from ctxext.evaluate.scoring.prefix_cache import is_static, is_static_for
 from ctxext.evaluate.workbench import Workbench
 from ctxext.recipes import LongRope, MsPoE, PositionInterpolation, Recipe
 from ctxext.search import final_evaluation, measurement
-from ctxext.search.eval_set import make_eval_sets
-from ctxext.search.measurement import Measurement, bounded, measure, measurement_from
+from ctxext.search.measurement import Measurement, bounded, make_eval_sets, measure, measurement_from
 from ctxext.search.options import SearchOptions
-from ctxext.search.pareto import Point, best_of, is_hopeless, pareto_front, points_of
-from ctxext.search.study import Trial
+from ctxext.search.study import Point, Trial, best_of, is_hopeless, pareto_front, points_of
 from ctxext.verify.decoding_process import cache_argument, cache_of
 from hand_made import make_tokenizer, tiny_llama
 

@@ -11,7 +11,8 @@ import yaml
 
 from ctxext.evaluate.report.pictures import as_png
 from ctxext.recipes import load_recipe
-from ctxext.search import SearchOptions, loop, sampler, search
+from ctxext.search import SearchOptions, loop, search
+from ctxext.search import study as study_module
 from ctxext.search.space import space_of
 from ctxext.search.storage import StudyPlace
 from ctxext.search.study import Study
@@ -38,7 +39,7 @@ class Killed(BaseException):
 def soon_not_random():
     """The sampler learns from the first trials on, so that what it draws depends on all before."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampler, "_RANDOM_AT_FIRST", 1)
+        patch.setattr(study_module, "_RANDOM_AT_FIRST", 1)
         yield
 
 
@@ -103,7 +104,7 @@ def test_a_recipe_is_measured_once(source, monkeypatch):
     asked = []
     original = loop.measure
     monkeypatch.setattr(loop, "measure", lambda *given: asked.append(given[0].name) or original(*given))
-    monkeypatch.setattr(sampler, "_mutated", lambda rng, value, space: value)
+    monkeypatch.setattr(study_module, "_mutated", lambda rng, value, space: value)
     options = dataclasses.replace(QUICK, methods=("pi",), trials=4)
     result = search(str(source), options)
     recipes = [one.recipe.to_dict() for one in result.standing.trials if one.recipe]

@@ -18,12 +18,11 @@ from rich.console import Console
 
 from ctxext.cli import auto
 from ctxext.cli.output import Output
-from ctxext.cli.search_view import watching
+from ctxext.cli.search import watching
 from ctxext.errors import CtxextError, NothingMeasuredError
 from ctxext.search.loop import Standing
 from ctxext.search.measurement import Measurement
-from ctxext.search.pareto import best_of, points_of
-from ctxext.search.study import Trial
+from ctxext.search.study import Trial, best_of, points_of
 
 SMALL = ("--trials", 2, "--samples", 1, "--checked", 2, "--lengths", 640, "--target-length", 640)
 SMALL += ("--methods", "ntk,yarn")

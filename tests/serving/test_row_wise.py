@@ -9,10 +9,9 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from ctxext.portable import modeling_family  # noqa: F401  # A checkpoint's stub imports it.
 from ctxext.portable.method import Part
-from ctxext.serving import single_rows
-from ctxext.serving.layout import Layout
+from ctxext.serving import row_wise as row_wise_module
+from ctxext.serving.layout import Layout, TurnedKeys
 from ctxext.serving.row_wise import Rows, row_wise
-from ctxext.serving.turned_keys import TurnedKeys
 from relation_cases import BASE, LENGTH, METHODS, PAIRS, Call, made, states, stock, stock_eager
 
 TOKENS, BLOCKS, HEADS, GROUPS, SIZE = 16, 64, 4, 2, 2 * PAIRS
@@ -117,8 +116,8 @@ def test_requests_side_by_side_are_as_each_alone(name, chunk):
 @pytest.mark.parametrize("name", METHODS)
 def test_one_token_at_a_time(name, kind, monkeypatch):
     """From the blocks, in several pieces, whose waves grow with the request; never by the way of several rows."""
-    monkeypatch.setattr(single_rows, "_PIECE", 2 * TOKENS * GROUPS * SIZE)
-    monkeypatch.setattr(single_rows, "_MORE", 0)
+    monkeypatch.setattr(row_wise_module, "_PIECE", 2 * TOKENS * GROUPS * SIZE)
+    monkeypatch.setattr(row_wise_module, "_MORE", 0)
     monkeypatch.setattr(Layout, "gathered", None)
     own, outputs, first = served(name, [150, 100], 1, on=engine_of(name, kind))
     for (query, key, value), output in zip(own, outputs, strict=True):
@@ -130,7 +129,7 @@ def test_one_token_at_a_time(name, kind, monkeypatch):
 @pytest.mark.parametrize("name", METHODS)
 def test_keys_that_are_kept_turned_are_those_that_the_engine_wrote_last(name, monkeypatch):
     """Two requests, then two others in the same blocks; a block is turned once while nothing is written to it."""
-    monkeypatch.setattr(single_rows, "_PIECE", 2 * TOKENS * GROUPS * SIZE)
+    monkeypatch.setattr(row_wise_module, "_PIECE", 2 * TOKENS * GROUPS * SIZE)
     kept, keep = [], TurnedKeys.keep
     monkeypatch.setattr(TurnedKeys, "keep", lambda own, *given: (kept.append(given[1]), keep(own, *given)))
     on = engine_of(name, Strided, keeps_keys=True)
@@ -320,5 +319,5 @@ def test_turned_keys_are_kept_if_those_of_all_layers_have_room(monkeypatch):
     assert one.step is other.step
     assert one.step.layers == 2
     size = cache.numel() * cache.element_size() // 2  # Keys are half of a cache.
-    monkeypatch.setattr("ctxext.serving.turned_keys._MOST", 2 * size)
+    monkeypatch.setattr("ctxext.serving.layout._MOST", 2 * size)
     assert [TurnedKeys.fits(layout, cache, layers) for layers in (1, 2, 3)] == [True, True, False]

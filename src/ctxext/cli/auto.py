@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 
 from ctxext.cli.output import Output
-from ctxext.cli.search_view import watching
 from ctxext.errors import CtxextError, NothingMeasuredError
 from ctxext.files.extras import is_installed
 from ctxext.files.length import format_length, parse_length
@@ -78,6 +77,7 @@ def searched_recipe(
             f"--method auto chooses {others} itself." if others else "--method auto needs to know how far to reach.",
             hint="Give it --target-length alone, for example 32k.",
         )
+    from ctxext.cli.search import watching
     from ctxext.evaluate.model import Loading
 
     started = time.monotonic()

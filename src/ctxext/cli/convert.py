@@ -13,8 +13,8 @@ from ctxext.checkpoint.auto_class import auto_class
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.auto import MinutesOption, TrialsOption, searched_recipe, wants_search
 from ctxext.cli.completion import complete_method, complete_recipe
-from ctxext.cli.method_help import help_of_convert
-from ctxext.cli.method_options import build_recipe, method_parameters, option_owners
+from ctxext.cli.inspect import serving_line, unconverted_text
+from ctxext.cli.method_options import build_recipe, help_of_convert, method_parameters, option_owners
 from ctxext.cli.options import (
     JsonOption,
     QuietOption,
@@ -26,9 +26,7 @@ from ctxext.cli.options import (
     parameters_of,
     with_parameters,
 )
-from ctxext.cli.output import Output
-from ctxext.cli.serving import serving_line, unconverted_text
-from ctxext.cli.terminal import bold, done_line, marked
+from ctxext.cli.output import Output, bold, done_line, marked
 from ctxext.converters.convert import Conversion, plan_conversion
 from ctxext.converters.convert import convert as run
 from ctxext.converters.options import Calibration, ConvertOptions

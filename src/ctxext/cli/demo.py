@@ -7,8 +7,7 @@ import typer
 
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.options import JsonOption, QuietOption
-from ctxext.cli.output import Output
-from ctxext.cli.terminal import done_line
+from ctxext.cli.output import Output, done_line
 from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.recipes.methods.mspoe import MsPoE
 from ctxext.recipes.methods.ntk import Ntk

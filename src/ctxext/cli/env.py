@@ -7,8 +7,7 @@ import platform
 from rich.table import Table
 
 from ctxext.cli.options import JsonOption
-from ctxext.cli.output import Output
-from ctxext.cli.terminal import bold
+from ctxext.cli.output import Output, bold
 from ctxext.files.tested import TESTED, untested_notice
 from ctxext.version import __version__
 

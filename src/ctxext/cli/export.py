@@ -16,8 +16,7 @@ from ctxext.cli.options import (
     parameters_of,
     with_parameters,
 )
-from ctxext.cli.output import Output
-from ctxext.cli.terminal import done_line, marked
+from ctxext.cli.output import Output, done_line, marked
 from ctxext.errors import CtxextError
 from ctxext.files.output_directory import OverwriteOptions
 

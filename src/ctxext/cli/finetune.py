@@ -27,8 +27,7 @@ from ctxext.cli.options import (
     parameters_of,
     with_parameters,
 )
-from ctxext.cli.output import Output, wants_json
-from ctxext.cli.terminal import done_line
+from ctxext.cli.output import Output, done_line, wants_json
 from ctxext.errors import CtxextError
 from ctxext.files.content import Progress
 from ctxext.files.extras import install_command

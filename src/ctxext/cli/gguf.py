@@ -9,8 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from ctxext.cli.output import Output
-from ctxext.cli.terminal import bold, done_line, marked
+from ctxext.cli.output import Output, bold, done_line, marked
 from ctxext.converters.options import ConvertOptions
 from ctxext.errors import CtxextError
 from ctxext.files.length import format_length

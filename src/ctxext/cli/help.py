@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from rich.text import Text
 
-from ctxext.cli.terminal import SafeConsole
+from ctxext.cli.output import SafeConsole
 
 _NARROW, _WIDE = 60, 110
 _GAP = 2

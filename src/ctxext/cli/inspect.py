@@ -1,5 +1,6 @@
 """`ctxext inspect`: what a checkpoint's files say about its context."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich.table import Table
@@ -16,9 +17,8 @@ from ctxext.cli.options import (
     TokenOption,
     length_in,
 )
-from ctxext.cli.output import Output
-from ctxext.cli.serving import serving_line, unconverted_text
-from ctxext.cli.terminal import bold
+from ctxext.cli.output import Output, bold
+from ctxext.converters.engines import MARKS, Serving
 from ctxext.converters.inspection import Inspection, inspect_checkpoint
 from ctxext.files.length import format_length
 from ctxext.gguf import is_gguf
@@ -207,3 +207,16 @@ def _count(number: int) -> str:
 
 def _size(number: int) -> str:
     return f"{number / 2**30:,.1f} GiB" if number >= 2**30 else f"{number / 2**20:,.1f} MiB"
+
+
+def serving_line(serving: tuple[Serving, ...]) -> str:
+    """Which engines run it, in one line."""
+    return "   ".join(f"{row.engine} {MARKS[row.status]}" + (f" ({row.note})" if row.note else "") for row in serving)
+
+
+def unconverted_text(lines: Mapping[str, str]) -> list[str]:
+    """The commands that serve the source itself, each on a line that can be copied."""
+    commands = [f"  {line}" for line in lines.values()]
+    if "vLLM" in lines:
+        commands.append("  (a draft model does not inherit --hf-overrides: give it its own, or convert)")
+    return ["the source itself can be served so, without converting it:", *commands] if commands else []

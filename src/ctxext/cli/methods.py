@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ctxext.cli.help import section
-from ctxext.cli.method_help import example_of, method_sections
+from ctxext.cli.method_options import example_of, method_sections
 from ctxext.cli.options import JsonOption
 from ctxext.cli.output import Output
 from ctxext.recipes.base import Method

@@ -23,8 +23,7 @@ from ctxext.checkpoint.loading import (
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters.options import Calibration, ConvertOptions
 from ctxext.converters.plan import make_plan
-from ctxext.data.encoding import tokenized
-from ctxext.data.tokenizer import open_tokenizer
+from ctxext.data.encoding import open_tokenizer, tokenized
 from ctxext.errors import CtxextError
 from ctxext.files import strict
 from ctxext.files.content import Progress

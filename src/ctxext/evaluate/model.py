@@ -18,8 +18,7 @@ from ctxext.checkpoint.loading import (
     hub_backbones,
     settle_dtype,
 )
-from ctxext.data.encoding import Encoder
-from ctxext.data.tokenizer import open_tokenizer
+from ctxext.data.encoding import Encoder, open_tokenizer
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo, GgufInfo
 from ctxext.evaluate.pooling import Pooler, open_pooler

@@ -8,7 +8,7 @@ from ctxext.checkpoint.auto_class import CAUSAL, MASKED, auto_class
 from ctxext.checkpoint.described_size import check_described, check_device
 from ctxext.checkpoint.loading import choose_dtype, explain_loading_errors, guard_vocabulary
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
-from ctxext.data.tokenizer import open_tokenizer
+from ctxext.data.encoding import open_tokenizer
 from ctxext.errors import CtxextError
 from ctxext.finetune.options import TrainingOptions
 from ctxext.recipes.code.layout import depends_on_prompt

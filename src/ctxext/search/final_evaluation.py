@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from ctxext.errors import NothingMeasuredError
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.workbench import Workbench
-from ctxext.search.eval_set import EvalSet
-from ctxext.search.measurement import Measurement, measure
+from ctxext.search.measurement import EvalSet, Measurement, measure
 from ctxext.search.options import SearchOptions
-from ctxext.search.pareto import Point
-from ctxext.search.study import Trial
+from ctxext.search.study import Point, Trial
 
 _FINALISTS = 5
 _STOCK = -1

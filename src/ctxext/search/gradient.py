@@ -27,12 +27,10 @@ from ctxext.evaluate.workbench import Workbench
 from ctxext.recipes.methods.mspoe import MsPoE, num_kv_heads
 from ctxext.recipes.methods.yarn import Yarn
 from ctxext.recipes.recipe import Recipe
-from ctxext.search.eval_set import EvalSet
 from ctxext.search.loop import MOST_FOR_CHECKS, WRITING, Standing, Watch
-from ctxext.search.measurement import Measurement, measure
+from ctxext.search.measurement import EvalSet, Measurement, measure
 from ctxext.search.options import SearchOptions
-from ctxext.search.pareto import best_of, points_of
-from ctxext.search.study import Trial
+from ctxext.search.study import Trial, best_of, points_of
 
 _NEEDLES = 8
 """Answers in one sequence: a single one would teach little for its length."""

@@ -9,14 +9,12 @@ from typing import Any
 from ctxext.errors import CtxextError
 from ctxext.evaluate.workbench import Workbench
 from ctxext.recipes.recipe import Recipe
-from ctxext.search.eval_set import EvalSet
 from ctxext.search.final_evaluation import seconds_of_end
-from ctxext.search.measurement import Measurement, measure
+from ctxext.search.measurement import EvalSet, Measurement, measure
 from ctxext.search.options import SearchOptions
-from ctxext.search.pareto import Point, best_of, is_hopeless, points_of
 from ctxext.search.space import Parameters, Space
 from ctxext.search.storage import StudyPlace
-from ctxext.search.study import Study, Trial
+from ctxext.search.study import Point, Study, Trial, best_of, is_hopeless, points_of
 
 _FAR = 10.0
 MOST_FOR_CHECKS = 0.4

@@ -7,7 +7,7 @@ from matplotlib.ticker import StrMethodFormatter
 
 from ctxext.evaluate.report.colours import SERIES
 from ctxext.evaluate.report.pictures import as_png
-from ctxext.search.pareto import Point, pareto_front
+from ctxext.search.study import Point, pareto_front
 
 _INK, _FAINT = "#222222", "#d5d5d5"
 _MARKERS = "osDv^P*X"

@@ -31,10 +31,9 @@ from ctxext.version import __version__
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel, Loading
-    from ctxext.search.eval_set import EvalSet
     from ctxext.search.final_evaluation import Check
     from ctxext.search.loop import Standing, Watch
-    from ctxext.search.measurement import Measurement
+    from ctxext.search.measurement import EvalSet, Measurement
 
 
 @dataclass(frozen=True)
@@ -119,11 +118,10 @@ def search(
     # From here on it takes torch, and seconds.
     from ctxext.evaluate.model import Loading, load_model
     from ctxext.evaluate.workbench import Workbench
-    from ctxext.search.eval_set import make_eval_sets
     from ctxext.search.final_evaluation import check, refuse_without_points, run_off
     from ctxext.search.gradient import learned_standing
     from ctxext.search.loop import WRITING, SearchLoop, Standing
-    from ctxext.search.measurement import measure
+    from ctxext.search.measurement import make_eval_sets, measure
 
     watch = watch or (lambda standing: None)
     end = started + options.seconds
