@@ -207,11 +207,12 @@ def test_a_schedule_is_not_put_on_another(gguf, tmp_path):
         plan_gguf(second, Recipe([Yarn(factor=2)]), replace_scaling=True)
 
 
-def test_a_schedule_of_the_sources_own(gguf):
-    values = keys_of(rope__scaling__type="yarn", rope__scaling__factor=4.0, rope__scaling__original_context_length=128)
+@pytest.mark.parametrize("kind", ["yarn", "linear"])
+def test_a_schedule_of_the_sources_own(gguf, kind):
+    values = keys_of(rope__scaling__type=kind, rope__scaling__factor=4.0, rope__scaling__original_context_length=128)
     model = open_gguf(gguf(values=values))
-    assert (model.model.rotary.rope_type, model.model.encoding.trained_length) == ("yarn", 128)
-    with pytest.raises(CtxextError, match="already extended: yarn ×4 from 128 tokens"):
+    assert (model.model.rotary.rope_type, model.model.encoding.trained_length) == (kind, 128)
+    with pytest.raises(CtxextError, match=f"already extended: {kind} ×4 from 128 tokens"):
         plan_gguf(model.path, Recipe([Yarn(factor=8)]))
     plan = plan_gguf(model.path, Recipe([Yarn(factor=8)]), replace_scaling=True)
     assert plan.header.get("llama.context_length") == 1024
@@ -273,9 +274,6 @@ def test_all_parts_of_a_split_model(gguf, tmp_path):
     assert all(check.is_passed for check in verify_gguf(out, tmp_path / "m-00001-of-00002.gguf"))
     with pytest.raises(CtxextError, match="part 2 of 2"):
         open_gguf(tmp_path / "m-00002-of-00002.gguf")
-    (tmp_path / "m-00002-of-00002.gguf").unlink()
-    with pytest.raises(CtxextError, match="is missing beside"):
-        open_gguf(tmp_path / "m-00001-of-00002.gguf")
 
 
 @pytest.fixture
@@ -645,14 +643,6 @@ def test_a_schedule_without_an_original_length_asks_for_it(gguf, tmp_path, run):
         )
 
 
-def test_an_original_length_in_the_file_is_used(gguf):
-    values = keys_of(
-        rope__scaling__type="linear", rope__scaling__factor=4.0, rope__scaling__original_context_length=128
-    )
-    plan = plan_gguf(gguf(values=values), Recipe([Yarn(factor=8)]), replace_scaling=True)
-    assert plan.header.get("llama.context_length") == 1024
-
-
 def test_what_replace_scaling_took_away_is_reported(gguf, tmp_path, run, monkeypatch):
     monkeypatch.chdir(tmp_path)
     values = keys_of(
@@ -853,7 +843,7 @@ def _damaged():
 
 
 @pytest.mark.parametrize(("raw", "says"), [case[1:] for case in _damaged()], ids=[case[0] for case in _damaged()])
-def test_damaged_files_are_refused_in_one_line(tmp_path, raw, says):
+def test_damaged_files_are_refused_in_one_line(tmp_path, run, raw, says):
     path = tmp_path / "m.gguf"
     path.write_bytes(raw)
     if says is None:  # Only other names or texts: the file is whole.
@@ -862,14 +852,7 @@ def test_damaged_files_are_refused_in_one_line(tmp_path, raw, says):
     with pytest.raises(CtxextError, match=says) as caught:
         open_gguf(path)
     assert "\n" not in caught.value.message
-
-
-def test_a_damaged_file_leaves_nothing_and_ends_with_1(tmp_path, run):
-    for number, (_, raw, says) in enumerate(_damaged()):
-        if says is not None:
-            (tmp_path / "m.gguf").write_bytes(raw)
-            out = tmp_path / f"{number}.gguf"
-            assert run("convert", tmp_path / "m.gguf", out, "--method", "yarn", "--factor", "2").exit_code == 1
+    assert run("convert", path, tmp_path / "out.gguf", "--method", "yarn", "--factor", "2").exit_code == 1
     assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
 
 
@@ -1099,21 +1082,6 @@ def test_exports_that_are_refused(llama, sources, tmp_path, run, monkeypatch):
         export_gguf(str(llama), tmp_path / "out.gguf", llama_cpp=sources)
     assert not (tmp_path / "out.gguf").exists()
     assert run("export", "onnx", llama, tmp_path / "out.gguf").exit_code == 1
-
-
-def test_a_source_that_becomes_shorter_is_told_and_not_waited_for(tmp_path, monkeypatch):
-    source, calls, real = tmp_path / "source", [], os.copy_file_range
-    source.write_bytes(bytes(100))
-
-    def copied(*given):
-        calls.append(given)
-        assert len(calls) < 9, "The copy does not end."
-        return real(*given)
-
-    monkeypatch.setattr(os, "copy_file_range", copied)
-    with source.open("rb") as reading, (tmp_path / "copy").open("xb", buffering=0) as writing:  # noqa: SIM117
-        with pytest.raises(CtxextError, match="became shorter"):
-            list(copy_range(reading, writing, 0, 200))
 
 
 def test_the_name_of_a_result_is_that_of_the_model_and_not_of_its_first_part(split, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import torch
 import yaml
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from ctxext.cli.search import _again, point_line, state_line, verdict
+from ctxext.cli.search import point_line, state_line, verdict
 from ctxext.errors import CtxextError
 from ctxext.recipes import Ntk, Recipe, Yarn
 from ctxext.search import final_evaluation, gradient, run, study
@@ -22,7 +22,7 @@ from ctxext.search.measurement import EvalSet, Measurement, measurement_from
 from ctxext.search.options import SearchOptions
 from ctxext.search.picture import pareto_picture
 from ctxext.search.storage import StudyPlace, study_beside
-from ctxext.search.study import Point, Trial, best_of, is_hopeless, pareto_front, points_of
+from ctxext.search.study import Point, Trial, best_of, pareto_front, points_of
 
 LENGTHS = (64, 128)
 
@@ -117,23 +117,6 @@ def test_who_dominates_whom():
     assert [kept.trial.number for kept in points_of(trials, measured())] == [0]
     (sure,) = points_of([trial(0, measured(shorts=(1.1, 1.3)))], measured())
     assert (sure.rise, sure.sure_rise) == (pytest.approx(0.2), pytest.approx(0.2 + 12.706205 * 0.1))
-
-
-@pytest.mark.parametrize(
-    ("loss", "short", "is_given_up"),
-    [
-        (0.5, 1.2, True),
-        (0.5, 1.1, False),
-        (0.9, 1.0, True),
-        (0.9, 1.02, True),
-        (0.5, 1.02, False),
-    ],
-)
-def test_who_is_asked_no_further(loss, short, is_given_up):
-    """May rise by 10 %: more is too much, less than half of it counts alike where another one answers better."""
-    others = [point(0, 0.8, 0.04)]
-    stock = measured(shorts=(1.0, 1.0))
-    assert is_hopeless(measured((loss, loss), (short, short)), stock, others, 0.1 + 1e-9) is is_given_up
 
 
 def checked(measurement, stock, **more):
@@ -382,18 +365,6 @@ def loop_of(refusing="", **more):
     return SearchLoop(bench, space, options(**{"keep_short": 0.01, **more}), None, stock, 5.0, print, 100.0)
 
 
-def test_a_recipe_that_was_tried_is_not_asked_again(monkeypatch):
-    asked = []
-    monkeypatch.setattr("ctxext.search.loop.measure", lambda model, eval_set, stop: asked.append(model) or measured())
-    known = trial(0, measured((0.1, 0.1)))
-    standing = Standing("", trials=[known])
-    recipe, measurement, refusal = loop_of()._tried({"factor": 2}, standing, False, lambda: None)
-    assert (measurement, refusal, asked) == (known.measurement, "", [])
-    recipe, measurement, refusal = loop_of()._tried({"factor": 3}, standing, False, lambda: None)
-    assert (recipe.steps[0].factor, asked) == (3, ["ntk ×3"])
-    assert loop_of("no heads")._tried({"factor": 3}, standing, False, lambda: None) == (None, None, "no heads")
-
-
 @pytest.mark.parametrize(
     ("is_start", "short", "loss", "stops"),
     [
@@ -470,20 +441,6 @@ def test_what_is_said_where_nothing_is_better():
     said = verdict(result_of_search, options())
     assert "changes the loss of an answer by +0.1000 ± 0.0000 and finds 25% of the needles" in said
     assert "where the model finds 50% as it is" in said
-
-
-def test_the_command_that_goes_on_asks_the_same():
-    line = _again(
-        "my model", Path("b.yaml"), options(trials=3, methods=("yarn", "pi")), {"--study": None, "--data": "x"}
-    )
-    assert line == [
-        *("ctxext", "search", "my model", "b.yaml", "--target-length", "1024", "--trials", "3"),
-        *("--methods", "yarn,pi", "--data", "x", "--resume"),
-    ]
-    more = options(minutes=2.0, keep_short=0.5, samples=4, checked=9, seed=5)
-    assert _again("m", Path("b.yaml"), more, {})[6:-1] == [
-        *("--minutes", "2.0", "--keep-short", "0.5", "--samples", "4", "--checked", "9", "--seed", "5")
-    ]
 
 
 def test_how_it_stands_in_a_line():

@@ -19,7 +19,7 @@ from ctxext.recipes import LongRope, MsPoE, PositionInterpolation, Recipe
 from ctxext.search import final_evaluation, measurement
 from ctxext.search.measurement import Measurement, bounded, make_eval_sets, measure, measurement_from
 from ctxext.search.options import SearchOptions
-from ctxext.search.study import Point, Trial, best_of, is_hopeless, pareto_front, points_of
+from ctxext.search.study import Trial, best_of, is_hopeless, points_of
 from ctxext.verify.decoding_process import cache_argument, cache_of
 from hand_made import make_tokenizer, tiny_llama
 
@@ -154,14 +154,6 @@ def test_one_missed_answer_does_not_outweigh_many():
     assert stock.loss == pytest.approx(0.5, abs=1e-3)
 
 
-def test_a_length_that_was_not_reached_counts_like_the_last_one():
-    part = measured({160: 0.5})
-    assert part.loss == pytest.approx(0.5)
-    assert part.least_loss == pytest.approx(0.25)
-    assert measured({160: 0.5, 320: 0.7}).loss == pytest.approx(0.6)
-    assert measured({}).loss == math.inf
-
-
 def test_given_up_where_it_cannot_be_on_the_front_any_more():
     stock = measured({160: 0.1, 320: 0.9})
     good = points_of([tried(0, measured({160: 0.2, 320: 0.4}, short=1.005))], stock)
@@ -171,30 +163,6 @@ def test_given_up_where_it_cannot_be_on_the_front_any_more():
     assert not is_hopeless(measured({160: 0.7}, short=1.004), stock, good, 0.006), "it keeps the short text better"
     assert is_hopeless(measured({160: 0.7}, short=1.004), stock, good, 0.01), "both lose no more than half of it"
     assert not is_hopeless(measured({160: 0.5}, short=1.006), stock, good, 0.01), "it may still come out below 0.3"
-
-
-def test_the_front_and_the_best():
-    stock = measured({160: 0.1, 320: 0.9})
-    shapes = [(0.3, 1.005), (0.2, 1.02), (0.3, 1.006), (0.4, 1.0), (0.3, 1.005)]
-    points = points_of([tried(n, measured({160: a, 320: a}, short)) for n, (a, short) in enumerate(shapes)], stock)
-    assert [point.trial.number for point in pareto_front(points)] == [1, 0, 4, 3]
-    assert best_of(points, 0.01).trial.number == 0
-    assert best_of(points, 0.05).trial.number == 1
-    assert best_of(points[1:3], 0.001) is None
-    assert points_of([tried(0, measured({160: 0.1}))], stock) == []
-    assert isinstance(points[0], Point)
-
-
-def test_parts_are_the_whole(loaded, eval_sets):
-    parts = [measure(loaded, part) for part in eval_sets[1].parts()]
-    assert len(parts) == 3
-    together = parts[0] + parts[1] + parts[2]
-    whole = measure(loaded, eval_sets[1])
-    assert together.is_whole
-    assert together.num_prompts == whole.num_prompts
-    assert together.short == pytest.approx(whole.short, abs=1e-5)
-    for length, losses in whole.answers.items():
-        assert sorted(together.answers[length]) == pytest.approx(sorted(losses), abs=1e-4)
 
 
 def test_recipes_in_prompt_order_are_scored_as_they_write(tmp_path):
