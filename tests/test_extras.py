@@ -15,7 +15,7 @@ from ctxext.evaluate.report.report import write_report
 from ctxext.files.extras import EXTRAS
 from ctxext.finetune.run import finetune
 from ctxext.finetune.tensors import AdapterConfig
-from ctxext.search.run import check_optuna
+from ctxext.search.run import search
 from small_llama import read_json
 
 ROOT = Path(__file__).parents[1]
@@ -56,7 +56,7 @@ def scale_adapter(folder: Path) -> None:
         ("datasets", train, "Training needs datasets"),
         ("peft", train, "Training needs peft"),
         ("peft", scale_adapter, "Merging an adapter needs peft"),
-        ("optuna", lambda _: check_optuna(), "A search needs optuna"),
+        ("optuna", lambda _: search("demo", target_length=2048), "A search needs optuna"),
     ],
 )
 def test_a_missing_package_is_named_with_its_extra(package, action, said, tmp_path, monkeypatch):

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from ctxext.cli.eval import (
@@ -19,7 +18,7 @@ from ctxext.cli.eval import (
     free_folder,
     resumable,
 )
-from ctxext.cli.eval_tables import heat_maps
+from ctxext.cli.eval_tables import heat_maps, results_table
 from ctxext.cli.options import (
     DeviceOption,
     DtypeOption,
@@ -123,19 +122,14 @@ def comparison_tables(report: "Report", width: int) -> Iterator[RenderableType]:
     yield from heat_maps(report, width)
     yield Text()
     rows = report["comparison"]["models"]
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column(Text("against stock", style="bold not dim"), no_wrap=True)
-    for heading in ("found %", "loss beyond", "cost inside", "time", "memory"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings = ("found %", "loss beyond", "cost inside", "time", "memory")
+    table = results_table("against stock", *headings, no_wrap=True)
     for row in rows:
         if not row["refused"]:
             table.add_row(*_cells(row), style="bold" if row["name"] == report["comparison"]["taken"] else "")
     yield table
     if texts := texts_apart(rows):
-        apart = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-        apart.add_column(Text("loss beyond", style="bold not dim"), no_wrap=True)
-        for text in texts:
-            apart.add_column(text, justify="right", no_wrap=True)
+        apart = results_table("loss beyond", *texts, no_wrap=True)
         for row in rows:
             if by_text := row.get("beyond_by_text"):
                 shown = [by_text.get(text) or {"difference": None} for text in texts]

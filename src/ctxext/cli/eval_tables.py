@@ -97,7 +97,7 @@ def _effective(models: Sequence[dict[str, Any]], width: int) -> Iterator[Table]:
         used, count = 0, 0
         while count < len(cells) and (not count or used + _width(cells[count]) <= room):
             used, count = used + _width(cells[count]), count + 1
-        table = _table("effective length", *(heading for heading, *_ in cells[:count]))
+        table = results_table("effective length", *(heading for heading, *_ in cells[:count]))
         for row, name in enumerate(names, 1):
             table.add_row(name, *(column[row] for column in cells[:count]))
         yield table
@@ -112,7 +112,7 @@ def _width(texts: Sequence[str]) -> int:
 def _perplexity(report: Report) -> Table:
     measured, stride = [model for model in report["models"] if model["perplexity"]], report["settings"]["stride"]
     lengths = sorted({int(length) for model in measured for length in model["perplexity"]["lengths"]})
-    table = _table(
+    table = results_table(
         measured[0]["perplexity"].get("task", "perplexity"), "documents", *(f"{length} tokens" for length in lengths)
     )
     kinds = [("lengths", "")] + ([("sliding", f" (sliding, stride {stride})")] if stride else [])
@@ -125,7 +125,7 @@ def _perplexity(report: Report) -> Table:
 
 
 def _longppl(report: Report) -> Table:
-    table = _table("longppl", "tokens", "loss on key tokens", "key tokens", "of", "documents")
+    table = results_table("longppl", "tokens", "loss on key tokens", "key tokens", "of", "documents")
     for model in report["models"]:
         for length, one in (model.get("longppl") or {}).items():
             loss = f"{one['loss']:.3f}" if one["count"] else "–"
@@ -134,7 +134,7 @@ def _longppl(report: Report) -> Table:
 
 
 def _short(report: Report) -> Table:
-    table = _table("short", "tokens", "documents", "perplexity", "loss against source")
+    table = results_table("short", "tokens", "documents", "perplexity", "loss against source")
     for model in report["models"]:
         short = model["short"]
         if short:
@@ -147,7 +147,7 @@ def _short(report: Report) -> Table:
 
 
 def _harness(report: Report) -> Table:
-    table = _table("harness", "task", "metric", "value")
+    table = results_table("harness", "task", "metric", "value")
     for model in report["models"]:
         for task, metrics in (model["harness"] or {}).items():
             for metric, value in metrics.items():
@@ -155,9 +155,10 @@ def _harness(report: Report) -> Table:
     return table
 
 
-def _table(name: str, *columns: str) -> Table:
+def results_table(name: str, *columns: str, no_wrap: bool = False) -> Table:
+    """Return a table without lines: names on the left, figures on the right."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column(Text(name, style="bold not dim"))
+    table.add_column(Text(name, style="bold not dim"), no_wrap=no_wrap)
     for column in columns:
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=no_wrap)
     return table

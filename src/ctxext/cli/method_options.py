@@ -62,7 +62,11 @@ def method_parameters() -> list[inspect.Parameter]:
 
 def help_of(field: "dataclasses.Field[Any]") -> str:
     """What help says of a method's option, with its limits and its default."""
-    return limits_of(field).describe() + _default_note(default_of(field))
+    default = default_of(field)
+    if default is None or default is dataclasses.MISSING:
+        return limits_of(field).describe()
+    shown = f"{default:g}" if isinstance(default, float) else default
+    return f"{limits_of(field).describe()} Default: {shown}."
 
 
 def _shared_help(name: str, methods: Sequence[str], *, always_named: bool) -> str:
@@ -79,13 +83,6 @@ def _shared_help(name: str, methods: Sequence[str], *, always_named: bool) -> st
 def option_name(name: str) -> str:
     """The option of a method's parameter."""
     return "--" + name.replace("_", "-")
-
-
-def _default_note(default: Any) -> str:
-    shown = default is not dataclasses.MISSING and default is not None
-    return (
-        f" Default: {default:g}." if shown and isinstance(default, float) else f" Default: {default}." if shown else ""
-    )
 
 
 def build_recipe(methods: Sequence[str], recipe: str | None, options: Mapping[str, Any]) -> "Recipe":
@@ -234,11 +231,8 @@ def help_of_convert(words: Sequence[str], everything: bool) -> tuple[list[tuple[
             hidden |= {*_OF_CALIBRATION}
     if named:
         return [part for method in methods for part in method_sections(method, options=False)], hidden
-    rows = [(method.name, first_sentence(method)) for method in METHODS if not method.is_experimental]
+    usual = [method for method in METHODS if not method.is_experimental]
+    summaries = {method.name: (inspect.getdoc(method) or "").splitlines()[0] for method in usual}
+    rows = [(name, text.split(". ")[0].rstrip(".") + ".") for name, text in summaries.items()]
     more = ("NAME", "ctxext convert --method NAME --help shows a method's options, --help-all those of all methods.")
     return [("Methods", [*rows, more])], hidden
-
-
-def first_sentence(method: type[Method]) -> str:
-    """The first sentence of what a method does."""
-    return (inspect.getdoc(method) or "").splitlines()[0].split(". ")[0].rstrip(".") + "."

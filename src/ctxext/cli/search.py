@@ -35,7 +35,6 @@ from ctxext.search.run import Found, figures, search
 from ctxext.search.storage import StudyPlace, shown_storage, study_beside
 
 if TYPE_CHECKING:
-    from ctxext.evaluate.model import Loading
     from ctxext.search.final_evaluation import Check
     from ctxext.search.loop import Standing
     from ctxext.search.measurement import Measurement
@@ -195,7 +194,9 @@ def search_(
     if options["target_length"] is None:
         raise CtxextError("How far should the model reach?", hint="Say it with --target-length, for example 32k.")
     wanted = built(SearchOptions, options)
-    loading = _loading(device, dtype, chat_template, revision, token)
+    from ctxext.evaluate.model import Loading
+
+    loading = Loading(device=device, dtype=dtype, chat_template=chat_template, revision=revision, token=token)
     place = _place(out, study, storage)
 
     def tell_how_to_go_on() -> None:
@@ -252,12 +253,6 @@ def _again(source: str, out: Path, options: SearchOptions, given: dict[str, Any]
         for word in ((option,) if value is True else (option, value))
     ]
     return ["ctxext", "search", source, str(out), *spelled, "--resume"]
-
-
-def _loading(device: str, dtype: str, chat_template: bool, revision: str | None, token: str | None) -> "Loading":
-    from ctxext.evaluate.model import Loading
-
-    return Loading(device=device, dtype=dtype, chat_template=chat_template, revision=revision, token=token)
 
 
 def _tell(output: Output, result: Found, source: str, out: Path, study: StudyPlace, options: SearchOptions) -> None:

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -29,20 +30,8 @@ _MOST_LINE = 1 << 26
 _ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.+ -]+)?")
 """The id of a data set with its configuration."""
 _ARCHIVES = (
-    ".zip",
-    ".tar",
-    ".tgz",
-    ".tbz2",
-    ".txz",
-    ".7z",
-    ".rar",
-    ".lz4",
-    ".lzma",
-    ".br",
-    ".snappy",
-    ".lz",
-    ".z",
-    ".zstd",
+    *(".zip", ".tar", ".tgz", ".tbz2", ".txz", ".7z", ".rar"),
+    *(".lz4", ".lzma", ".br", ".snappy", ".lz", ".z", ".zstd"),
 )
 """Archives and compressions that are not read; some would be unpacked and read as one text."""
 
@@ -261,18 +250,14 @@ def _read_json(path: Path) -> Iterator[tuple[str, Record]]:
             if not line.strip():
                 continue
             if line.lstrip().startswith("["):
-                yield from _read_array(path, line + _rest(file, path))
+                records = _parsed(line + _rest(file, path), f'"{path}"')
+                for number, record in enumerate(records, start=1):
+                    yield f'Record {number} of "{path}"', record if isinstance(record, dict) else {}
                 return
             place = f'Line {number} of "{path}"'
             # A line that is no object has no fields, and is refused where a field is read.
             record = _parsed(line, place)
             yield place, record if isinstance(record, dict) else {}
-
-
-def _read_array(path: Path, text: str) -> Iterator[tuple[str, Record]]:
-    records = _parsed(text, f'"{path}"')
-    for number, record in enumerate(records, start=1):
-        yield f'Record {number} of "{path}"', record if isinstance(record, dict) else {}
 
 
 def _parsed(text: str, place: str) -> Any:
@@ -299,10 +284,6 @@ def _read_csv(path: Path, delimiter: str = ",") -> Iterator[tuple[str, Record]]:
             raise CtxextError(f'Line {lines.line_num} of "{path}" is not valid CSV: {error}.') from error
 
 
-def _read_tsv(path: Path) -> Iterator[tuple[str, Record]]:
-    return _read_csv(path, "\t")
-
-
 def _read_parquet(path: Path) -> Iterator[tuple[str, Record]]:
     require("datasets", "Reading parquet files")
     from pyarrow import ArrowException, parquet
@@ -322,6 +303,6 @@ _READERS: Mapping[str, Callable[[Path], Iterator[tuple[str, Record]]]] = {
     ".ndjson": _read_json,
     ".json": _read_json,
     ".csv": _read_csv,
-    ".tsv": _read_tsv,
+    ".tsv": partial(_read_csv, delimiter="\t"),
     ".parquet": _read_parquet,
 }

@@ -77,11 +77,6 @@ def hub_errors_in_one_line(name: str) -> Iterator[None]:
         raise CtxextError(f"The Hub does not accept the model card: {_clean(str(error))}") from error
 
 
-def is_temporary(error: CtxextError) -> bool:
-    """Whether the same command may succeed on a second try."""
-    return error.hint == _AGAIN
-
-
 def illegal_name(name: str) -> CtxextError:
     """The refusal of a name that the Hub does not allow."""
     return CtxextError(
@@ -309,7 +304,7 @@ def _patiently(action: Callable[[], _Result], tell: Callable[[str], None] | None
         try:
             return action()
         except CtxextError as error:
-            if not is_temporary(error):
+            if error.hint != _AGAIN:  # The same command would fail again.
                 raise
             if tell is not None:
                 tell(f"{error.message} Trying again ({attempt} of {_ATTEMPTS - 1}).")

@@ -39,11 +39,6 @@ _OF_THE_DATA = {
 """What finetune.json says of how data was read, and the options that ask for it."""
 
 
-def curve_of(folder: Path) -> str:
-    """The name of the picture of the loss; empty where there is none."""
-    return CURVE if (folder / CURVE).is_file() else ""
-
-
 def training_command(folder: Path, trained: str = EXTENDED) -> str:
     """The `ctxext finetune` line; empty where the folder does not say how it was trained.
 
@@ -298,7 +293,7 @@ def _facts(
         cautions=cautions_of(checkpoint, recipe, subject.model) if recipe else (),
         training=training_of(subject),
         training_command=training_command(checkpoint.folder, trained),
-        curve="" if is_adapter else curve_of(checkpoint.folder),
+        curve="" if is_adapter else CURVE * (checkpoint.folder / CURVE).is_file(),
         model_id=repository,
         is_adapter=is_adapter,
         measured=results,

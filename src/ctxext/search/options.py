@@ -117,8 +117,5 @@ class SearchOptions:
         asked = {name: getattr(self, name) for name in names}
         if self.original_length is not None:
             asked["original_length"] = self.original_length
-        return {**asked, "lengths": list(self.lengths_from(trained_length)), "methods": self._what_is_tried()}
-
-    def _what_is_tried(self) -> list[str]:
-        """The names of the methods, or a phrase for the default: that of earlier versions was wider."""
-        return list(self.methods) or ["all but experimental"]
+        methods = list(self.methods) or ["all but experimental"]  # The default of earlier versions was wider.
+        return {**asked, "lengths": list(self.lengths_from(trained_length)), "methods": methods}

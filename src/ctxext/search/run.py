@@ -63,15 +63,6 @@ class Found:
         return "no recipe surely improves the model" if self.recipe is None else self.recipe.summary()
 
 
-def check_optuna() -> None:
-    """Refuse to start without optuna.
-
-    Raises:
-        CtxextError: it is not installed.
-    """
-    require("optuna", "A search")
-
-
 @accepts_options(SearchOptions)
 def search(
     source: str | Path,
@@ -102,7 +93,7 @@ def search(
         CtxextError: the source, an option or a place is refused; nothing is written then.
     """
     started = time.monotonic()
-    check_optuna()
+    require("optuna", "A search")
     source, out = str(source), None if out is None else Path(out)
     revision, token = (loading.revision, loading.token) if loading else (None, None)
     (info,) = open_infos([source], revision=revision, token=token, original_length=options.original_length)
