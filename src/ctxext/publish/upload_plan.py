@@ -293,7 +293,7 @@ def _facts(
         cautions=cautions_of(checkpoint, recipe, subject.model) if recipe else (),
         training=training_of(subject),
         training_command=training_command(checkpoint.folder, trained),
-        curve="" if is_adapter else CURVE * (checkpoint.folder / CURVE).is_file(),
+        curve="" if is_adapter else (CURVE if (checkpoint.folder / CURVE).is_file() else ""),
         model_id=repository,
         is_adapter=is_adapter,
         measured=results,
