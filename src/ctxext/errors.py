@@ -1,4 +1,7 @@
-"""The one exception for what a user did wrong; every other is a fault of ours."""
+"""The one exception for what a user did wrong; every other is a fault of ours.
+
+Any function may raise it for an input it refuses; docstrings repeat this only where they are part of the Python API.
+"""
 
 
 class CtxextError(Exception):

@@ -110,9 +110,6 @@ def check_numbers(options: Any) -> None:
 
     Args:
         options: A dataclass; its whole and broken numbers are looked at.
-
-    Raises:
-        CtxextError: one is not finite or too large, or a seed is negative.
     """
     for field in dataclasses.fields(options):
         value, most = getattr(options, field.name), _MOST.get(field.name, _OTHERS)

@@ -39,9 +39,6 @@ def check_described(checkpoint: Checkpoint, auto: str) -> None:
     Args:
         checkpoint: Its files.
         auto: The Auto class of transformers that loads it.
-
-    Raises:
-        CtxextError: there are far more.
     """
     held = sum(map(checkpoint.size_of, checkpoint.weight_files))
     if held >= _LARGE:
@@ -83,9 +80,6 @@ def check_device(checkpoint: Checkpoint, device: str) -> None:
     Args:
         checkpoint: Its files.
         device: The type of the device that it is loaded on.
-
-    Raises:
-        CtxextError: it does.
     """
     if device == "cpu" and (reason := needs_accelerator(checkpoint)):
         raise CtxextError(

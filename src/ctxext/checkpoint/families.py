@@ -205,19 +205,12 @@ def family_of(config: Mapping[str, Any]) -> Family:
 
     Args:
         config: The content of config.json.
-
-    Raises:
-        CtxextError: the model type is missing or unknown, or it is not a causal language model.
     """
     return _switched(config, named_family(config))
 
 
 def named_type(config: Mapping[str, Any]) -> Family:
-    """Return the family of the model type that a config.json names.
-
-    Raises:
-        CtxextError: the model type is missing or unknown.
-    """
+    """Return the family of the model type that a config.json names."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise CtxextError("config.json has no model_type.", hint="Is this the folder of a transformers checkpoint?")
@@ -252,11 +245,7 @@ _LANGUAGE_PARTS = ("text_config", "llm_config", "language_config", "thinker_conf
 
 
 def _with_text(family: Family, nested: Mapping[str, Any]) -> Family:
-    """Return the family of a multimodal model with the rules of the language model that its class builds.
-
-    Raises:
-        CtxextError: the class cannot build the model type that `text_config` names, or its rules are unknown.
-    """
+    """Return the family of a multimodal model with the rules of the language model that its class builds."""
     place, named = f'"{family.text_config}" of "{family.model_type}"', nested.get("model_type", family.text_type)
     named = _READ_AS.get((family.model_type, str(named)), named)
     if not family.any_text:
@@ -655,11 +644,7 @@ def serves_sliding(config: Mapping[str, Any], family: Family, module: str, layer
 
 
 def _entry(listed: Sequence[Any], index: int, key: str) -> Any:
-    """What a list with one entry for each layer says of a layer.
-
-    Raises:
-        CtxextError: it is too short.
-    """
+    """What a list with one entry for each layer says of a layer."""
     if index >= len(listed):
         raise CtxextError(f'"config.json": "{key}" has "{len(listed)}" entries, and none for layer {index}.')
     return listed[index]

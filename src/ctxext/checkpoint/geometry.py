@@ -31,9 +31,6 @@ def check_sizes(config: Mapping[str, Any], name: str) -> None:
     Args:
         config: The content of a config.json that `check_config` let through.
         name: What errors call the file.
-
-    Raises:
-        CtxextError: one of them is no size, heads do not divide, or a head's rotated part is odd.
     """
     try:
         plain = named_family(config)

@@ -49,11 +49,7 @@ _BF16_FLAGS = ("amx_bf16", "avx512_bf16")
 
 
 def choose_device(name: str) -> "torch.device":
-    """The device of a name; "auto" takes an accelerator where there is one, each process its own.
-
-    Raises:
-        CtxextError: there is no such device here.
-    """
+    """The device of a name; "auto" takes an accelerator where there is one, each process its own."""
     import torch
 
     if name == "auto":
@@ -71,11 +67,7 @@ def choose_device(name: str) -> "torch.device":
 
 
 def choose_dtype(name: str) -> "torch.dtype | str":
-    """The number format of a name; "auto" stays "auto", which transformers takes for "as saved".
-
-    Raises:
-        CtxextError: the name is none of auto, bf16, fp16 and fp32.
-    """
+    """The number format of a name; "auto" stays "auto", which transformers takes for "as saved"."""
     import torch
 
     if name == "auto":
@@ -212,9 +204,6 @@ def explain_loading_errors(what: str, hint: str = "") -> Iterator[None]:
     Args:
         what: What is loaded, as errors begin.
         hint: What to do about it.
-
-    Raises:
-        CtxextError: whatever transformers raises, in its first line.
     """
     try:
         with quiet_transformers():

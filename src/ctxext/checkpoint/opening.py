@@ -94,11 +94,7 @@ class Checkpoint:
         return (self.folder / path).stat().st_size if size is None else size
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """A JSON file's content, None where there is no such file.
-
-        Raises:
-            CtxextError: the file is not a JSON object, or a link to elsewhere.
-        """
+        """A JSON file's content, None where there is no such file."""
         if not (self.folder / name).is_file():
             return None
         self.check_file(Path(name))
@@ -117,11 +113,7 @@ class Checkpoint:
         return target.name if Path(constants.HF_HUB_CACHE).resolve() in target.parents else None
 
     def check_files(self) -> None:
-        """Check that every file is a regular one that belongs to the checkpoint, as `check_file` says.
-
-        Raises:
-            CtxextError: one is a pipe or a device, or a link that leads nowhere or elsewhere.
-        """
+        """Check that every file is a regular one that belongs to the checkpoint, as `check_file` says."""
         for path in self.files:
             self.check_file(path)
 
@@ -130,9 +122,6 @@ class Checkpoint:
 
         Args:
             path: Relative to the folder.
-
-        Raises:
-            CtxextError: it is a pipe or a device, or a link that leads nowhere or elsewhere.
         """
         if not is_text(str(path)):
             raise CtxextError(f'"{path}" of "{self.name}" has a name that is not text in UTF-8.', hint="Rename it.")
@@ -168,11 +157,7 @@ class Checkpoint:
         return home.relative_to(repository).parts[0] == "snapshots"
 
     def check_weights(self) -> None:
-        """Check from headers and indexes alone that the weights are all there.
-
-        Raises:
-            CtxextError: there are none, the index names a missing or an outside file, or a header is broken.
-        """
+        """Check from headers and indexes alone that the weights are all there."""
         self.check_files()
         names = {path.as_posix() for path in self.files} | set(self.remote_sizes)
         for index_name in _INDEX_NAMES:
@@ -201,11 +186,7 @@ class Checkpoint:
                 yield read_safetensors_header(self.folder / path)
 
     def stored_tensors(self) -> dict[str, tuple[Path, dict[str, Any]]]:
-        """Return every tensor that transformers would load from safetensors: its file and its entry.
-
-        Raises:
-            CtxextError: there are none, or two files contain one name.
-        """
+        """Return every tensor that transformers would load from safetensors: its file and its entry."""
         tensors: dict[str, tuple[Path, dict[str, Any]]] = {}
         for path in self.loaded_safetensors:
             for name, entry in read_safetensors_header(self.folder / path).items():
@@ -333,11 +314,7 @@ def open_checkpoint(
 
 
 def _check_version(checkpoint: Checkpoint) -> None:
-    """Check that no version before 0.3 created a checkpoint: its formats are not read, and its code is not run.
-
-    Raises:
-        CtxextError: such a version did.
-    """
+    """Check that no version before 0.3 created a checkpoint: its formats are not read, and its code is not run."""
     record: dict[str, Any] = {}
     with contextlib.suppress(CtxextError):  # A broken record is for `verify` to report.
         record = checkpoint.read_json(MANIFEST) or {}

@@ -74,11 +74,7 @@ def stated_lengths(folder: Path) -> dict[tuple[str, str], int]:
 
 
 def read_pipeline(folder: Path) -> SentencePipeline | None:
-    """The pipeline that modules.json describes; None without one.
-
-    Raises:
-        CtxextError: it is not a list of modules, or one lies outside the folder.
-    """
+    """The pipeline that modules.json describes; None without one."""
     if not (folder / _MODULES).is_file():
         return None
     content = _read(folder, _MODULES)

@@ -37,11 +37,7 @@ MinutesOption = Annotated[
 
 
 def wants_search(methods: Sequence[str], trials: int | None, minutes: float | None) -> bool:
-    """Whether the recipe comes from a search.
-
-    Raises:
-        CtxextError: it is both to be searched and named, or a budget is given for no search.
-    """
+    """Whether the recipe comes from a search."""
     if AUTO in methods and len(methods) > 1:
         raise CtxextError("--method auto searches for the whole recipe, so it stands alone.")
     if AUTO not in methods and (trials, minutes) != (None, None):
@@ -67,9 +63,6 @@ def searched_recipe(
         hub: How to load the model: device, dtype, revision, token.
         out: Where to show how it goes.
         original_length: What the model was trained on, in tokens, where its files do not say it.
-
-    Raises:
-        CtxextError: the options do not go with a search, or the time was too short to measure anything.
     """
     if set(given) != {"target_length"}:
         others = ", ".join("--" + name.replace("_", "-") for name in given if name != "target_length")
@@ -119,11 +112,7 @@ def searched_recipe(
 def _best_published(
     source: str, target_length: int, minutes: float | None, loading: Any, out: Output, original_length: int | None
 ) -> Recipe:
-    """The method that a comparison would take, or that comes nearest to being better.
-
-    Raises:
-        CtxextError: nothing was measured.
-    """
+    """The method that a comparison would take, or that comes nearest to being better."""
     from ctxext.compare.run import compare
 
     with out.progress("comparing") as progress:

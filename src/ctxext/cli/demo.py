@@ -33,7 +33,6 @@ def demo(
     """Extend the checkpoint in the package five ways, ask each for needles, and show who finds them where.
 
     Examples:
-
     ctxext demo
     """
     output = Output(as_json=as_json, quiet=quiet)

@@ -53,11 +53,7 @@ _NEVER_KEPT = (
 
 
 def _load(context: typer.Context, path: Path | None) -> Path | None:
-    """Make a file's values the defaults of the command's options.
-
-    Raises:
-        CtxextError: the file cannot be read, or names an option that there is not.
-    """
+    """Make a file's values the defaults of the command's options."""
     if path is None:
         return None
     content = parse_yaml(read_text(path), str(path)) or {}
@@ -79,11 +75,7 @@ def _take(context: typer.Context, below: Mapping[str, Any] | None, above: Mappin
 
 
 def _take_back(context: typer.Context, words: list[str] | None) -> list[str] | None:
-    """Leave options out that a preset or a file names, before or after this.
-
-    Raises:
-        CtxextError: there is no such option.
-    """
+    """Leave options out that a preset or a file names, before or after this."""
     given = dict.fromkeys(names_in(words or []))
     context.meta[_TAKEN_BACK] = tuple(_defaults(context, dict.fromkeys(given, ""), "--without"))
     _take(context, context.default_map, None)
@@ -91,11 +83,7 @@ def _take_back(context: typer.Context, words: list[str] | None) -> list[str] | N
 
 
 def _defaults(context: typer.Context, content: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Values of options by parameter, from those of a file by word.
-
-    Raises:
-        CtxextError: the file names an option that there is not.
-    """
+    """Values of options by parameter, from those of a file by word."""
     names = {_word_of(option): option for option in context.command.params if _is_kept(option)}
     defaults: dict[str, Any] = {}
     for key, value in content.items():
@@ -113,7 +101,6 @@ def _take_preset(context: typer.Context, name: str | None) -> str | None:
     """Make a preset's values the defaults of the command's options, below those of a file; or list the presets.
 
     Raises:
-        CtxextError: there is no such preset.
         Exit: they were listed.
     """
     if name is None:

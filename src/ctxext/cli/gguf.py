@@ -22,11 +22,7 @@ from ctxext.recipes.recipe import Recipe, describe_step
 def convert_file(
     source: str, out: Path | None, recipe: Recipe, options: ConvertOptions, output: Output, *, dry_run: bool
 ) -> None:
-    """Convert a GGUF file, or show what would change.
-
-    Raises:
-        CtxextError: as `convert_gguf`, or an option is for checkpoints only.
-    """
+    """Convert a GGUF file, or show what would change."""
     started = time.perf_counter()
     if options.link not in ("auto", "copy", "reflink"):
         raise CtxextError(
@@ -93,11 +89,7 @@ def _shown(value: Any) -> str:
 
 
 def inspect_file(source: str, original_length: int | None, output: Output) -> None:
-    """Show what a GGUF file says about its context.
-
-    Raises:
-        CtxextError: as `open_gguf`.
-    """
+    """Show what a GGUF file says about its context."""
     model = open_gguf(source, original_length)
     table = Table.grid(padding=(0, 2))
     reasons = carried_methods(model)
@@ -148,11 +140,7 @@ def _rows(model: GgufModel, reasons: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def verify_file(path: str, against: str | None, output: Output) -> None:
-    """Check a converted GGUF file; exit code 1 if a check fails.
-
-    Raises:
-        CtxextError: as `verify_gguf`.
-    """
+    """Check a converted GGUF file; exit code 1 if a check fails."""
     with output.progress("") as progress:
         checks = verify_gguf(path, against, progress)
     marks = {True: ("✓", "green"), False: ("✗", "red")}

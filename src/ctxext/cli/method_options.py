@@ -92,9 +92,6 @@ def build_recipe(methods: Sequence[str], recipe: str | None, options: Mapping[st
         methods: Names in order of application.
         recipe: A recipe file or preset; the options then stand above its numbers.
         options: Method options that were given, by Python name.
-
-    Raises:
-        CtxextError: neither or both of the two were given, or an option belongs to none of the steps.
     """
     from ctxext.recipes.recipe import load_recipe, multiplied, recipe_from_dict
 

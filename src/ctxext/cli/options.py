@@ -120,9 +120,6 @@ def built(owner: Callable[..., _Instance], given: Mapping[str, Any], **others: A
         owner: The dataclass.
         given: The options by name, as typer gives them; what is not the dataclass's is passed over.
         others: Fields that come from elsewhere.
-
-    Raises:
-        CtxextError: a text means nothing, or the dataclass refuses a value.
     """
     values: dict[str, Any] = {}
     for name, option in options_of(typing.cast("type", owner)).items():

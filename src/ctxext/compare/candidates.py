@@ -88,9 +88,6 @@ def candidates_of(
         methods: Names of methods, presets or recipe files, or recipes by name; by default the published methods for
             the encoding.
         target_length: How far recipes reach that do not say it themselves, in tokens.
-
-    Raises:
-        CtxextError: A name means nothing, or nothing applies.
     """
     contents: dict[str, tuple[dict[str, Any], str]] = {}
     if isinstance(methods, Mapping):

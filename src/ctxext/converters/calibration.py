@@ -53,9 +53,6 @@ def calibrated(source: Checkpoint, recipe: Recipe, options: ConvertOptions, prog
         recipe: What to apply.
         options: How to convert, and how to calibrate.
         progress: Called with what is being done, how much of it and how much in all.
-
-    Raises:
-        CtxextError: the text cannot be read or is too short, or the model does not load.
     """
     per_prompt = per_prompt_form(recipe)
     if per_prompt is None:
@@ -108,11 +105,7 @@ def _ranks(scores: list[float], variant: str) -> tuple[int, ...]:
 
 
 def read_text(path: Path | None) -> str:
-    """The calibration text: a text file, JSON lines, or what ships with the package.
-
-    Raises:
-        CtxextError: it cannot be read, or a line is broken.
-    """
+    """The calibration text: a text file, JSON lines, or what ships with the package."""
     if path is None:
         return (resources.files("ctxext.converters") / "calibration.txt").read_text(encoding="utf-8")
     content = strict.read_text(path)
@@ -166,9 +159,6 @@ def head_scores(
         text: What it reads, in chunks that each end where a prompt might.
         trained_length: No chunk is longer.
         progress: Called with what is being done, how much of it and how much in all.
-
-    Raises:
-        CtxextError: the text is too short.
     """
     import torch
 

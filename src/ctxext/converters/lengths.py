@@ -30,9 +30,6 @@ def with_number(text: str, name: str, keys: Sequence[str], number: int, *, old: 
 
     Returns:
         The new text; None where there is no such place, or another value.
-
-    Raises:
-        CtxextError: the text is no JSON, or names a key on the way twice.
     """
     text = text.removeprefix("\ufeff")
     begin, end = 0, len(text)

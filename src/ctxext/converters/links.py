@@ -84,9 +84,6 @@ def bring(origin: Path, target: Path, link: str, progress: Progress | None = Non
         target: Its new place, where nothing is.
         link: One of `LINKS`.
         progress: Called with the file's name, bytes done and bytes in all.
-
-    Raises:
-        CtxextError: the file system cannot do what was asked for.
     """
     for way in LINKS[link]:
         how = way(origin, target, progress)

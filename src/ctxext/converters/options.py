@@ -15,11 +15,7 @@ _CALIBRATION = "Calibration of the head order"
 @with_documented_options
 @dataclass(frozen=True, kw_only=True)
 class SaveOptions(OverwriteOptions):
-    """How a checkpoint is written.
-
-    Raises:
-        CtxextError: `link` is none of `links.LINKS`.
-    """
+    """How a checkpoint is written."""
 
     link: str = option(
         "auto",

@@ -105,9 +105,6 @@ def make_plan(
         recipe: What to apply.
         replace_scaling: Take an existing schedule away first.
         allow_shorter: Accept a result that reads less than the source.
-
-    Raises:
-        CtxextError: the checkpoint is broken, cannot carry the recipe, is already extended, or would read less.
     """
     before = model_config(source.config, source.original_length)
     undone, model, kept, is_replaced = before, before, dict[str, Any](), False
@@ -199,11 +196,7 @@ def _stale(source: Checkpoint) -> tuple[str, ...]:
 
 
 def _check_undoable(source: Checkpoint) -> None:
-    """Refuse to take back what was written into the weights.
-
-    Raises:
-        CtxextError: the recipe that was applied wrote weights.
-    """
+    """Refuse to take back what was written into the weights."""
     noted = provenance(source.config)
     if noted.get("recipe") and recipe_from_dict(noted["recipe"], "config.json").rewrites_weights:
         raise CtxextError(
@@ -233,11 +226,7 @@ def already_extended(source: Checkpoint, encoding: Encoding) -> CtxextError:
 
 
 def _check_original(source: Checkpoint, before: Encoding, plain: Encoding) -> None:
-    """Refuse to start again from a length that nothing says.
-
-    Raises:
-        CtxextError: a linear schedule has a factor, and neither its file nor the table of known models a length.
-    """
+    """Refuse to start again from a length that nothing says."""
     if before.lacks_original and not plain.is_scaled:
         factor = float(before.numbers.get("factor") or 1)
         guess = max(round(before.claimed_length / factor), 1)
@@ -248,11 +237,7 @@ def _check_original(source: Checkpoint, before: Encoding, plain: Encoding) -> No
 
 
 def _check_names(source: Checkpoint, names: Iterable[str]) -> None:
-    """Refuse to put code in the place of a file of the source's own.
-
-    Raises:
-        CtxextError: the source has a file of such a name.
-    """
+    """Refuse to put code in the place of a file of the source's own."""
     taken = sorted({path.as_posix() for path in source.files}.intersection(names))
     if taken:
         raise CtxextError(
@@ -262,11 +247,7 @@ def _check_names(source: Checkpoint, names: Iterable[str]) -> None:
 
 
 def _check_reach(source: Checkpoint, before: Encoding, after: Encoding) -> None:
-    """Refuse to shorten a model in silence.
-
-    Raises:
-        CtxextError: the result reads less than the source.
-    """
+    """Refuse to shorten a model in silence."""
     if after.usable_length >= before.usable_length:
         return
     claims = "declares" if before.declared_length else "reads"

@@ -36,9 +36,6 @@ def rendered(tokenizer: Any, messages: Sequence[Any], **more: Any) -> str:
         tokenizer: A transformers tokenizer with a chat template.
         messages: The messages of the conversation.
         more: Further variables of the template.
-
-    Raises:
-        CtxextError: The template raises an error, does not end, takes too much memory or returns too much text.
     """
 
     def render() -> tuple[str, Sequence[Any]]:
@@ -57,9 +54,6 @@ def rendered_answers(tokenizer: Any, messages: Sequence[Any], **more: Any) -> tu
 
     Returns:
         The text, and where each answer begins and ends in it; no answers if the template marks none.
-
-    Raises:
-        CtxextError: As for `rendered`.
     """
     from transformers.utils.chat_template_utils import render_jinja_template
 

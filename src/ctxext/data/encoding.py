@@ -24,9 +24,6 @@ def open_tokenizer(folder: Path | str, **more: Any) -> Any:
     Args:
         folder: The checkpoint.
         more: Further arguments of transformers' from_pretrained.
-
-    Raises:
-        CtxextError: Its library panics while it loads, or cannot tokenize. What transformers raises is passed through.
     """
     from transformers import AutoTokenizer
 
@@ -44,11 +41,7 @@ def open_tokenizer(folder: Path | str, **more: Any) -> Any:
 
 @contextlib.contextmanager
 def failures_in_one_line(what: str) -> Iterator[None]:
-    """Turn any failure of a tokenizer into a CtxextError: its library panics, and has no class for its errors.
-
-    Raises:
-        CtxextError: Anything but an exception that ends the process is raised in the context.
-    """
+    """Turn any failure of a tokenizer into a CtxextError: its library panics, and has no class for its errors."""
     try:
         yield
     except CtxextError:
@@ -97,11 +90,7 @@ _MOST_CUTS = 16
 
 
 def tokenized(tokenizer: Any, text: str | list[str], **more: Any) -> Any:
-    """The `input_ids` of a text or of several texts.
-
-    Raises:
-        CtxextError: The tokenizer fails, for example without a token for unknown characters.
-    """
+    """The `input_ids` of a text or of several texts."""
     with failures_in_one_line("The tokenizer fails"):
         return tokenizer(text, verbose=False, **more)["input_ids"]
 
@@ -144,11 +133,7 @@ class Encoder:
         return self._in_context(text, self._in_one_call) if self._needs_anchor else self._in_one_call(text)
 
     def _end_of_part(self, text: str, begin: int) -> int:
-        """The end of the part of a long text that begins at `begin`.
-
-        Raises:
-            CtxextError: There is no place to cut the text for millions of characters.
-        """
+        """The end of the part of a long text that begins at `begin`."""
         size = _AT_ONCE
         while len(text) - begin > size:
             for at in _places_to_cut(text, begin + size // 2, begin + size):
@@ -218,9 +203,6 @@ class Encoder:
 
         With a chat template the opening, the haystack and the question are the user's turn. The question's last words,
         which lead into the answer, begin the assistant's turn, as in RULER, so that the answer's form is given.
-
-        Raises:
-            CtxextError: The chat template fails, or drops part of the user's turn.
         """
         if not self.uses_chat:
             return [*self.start(), *self._plain(opening)], self.piece(question)

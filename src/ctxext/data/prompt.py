@@ -122,9 +122,6 @@ def encode_parts(pieces: Pieces, encoder: Encoder, *, answer_room: int = 0) -> P
         pieces: The text of the question.
         encoder: The tokenizer.
         answer_room: The least number of tokens for a generated answer.
-
-    Raises:
-        CtxextError: The tokenizer returns no token for an answer.
     """
     asks = []
     for question, text, answers, wanted in pieces.asks or (
@@ -157,9 +154,6 @@ def lay_out(
         length: The number of tokens of a prompt, answer included.
         depths: The depths of needles, from 0 (the beginning of the haystack) to 1 (its end).
         rng: Draws the places of the remaining needles.
-
-    Raises:
-        CtxextError: The question does not fit, or the haystack is empty or ends too early.
     """
     room = length - parts.size
     if room < 0:

@@ -103,11 +103,7 @@ def sentences_of(text: str) -> tuple[str, ...]:
 
 
 def read_haystack(path: Path) -> tuple[str, ...]:
-    """Read a text file as sentences, to be joined by spaces.
-
-    Raises:
-        CtxextError: The file cannot be read or holds no text.
-    """
+    """Read a text file as sentences, to be joined by spaces."""
     units = sentences_of(read_text(path))
     if not units:
         raise CtxextError(f'The haystack "{path}" is empty.', hint="Give a text file with some pages of prose.")

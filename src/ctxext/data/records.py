@@ -45,9 +45,6 @@ def read_records(
         data: A text, JSON, CSV or parquet file, compressed or not; a folder of them; or the id of a data set.
         splits: Names of splits; the first that a folder or data set has is read.
         seed: Shuffle a streamed data set, a thousand records at a time.
-
-    Raises:
-        CtxextError: It cannot be read, or has no such split; a broken line is named by its number.
     """
     check_place(data)
     path = Path(data)
@@ -69,9 +66,6 @@ def files_of(folder: Path, splits: Sequence[str]) -> list[Path]:
 
     That library leaves out files whose names say no split once one name does, as test.md among the pages of a manual.
     Where no name says "train", these are the train split.
-
-    Raises:
-        CtxextError: There are none, or the datasets library is not installed.
     """
     require("datasets", "Reading a folder of data")
     from datasets.data_files import DataFilesDict, EmptyDatasetError, get_data_patterns
@@ -90,12 +84,7 @@ def files_of(folder: Path, splits: Sequence[str]) -> list[Path]:
 
 
 def open_data_set(data: str, splits: Sequence[str]) -> Any:
-    """Stream a data set of the Hub.
-
-    Raises:
-        CtxextError: It cannot be reached or has no such split, or the name is that of a missing file, or the
-            datasets library is not installed.
-    """
+    """Stream a data set of the Hub."""
     require("datasets", f'"{data}" is not a file; reading it as a data set of the Hub')
     import datasets
     from datasets.exceptions import DatasetsError
@@ -112,11 +101,7 @@ def open_data_set(data: str, splits: Sequence[str]) -> Any:
 
 
 def check_place(data: str) -> None:
-    """Refuse what is neither a file, a folder nor the id of a data set, before the Hub is asked for it.
-
-    Raises:
-        CtxextError: The place is empty or a URL, the file is missing, of a kind that is not read, a pipe or a device.
-    """
+    """Refuse what is neither a file, a folder nor the id of a data set, before the Hub is asked for it."""
     if not data.strip():  # An empty path is the folder that the command runs in.
         raise CtxextError("--data names no text.", hint="Name a text, JSON lines or parquet file, or leave it out.")
     path = Path(data)
@@ -138,11 +123,7 @@ def check_place(data: str) -> None:
 
 
 def _check_kind(path: Path) -> None:
-    """Refuse a file that would be read as one text although its name says otherwise.
-
-    Raises:
-        CtxextError: It is an archive, or holds records under another name.
-    """
+    """Refuse a file that would be read as one text although its name says otherwise."""
     kind = kind_of(path)
     if kind in _ARCHIVES:
         raise CtxextError(f'"{path}" is packed as "{kind}", which is not read.', hint=f"Unpack it, or use {_READ}.")
@@ -216,11 +197,7 @@ def _read_text(path: Path) -> Iterator[tuple[str, Record]]:
 
 
 def _rest(file: TextIO, path: Path) -> str:
-    """Read the rest of a file.
-
-    Raises:
-        CtxextError: It is too large to be read at once.
-    """
+    """Read the rest of a file."""
     is_small = path.stat().st_size <= _MOST_TEXT  # A file with a hole may say a terabyte.
     text = file.read(_MOST_TEXT) if is_small else ""
     if not is_small or file.read(1):
@@ -229,11 +206,7 @@ def _rest(file: TextIO, path: Path) -> str:
 
 
 def _lines(file: TextIO, path: Path, *, may_be_array: bool = False) -> Iterator[str]:
-    """The lines of a file; the line that begins an array may be cut.
-
-    Raises:
-        CtxextError: A line is too long, for example in a sparse file.
-    """
+    """The lines of a file; the line that begins an array may be cut."""
     number = 0
     while line := file.readline(_MOST_LINE):
         number += 1

@@ -23,9 +23,6 @@ def kinds_of_text(data: str | None) -> dict[str, str | None]:
 
     Several stand with commas between them, and are named as their files are, up to the first dot; one alone has no
     name.
-
-    Raises:
-        CtxextError: One is empty or cannot be read, or two have the same name.
     """
     if data is None:
         return {"": None}
@@ -70,9 +67,6 @@ def read_corpus(data: str | None, encoder: Encoder, *, count: int, length: int, 
         length: The least number of tokens of a document.
         most: The number of tokens that a document is cut to.
         seed: Decides the prose.
-
-    Raises:
-        CtxextError: The data cannot be read, or nothing in it is long enough.
     """
     if data is None:
         return Corpus([_prose(encoder, most, f"{seed} prose {number}") for number in range(count)], 0)
@@ -120,11 +114,7 @@ def _pieces(text: str, encoder: Encoder, count: int, length: int) -> Iterator[li
 
 
 def read_texts(data: str) -> Iterator[str]:
-    """Read the texts of a file, a folder or a data set, from a held-out split if there is one.
-
-    Raises:
-        CtxextError: It cannot be read, or a record has no text; a broken line is named by its number.
-    """
+    """Read the texts of a file, a folder or a data set, from a held-out split if there is one."""
     for place, record in read_records(data):
         if not isinstance(record.get(FIELD), str):
             raise CtxextError(f'{place} has no text in the field "{FIELD}".', hint=f"It has: {', '.join(record)}.")

@@ -149,11 +149,7 @@ class GgufInfo(CheckpointInfo):
 
 
 def open_gguf_infos(paths: Sequence[str], original_length: int | None = None) -> list[GgufInfo]:
-    """Open GGUF files and give each a different name.
-
-    Raises:
-        CtxextError: A file is not there, damaged or unknown, or named twice.
-    """
+    """Open GGUF files and give each a different name."""
     models = [open_gguf(path, original_length) for path in paths]
     names = _different_names([(model.path.name, str(model.path)) for model in models])
     infos = []
@@ -174,11 +170,7 @@ def open_infos(
     token: str | None = None,
     original_length: int | None = None,
 ) -> list[CheckpointInfo]:
-    """Open checkpoints and give each a different name.
-
-    Raises:
-        CtxextError: A checkpoint does not exist, has no tokenizer, or is named twice.
-    """
+    """Open checkpoints and give each a different name."""
     checkpoints = [
         open_checkpoint(source, revision=revision, token=token, original_length=original_length) for source in sources
     ]
@@ -187,11 +179,7 @@ def open_infos(
 
 
 def _different_names(names: Sequence[tuple[str, str]]) -> list[str]:
-    """The short name of each model where it is its alone, else the long one.
-
-    Raises:
-        CtxextError: A model is named twice.
-    """
+    """The short name of each model where it is its alone, else the long one."""
     shorts = [short for short, _ in names]
     chosen = [short if shorts.count(short) == 1 else long for short, long in names]
     for name in chosen:
@@ -201,11 +189,7 @@ def _different_names(names: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def info_of(name: str, checkpoint: Checkpoint) -> CheckpointInfo:
-    """Read what the files of a checkpoint say about its context.
-
-    Raises:
-        CtxextError: It has no tokenizer.
-    """
+    """Read what the files of a checkpoint say about its context."""
     names = {path.name for path in checkpoint.files}
     if not names & set(_TOKENIZERS) and not any(path.suffix == ".tiktoken" for path in checkpoint.files):
         raise CtxextError(f'"{name}" has no tokenizer.', hint="Copy the tokenizer files of its source into its folder.")

@@ -121,11 +121,7 @@ def make_ready(
 
 
 def load_tokenizer(info: CheckpointInfo, loading: Loading) -> Any:
-    """Load the checkpoint's tokenizer.
-
-    Raises:
-        CtxextError: It cannot be loaded.
-    """
+    """Load the checkpoint's tokenizer."""
     if isinstance(info, GgufInfo):
         return tokenizer_of(info.path)
     hint = "Copy the tokenizer files of its source into its folder."
@@ -138,11 +134,7 @@ def load_tokenizer(info: CheckpointInfo, loading: Loading) -> Any:
 
 
 def load_model(info: CheckpointInfo, loading: Loading) -> LoadedModel:
-    """Load the checkpoint's model and tokenizer.
-
-    Raises:
-        CtxextError: It cannot be loaded, its weights are incomplete, or it needs code that ctxext did not write.
-    """
+    """Load the checkpoint's model and tokenizer."""
     import transformers
 
     device = choose_device(loading.device)
@@ -180,11 +172,7 @@ def load_model(info: CheckpointInfo, loading: Loading) -> LoadedModel:
 
 
 def may_run_code(info: CheckpointInfo, loading: Loading) -> bool:
-    """Whether the checkpoint's Python code runs: ctxext's always does, other code with `trust_remote_code` alone.
-
-    Raises:
-        CtxextError: It needs code that the user did not allow, or that may change on the Hub before it runs.
-    """
+    """Whether the checkpoint's Python code runs: ctxext's always does, other code with `trust_remote_code` alone."""
     if info.is_own_code:
         return True
     if loading.trust_remote_code and carries_code(info.checkpoint):
@@ -199,9 +187,5 @@ def may_run_code(info: CheckpointInfo, loading: Loading) -> bool:
 
 
 def runs_foreign_code(info: CheckpointInfo, loading: Loading) -> bool:
-    """Whether the user allowed code that ctxext did not write, so that the checkpoint is loaded from its folder.
-
-    Raises:
-        CtxextError: It needs code that the user did not allow, or that may change on the Hub before it runs.
-    """
+    """Whether the user allowed code that ctxext did not write, so that the checkpoint is loaded from its folder."""
     return may_run_code(info, loading) and not info.is_own_code

@@ -84,11 +84,7 @@ class ModelPlan:
 
 
 def plan_questions(models: Sequence[str], settings: Settings, loading: "Loading") -> list[ModelPlan]:
-    """Check everything that can be checked before a model is loaded.
-
-    Raises:
-        CtxextError: A checkpoint, a length, a file or a task is refused.
-    """
+    """Check everything that can be checked before a model is loaded."""
     infos = _open(models, loading, settings.original_length)
     return plans_of(infos, settings, loading)
 
@@ -130,11 +126,7 @@ def plans_of(infos: Sequence[CheckpointInfo], settings: Settings, loading: "Load
 
 
 def _open(models: Sequence[str], loading: "Loading", original_length: int | None = None) -> list[CheckpointInfo]:
-    """Open checkpoints, or GGUF files for llama.cpp.
-
-    Raises:
-        CtxextError: One cannot be opened, or the engine does not run its format.
-    """
+    """Open checkpoints, or GGUF files for llama.cpp."""
     is_llama = loading.engine == "llama.cpp"
     for model in models:
         if is_gguf(model) and not is_llama:
@@ -148,22 +140,14 @@ def _open(models: Sequence[str], loading: "Loading", original_length: int | None
 
 
 def default_tasks(models: Sequence[str], loading: "Loading") -> tuple[str, ...]:
-    """The default tasks that all of some models can be asked.
-
-    Raises:
-        CtxextError: A checkpoint is refused.
-    """
+    """The default tasks that all of some models can be asked."""
     infos = _open(models, loading)
     first = DEFAULTS[infos[0].kind] if infos else DEFAULTS["causal"]
     return tuple(task for task in first if all(info.kind in TASKS[task].kinds for info in infos)) or first
 
 
 def check_kind(info: CheckpointInfo, settings: Settings, loading: "Loading") -> None:
-    """Refuse tasks and engines that are for another kind of model.
-
-    Raises:
-        CtxextError: A task, the harness or the engine is for another kind of model.
-    """
+    """Refuse tasks and engines that are for another kind of model."""
     for task in settings.tasks:
         if info.kind not in TASKS[task].kinds:
             able = ", ".join(name for name, other in TASKS.items() if info.kind in other.kinds)
@@ -176,11 +160,7 @@ def check_kind(info: CheckpointInfo, settings: Settings, loading: "Loading") -> 
 
 
 def check_evaluator(source: str, infos: Sequence[CheckpointInfo], longest: int, loading: "Loading") -> None:
-    """Refuse an evaluator that cannot tell which tokens of the models' texts need far context.
-
-    Raises:
-        CtxextError: It cannot be opened, is of another kind, has other tokens, or does not read the longest length.
-    """
+    """Refuse an evaluator that cannot tell which tokens of the models' texts need far context."""
     from ctxext.evaluate.model import load_tokenizer
 
     (evaluator,) = open_infos([source], token=loading.token)
@@ -202,11 +182,7 @@ def check_evaluator(source: str, infos: Sequence[CheckpointInfo], longest: int, 
 
 
 def check_context_length(info: CheckpointInfo, lengths: Sequence[int], *, allow_beyond: bool) -> None:
-    """Refuse lengths beyond the context length of a model.
-
-    Raises:
-        CtxextError: A length is beyond the context length, or none is known.
-    """
+    """Refuse lengths beyond the context length of a model."""
     if not lengths:
         raise CtxextError(f'"{info.name}" does not say how long its context is.', hint="Say it with --lengths.")
     reach = info.context_length

@@ -66,11 +66,7 @@ class Pooler:
 
 
 def open_pooler(pipeline: SentencePipeline | None, folder: Path, length: int | None) -> Pooler:
-    """The pooler of a checkpoint; without a pipeline the mean of all states, of texts of any length.
-
-    Raises:
-        CtxextError: It needs modules that are missing here, or that are no part of sentence-transformers.
-    """
+    """The pooler of a checkpoint; without a pipeline the mean of all states, of texts of any length."""
     if pipeline is None:
         return Pooler()
     plain = all(module.name in _PLAIN for module in pipeline.modules)

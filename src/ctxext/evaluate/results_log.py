@@ -30,11 +30,7 @@ class ResultsLog:
         self._records: list[Record] = []
 
     def begin(self, header: dict[str, Any], *, resume: bool, overwrite: bool) -> None:
-        """Start a new log, or resume an existing one.
-
-        Raises:
-            CtxextError: A log exists and is neither to be resumed nor overwritten, or has other settings.
-        """
+        """Start a new log, or resume an existing one."""
         if self.folder is None:
             return
         existing = sorted(self.folder.glob(_PATTERN)) if self.folder.is_dir() else []

@@ -254,11 +254,7 @@ class Run:
     first_pace: tuple[int, float] | None = None
 
     def report(self) -> Report:
-        """Ask what is not answered in the folder yet, and write the report; empty in all processes but the first.
-
-        Raises:
-            CtxextError: The folder holds other results, or a model cannot be loaded or run.
-        """
+        """Ask what is not answered in the folder yet, and write the report; empty in all processes but the first."""
         out, is_first = self.place.out, processes.rank() == 0
         if out is None and processes.num_processes() > 1:
             raise CtxextError("Several processes need a folder to meet in.", hint="Add --out report.")

@@ -75,22 +75,14 @@ def questions_per_call(length: int, num_depths: int) -> int:
 
 
 def engine_versions(loading: Loading) -> dict[str, str]:
-    """The version of the engine by the name of its package; empty for transformers.
-
-    Raises:
-        CtxextError: The engine is not installed.
-    """
+    """The version of the engine by the name of its package; empty for transformers."""
     if loading.engine == "llama.cpp":
         return {"xllamacpp": llama_cpp_version()}
     return {"vllm": vllm_version()} if loading.engine == "vllm" else {}
 
 
 def check_tasks(tasks: Sequence[str], harness: Sequence[str], loading: Loading, num_processes: int) -> None:
-    """Refuse what an engine does not support, before anything is read.
-
-    Raises:
-        CtxextError: The engine is not installed, or does not support a task or an option.
-    """
+    """Refuse what an engine does not support, before anything is read."""
     engine_versions(loading)
     name, is_vllm = ("vLLM", True) if loading.engine == "vllm" else ("llama.cpp", False)
     without = "Leave it out, or measure it without --engine." if is_vllm else "Leave it out, or measure the checkpoint."
@@ -118,11 +110,7 @@ def serving_by_vllm(checkpoint: Checkpoint) -> Serving | None:
 
 
 def check_served(info: CheckpointInfo, lengths: Sequence[int]) -> None:
-    """Refuse a checkpoint that vLLM runs wrongly, and lengths for which an engine has no positions.
-
-    Raises:
-        CtxextError: The table of engines says so, or the engine has no positions for a length.
-    """
+    """Refuse a checkpoint that vLLM runs wrongly, and lengths for which an engine has no positions."""
     if isinstance(info, GgufInfo):
         if info.context_length is not None and max(lengths) > info.context_length:
             raise CtxextError(
@@ -137,11 +125,7 @@ def check_served(info: CheckpointInfo, lengths: Sequence[int]) -> None:
 
 
 def _overrides(info: CheckpointInfo, length: int) -> Mapping[str, Any]:
-    """The changes to config.json that give vLLM positions for a length.
-
-    Raises:
-        CtxextError: Its table for this schedule is shorter.
-    """
+    """The changes to config.json that give vLLM positions for a length."""
     if info.context_length is None or length <= info.context_length:
         return {}
     model: ModelConfig | None = None if info.has_table else model_config(info.checkpoint.config)
@@ -162,9 +146,6 @@ def load_served(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]) 
         info: The checkpoint.
         loading: How models are loaded.
         lengths: Prompt lengths in tokens, answers included.
-
-    Raises:
-        CtxextError: It cannot be loaded.
     """
     if isinstance(info, GgufInfo):
         llama = LlamaCpp(

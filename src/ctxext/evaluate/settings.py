@@ -122,11 +122,7 @@ class Settings:
             raise CtxextError("--filler same makes its own haystack.", hint="Leave out --haystack.")
 
     def retrieval_tasks(self) -> list[RetrievalTask]:
-        """The retrieval tasks with their options; reads the files.
-
-        Raises:
-            CtxextError: A file cannot be read or holds nothing usable.
-        """
+        """The retrieval tasks with their options; reads the files."""
         options = TaskOptions(
             text=read_haystack(self.haystack) if self.haystack else (),
             questions=read_questions(self.documents) if self.documents else (),
@@ -160,11 +156,7 @@ def even_depths(count: int) -> tuple[float, ...]:
 
 
 def parse_depths(text: str) -> tuple[float, ...]:
-    """Read depths, as a number of evenly spaced ones (`5`) or in percent (`0,50,100`).
-
-    Raises:
-        CtxextError: The text is neither.
-    """
+    """Read depths, as a number of evenly spaced ones (`5`) or in percent (`0,50,100`)."""
     hint = "Write --depths 5 for five depths, or --depths 0,50,100 in percent."
     parts = [part.strip() for part in text.split(",") if part.strip()]
     try:

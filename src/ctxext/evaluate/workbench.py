@@ -50,9 +50,6 @@ class Workbench:
         Args:
             recipe: The recipe.
             progress: Called while a head order is calibrated.
-
-        Raises:
-            CtxextError: a step does not apply.
         """
         recipe = recipe.resolved(self.plain)
         listening = per_prompt_form(recipe)
@@ -64,11 +61,7 @@ class Workbench:
         return with_order(recipe, scores)
 
     def apply(self, recipe: Recipe) -> LoadedModel:
-        """The model with a prepared recipe.
-
-        Raises:
-            CtxextError: a step does not apply, or the model is not built as its family's is.
-        """
+        """The model with a prepared recipe."""
         edited = recipe.edit(self.plain).config
         code, rewritten = recipe.code_files(self.plain.config), recipe.new_tensors(self.source, self.plain)
         safe = own_classes(without_hub(edited), code)

@@ -25,7 +25,6 @@ def open_regular(path: Path) -> BinaryIO:
     """Open a file to read its bytes; a pipe, a device or a socket is refused and not waited for.
 
     Raises:
-        CtxextError: it is no regular file.
         OSError: it cannot be opened.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))

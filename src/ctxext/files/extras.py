@@ -25,9 +25,6 @@ def require(package: str, purpose: str) -> None:
     Args:
         package: A key of `EXTRAS`.
         purpose: What needs it, as the beginning of a sentence.
-
-    Raises:
-        CtxextError: it is not installed.
     """
     if not is_installed(package):
         raise CtxextError(f"{purpose} needs {package}, which is not installed.", hint=install_command(package))

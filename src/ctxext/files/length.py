@@ -11,11 +11,7 @@ _UNITS = {"": 1, "k": 1024, "m": 1024 * 1024}
 
 
 def parse_length(text: str) -> int:
-    """Read a number of tokens; k is 1024 and M is 1024 k.
-
-    Raises:
-        CtxextError: the text is not a positive length, or exceeds any context.
-    """
+    """Read a number of tokens; k is 1024 and M is 1024 k."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmM]?)\s*", text)
     value = float(match[1]) * _UNITS[match[2].lower()] if match else 0.0
     check_length(value)
@@ -25,11 +21,7 @@ def parse_length(text: str) -> int:
 
 
 def as_length(value: int | str) -> int:
-    """A length as a number of tokens or as text.
-
-    Raises:
-        CtxextError: the text is not a length.
-    """
+    """A length as a number of tokens or as text."""
     return parse_length(value) if isinstance(value, str) else value
 
 
@@ -37,9 +29,6 @@ def read_lengths(options: Any) -> None:
     """Replace the lengths of an options object that are text by their tokens, while it is constructed.
 
     A field of several lengths may be a list, a single length, or text with commas.
-
-    Raises:
-        CtxextError: a text is not a length.
     """
     for name, option in options_of(type(options)).items():
         value = getattr(options, name)
@@ -51,11 +40,7 @@ def read_lengths(options: Any) -> None:
 
 
 def check_length(tokens: float) -> None:
-    """Check that a length is one that a context can have.
-
-    Raises:
-        CtxextError: it is too long.
-    """
+    """Check that a length is one that a context can have."""
     if tokens > LONGEST:
         raise CtxextError(f"{tokens:.3g} tokens are more than any context has.", hint=f"At most {LONGEST}.")
 

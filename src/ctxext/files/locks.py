@@ -21,9 +21,6 @@ def locked(out: Path) -> Iterator[None]:
 
     Args:
         out: A folder or a file that is about to be made; the folder around it must exist.
-
-    Raises:
-        CtxextError: somebody else is writing it; the other process is named.
     """
     out = out.resolve()
     if _held.get(out) == threading.get_ident():

@@ -118,9 +118,6 @@ def check_out(out: Path, source: Path, options: OverwriteOptions) -> None:
         out: The folder to make.
         source: What it is made from.
         options: What may be replaced.
-
-    Raises:
-        CtxextError: OUT is a file, not empty, inside SOURCE or around it, somebody else's, or cannot be created.
     """
     with explain_disk_errors(out):
         place, origin = out.resolve(), source.resolve()
@@ -148,9 +145,6 @@ def check_contents(out: Path, *, overwrite: bool, deletable: Collection[str] = (
         overwrite: Whether what this package made may go.
         deletable: Other files that may go too.
         named: What errors call the folder.
-
-    Raises:
-        CtxextError: there are files that must stay; they are named.
     """
     named = named or out
     if not out.is_dir() or not any(out.iterdir()):
@@ -200,9 +194,6 @@ def output_directory(out: Path, sources: Iterable[Path], options: OverwriteOptio
         out: The folder to make, resolved.
         sources: What it is made from.
         options: What may be replaced.
-
-    Raises:
-        CtxextError: OUT is refused, is filled meanwhile, or the disk is full.
     """
     with explain_disk_errors(out), staging_directory(out) as work:
         for source in sources:  # Another run may have finished between the caller's look and the lock.
@@ -217,9 +208,6 @@ def staging_directory(out: Path) -> Iterator[Path]:
     """A folder beside OUT, gone afterwards whatever happens; what a killed run leaves, the next one clears.
 
     OUT is locked meanwhile.
-
-    Raises:
-        CtxextError: somebody else is writing OUT.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     with locked(out):
@@ -247,9 +235,6 @@ def give_name(work: Path, out: Path, *, overwrite: bool = True, deletable: Colle
         out: Its name to be.
         overwrite: Whether what this package made may go.
         deletable: Other files that may go too: what `deletable_files` found when the run began.
-
-    Raises:
-        CtxextError: OUT was filled meanwhile with what must stay. The finished folder is beside it, and named.
     """
     aside = beside(out, "old")
     try:
@@ -338,11 +323,7 @@ def is_running(process: int) -> bool:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is there in full or not at all.
-
-    Raises:
-        CtxextError: the disk is full, or the place may not be written.
-    """
+    """Write a file so that it is there in full or not at all."""
     beside_it = beside(path, "new")
     with explain_disk_errors(path):
         recover(path)

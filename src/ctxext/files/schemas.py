@@ -281,9 +281,6 @@ def checked(
         name: What errors call the file.
         prefix: Where the content stands in the file.
         aliases: The names in the file of keys that the schema has under another name.
-
-    Raises:
-        CtxextError: something is otherwise: the file, the key, what was found and what was expected.
     """
     fault = fault_of(content, schema)
     if fault is None:
@@ -295,11 +292,7 @@ def checked(
 
 
 def check_config(config: Mapping[str, Any], name: str = "config.json") -> None:
-    """Check what is used of a config.json, with the language model's part and the schedules inside it.
-
-    Raises:
-        CtxextError: something is otherwise.
-    """
+    """Check what is used of a config.json, with the language model's part and the schedules inside it."""
     inner = config.get("text_config")
     if "ctxext_code" in {*config, *(inner if isinstance(inner, dict) else ())}:
         checked(config, CarriedCode, name)
@@ -316,11 +309,7 @@ def check_config(config: Mapping[str, Any], name: str = "config.json") -> None:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object; what is used of a file whose name is known is checked against its schema.
-
-    Raises:
-        CtxextError: the file cannot be read, is not JSON, not an object, or holds what its schema does not allow.
-    """
+    """Read a JSON object; what is used of a file whose name is known is checked against its schema."""
     content = parse_json(read_text(path), str(path))
     if not isinstance(content, dict):
         raise CtxextError(f'"{path}" does not hold a JSON object.')

@@ -26,11 +26,7 @@ _SPACES = re.compile(r"[\x00-\x20\x7f-\x9f\u2028-\u202e\u2066-\u2069]+")
 
 
 def read_text(path: Path, limit: int = _MAX_BYTES) -> str:
-    """A text file's content.
-
-    Raises:
-        CtxextError: it is no regular file, cannot be read, is not UTF-8, or is far too large for what it should be.
-    """
+    """A text file's content."""
     try:
         with open_regular(path) as file:
             if os.fstat(file.fileno()).st_size > limit:
@@ -52,9 +48,6 @@ def parse_json(text: str, name: str, *, constants: bool = True) -> Any:
         text: The text.
         name: What errors call it.
         constants: Whether NaN and Infinity count as numbers, which JSON itself does not have.
-
-    Raises:
-        CtxextError: it is not JSON, names a key twice, nests too deep, or holds numbers or characters that nothing can.
     """
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -93,9 +86,6 @@ def parse_yaml(text: str, name: str) -> Any:
     Args:
         text: The text.
         name: What errors call it.
-
-    Raises:
-        CtxextError: it is not YAML, or holds what `parse_json` refuses.
     """
     import yaml
 
@@ -157,9 +147,6 @@ def check_characters(content: Any, place: str) -> None:
     Args:
         content: Dicts, lists and words.
         place: What errors call it.
-
-    Raises:
-        CtxextError: there is such a word, or more than 64 levels.
     """
     level, depth = [content], 0
     while level:

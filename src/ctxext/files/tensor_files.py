@@ -59,9 +59,6 @@ def read_safetensors_header(path: Path) -> dict[str, Any]:
 
     Returns:
         Tensor name to its dtype, shape and offsets.
-
-    Raises:
-        CtxextError: the header is truncated or broken, or does not describe every byte of the file exactly once.
     """
 
     def broken(fault: str = "") -> CtxextError:
@@ -126,9 +123,6 @@ def read_tensors(path: Path, *names: str) -> Iterator[tuple[str, dict[str, Any],
     Args:
         path: A safetensors file.
         names: The tensors to read; by default all.
-
-    Raises:
-        CtxextError: the file is broken, or becomes shorter while it is read.
     """
     header = read_safetensors_header(path)
     with path.open("rb") as file:
@@ -213,9 +207,6 @@ def rewrite(
         tensors: The changed and the additional tensors.
         progress: Called with the file's name, bytes done and bytes in all.
         digest: Updated with all bytes that are written; without it the kernel copies.
-
-    Raises:
-        CtxextError: a tensor does not come out as large as was planned, or the file changed meanwhile.
     """
     new = {tensor.name: tensor for tensor in tensors}
     header = read_safetensors_header(origin)
@@ -296,7 +287,6 @@ def copy_range(source: BinaryIO, target: BinaryIO, start: int, length: int) -> I
     clones (XFS, Btrfs) share all later pieces and copy nothing.
 
     Raises:
-        CtxextError: the source ends early.
         OSError: the disk is full, or a file cannot be read or written.
     """
     in_kernel = hasattr(os, "copy_file_range")

@@ -35,9 +35,6 @@ def hub_token(token: str | None = None) -> str | None:
     Args:
         token: What the user gave; the client's own places are read where it is None or blank. Line ends around it, as
             `--token "$(cat FILE)"` of a Windows file leaves them, are taken away.
-
-    Raises:
-        CtxextError: it holds characters that no token has. The message does not show it.
     """
     from huggingface_hub import constants, get_token
 

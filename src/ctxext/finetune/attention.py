@@ -62,9 +62,6 @@ def shifted_attention(
 
     Returns:
         (batch, length, heads, head_dim).
-
-    Raises:
-        CtxextError: the family caps its scores or has sinks, or the model decodes with a cache.
     """
     for name in ("softcap", "s_aux", "position_bias"):
         if others.get(name) is not None:

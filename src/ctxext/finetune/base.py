@@ -66,9 +66,6 @@ def open_base(
         revision: A branch, tag or commit on the Hub.
         token: A Hub token.
         original_length: What it was trained on before it was extended, in tokens, where its files do not say it.
-
-    Raises:
-        CtxextError: it is not there, cannot be trained, or its context length is shorter.
     """
     checkpoint = open_checkpoint(source, revision=revision, token=token, original_length=original_length)
     base = Base(checkpoint, model_config(checkpoint.config, original_length))
@@ -115,9 +112,6 @@ def load_base(base: Base, options: TrainingOptions, attention: str | None, *, co
         options: Device and type.
         attention: An attention implementation of transformers.
         config: Another configuration for the same weights, of a stock class.
-
-    Raises:
-        CtxextError: one of them cannot be loaded, or weights are missing.
     """
     import torch
     import transformers
@@ -160,11 +154,7 @@ def load_base(base: Base, options: TrainingOptions, attention: str | None, *, co
 
 
 def _four_bits(dtype: Any) -> Any:
-    """QLoRA's quantization (arXiv 2305.14314, section 3): normal floats, their scales quantized too.
-
-    Raises:
-        CtxextError: bitsandbytes is not there.
-    """
+    """QLoRA's quantization (arXiv 2305.14314, section 3): normal floats, their scales quantized too."""
     from importlib.util import find_spec
 
     import torch

@@ -57,9 +57,6 @@ def make_masker(tokenizer: Any, probability: float) -> Masker:
     Args:
         tokenizer: The model's; its special tokens are never masked, nor what the loss leaves out anyway.
         probability: Share of the tokens that are chosen: 80 % of them masked, 10 % replaced, 10 % left.
-
-    Raises:
-        CtxextError: the tokenizer has no token to mask with.
     """
     from transformers import DataCollatorForLanguageModeling
 

@@ -83,9 +83,6 @@ def write_sequences(
         wanted: For each length, in tokens, how many sequences are needed; reading stops when they are there.
         pack: "off": a sequence comes from one document; otherwise documents are joined.
         end: The id that ends a document where documents are joined; None where the tokenizer has none.
-
-    Raises:
-        CtxextError: there are no documents, or none is long enough.
     """
     full = max(wanted)
     rows = {length: _Rows(folder, length, pack != "off", wanted[length], end) for length in sorted(wanted)}
@@ -168,11 +165,7 @@ def _check(counts: Mapping[str, int], num_sequences: int, longest: int, length: 
 
 
 def read_report(folder: Path) -> DataReport | None:
-    """The counts of sequences that are already there; None where they were not written to the end.
-
-    Raises:
-        CtxextError: they are not what a run writes.
-    """
+    """The counts of sequences that are already there; None where they were not written to the end."""
     path = folder / COUNTS
     try:
         return TypeAdapter(DataReport).validate_json(path.read_bytes()) if path.is_file() else None

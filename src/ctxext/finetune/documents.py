@@ -98,11 +98,7 @@ class Documents:
         return num_chosen * length if num_chosen < num_pieces else len(document.ids)
 
     def __iter__(self) -> Iterator[Document]:
-        """The documents.
-
-        Raises:
-            CtxextError: the data cannot be read, or a record is bad and those are not skipped.
-        """
+        """The documents."""
         encoder = Encoder(self.tokenizer, chat_template=False)
         num_tokens = num_characters = 0
         with tempfile.TemporaryDirectory(prefix="ctxext-records-") as folder:
@@ -163,11 +159,7 @@ def as_document(record: Mapping[str, Any], encoder: Encoder, chats: ChatReader, 
 
 
 def check_sources(sources: Sequence[Source], long_share: float | None) -> None:
-    """Refuse what cannot be mixed before a model is loaded.
-
-    Raises:
-        CtxextError: some have a weight and others none, or streamed data is asked for what only files can give.
-    """
+    """Refuse what cannot be mixed before a model is loaded."""
     if len({source.weight is None for source in sources}) > 1:
         raise CtxextError("Some of --data have a weight and others none.", hint="Give each one, as --data a.jsonl:0.7.")
     remote = next((source.data for source in sources if not source.is_local), None)

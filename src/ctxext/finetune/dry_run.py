@@ -113,9 +113,6 @@ def dry_run(
         token: A Hub token.
         merge: Whether what is trained would be merged.
         tell: Called with facts, one line each.
-
-    Raises:
-        CtxextError: what a training would raise before its first step.
     """
     from ctxext.finetune.probe import Cost, measure
 

@@ -49,9 +49,6 @@ class NeedleProbe:
         tokenizer: Its tokenizer.
         length: Tokens of a prompt.
         seed: Decides the questions.
-
-    Raises:
-        CtxextError: no question fits into the length.
     """
 
     def __init__(self, model: Any, forward: Any, tokenizer: Any, length: int, seed: int) -> None:

@@ -171,11 +171,7 @@ class RecordReader:
     unused: Counter[str] = field(default_factory=Counter)
 
     def read(self, record: Record, place: str) -> Record | None:
-        """The converted record; None if it is skipped.
-
-        Raises:
-            CtxextError: it is bad, and bad ones are not skipped.
-        """
+        """The converted record; None if it is skipped."""
         try:
             chosen = self._format_of(record)
             read = chosen.read(record)
@@ -186,11 +182,7 @@ class RecordReader:
         return read
 
     def refuse(self, message: str, hint: str | None = None) -> None:
-        """Count a bad record, or stop at it.
-
-        Raises:
-            CtxextError: bad ones are not skipped.
-        """
+        """Count a bad record, or stop at it."""
         if not self.skip_bad:
             raise CtxextError(
                 message, hint=hint or "--skip-bad-rows leaves such records out; --format says what is meant."

@@ -128,11 +128,7 @@ class OrderedTrainer(Trainer):  # type: ignore[misc]
 
 @contextmanager
 def _explained(save: str | None, what: str) -> Iterator[None]:
-    """Report a save that cannot be read in one line.
-
-    Raises:
-        CtxextError: it cannot.
-    """
+    """Report a save that cannot be read in one line."""
     try:
         yield
     except (CtxextError, MemoryError, torch.cuda.OutOfMemoryError):
@@ -148,11 +144,7 @@ def _explained(save: str | None, what: str) -> Iterator[None]:
 
 
 def training_arguments(options: TrainingOptions, folder: Path, num_processes: int) -> TrainingArguments:
-    """The Trainer's arguments. Making them starts the process group where there are several processes.
-
-    Raises:
-        CtxextError: the batch cannot be shared among the processes, or what is reported to is not installed.
-    """
+    """The Trainer's arguments. Making them starts the process group where there are several processes."""
     if options.report_to != "none" and find_spec(options.report_to) is None:
         raise CtxextError(
             f"--report-to {options.report_to} needs a package that is not here.",
@@ -326,11 +318,7 @@ def _take_over(state: Path, arguments: TrainingArguments) -> None:
 
 
 def newest_save(folder: Path, steps: int) -> Path | None:
-    """The newest save from which a run of so many steps can go on; the Trainer writes its state last.
-
-    Raises:
-        CtxextError: all saves are of later steps.
-    """
+    """The newest save from which a run of so many steps can go on; the Trainer writes its state last."""
     known = {field.name for field in dataclasses.fields(TrainerState)}
     saves = {int(path.name.rsplit("-", 1)[1]): path for path in folder.glob("checkpoint-*")}
     later = 0

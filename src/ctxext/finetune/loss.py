@@ -70,9 +70,6 @@ def use_chunked_loss(
 
     Returns:
         The model's forward, as it was before.
-
-    Raises:
-        CtxextError: the model's forward cannot be taken apart like this.
     """
     plainly: Mapping[str, Any] = {} if is_masked else NO_CACHE
     if not _can_replay(model, plainly):

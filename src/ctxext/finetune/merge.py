@@ -180,11 +180,7 @@ _ROPE = frozenset({"rope_parameters", "rope_scaling", "rope_theta"})
 def _check_is_training(
     base: Checkpoint, tuned: Checkpoint, stored: Mapping[str, tuple[int, ...]], tied: Mapping[str, str]
 ) -> None:
-    """Refuse a checkpoint that no training of the base gives.
-
-    Raises:
-        CtxextError: the two do not hold the same tensors, or their configurations differ.
-    """
+    """Refuse a checkpoint that no training of the base gives."""
     headers = [read_safetensors_header(path) for path in sorted(tuned.folder.glob("*.safetensors"))]
     shapes = {name: tuple(entry["shape"]) for header in headers for name, entry in header.items()}
     # Of two embeddings that are one, some files hold both and others the first.
@@ -373,9 +369,6 @@ def save_adapter(saved: Path, folder: Path, checkpoint: Checkpoint) -> None:
         saved: A folder in which the Trainer saved.
         folder: The folder to make.
         checkpoint: The base.
-
-    Raises:
-        CtxextError: there is no adapter.
     """
     if not (saved / "adapter_config.json").is_file():
         raise CtxextError(f'"{saved}" holds no adapter.')

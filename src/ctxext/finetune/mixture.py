@@ -46,11 +46,7 @@ class Source:
 
 
 def parse_source(word: str) -> Source:
-    """A source as the command line names it: `books.jsonl`, or `books.jsonl:0.7` for its weight.
-
-    Raises:
-        CtxextError: the weight is not above 0.
-    """
+    """A source as the command line names it: `books.jsonl`, or `books.jsonl:0.7` for its weight."""
     data, _, weight = word.rpartition(":")
     try:
         share = float(weight)

@@ -236,9 +236,6 @@ class TrainingOptions:
         Args:
             window: The context length that the base claims, in tokens.
             trained_length: The context it was trained on, in tokens.
-
-        Raises:
-            CtxextError: the lengths contradict each other.
         """
         length = self.length or window
         num_tokens = length if self.positions == "full" else (self.window or trained_length)

@@ -34,9 +34,6 @@ def with_adapter(
         whole: The last parts of the names of weights that are trained themselves, as a table of positions is.
         task: What peft calls the model's task. Without it an adapter of a base with custom code cannot be loaded
             again; it has no word for masked language models.
-
-    Raises:
-        CtxextError: the targets match nothing.
     """
     from peft import LoraConfig, get_peft_model
     from transformers.pytorch_utils import Conv1D
@@ -216,9 +213,6 @@ def prepare(
         merge: Whether what is trained will be merged, so that it must have a place in the checkpoint.
         tell: Called with facts, one line each.
         read_held_out: Gives documents on which the loss is measured while training.
-
-    Raises:
-        CtxextError: the model, the data or an option is refused.
     """
     from transformers import set_seed
 
@@ -306,11 +300,7 @@ def prepare(
 
 
 def check_fits(base: Base, options: TrainingOptions) -> None:
-    """Refuse options that the model has no use for.
-
-    Raises:
-        CtxextError: there is one.
-    """
+    """Refuse options that the model has no use for."""
     restart, run_on = options.pack == "restart", "Join documents with --pack run-on."
     short = "--short-share trains on short sequences."
     if options.keep_short and base.model.family.positions != "rotary":
@@ -343,11 +333,7 @@ def _can_restart(base: Base, options: TrainingOptions, model: Any, first_index: 
 
 
 def _reading(base: Base, model: Any, tokenizer: Any, options: TrainingOptions) -> "Reading":
-    """How the model takes its sequences; some families count positions by themselves.
-
-    Raises:
-        CtxextError: positions are to be skipped, and the model takes none.
-    """
+    """How the model takes its sequences; some families count positions by themselves."""
     from ctxext.finetune.batches import Reading, make_masker
 
     takes_positions = "position_ids" in inspect.signature(model.base_model.forward).parameters
@@ -369,11 +355,7 @@ def _read(
 
 
 def check_mergeable(base: Base, model: Any) -> None:
-    """Before anything is trained: every trained weight must have a place in the files, stored as plain numbers.
-
-    Raises:
-        CtxextError: one has none, or what lies there is quantized.
-    """
+    """Before anything is trained: every trained weight must have a place in the files, stored as plain numbers."""
     shapes = stored_shapes(base.checkpoint)
     types = {name: entry["dtype"] for header in base.checkpoint.headers() for name, entry in header.items()}
     shapes = with_shares(shapes, shares_of(base.checkpoint, shapes))

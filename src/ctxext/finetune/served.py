@@ -38,9 +38,6 @@ def served_with(base: Base, factor: float | None) -> Served:
     Args:
         base: The checkpoint that is trained.
         factor: How many times longer than the original context length; None keeps the base as it is.
-
-    Raises:
-        CtxextError: the base has no schedule with a factor that ctxext wrote, or would read less than now.
     """
     checkpoint = base.checkpoint
     if factor is None:
@@ -70,11 +67,7 @@ def served_with(base: Base, factor: float | None) -> Served:
 
 
 def check_served(folder: Path) -> None:
-    """Load what was written in a clean process and compare it with its recipe.
-
-    Raises:
-        CtxextError: it differs.
-    """
+    """Load what was written in a clean process and compare it with its recipe."""
     if failed := failures(verify(folder)):
         raise CtxextError(
             f"The checkpoint that --serve-factor wrote fails: {failed[0].check}: {failed[0].detail}.",

@@ -78,9 +78,6 @@ def load_source(base: Base, model: Any, options: TrainingOptions) -> SourceModel
         base: The extended checkpoint.
         model: The same, loaded, before anything is trained.
         options: The options, settled.
-
-    Raises:
-        CtxextError: the checkpoint does not say what it was extended from.
     """
     if "source_theta" not in provenance(base.checkpoint.config):
         raise CtxextError(

@@ -60,9 +60,6 @@ class AdapterConfig:
 
     Args:
         folder: The adapter, as peft saves it.
-
-    Raises:
-        CtxextError: it is no LoRA adapter, or one that cannot be merged tensor by tensor.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -88,11 +85,7 @@ class AdapterConfig:
 
 
 def _check_pattern(pattern: str) -> None:
-    """Refuse what peft could not match module names with.
-
-    Raises:
-        CtxextError: the pattern is not a regular expression, or one that may take forever to match.
-    """
+    """Refuse what peft could not match module names with."""
     if _choices_in(pattern) > _MOST_CHOICES:
         raise CtxextError(
             f'"adapter_config.json": "alpha_pattern" has "{pattern}", which may take forever to match.',
@@ -147,11 +140,7 @@ TRAINED_BESIDE = ("trainable_params.bin", "non_lora_trainables.bin")
 
 
 def _check_beside(folder: Path) -> None:
-    """Refuse weights beside an adapter that would be left out silently.
-
-    Raises:
-        CtxextError: a weight file is neither the adapter's nor known.
-    """
+    """Refuse weights beside an adapter that would be left out silently."""
     known = ("adapter_model.", *TRAINED_BESIDE)
     for path in sorted(folder.iterdir()):
         if path.suffix in WEIGHT_SUFFIXES and not path.name.startswith(known) and not is_of_trainer(path.name):
@@ -162,11 +151,7 @@ def _check_beside(folder: Path) -> None:
 
 
 def _trained_beside(path: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of such a file by name; none without one.
-
-    Raises:
-        CtxextError: it is not a regular file of tensors by name.
-    """
+    """Return the tensors of such a file by name; none without one."""
     if not path.is_symlink() and not path.exists():
         return {}
     import torch
@@ -204,11 +189,7 @@ class Changes(Protocol):
 
 
 def stored_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of all tensors of a checkpoint, from its headers.
-
-    Raises:
-        CtxextError: its weights are not in safetensors files.
-    """
+    """Return names and shapes of all tensors of a checkpoint, from its headers."""
     shapes = {name: tuple(entry["shape"]) for header in checkpoint.headers() for name, entry in header.items()}
     if not shapes:
         raise CtxextError(
@@ -224,9 +205,6 @@ def check_type(name: str, dtype: str) -> None:
     Args:
         name: The tensor.
         dtype: Its type, as safetensors calls it.
-
-    Raises:
-        CtxextError: nothing can be added to it.
     """
     if dtype not in TORCH_NAMES:
         raise CtxextError(f'"{name}" is stored as {dtype}, which nothing can be merged into.', hint=BEFORE_QUANTIZING)
@@ -238,10 +216,6 @@ def changed_tensors(changes: Changes, origin: Path) -> list[NewTensor]:
     Args:
         changes: What was trained.
         origin: A safetensors file of the base.
-
-    Raises:
-        CtxextError: while it is written: a tensor that changes is stored in a type that cannot be computed with, or
-            would hold numbers that are not finite.
     """
     header = read_safetensors_header(origin)
     tensors = [_tensor(name, origin, entry, changes) for name, entry in header.items() if name in changes.names]
@@ -289,9 +263,6 @@ class AdapterChanges:
         folder: The adapter, as peft saves it.
         stored: Names and shapes of the checkpoint's tensors.
         tied: The output embedding with the input embedding that it is; empty where they are two.
-
-    Raises:
-        CtxextError: it cannot be merged, or it changes what the checkpoint does not have.
     """
 
     def __init__(self, folder: Path, stored: Shapes, *, tied: Mapping[str, str]) -> None:
@@ -364,9 +335,6 @@ class WholeChanges:
         folder: The trained model.
         stored: Names and shapes of the checkpoint's tensors.
         tied: The output embedding with the input embedding that it is; empty where they are two.
-
-    Raises:
-        CtxextError: names or shapes differ from the checkpoint's.
     """
 
     def __init__(self, folder: Path, stored: Shapes, *, tied: Mapping[str, str]) -> None:
@@ -534,9 +502,6 @@ class JoinedChanges:
         checkpoint: The base.
         stored: Names and shapes of its tensors.
         tied: The output embedding with the input embedding that it is; empty where they are two.
-
-    Raises:
-        CtxextError: the adapter cannot be merged, or it changes what the checkpoint does not have.
     """
 
     def __init__(self, folder: Path, checkpoint: Checkpoint, stored: Shapes, *, tied: Mapping[str, str]) -> None:

@@ -30,9 +30,6 @@ def tile_mlps(model: Any, size: int) -> int:
 
     Returns:
         How many parts there are.
-
-    Raises:
-        CtxextError: there is none that sees each token by itself.
     """
     width = model.config.get_text_config(decoder=True).hidden_size
     sample = torch.randn(1, _PROBE, width, generator=torch.Generator().manual_seed(0))

@@ -61,11 +61,7 @@ class TrainingData:
         return self.words == (DEMO,) and not Path(DEMO).exists()
 
     def reader(self, options: "TrainingOptions") -> "DocumentReader":
-        """How the documents are read, once the tokenizer is there.
-
-        Raises:
-            CtxextError: an option is wrong, or a file is not there.
-        """
+        """How the documents are read, once the tokenizer is there."""
         from ctxext.data.records import HELD_OUT, check_place
         from ctxext.finetune.demo_documents import long_documents
         from ctxext.finetune.documents import Documents, check_sources
@@ -145,9 +141,6 @@ def training_data(data: Data, **others: Any) -> TrainingData:
     Args:
         data: The data.
         others: Other fields of `TrainingData`.
-
-    Raises:
-        CtxextError: the list is empty, mixes files with texts, or has a string that names a file.
     """
     if isinstance(data, TrainingData):
         return data

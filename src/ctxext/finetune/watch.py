@@ -43,11 +43,7 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
             self.path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Show the line.
-
-        Raises:
-            CtxextError: the loss is no number any more.
-        """
+        """Show the line."""
         logs = logs or {}
         loss = logs.get("loss")
         if loss is None:

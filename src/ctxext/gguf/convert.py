@@ -119,10 +119,6 @@ def plan_gguf(source: str | Path, recipe: Recipe, *, options: ConvertOptions) ->
         source: The file, or the first of a split model's.
         recipe: What to apply.
         options: How to convert. Each field is a keyword of this function too.
-
-    Raises:
-        CtxextError: the file is damaged or unknown, is already extended, would read less, or llama.cpp has no way to
-            carry the recipe.
     """
     model = open_gguf(source, options.original_length)
     if recipe.needs_code:
@@ -148,11 +144,7 @@ def plan_gguf(source: str | Path, recipe: Recipe, *, options: ConvertOptions) ->
 
 
 def _start(model: GgufModel, options: ConvertOptions) -> ModelConfig:
-    """The model that the recipe starts from: with no schedule of its own.
-
-    Raises:
-        CtxextError: it has one that must not be taken away in silence.
-    """
+    """The model that the recipe starts from: with no schedule of its own."""
     if not model.recipe and not model.model.encoding.is_scaled:
         return model.model
     if not options.replace_scaling:
@@ -188,9 +180,6 @@ def schedule_of(rotary: Rotary, architecture: Architecture) -> Schedule:
 
     Keys carry a base, a linear schedule, and YaRN with the paper's betas, in every architecture. Any other that is the
     same for all lengths is a list of divisors, in architectures that read one.
-
-    Raises:
-        CtxextError: llama.cpp has no form for it in this architecture.
     """
     numbers, kind = rotary.parameters, rotary.rope_type
     scaling = attention_scaling(rotary)
@@ -233,11 +222,7 @@ def schedule_of(rotary: Rotary, architecture: Architecture) -> Schedule:
 
 
 def _check_layers(architecture: Architecture, what: str) -> None:
-    """Refuse a factor on all layers where some of them keep their own schedule.
-
-    Raises:
-        CtxextError: the architecture has such layers.
-    """
+    """Refuse a factor on all layers where some of them keep their own schedule."""
     if architecture.has_sliding_base:
         raise CtxextError(
             f'llama.cpp would apply {what} to the sliding-window layers of "{architecture.name}" too.',
@@ -246,11 +231,7 @@ def _check_layers(architecture: Architecture, what: str) -> None:
 
 
 def _check_static(rotary: Rotary) -> None:
-    """Refuse a schedule that is not the same at all lengths.
-
-    Raises:
-        CtxextError: it hangs on the length of the text.
-    """
+    """Refuse a schedule that is not the same at all lengths."""
     numbers = rotary.parameters
     if rotary.rope_type == "dynamic" or numbers.get("long_factor") != numbers.get("short_factor"):
         raise CtxextError(
@@ -332,10 +313,6 @@ def convert_gguf(
         recipe: What to apply.
         options: How to convert and what may be replaced. Each field is a keyword of this function too.
         progress: Called with what is being done, how many bytes of it and how many in all.
-
-    Raises:
-        CtxextError: as `plan_gguf`, or the place is refused, the disk is full, or llama.cpp would not rotate as the
-            methods say; nothing is left behind then.
     """
     plan = plan_gguf(source, recipe, options=options)
     target = Path(out) if out is not None else default_gguf(plan)
@@ -368,11 +345,7 @@ def default_gguf(plan: GgufPlan) -> Path:
 
 
 def _targets(source: GgufModel, out: Path) -> list[Path]:
-    """The files to write.
-
-    Raises:
-        CtxextError: the name is not that of a GGUF file.
-    """
+    """The files to write."""
     if not is_gguf(out):
         raise CtxextError(f'OUT "{out}" is no name of a GGUF file.', hint=f"Name it {out}{SUFFIX}.")
     count = len(source.parts)
@@ -392,9 +365,6 @@ def _check_places(
         source: The source.
         options: What may be replaced.
         works: The new files once they are written; before, only sizes and descriptions of tensors are compared.
-
-    Raises:
-        CtxextError: a file must stay.
     """
     with_parts = replace(options, overwrite_anything=options.replaces)
     is_ours = _is_ours(targets[0])
@@ -416,11 +386,7 @@ def _is_like(place: Path, part: Part) -> bool:
 
 
 def check_file(place: Path, sources: tuple[Path, ...], options: OverwriteOptions) -> None:
-    """Refuse to replace a file that must stay.
-
-    Raises:
-        CtxextError: it is a part of the source, or there and not ctxext's, or its folder cannot be written.
-    """
+    """Refuse to replace a file that must stay."""
     if any(place.exists() and place.samefile(source) for source in sources):
         raise CtxextError(f'OUT "{place}" is SOURCE itself.', hint="Choose another name.")
     if place.is_dir():
@@ -511,9 +477,6 @@ def check_rotation(files: Sequence[Part], architecture: Architecture, model: Mod
 
     Returns:
         The largest relative difference of a frequency or of the factor on cos and sin.
-
-    Raises:
-        CtxextError: they differ.
     """
     frequencies, attention = rotation_in_llama_cpp(files, architecture)
     wanted = [*inverse_frequencies(model.rotary), attention_scaling(model.rotary)]

@@ -23,11 +23,7 @@ _CONTEXT_OF_TOKENIZER = 256
 
 
 def llama_cpp_version() -> str:
-    """The installed version of xllamacpp.
-
-    Raises:
-        CtxextError: xllamacpp is not installed.
-    """
+    """The installed version of xllamacpp."""
     try:
         import xllamacpp
     except ImportError as error:
@@ -46,9 +42,6 @@ class LlamaCpp:
         threads: How many threads compute.
         arguments: Fields of `xllamacpp.CommonParams`, such as `n_gpu_layers` or `cpuparams.n_threads`; they win over
             the others.
-
-    Raises:
-        CtxextError: xllamacpp is not installed, does not know an argument, or cannot load the file.
     """
 
     name = "llama.cpp"
@@ -105,11 +98,7 @@ class LlamaCpp:
     def write(
         self, prompts: Sequence[Sequence[int]], rooms: Sequence[int], ends: Sequence[int] = ()
     ) -> list[list[int]]:
-        """As `verify.engine.Engine.write`, but `ends` is left unread: the file says which tokens end an answer.
-
-        Raises:
-            CtxextError: llama.cpp refuses a prompt, or returns numbers that are not finite.
-        """
+        """As `verify.engine.Engine.write`, but `ends` is left unread: the file says which tokens end an answer."""
         del ends
         return [self._written(ids, room) for ids, room in zip(prompts, rooms, strict=True)]
 
@@ -173,20 +162,12 @@ class LlamaTokenizer:
 
 
 def tokenizer_of(path: Path) -> LlamaTokenizer:
-    """The tokenizer of a GGUF file alone.
-
-    Raises:
-        CtxextError: as `LlamaCpp`.
-    """
+    """The tokenizer of a GGUF file alone."""
     return LlamaTokenizer(LlamaCpp(path, length=_CONTEXT_OF_TOKENIZER, dtype="auto", threads=1))
 
 
 def _set(parameters: Any, field: str, value: Any) -> None:
-    """Set a field of the engine's parameters, with a point between a part and its field.
-
-    Raises:
-        CtxextError: there is none, or it does not take the value.
-    """
+    """Set a field of the engine's parameters, with a point between a part and its field."""
     *parts, name = field.split(".")
     try:
         for part in parts:

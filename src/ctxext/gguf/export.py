@@ -65,10 +65,6 @@ def export_gguf(
         outtype: The type of the weights, one of `TYPES`.
         revision: A branch, tag or commit on the Hub.
         token: A Hub token; the usual places are read if None.
-
-    Raises:
-        CtxextError: the checkpoint carries code, the converter is missing or refuses it, the place is refused, or
-            llama.cpp would not rotate as the checkpoint does; nothing is left behind then.
     """
     converter, target = _converter(llama_cpp), Path(out)
     if outtype not in TYPES:
@@ -133,11 +129,7 @@ def _converter(llama_cpp: str | Path | None) -> Path:
 
 
 def _run(converter: Path, folder: Path, file: Path, outtype: str) -> None:
-    """Run llama.cpp's converter on a folder that holds no code.
-
-    Raises:
-        CtxextError: it fails.
-    """
+    """Run llama.cpp's converter on a folder that holds no code."""
     words = [sys.executable, str(converter), str(folder), "--outfile", str(file), "--outtype", outtype]
     result = subprocess.run(
         words,

@@ -61,11 +61,7 @@ class Value:
 
     @property
     def content(self) -> Any:
-        """The number, the truth value or the string; None for an array, which nothing here reads.
-
-        Raises:
-            CtxextError: it is a string that is not UTF-8.
-        """
+        """The number, the truth value or the string; None for an array, which nothing here reads."""
         if self.kind in _SCALARS:
             return struct.unpack(f"<{_SCALARS[self.kind]}", self.raw)[0]
         if self.kind != _STRING:
@@ -89,9 +85,6 @@ def value_of(content: float | str) -> Value:
     """Return a value to write: a string, a whole number as uint32, another number as float32.
 
     llama.cpp reads lengths as uint32 and bases and factors as float32, and refuses any other type.
-
-    Raises:
-        CtxextError: a number is too large for its type.
     """
     if isinstance(content, str):
         text = content.encode()
@@ -179,7 +172,6 @@ def read_header(path: Path) -> Header:
     """Read and check the header of a GGUF file; the tensors themselves are not read.
 
     Raises:
-        CtxextError: it is no GGUF file of a version known here, or is cut off, damaged or big-endian.
         OSError: it cannot be read.
     """
     with open_regular(path) as file:

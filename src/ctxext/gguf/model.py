@@ -152,9 +152,6 @@ def open_gguf(path: str | Path, original_length: int | None = None) -> GgufModel
     Args:
         path: The file, or the first of a split model's.
         original_length: What the model was trained on, in tokens, where the user knows better.
-
-    Raises:
-        CtxextError: it is not there, damaged, not the first of its parts, or of an architecture that was not tried.
     """
     place = Path(path)
     if not place.is_file():
@@ -206,11 +203,7 @@ def _model_config(config: dict[str, Any], architecture: Architecture, length: in
 
 
 def _whole_number(path: Path, header: Header, key: str, default: int) -> int:
-    """Return a number of parts or of tensors.
-
-    Raises:
-        CtxextError: the key has something else, or a negative number.
-    """
+    """Return a number of parts or of tensors."""
     number = header.get(key, default)
     if type(number) is not int or number < 0:
         shown = "a list" if number is None else shortened(number)
@@ -219,11 +212,7 @@ def _whole_number(path: Path, header: Header, key: str, default: int) -> int:
 
 
 def split_count(path: Path, header: Header) -> int:
-    """Return the number of files of the model; 1 if it is not split.
-
-    Raises:
-        CtxextError: the header has an impossible one.
-    """
+    """Return the number of files of the model; 1 if it is not split."""
     count = _whole_number(path, header, COUNT_KEY, 1) or 1
     if count > _MOST_PARTS:
         raise CtxextError(f'"{path}" has {count} for {COUNT_KEY}.', hint="Fetch the file again.")
@@ -240,11 +229,7 @@ def is_part(path: Path, number: int, count: int) -> bool:
 
 
 def _parts(path: Path, header: Header) -> tuple[Part, ...]:
-    """Return the files of a model, whose first is given; each is read and belongs to the others.
-
-    Raises:
-        CtxextError: the file is not the first, or another one is missing, damaged, or belongs to another model.
-    """
+    """Return the files of a model, whose first is given; each is read and belongs to the others."""
     count = split_count(path, header)
     if number := _whole_number(path, header, NUMBER_KEY, 0):
         raise CtxextError(
@@ -288,11 +273,7 @@ def _parts(path: Path, header: Header) -> tuple[Part, ...]:
 
 
 def _noted(path: Path, header: Header) -> dict[str, Any]:
-    """What ctxext noted of its conversion; empty where it did not convert the file.
-
-    Raises:
-        CtxextError: it is not what ctxext writes.
-    """
+    """What ctxext noted of its conversion; empty where it did not convert the file."""
     text = header.get(RECIPE_KEY)
     if text is None:
         return {}
@@ -447,11 +428,7 @@ def tensor_named(header: Header, name: str) -> Tensor | None:
 
 
 def factors_of(files: Sequence[Part], architecture: Architecture) -> Sequence[float]:
-    """Return the divisors in the lists that the architecture reads, in whichever file; none if there is no such tensor.
-
-    Raises:
-        CtxextError: one is not a list of positive float32, or they differ.
-    """
+    """Return the divisors in the lists that the architecture reads, in any file; none if there is no such tensor."""
     contents = [
         _numbers_of(part, tensor)
         for name in architecture.lists

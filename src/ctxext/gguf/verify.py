@@ -38,9 +38,6 @@ def verify_gguf(
         path: The file.
         against: The file that it was made from; keys and tensors are compared with it.
         progress: Called with what is being done, how many tensors of it and how many in all.
-
-    Raises:
-        CtxextError: a file is damaged or unknown, or ctxext did not convert it.
     """
     model = open_gguf(path)
     if not model.recipe:

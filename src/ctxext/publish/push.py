@@ -41,9 +41,6 @@ def hub_errors_in_one_line(name: str) -> Iterator[None]:
 
     Args:
         name: The repository.
-
-    Raises:
-        CtxextError: whatever the client reports.
     """
     from huggingface_hub import errors
 
@@ -185,9 +182,6 @@ def prepare(
         options: How to share it.
         read_weights: Whether weights with recorded digests are read and compared.
         progress: Called with a file's name, how much is done and how much in all.
-
-    Raises:
-        CtxextError: the name is not allowed, options contradict each other, or the folder is refused.
     """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
@@ -265,9 +259,6 @@ def send(
         token: A Hub token that may write; the usual places are read where it is None.
         progress: Called with the file that is read, bytes done and bytes in all.
         tell: Called with facts beside the result, one line each.
-
-    Raises:
-        CtxextError: the token is refused, or the Hub cannot be reached.
     """
     from huggingface_hub import HfApi
 
@@ -287,11 +278,7 @@ def send(
 
 
 def usable_token(token: str | None) -> str:
-    """The token to push with; never shown.
-
-    Raises:
-        CtxextError: there is none, or it holds characters that no token has.
-    """
+    """The token to push with; never shown."""
     usable = hub_token(token)
     if not usable:
         raise CtxextError("Pushing needs a Hub token, and there is none.", hint=LOG_IN)

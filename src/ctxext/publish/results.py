@@ -171,11 +171,7 @@ _NEVER = "Anything else: other languages, following instructions, summaries, cod
 
 
 def read_report(folder: Path) -> Report:
-    """Read the report.json of an evaluation.
-
-    Raises:
-        CtxextError: there is none, or it is not one of ours.
-    """
+    """Read the report.json of an evaluation."""
     path = folder / "report.json"
     if not path.is_file():
         raise CtxextError(
@@ -207,11 +203,7 @@ def _leaves(content: Any) -> Iterator[Any]:
 
 
 def entry_of(report: Report, digests: Sequence[str]) -> dict[str, Any]:
-    """The report's entry for a checkpoint, matched by digest and not by name.
-
-    Raises:
-        CtxextError: the report is about other checkpoints, or about this one before it was changed.
-    """
+    """The report's entry for a checkpoint, matched by digest and not by name."""
     for entry in report["models"]:
         if entry.get("digest") in digests:
             return dict(entry)
@@ -236,9 +228,6 @@ def measured(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) 
         report: The content of report.json.
         entry: The entry of this checkpoint.
         pictures: Names of the report's pictures that are uploaded.
-
-    Raises:
-        CtxextError: A key that is needed is missing or has the wrong type.
     """
     with explain_malformed("report.json"):
         return _measured(report, entry, pictures)

@@ -45,9 +45,6 @@ def training_command(folder: Path, trained: str = EXTENDED) -> str:
     Args:
         folder: The result of the training.
         trained: The name of the checkpoint that was trained.
-
-    Raises:
-        CtxextError: finetune.json cannot be read.
     """
     if not (folder / REPORT).is_file():
         return ""
@@ -147,9 +144,6 @@ def pack(
         check: Refuse a checkpoint that is not what was recorded.
         read_weights: Whether that reads the weights.
         progress: Called with a file's name, how much is done and how much in all.
-
-    Raises:
-        CtxextError: the folder is not a finished checkpoint, was changed, or the report is about another one.
     """
     subject = _subject(folder, rewritten=FOLDER if report else None, progress=progress)
     subject.checkpoint.check_files()  # Without the checks too: what a link leads to elsewhere is not to be shared.
@@ -181,9 +175,6 @@ def pack_adapter(folder: Path, repository: str, base: str | None = None) -> Uplo
         folder: A fine-tuned checkpoint with its adapter, or the folder of the adapter.
         repository: The Hub id it will have.
         base: The Hub id of the checkpoint that it belongs to; as the adapter names it where None.
-
-    Raises:
-        CtxextError: there is no adapter, it contains other tensors, or its base is not on the Hub.
     """
     place = adapter_in(folder)
     if place is None:
@@ -220,11 +211,7 @@ def adapter_in(folder: Path) -> Path | None:
 
 
 def _check_links(folder: Path, files: Sequence[Path]) -> None:
-    """Check that files to be shared lie inside their folder, as those of a checkpoint must.
-
-    Raises:
-        CtxextError: one is a link that leads elsewhere: what lies there is not to be shared.
-    """
+    """Check that files to be shared lie inside their folder, as those of a checkpoint must."""
     for path in files:
         Checkpoint(str(folder), folder, {}).check_file(path.relative_to(folder))
 
@@ -234,11 +221,7 @@ def _base(name: str) -> str:
 
 
 def _check_adapter(weights: Path) -> None:
-    """Refuse weights that are not an adapter's: whole models have been published by mistake.
-
-    Raises:
-        CtxextError: a tensor is of another kind.
-    """
+    """Refuse weights that are not an adapter's: whole models have been published by mistake."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -81,9 +81,6 @@ class Method:
         Args:
             source: The checkpoint to convert.
             model: Its configuration before this step.
-
-        Raises:
-            CtxextError: the weights are missing or in a form that cannot be rewritten.
         """
         return ()
 
@@ -96,11 +93,7 @@ class Method:
         return self.name
 
     def edit(self, model: ModelConfig) -> ModelConfig:
-        """The configuration after this step. Pure: loads nothing, prints nothing, changes nothing in place.
-
-        Raises:
-            CtxextError: the method does not apply to this model.
-        """
+        """The configuration after this step. Pure: loads nothing, prints nothing, changes nothing in place."""
         raise NotImplementedError
 
     @classmethod
@@ -122,11 +115,7 @@ class Method:
 
     @classmethod
     def from_search(cls, numbers: Mapping[str, Any], rotary: Rotary, factor: float) -> Self:
-        """The step with numbers from its search space.
-
-        Raises:
-            CtxextError: the numbers contradict each other.
-        """
+        """The step with numbers from its search space."""
         return cls(**numbers)
 
     @classmethod
@@ -162,9 +151,6 @@ class Reaching(Method):
         """The same step with its factor, and with a target length only if that differs from the factor's.
 
         Published models have both: Llama 3.1 has a factor of 8 over 8192 tokens and reads 131072.
-
-        Raises:
-            CtxextError: no length was given, or the target is not longer.
         """
         if self.target_length is None:
             if self.factor is None:
@@ -234,11 +220,7 @@ class Scaling(Reaching):
         return " ".join(part for part in (apart, super().caution_for(model)) if part)
 
     def edit(self, model: ModelConfig) -> ModelConfig:
-        """Write this method's schedule, theta and context length into the configuration.
-
-        Raises:
-            CtxextError: the schedule is already scaled, or the family cannot carry this one.
-        """
+        """Write this method's schedule, theta and context length into the configuration."""
         rotary = model.rotary
         step = self.resolved(rotary)
         if rotary.rope_type != "default":

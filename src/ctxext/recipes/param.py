@@ -140,11 +140,7 @@ def value_type(owner: type, name: str) -> Any:
 
 
 def checked(owner: type, label: str, field: "dataclasses.Field[Any]", value: Any) -> Any:
-    """A parameter's value in its declared type.
-
-    Raises:
-        CtxextError: the value has another type, is not finite, or lies outside the limits.
-    """
+    """A parameter's value in its declared type."""
     limits, wanted = limits_of(field), value_type(owner, field.name)
     option = f"{label}: {field.name}"
     if value is None:

@@ -70,11 +70,7 @@ class Recipe:
         return any(type(step).new_tensors is not Method.new_tensors for step in self.steps)
 
     def resolved(self, model: ModelConfig) -> "Recipe":
-        """The same recipe with every number that depends on the model filled in.
-
-        Raises:
-            CtxextError: a step does not fit the model.
-        """
+        """The same recipe with every number that depends on the model filled in."""
         encoding, steps = model.encoding, []
         for step in self.steps:
             steps.append(step.adapted(model).resolved(encoding))
@@ -109,9 +105,6 @@ class Recipe:
         Args:
             model: The source's configuration; not changed.
             with_code: Without, only the steps that stock transformers carries are applied.
-
-        Raises:
-            CtxextError: a step does not apply.
         """
         for step in self.steps:
             if with_code or not step.needs_code():
@@ -125,9 +118,6 @@ class Recipe:
         Args:
             source: The checkpoint to convert.
             model: Its configuration, for which the recipe was resolved.
-
-        Raises:
-            CtxextError: the weights are missing or in a form that cannot be rewritten.
         """
         return tuple(tensor for step in self.steps for tensor in step.new_tensors(source, model))
 
@@ -210,9 +200,6 @@ def step_from_dict(entry: Any, place: str) -> Method:
     Args:
         entry: The mapping with `method` and its numbers.
         place: Its place in the file, for errors.
-
-    Raises:
-        CtxextError: it is not a mapping, or names an unknown method or number.
     """
     if not isinstance(entry, Mapping) or "method" not in entry:
         raise CtxextError(f'{place}: each step needs a "method".')
@@ -259,9 +246,6 @@ def recipe_of(recipe: "Recipe | Method | Iterable[Method] | str | Path") -> Reci
     >>> from ctxext import Yarn
     >>> recipe_of(Yarn(factor=4)).summary()
     'yarn ×4'
-
-    Raises:
-        CtxextError: it stands for none.
     """
     if isinstance(recipe, Recipe):
         return recipe
@@ -289,11 +273,7 @@ def load_recipe(name: str) -> Recipe:
 
 
 def recipe_from_dict(content: Any, place: str) -> Recipe:
-    """Build a recipe from a file's content.
-
-    Raises:
-        CtxextError: the content is not a recipe.
-    """
+    """Build a recipe from a file's content."""
     if not isinstance(content, Mapping) or not isinstance(content.get("steps"), list):
         raise CtxextError(f'"{place}" is not a recipe: it needs a list of "steps".')
     unknown = [str(key) for key in content if key not in _FILE_KEYS]

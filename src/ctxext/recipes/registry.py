@@ -62,11 +62,7 @@ METHODS: tuple[type[Method], ...] = (
 
 
 def method_named(name: str) -> type[Method]:
-    """The method class behind a name or an alias.
-
-    Raises:
-        CtxextError: there is no such method; the nearest name is suggested.
-    """
+    """The method class behind a name or an alias."""
     table = {key: method for method in METHODS for key in (method.name, *method.aliases)}
     if name.lower() in table:
         return table[name.lower()]

@@ -203,11 +203,7 @@ def _asked(
 
 
 def refuse_without_points(trials: Sequence[Trial], minutes: float | None) -> None:
-    """Refuse a search that measured no recipe, with the reason.
-
-    Raises:
-        CtxextError: always.
-    """
+    """Refuse a search that measured no recipe, with the reason."""
     reasons = [one.refusal for one in trials if one.refusal]
     if not reasons and minutes is not None:
         raise NothingMeasuredError(

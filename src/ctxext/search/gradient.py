@@ -52,9 +52,6 @@ class Learner:
     Args:
         bench: The model.
         options: How far to reach, and what may be lost.
-
-    Raises:
-        CtxextError: the model cannot carry it.
     """
 
     def __init__(self, bench: Workbench, options: SearchOptions) -> None:
@@ -124,9 +121,6 @@ def learn(bench: Workbench, options: SearchOptions, end: float, report: Callable
         options: How far to reach, and what may be lost.
         end: When to stop, on the monotonic clock in seconds.
         report: Called after each step with the loss of the answers and the divergence from the source, in nats.
-
-    Raises:
-        CtxextError: the model cannot carry it, or the data is too little.
     """
     learner = Learner(bench, options)
     optimizer = torch.optim.Adam(learner.logs.values(), lr=_RATE)

@@ -80,11 +80,7 @@ class EvalSet:
 
 
 def make_eval_sets(encoder: Encoder, options: SearchOptions, trained_length: int) -> tuple[EvalSet, EvalSet, EvalSet]:
-    """The eval sets of the trials, of the run-off among the best recipes, and of the last check.
-
-    Raises:
-        CtxextError: a length is too short for a question, or the data cannot be read or is too little.
-    """
+    """The eval sets of the trials, of the run-off among the best recipes, and of the last check."""
     samples = (options.samples, 2 * options.samples, options.checked)
     counts = [max(2, count) for count in (2 * options.samples, 8 * options.samples, 4 * options.checked)]
     documents = _documents(encoder, options, trained_length, counts)
@@ -271,9 +267,6 @@ def measure(
         loaded: The model.
         eval_set: The prompts and documents.
         is_hopeless: Called before each length of each round; if it returns true, the rest is left out.
-
-    Raises:
-        CtxextError: the model returns numbers that are not finite.
     """
     measurement = Measurement(
         _document_losses(loaded, eval_set), {}, {}, eval_set.lengths, eval_set.num_prompts, eval_set.num_depths

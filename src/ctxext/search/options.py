@@ -95,11 +95,7 @@ class SearchOptions:
         return 60 * self.minutes
 
     def lengths_from(self, trained_length: int) -> tuple[int, ...]:
-        """The prompt lengths, shortest first; the target is always among them.
-
-        Raises:
-            CtxextError: the target is not beyond the original context length.
-        """
+        """The prompt lengths, shortest first; the target is always among them."""
         if self.target_length <= trained_length:
             raise CtxextError(
                 f"The model was trained to {trained_length} tokens already; a target of {self.target_length} is no "

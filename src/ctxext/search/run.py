@@ -178,11 +178,7 @@ def _check_time(
 
 
 def _in_time(end: float, options: SearchOptions) -> "Callable[[Measurement], bool]":
-    """A callback that ends measuring the plain model if it takes so long that no time would be left.
-
-    Raises:
-        CtxextError: it does.
-    """
+    """A callback that ends measuring the plain model if it takes so long that no time would be left."""
 
     def look(measurement: "Measurement") -> bool:
         if time.monotonic() > end:
@@ -274,11 +270,7 @@ def recipe_text(recipe: Recipe, lines: Sequence[str]) -> str:
 
 
 def check_recipe_place(out: Path, *, overwrite: bool) -> None:
-    """Check that the recipe file can be written.
-
-    Raises:
-        CtxextError: it is a folder or exists already, or its folder does not exist or cannot be written to.
-    """
+    """Check that the recipe file can be written."""
     folder = out.resolve().parent
     if out.is_dir():
         raise CtxextError(f'"{out}" is a folder, not a place for a recipe file.', hint=f"Name a file: {out}/best.yaml")

@@ -74,11 +74,7 @@ class Space:
         return drawn
 
     def recipe(self, parameters: Parameters) -> Recipe:
-        """The recipe of drawn parameters.
-
-        Raises:
-            CtxextError: there is no step, or the numbers of one do not go together.
-        """
+        """The recipe of drawn parameters."""
         chosen = [
             method for slot, methods in self.slots.items() for method in methods if method.name == parameters.get(slot)
         ]
@@ -134,9 +130,6 @@ def space_of(source: Checkpoint, target_length: int, names: Sequence[str] = ()) 
         source: The checkpoint, plain.
         target_length: The wanted context in tokens.
         names: The methods to try; by default all that apply and are not experimental.
-
-    Raises:
-        CtxextError: the model is not rotary, a method is unknown or does not apply, or none does.
     """
     rotary = model_config(source.config, source.original_length).rotary
     wanted = [method_named(name) for name in names] or [method for method in METHODS if not method.is_experimental]

@@ -58,11 +58,7 @@ class StudyPlace:
 
     @contextlib.contextmanager
     def errors_named(self) -> Iterator[None]:
-        """Report errors of the storage in one line.
-
-        Raises:
-            CtxextError: it cannot be used.
-        """
+        """Report errors of the storage in one line."""
         from optuna.exceptions import StorageInternalError
         from sqlalchemy.exc import SQLAlchemyError
 
@@ -101,11 +97,7 @@ class StudyPlace:
             optuna.delete_study(study_name=self.name, storage=self.open())
 
     def check(self, *, resume: bool, overwrite: bool) -> None:
-        """Refuse to start over an existing study, or to resume one that does not exist.
-
-        Raises:
-            CtxextError: it is refused.
-        """
+        """Refuse to start over an existing study, or to resume one that does not exist."""
         folder = _folder_of(self)
         if folder is not None and not folder.is_dir():
             raise CtxextError(f'There is no folder "{folder}" for the study.', hint="Make it, or choose another place.")
@@ -148,11 +140,7 @@ def shown_storage(storage: str) -> str:
 
 
 def check_storage(storage: str) -> None:
-    """Refuse what is neither the URL of a database nor the path of a journal; the message shows no part of it.
-
-    Raises:
-        CtxextError: it is like a URL, and is none.
-    """
+    """Refuse what is neither the URL of a database nor the path of a journal; the message shows no part of it."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 

@@ -212,11 +212,7 @@ class Study:
 
     @_errors_named
     def begin(self, header: Mapping[str, Any]) -> None:
-        """Record the header of a new study and queue the published recipes, or check that an existing one has the same.
-
-        Raises:
-            CtxextError: the study is about something else.
-        """
+        """Record the header of a new study and queue published recipes, or check that an existing one has the same."""
         known = self._study.user_attrs.get("header")
         if known is None:
             for method, parameters in self._starts:

@@ -60,9 +60,6 @@ def check_carried(recipe: Recipe, source: Mapping[str, Any], plain: ModelConfig,
 
     Returns:
         The largest relative difference from the recipe's inverse frequencies; None if it changes none.
-
-    Raises:
-        CtxextError: transformers does not know the family, or rotates by something else.
     """
     if not recipe.changes_frequencies:
         return None
@@ -119,9 +116,6 @@ def expected_rotation(
         plain: The configuration that it started from.
         result: The resulting configuration.
         length: The length of the sequence in tokens.
-
-    Raises:
-        CtxextError: a step has no reference, or the kept schedule is not one of the stock types.
     """
     if plain.rotary.is_scaled:
         return inverse_frequencies(result.rotary, length), attention_scaling(result.rotary)
@@ -164,9 +158,6 @@ def rotations(config: Mapping[str, Any], lengths: Sequence[int]) -> dict[int, li
     Args:
         config: The content of a config.json without code.
         lengths: Lengths of sequences in tokens, in ascending order.
-
-    Raises:
-        CtxextError: the installed transformers does not know the family, or refuses the configuration.
     """
     rotary = [
         (name, module)
@@ -180,11 +171,7 @@ def rotations(config: Mapping[str, Any], lengths: Sequence[int]) -> dict[int, li
 
 
 def stock_model(config: Mapping[str, Any]) -> Any:
-    """The stock model of a configuration on the meta device, its rotary embeddings in memory.
-
-    Raises:
-        CtxextError: the installed transformers does not know the family, or refuses the configuration.
-    """
+    """The stock model of a configuration on the meta device, its rotary embeddings in memory."""
     import transformers
     from transformers import AutoConfig
 

@@ -61,7 +61,6 @@ def answer_of(
         foreign: The user allowed code that ctxext did not write: it is loaded from the folder as it is.
 
     Raises:
-        CtxextError: a reference is at fault.
         ScriptFailedError: the script failed for another reason.
     """
     with staged(checkpoint, foreign=foreign) as stage, tempfile.TemporaryDirectory() as place:
@@ -159,9 +158,6 @@ def compare_logits(
         model: Its configuration.
         stock: The configuration with those steps only that stock transformers carries, for the comparison.
         foreign: The user allowed code that ctxext did not write: it is loaded from the folder as it is.
-
-    Raises:
-        CtxextError: it does not load, or its logits differ from the references.
     """
     check_described(source, CAUSAL)
     if reason := needs_accelerator(source):

@@ -20,11 +20,7 @@ ENGINE_NAMES = ("transformers", "vllm", "llama.cpp")
 
 
 def vllm_version() -> str:
-    """The installed version of vLLM.
-
-    Raises:
-        CtxextError: vLLM is not installed.
-    """
+    """The installed version of vLLM."""
     if importlib.util.find_spec("vllm") is None:
         raise CtxextError(
             "vLLM is not installed.",
@@ -61,9 +57,6 @@ class Engine:
         dtype: A number format by torch's name.
         trust: Whether its modeling code may run.
         arguments: More arguments of `vllm.LLM`, such as `tensor_parallel_size`; they win over the others.
-
-    Raises:
-        CtxextError: vLLM is not installed, or cannot load the checkpoint.
     """
 
     name = "vLLM"
@@ -105,9 +98,6 @@ class Engine:
             prompts: Token ids.
             rooms: How many tokens each may be followed by.
             ends: Tokens after which nothing more is written; they are returned too.
-
-        Raises:
-            CtxextError: the model returns numbers that are not finite.
         """
         asked = [self._asked(max_tokens=room, logprobs=0, stop_token_ids=list(ends)) for room in rooms]
         written = []

@@ -63,9 +63,6 @@ def compare_in_engine(
         served: The checkpoints that the engine loads, by name: a folder, and more arguments of `vllm.LLM`.
         trust_remote_code: Run the checkpoint's modeling code even if this version did not write it.
         arguments: Arguments of `vllm.LLM` for all of them; `max_model_len` shortens the longest prompt.
-
-    Raises:
-        CtxextError: vLLM is not installed, or something does not load.
     """
     arguments = dict(arguments or {})
     rotary, foreign = model_config(checkpoint.config).rotary, trust_remote_code and not runs_only_own_code(checkpoint)

@@ -163,11 +163,7 @@ def measured_rotations(
 
 
 def formulas(rotary: Rotary, lengths: Sequence[int]) -> dict[int, tuple[list[float], float]]:
-    """By length the inverse frequencies and the factor on cos and sin that the stock formulas give.
-
-    Raises:
-        CtxextError: the numbers make no sense.
-    """
+    """By length the inverse frequencies and the factor on cos and sin that the stock formulas give."""
     return {length: (inverse_frequencies(rotary, length), attention_scaling(rotary)) for length in lengths}
 
 

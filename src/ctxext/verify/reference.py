@@ -13,11 +13,7 @@ from ctxext.verify.references.methods import REFERENCES
 
 
 def reference_of(method: Method | type[Method]) -> Any:
-    """Return a method's reference, an object with the functions that references/README.md lists.
-
-    Raises:
-        CtxextError: it has none.
-    """
+    """Return a method's reference, an object with the functions that references/README.md lists."""
     if method.name not in REFERENCES:
         raise CtxextError(
             f'"{method.name}" has no reference to be compared with.',
@@ -28,11 +24,7 @@ def reference_of(method: Method | type[Method]) -> Any:
 
 @contextlib.contextmanager
 def reference_faults(method: Method | type[Method]) -> Iterator[None]:
-    """Report any error of a reference in one line, with the file and line.
-
-    Raises:
-        CtxextError: something was raised.
-    """
+    """Report any error of a reference in one line, with the file and line."""
     try:
         yield
     except Exception as error:  # A reference is a formula that anybody may have written.
@@ -66,9 +58,6 @@ def expected_frequencies(steps: Sequence[Method], plain: Rotary, at: int) -> tup
         steps: The steps of a recipe; those that leave frequencies alone are passed over.
         plain: The encoding that they start from, unscaled.
         at: For a sequence of how many tokens.
-
-    Raises:
-        CtxextError: a step has no reference, or its reference fails.
     """
     model = {"theta": plain.theta, "dim": plain.dim, "span": plain.span, "length": plain.trained_length}
     frequencies, scaling = [plain.theta ** (-2 * i / plain.span) for i in range(plain.dim // 2)], 1.0

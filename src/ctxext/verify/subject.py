@@ -74,11 +74,7 @@ class Subject:
             self.progress(stage, 0, 1)
 
     def recorded(self, key: str) -> dict[str, str | None]:
-        """The digests under one key of ctxext.json.
-
-        Raises:
-            CtxextError: ctxext.json is not what this package writes.
-        """
+        """The digests under one key of ctxext.json."""
         digests = self.manifest.get(key)
         if not isinstance(digests, dict):
             raise CtxextError(f"{MANIFEST} records no {key}.")
@@ -158,11 +154,7 @@ class Subject:
 
     @cached_property
     def may_load(self) -> bool:
-        """Whether loading runs no code but that of transformers and of this version, or the user allowed other code.
-
-        Raises:
-            CtxextError: config.json describes far more than the files hold.
-        """
+        """Whether loading runs no code but that of transformers and of this version, or the user allowed other code."""
         check_described(self.checkpoint, auto_class(self.checkpoint.config))
         needs_code = self.has_recipe and self.recipe.needs_code
         is_unknown = self.checkpoint.config.get("model_type") not in FAMILIES

@@ -108,9 +108,6 @@ def score_depths(
 
     Yields:
         The index of a depth, and for each question whether the answer is correct.
-
-    Raises:
-        CtxextError: The model returns numbers that are not finite.
     """
     ids = torch.tensor([[prompt.ids for prompt in question] for question in questions], device=loaded.device)
     for depth, logits in _run_all(loaded, questions, ids, set(wanted), share):
@@ -129,9 +126,6 @@ def answer_losses(
 
     Yields:
         The index of a depth, the mean loss in nats of each question's answer, and whether each answer is correct.
-
-    Raises:
-        CtxextError: The model returns numbers that are not finite.
     """
     ids = torch.tensor([[prompt.ids for prompt in question] for question in questions], device=loaded.device)
     for depth, logits in _run_all(loaded, questions, ids, set(range(ids.shape[1])), None):
@@ -319,9 +313,6 @@ def are_exact(name: str, logits: torch.Tensor, ids: torch.Tensor, num_answers: S
         logits: Logits after the last tokens, of shape (batch, kept, vocabulary).
         ids: The prompts, of shape (batch, length), each ending with its answer.
         num_answers: The number of tokens of each answer.
-
-    Raises:
-        CtxextError: A number is not finite.
     """
     # Some families mask unused words with minus infinity; the largest number is finite all the same.
     check_finite(name, logits.amax(-1))
@@ -330,11 +321,7 @@ def are_exact(name: str, logits: torch.Tensor, ids: torch.Tensor, num_answers: S
 
 
 def check_finite(name: str, numbers: torch.Tensor) -> None:
-    """Refuse numbers that overflowed.
-
-    Raises:
-        CtxextError: A number is not finite.
-    """
+    """Refuse numbers that overflowed."""
     if not bool(numbers.isfinite().all()):
         raise CtxextError(
             f'"{name}" returns logits that are not numbers (NaN or infinite).',

@@ -18,11 +18,7 @@ GAIN, LOSS = 2.0, 2.0
 
 @functools.lru_cache(maxsize=1)
 def load_evaluator(source: str, device: str) -> LoadedModel:
-    """Load the model that finds key tokens, once for all models that are measured.
-
-    Raises:
-        CtxextError: It cannot be loaded.
-    """
+    """Load the model that finds key tokens, once for all models that are measured."""
     (info,) = open_infos([source])
     return load_model(info, Loading(device=device))
 

@@ -28,9 +28,6 @@ def masked_losses(loaded: LoadedModel, ids: Sequence[int]) -> tuple[torch.Tensor
 
     Returns:
         Losses in float64 on the CPU, of shape (length,), and which tokens were predicted: all but special tokens.
-
-    Raises:
-        CtxextError: The model returns numbers that are not finite, or its tokenizer has no mask token.
     """
     tokenizer = loaded.encoder.tokenizer
     if tokenizer.mask_token_id is None:

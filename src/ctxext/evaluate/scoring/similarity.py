@@ -23,9 +23,6 @@ def are_most_similar(loaded: LoadedModel, questions: Sequence[Question], long_te
         loaded: The model.
         questions: Queries and passages.
         long_texts: What happens to passages that are longer than the model reads: "cut", "average" or "best".
-
-    Raises:
-        CtxextError: The model returns numbers that are not finite.
     """
     answers, ends = [], (loaded.encoder.start(), loaded.encoder.end())
     last = 1 if long_texts == "cut" else None

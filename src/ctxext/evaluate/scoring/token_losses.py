@@ -34,9 +34,6 @@ def token_losses(loaded: LoadedModel, ids: torch.Tensor, *, last: int | None = N
 
     Returns:
         Losses in float64 on the CPU, of shape (batch, last).
-
-    Raises:
-        CtxextError: The model returns numbers that are not finite.
     """
     forget_longer_prompts(loaded.model)
     length = ids.shape[1]

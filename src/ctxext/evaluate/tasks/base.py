@@ -94,11 +94,7 @@ class Reading:
     evaluator: str | None = None
 
     def documents(self, length: int, most: int | None = None) -> list[list[int]]:
-        """The token ids of documents that have `length` tokens, each cut to `most` or else to `length`.
-
-        Raises:
-            CtxextError: The data cannot be read, or nothing in it is long enough.
-        """
+        """The token ids of documents that have `length` tokens, each cut to `most` or else to `length`."""
         from ctxext.data.texts import read_corpus
 
         options = {"length": length, "most": most or length, "seed": self.seed}

@@ -224,9 +224,6 @@ def read_questions(path: Path) -> tuple[Question, ...]:
 
     The fields are `question`, `answers`, and `ctxs` with `title`, `text` and optionally `isgold` or `hasanswer`.
     Without either mark, the gold document is the first that contains an answer.
-
-    Raises:
-        CtxextError: The file cannot be read or is empty, or a line is not such a record.
     """
     lines = read_text(path).splitlines()
     questions = tuple(_parse(path, number, line) for number, line in enumerate(lines, start=1) if line.strip())

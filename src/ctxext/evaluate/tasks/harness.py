@@ -52,11 +52,7 @@ _NOT_RUN = -1
 
 
 def check_harness(tasks: Sequence[str], lengths: Sequence[int] = ()) -> None:
-    """Check that the harness is installed and has all tasks and lengths.
-
-    Raises:
-        CtxextError: It is not installed, or has no such task or length.
-    """
+    """Check that the harness is installed and has all tasks and lengths."""
     if not tasks:
         return
     if importlib.util.find_spec("lm_eval") is None:
@@ -90,9 +86,6 @@ def run_harness(
 
     Returns:
         The metrics of each task, and RULER's mean under the name of its set.
-
-    Raises:
-        CtxextError: The data of a task cannot be loaded.
     """
     names = expanded(tasks)
     results: dict[str, dict[str, float]] = {}

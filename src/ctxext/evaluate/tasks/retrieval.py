@@ -61,11 +61,7 @@ class RetrievalWork:
 def make_questions(
     task: RetrievalTask, encoder: Encoder, length: int, samples: Sequence[int], settings: Settings
 ) -> list[list[Prompt]]:
-    """The prompts of each sample, one per depth, with the same texts for every model.
-
-    Raises:
-        CtxextError: A question does not fit into the length.
-    """
+    """The prompts of each sample, one per depth, with the same texts for every model."""
     questions = []
     task = task.fitting(encoder, length)
     for sample in samples:
@@ -88,11 +84,7 @@ def num_questions(task: RetrievalTask, settings: Settings) -> int:
 
 
 def check_fits(task: RetrievalTask, encoder: Encoder, lengths: Sequence[int], settings: Settings) -> None:
-    """Refuse a length that is too small for a question, before anything runs.
-
-    Raises:
-        CtxextError: A question does not fit; the message names the length that the largest needs.
-    """
+    """Refuse a length that is too small for a question, before anything runs."""
     for length in lengths:
         fitting = task.fitting(encoder, length)
         sizes = [

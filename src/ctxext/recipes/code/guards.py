@@ -77,9 +77,6 @@ def show(text: dict[str, Any], block: Mapping[str, Any]) -> None:
     Args:
         text: The language model's part of a configuration; changed in place.
         block: Its `ctxext_code`.
-
-    Raises:
-        CtxextError: a value is hidden and missing from the block.
     """
     for place, value in (block.get("hidden") or {}).items():
         _swap(text, place, value)

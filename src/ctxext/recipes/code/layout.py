@@ -93,11 +93,7 @@ class Classes:
 
 
 def family_classes(config: Mapping[str, Any]) -> Classes:
-    """The classes of a configuration's family, without importing its modeling code.
-
-    Raises:
-        CtxextError: transformers has no causal language model of this type.
-    """
+    """The classes of a configuration's family, without importing its modeling code."""
     from transformers.models.auto import modeling_auto
     from transformers.models.auto.configuration_auto import model_type_to_module_name
 
@@ -151,9 +147,6 @@ def with_step(model: ModelConfig, name: str, settings: Mapping[str, Any]) -> Mod
         model: The configuration after the previous steps.
         name: The name of the method, as in its portable class.
         settings: Its numbers, as plain JSON.
-
-    Raises:
-        CtxextError: transformers has no classes for this family.
     """
     hidden = _with_hidden_schedule if isinstance(model.encoding, Rotary) else _with_hidden_values
     config = copy.deepcopy(model.config) if guards.code_of(model.config) else hidden(model)

@@ -50,11 +50,7 @@ class CodeMethod(Method):
         return not self.depends_on_prompt
 
     def settings(self, model: ModelConfig) -> dict[str, Any]:
-        """The numbers that the portable class reads, as plain JSON; `layers` lists the layers that it changes.
-
-        Raises:
-            CtxextError: the options do not fit the model.
-        """
+        """The numbers that the portable class reads, as plain JSON; `layers` lists the layers that it changes."""
         raise NotImplementedError
 
     @classmethod
@@ -69,11 +65,7 @@ class CodeMethod(Method):
         return reason or (_UNREACHED_ATTENTION.get(family.model_type, "") if cls.kind == "attention" else "")
 
     def edit(self, model: ModelConfig) -> ModelConfig:
-        """Write the layout of a checkpoint with code (`layout.py`), including this step's numbers.
-
-        Raises:
-            CtxextError: the family cannot carry it, or the options do not fit the model.
-        """
+        """Write the layout of a checkpoint with code (`layout.py`), including this step's numbers."""
         if reason := self.refusal(model.config, model.family):
             raise CtxextError(
                 f'"{model.family.model_type}" cannot carry {self.name}: {reason}.', hint="Choose another method."
@@ -92,9 +84,6 @@ def code_files(steps: Iterable[Method], config: Config) -> Mapping[str, str]:
     Args:
         steps: The steps of the recipe.
         config: The configuration of the model.
-
-    Raises:
-        CtxextError: transformers has no classes for this family.
     """
     with_code = [step for step in steps if isinstance(step, CodeMethod)]
     if not with_code:

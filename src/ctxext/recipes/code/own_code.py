@@ -34,11 +34,7 @@ _PLACE = re.compile(r"(\w+)\.\w+")
 
 
 def own_code(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the names and SHA-256 digests of the modeling code that this version writes for a configuration's recipe.
-
-    Raises:
-        CtxextError: the configuration is broken.
-    """
+    """Return the names and SHA-256 digests of the code that this version writes for a configuration's recipe."""
     noted = provenance(config).get("recipe")
     if noted is None:
         return {}
@@ -112,9 +108,6 @@ def check_pinned(checkpoint: Checkpoint, revision: str | None) -> None:
     Args:
         checkpoint: The checkpoint whose code would run.
         revision: The revision that the user asked for.
-
-    Raises:
-        CtxextError: it comes from the Hub, and the revision is not a commit.
     """
     if checkpoint.revision and not _COMMIT.fullmatch(revision or ""):
         raise CtxextError(

@@ -59,9 +59,6 @@ def staged(checkpoint: Checkpoint, *, foreign: bool = False, kernels: bool = Fal
         checkpoint: The checkpoint to load.
         foreign: The user allowed all of its code: it is loaded from its own folder, as it is.
         kernels: The user named a kernel of the Hub, which may be fetched.
-
-    Raises:
-        CtxextError: a file is a link to elsewhere, or cannot be used.
     """
     if foreign:
         yield Staged(checkpoint.folder, trust=True, trust_tokenizer=True)
@@ -87,9 +84,6 @@ def write_stage(folder: Path, checkpoint: Checkpoint, config: Mapping[str, Any],
         checkpoint: The checkpoint with the weights and the tokenizer.
         config: The content of config.json.
         code: Our modeling code by file name; without any, no code can run.
-
-    Raises:
-        CtxextError: a file is a link to elsewhere, or cannot be used.
     """
     folder.mkdir()
     (folder / "config.json").write_text(as_json(own_classes(without_hub(config), code)), encoding="utf-8")

@@ -105,11 +105,7 @@ class Encoding:
         return dataclasses.replace(self, context_length=length)
 
     def written(self, config: Config, family: Family) -> Config:
-        """A copy of a configuration with this encoding.
-
-        Raises:
-            CtxextError: the family cannot carry it.
-        """
+        """A copy of a configuration with this encoding."""
         return self.with_length_written(config, family)
 
     def with_length_written(self, config: Config, family: Family) -> Config:

@@ -55,11 +55,7 @@ class Alibi(Encoding):
 
 
 def read_alibi(config: Config, family: Family, original_length: int | None = None) -> Alibi:
-    """Read the number of slopes and the context length.
-
-    Raises:
-        CtxextError: a number is missing or not a size.
-    """
+    """Read the number of slopes and the context length."""
     length, heads = (_size(config, family, key) for key in ("max_position_embeddings", "num_attention_heads"))
     attention = text_config(config, family).get("attn_config")
     declared = attention.get("alibi_bias_max") if isinstance(attention, Mapping) else None
@@ -112,11 +108,7 @@ _DISTANCE, _NUM_BUCKETS = "relative_attention_max_distance", "relative_attention
 
 
 def read_buckets(config: Config, family: Family, original_length: int | None = None) -> Buckets:
-    """Read the buckets and the context length.
-
-    Raises:
-        CtxextError: a number is missing or not a size.
-    """
+    """Read the buckets and the context length."""
     length, distance, count = (
         _size(config, family, key) for key in ("max_position_embeddings", _DISTANCE, _NUM_BUCKETS)
     )
@@ -136,11 +128,7 @@ def alibi_slopes(num_heads: int) -> list[float]:
 
 
 def _size(config: Config, family: Family, key: str) -> int:
-    """A positive whole number in config.json.
-
-    Raises:
-        CtxextError: it is not one.
-    """
+    """A positive whole number in config.json."""
     value = read(config, family, key)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST:
         raise CtxextError(f'config.json has no usable {family.aliases.get(key, key)}: "{value}".')

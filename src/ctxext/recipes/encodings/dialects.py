@@ -43,11 +43,7 @@ def known_keys(text: Mapping[str, Any], family: Family) -> frozenset[str]:
 
 
 def check_numbers(parameters: Mapping[str, Any]) -> None:
-    """Check that a schedule has all its numbers.
-
-    Raises:
-        CtxextError: one is missing.
-    """
+    """Check that a schedule has all its numbers."""
     for key in _NEEDED.get(str(parameters["rope_type"]), ()):
         if parameters.get(key) is None:
             raise CtxextError(

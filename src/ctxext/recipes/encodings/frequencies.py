@@ -14,9 +14,6 @@ def inverse_frequencies(rotary: Rotary, length: int | None = None) -> list[float
     Args:
         rotary: The encoding.
         length: The length in tokens of the sequence, for schedules that depend on it; the trained length if None.
-
-    Raises:
-        CtxextError: the rope type is unknown, or a number is missing.
     """
     rule = _RULES.get(rotary.rope_type)
     if rule is None:

@@ -171,11 +171,7 @@ class ComputedTable(LearnedTable):
 
 
 def read_learned(config: Config, family: Family, original_length: int | None = None) -> LearnedTable:
-    """Read the length of a learned table.
-
-    Raises:
-        CtxextError: the family is not supported, or its configuration does not name the length.
-    """
+    """Read the length of a learned table."""
     kind = DistanceTable if is_of_distances(config, family) else LearnedTable
     return kind(*_read(config, family, LAYOUTS, original_length))
 
@@ -186,11 +182,7 @@ def is_of_distances(config: Config, family: Family) -> bool:
 
 
 def read_computed(config: Config, family: Family, original_length: int | None = None) -> ComputedTable:
-    """Read the length of a computed table.
-
-    Raises:
-        CtxextError: the family is not supported, or its configuration does not name the length.
-    """
+    """Read the length of a computed table."""
     return ComputedTable(*_read(config, family, COMPUTED, original_length))
 
 

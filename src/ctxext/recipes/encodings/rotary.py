@@ -194,11 +194,7 @@ class ModelConfig:
 
     @property
     def rotary(self) -> Rotary:
-        """The rotary encoding.
-
-        Raises:
-            CtxextError: the model has another encoding.
-        """
+        """The rotary encoding."""
         if not isinstance(self.encoding, Rotary):
             raise _not_rotary(self.family)
         return self.encoding
@@ -219,11 +215,7 @@ class ModelConfig:
         return self.encoding.is_scaled or bool(self.code)
 
     def with_encoding(self, encoding: Encoding) -> "ModelConfig":
-        """The same model with another encoding, written wherever it is read.
-
-        Raises:
-            CtxextError: the family cannot carry it.
-        """
+        """The same model with another encoding, written wherever it is read."""
         return ModelConfig(encoding.written(self.config, self.family), self.family, encoding)
 
     def with_context_length(self, length: int) -> "ModelConfig":
@@ -238,10 +230,6 @@ def model_config(config: Config, original_length: int | None = None) -> ModelCon
     Args:
         config: The content of config.json.
         original_length: The length of the training, in tokens, if the user gives it.
-
-    Raises:
-        CtxextError: the family is unknown, its encoding is not supported, it cannot be converted, or its context length
-            is missing.
     """
     family = family_of(config)
     reader = READERS.get(family.positions, read_rotary)
@@ -262,10 +250,6 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
         config: The content of config.json.
         family: Its family.
         original_length: The length of the training, in tokens, if the user gives it.
-
-    Raises:
-        CtxextError: the family is not rotary or cannot be converted, or its context length, its base or a number of its
-            schedule is missing.
     """
     if family.positions != "rotary":
         raise _not_rotary(family)
@@ -328,12 +312,7 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
 
 
 def _check_stated(config: Config, family: Family, parameters: Mapping[str, Any]) -> None:
-    """Refuse a schedule with a null or without a value that versions of transformers disagree on.
-
-    Raises:
-        CtxextError: a value is null, the rope type is one that the class cannot run, or the base is left out and has
-            two defaults.
-    """
+    """Refuse a schedule with a null or without a value that versions of transformers disagree on."""
     text = text_config(config, family)
     nulls = [key for key in ("rope_type", "type") if parameters.get(key, key) is None]
     nulls += ["rope_theta"] if has_null_theta(text, family) else []
@@ -438,9 +417,6 @@ def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
         config: The content of config.json; not changed.
         family: Its family.
         rotary: The encoding of the full-attention layers.
-
-    Raises:
-        CtxextError: the family cannot carry such a schedule.
     """
     if reason := unsupported(family, rotary.rope_type):
         raise CtxextError(
@@ -485,9 +461,6 @@ def check_known(config: Config, family: Family, after: Rotary | None = None) -> 
         config: The content of config.json.
         family: Its family.
         after: The new schedule; its keys are not dropped.
-
-    Raises:
-        CtxextError: it has an unknown key.
     """
     text = text_config(config, family)
     beside = [

@@ -62,11 +62,7 @@ class Adaptive(Relation):
         return f"{super().summary()} around {self.around}"
 
     def settings(self, model: ModelConfig) -> dict[str, Any]:
-        """For each factor the inverse frequencies and the factor on cos and sin, as lists.
-
-        Raises:
-            CtxextError: the frequencies of the model's schedule are not known.
-        """
+        """For each factor the inverse frequencies and the factor on cos and sin, as lists."""
         check_known(model.config, model.family)
         settings = super().settings(model)
         step, rotary = self.resolved(model.rotary), model.rotary

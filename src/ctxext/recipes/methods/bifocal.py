@@ -53,11 +53,7 @@ class Bifocal(Relation):
         return window_problem(given(self.window), length)
 
     def settings(self, model: ModelConfig) -> dict[str, Any]:
-        """The numbers of the map, with groups as whole numbers.
-
-        Raises:
-            CtxextError: there are not as many groups as rotated pairs.
-        """
+        """The numbers of the map, with groups as whole numbers."""
         settings = super().settings(model)
         if self.groups:
             pairs = model.rotary.dim // 2

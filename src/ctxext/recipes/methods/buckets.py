@@ -36,11 +36,7 @@ class WiderBuckets(Reaching):
         )
 
     def edit(self, model: ModelConfig) -> ModelConfig:
-        """Write the distance and the length.
-
-        Raises:
-            CtxextError: the model has no buckets.
-        """
+        """Write the distance and the length."""
         if reason := self.refusal(model.config, model.family):
             raise CtxextError(
                 f'"{model.family.model_type}" has no buckets to widen: {reason}.',

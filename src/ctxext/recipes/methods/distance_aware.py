@@ -60,11 +60,7 @@ class DistanceAware(CodeMethod):
         }
 
     def new_tensors(self, source: Checkpoint, model: ModelConfig) -> tuple[NewTensor, ...]:
-        """Two numbers per head for each attention, in the smallest of the source's files.
-
-        Raises:
-            CtxextError: the weights are not safetensors, or do not name one attention per layer.
-        """
+        """Two numbers per head for each attention, in the smallest of the source's files."""
         if source.remote_sizes:  # A dry run on a repository whose weights were not fetched.
             return ()
         stored = source.stored_tensors()

@@ -28,11 +28,7 @@ class Divided(Scaling):
         return super().refusal(config, family)
 
     def edit(self, model: ModelConfig) -> ModelConfig:
-        """Write the lists into the configuration.
-
-        Raises:
-            CtxextError: the schedule is already scaled, or the family cannot carry this one.
-        """
+        """Write the lists into the configuration."""
         if reason := self.refusal(model.config, model.family):
             raise CtxextError(f'"{model.family.model_type}": {reason}.', hint="Choose another method.")
         return super().edit(model)

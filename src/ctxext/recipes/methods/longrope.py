@@ -130,11 +130,7 @@ class LongRope(Scaling):
         )
 
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
-        """The `longrope` type of transformers.
-
-        Raises:
-            CtxextError: a list has the wrong length or a divisor that is not positive.
-        """
+        """The `longrope` type of transformers."""
         num_factors = rotary.dim // 2
         short = self.short_factor or (1.0,) * num_factors
         for name, factors in (("long_factor", self.long_factor), ("short_factor", short)):

@@ -147,11 +147,7 @@ class MsPoE(CodeMethod):
         return super().refusal(config, family)
 
     def settings(self, model: ModelConfig) -> dict[str, Any]:
-        """Ratios, layers and orders for this model.
-
-        Raises:
-            CtxextError: the options do not fit the model.
-        """
+        """Ratios, layers and orders for this model."""
         heads, released = num_kv_heads(model), self.variant == "released"
         if released and heads != model.read("num_attention_heads"):
             raise CtxextError(

@@ -21,11 +21,7 @@ class Ntk(Scaling):
     paper = "https://arxiv.org/abs/2309.00071"
 
     def theta_after(self, rotary: Rotary) -> float:
-        """Return the raised base.
-
-        Raises:
-            CtxextError: the only pair turns by one radian a token under any base.
-        """
+        """Return the raised base."""
         if rotary.dim <= 2:
             raise CtxextError("A head with one rotating pair has no base to raise.", hint="Use --method pi.")
         return float(rotary.theta * self.stretch ** (rotary.span / (rotary.dim - 2)))

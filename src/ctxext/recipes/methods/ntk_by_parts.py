@@ -15,11 +15,7 @@ _BETA_FAST, _BETA_SLOW = 32.0, 1.0
 
 
 def check_ends(name: str, fast: float, slow: float) -> None:
-    """Check the order of the ends of a ramp.
-
-    Raises:
-        CtxextError: beta_fast is below beta_slow.
-    """
+    """Check the order of the ends of a ramp."""
     # Kimi K2 has both at 1: a step from one dimension to the next.
     if fast < slow:
         raise CtxextError(f'{name}: beta_fast "{fast:g}" must not be below beta_slow "{slow:g}".')

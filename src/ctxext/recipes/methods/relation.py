@@ -42,11 +42,7 @@ class Relation(Reaching, CodeMethod):
     )
 
     def resolved(self, encoding: Encoding) -> Self:
-        """The same step with its factor and all defaults that follow from the context length filled in.
-
-        Raises:
-            CtxextError: no length was given, or the options cannot reach it.
-        """
+        """The same step with its factor and all defaults that follow from the context length filled in."""
         length = encoding.context_length
         if self.factor is not None:
             factor = self.factor
@@ -106,12 +102,7 @@ class Relation(Reaching, CodeMethod):
         return f"{self.name} {reach}" + (f" ({self.temperature})" if self.temperature != "none" else "")
 
     def settings(self, model: ModelConfig) -> dict[str, Any]:
-        """The numbers of the map, the layers, and L.
-
-        Raises:
-            CtxextError: no layer has full attention and a rotary embedding, or the model's schedule depends on the
-                length of the input.
-        """
+        """The numbers of the map, the layers, and L."""
         if model.rotary.rope_type == "dynamic":  # Its formula starts from the length that the map raises, besides.
             raise CtxextError(
                 f"{self.name} depends on each row, and this model's dynamic schedule on the length of the whole input.",

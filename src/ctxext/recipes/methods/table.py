@@ -56,11 +56,7 @@ class Rows(Reaching):
         return "" if family.model_type in cls.layouts else "the location of its table is not known"
 
     def edit(self, model: ModelConfig) -> ModelConfig:
-        """Write the new length wherever the configuration states the old one.
-
-        Raises:
-            CtxextError: the model has no position table, or one that is not supported.
-        """
+        """Write the new length wherever the configuration states the old one."""
         if reason := self.refusal(model.config, model.family):
             raise CtxextError(
                 f'"{model.family.model_type}" has no table that {self.name} could lengthen: {reason}.',
@@ -69,11 +65,7 @@ class Rows(Reaching):
         return model.with_context_length(self.resolved(model.encoding).reach(model.encoding))
 
     def new_tensors(self, source: Checkpoint, model: ModelConfig) -> tuple[NewTensor, ...]:
-        """The new table, or two of them for an encoder-decoder, and the buffers with an entry per row.
-
-        Raises:
-            CtxextError: no safetensors file has the table, or its rows are not as many as config.json says.
-        """
+        """The new table, or two of them for an encoder-decoder, and the buffers with an entry per row."""
         if source.remote_sizes:  # A dry run on a repository whose weights were not fetched.
             return ()
         table = model.encoding
@@ -156,11 +148,7 @@ class Table(Rows):
         return f"{super().summary()} ({self.fill})"
 
     def resolved(self, encoding: Encoding) -> "Table":
-        """The same step with its factor known.
-
-        Raises:
-            CtxextError: no length was given, or the fill cannot reach it.
-        """
+        """The same step with its factor known."""
         step = super().resolved(encoding)
         length, reach = encoding.trained_length, step.reach(encoding)
         if length > encoding.context_length:
