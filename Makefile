@@ -18,7 +18,7 @@ SPREAD := -n $(WORKERS) --dist worksteal
 # Each test process computes on one thread, so that the workers do not fight for the cores.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: demo test check newest newer bench-gpu fuzz slow engines story test-transformers-4 environment-transformers-4 lint docs pythons lowest docs-site clean
+.PHONY: demo test check newest newer bench-gpu fuzz slow engines story golden test-transformers-4 environment-transformers-4 lint docs pythons lowest docs-site clean
 
 demo: $(VENV)/installed
 	$(BIN)/ctxext demo
@@ -64,6 +64,10 @@ story: $(VENV)/installed
 	rm -rf .venv-story && $(PYTHON) -m venv .venv-story
 	.venv-story/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) ".[all]"
 	CTXEXT_BIN=$(CURDIR)/.venv-story/bin $(TEST_ENV) $(BIN)/python -m pytest -q tests/test_readme.py tests/test_pages.py
+
+# What ctxext prints and writes, against tests/data/golden.json; ONLY=help,errors asks for some parts.
+golden: $(VENV)/installed
+	$(TEST_ENV) $(BIN)/python tools/golden.py --check $(if $(ONLY),--only $(ONLY))
 
 test-transformers-4:
 	$(MAKE) test VENV=.venv-transformers-4 CONSTRAINTS=constraints-transformers-4.txt
