@@ -8,6 +8,7 @@
 # make bench-gpu  every method with code on an accelerator beside the stock model; BENCH_GPU="--device cpu --shape tiny" tries it without one
 # make docs-site  the pages of docs/ as a site, in site/
 # make story  every command of the README and of docs/ in an environment where nothing but ctxext was installed
+# make golden  whether what ctxext prints and writes is what tests/data/golden.json holds; ONLY=help,errors asks for some parts
 PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
@@ -65,7 +66,6 @@ story: $(VENV)/installed
 	.venv-story/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) ".[all]"
 	CTXEXT_BIN=$(CURDIR)/.venv-story/bin $(TEST_ENV) $(BIN)/python -m pytest -q tests/test_readme.py tests/test_pages.py
 
-# What ctxext prints and writes, against tests/data/golden.json; ONLY=help,errors asks for some parts.
 golden: $(VENV)/installed
 	$(TEST_ENV) $(BIN)/python tools/golden.py --check $(if $(ONLY),--only $(ONLY))
 
