@@ -21,7 +21,6 @@ from transformers.utils import logging
 
 from ctxext.errors import CtxextError
 from ctxext.files.content import as_json
-from ctxext.files.journal import SavedState, is_as
 from ctxext.files.schemas import read_json_object
 from ctxext.finetune.batches import Reading, Sequences, stacked
 from ctxext.finetune.evaluation import Evaluations, NeedleProbe, PositionLosses
@@ -327,7 +326,7 @@ def newest_save(folder: Path, steps: int) -> Path | None:
             state = read_json_object(save / STATE)
         except CtxextError:
             continue
-        if is_as(state, SavedState) and state.keys() <= known and state["global_step"] == step:
+        if state.keys() <= known and state["global_step"] == step:
             if step <= steps:
                 return save
             later = step

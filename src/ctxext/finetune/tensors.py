@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pydantic_core.core_schema import bool_schema, dict_schema
 from safetensors import SafetensorError, safe_open
 
 from ctxext.checkpoint.opening import WEIGHT_SUFFIXES, Checkpoint
@@ -16,8 +17,7 @@ from ctxext.checkpoint.other_files import is_of_trainer
 from ctxext.errors import CtxextError
 from ctxext.files.content import open_regular
 from ctxext.files.extras import require
-from ctxext.files.schema import Schema
-from ctxext.files.schemas import Number, Word, checked, read_json_object
+from ctxext.files.schemas import NUMBER, WORD, Schema, checked, read_json_object
 from ctxext.files.tensor_files import TORCH_NAMES, NewTensor, read_safetensors_header, read_tensor
 from ctxext.recipes.code.layout import without_code
 
@@ -45,14 +45,15 @@ BEFORE_QUANTIZING = "Is it quantized? Take the checkpoint before that; finetune 
 _BY_PEFT = "Train it without that, or merge it with peft's merge_and_unload()."
 
 
-class AdapterFile(Schema):
-    """What a merge uses of adapter_config.json."""
-
-    lora_alpha: Number
-    fan_in_fan_out: bool | None = None
-    alpha_pattern: dict[Word, Number] | None = None
-    use_rslora: bool | None = None
-    ensure_weight_tying: bool | None = None
+_ADAPTER = Schema(
+    {
+        "lora_alpha": NUMBER,
+        "alpha_pattern": dict_schema(WORD, NUMBER),
+        **dict.fromkeys(("fan_in_fan_out", "use_rslora", "ensure_weight_tying"), bool_schema()),
+    },
+    required=["lora_alpha"],
+)
+"""What a merge uses of adapter_config.json."""
 
 
 class AdapterConfig:
@@ -68,7 +69,7 @@ class AdapterConfig:
         self.content = read_json_object(folder / "adapter_config.json")
         if reason := _refusal(self.content):
             raise CtxextError(f'"{folder}" cannot be merged: {reason}.', hint=_BY_PEFT)
-        checked(self.content, AdapterFile, "adapter_config.json")
+        checked(self.content, _ADAPTER, "adapter_config.json")
         for pattern in self.content.get("alpha_pattern") or {}:
             _check_pattern(pattern)
         self.is_tied = bool(self.content.get("ensure_weight_tying"))
