@@ -9,7 +9,6 @@ writes is loaded with few layers and experts.
 
 import copy
 import json
-import math
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+from by_hand import by_hand
 from ctxext.checkpoint.families import family_of, text_config
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import convert, make_plan
@@ -55,49 +55,11 @@ def schedule_of(row):
     return {**numbers, "rope_type": numbers.get("rope_type") or numbers.get("type") or "default"}
 
 
-def ramp(row, numbers):
-    """YaRN's: how far each pair is interpolated, from 0 to 1."""
-    size, base, length = row["rotates"], row["theta"], row["original"]
-    ends = [
-        size * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
-        for turns in (numbers.get("beta_fast") or 32, numbers.get("beta_slow") or 1)
-    ]
-    if numbers.get("truncate", True):
-        ends = [math.floor(ends[0]), math.ceil(ends[1])]
-    low, high = max(ends[0], 0), min(ends[1], size - 1)
-    return [min(max((pair - low) / ((high - low) or 0.001), 0), 1) for pair in range(size // 2)]
-
-
-def by_hand(row, method, factor, numbers, at):
-    """The frequencies and the factor on cosine and sine of a method, from its paper and the row's facts.
-
-    Args:
-        row: The published model.
-        method: The method's name.
-        factor: How many times longer than the original context length.
-        numbers: Numbers of the published schedule that the method keeps.
-        at: The length of the sequence in tokens.
-    """
-    size, base, length = row["rotates"], row["theta"], row["original"]
-    span = row.get("span", size)
-    plain = [base ** (-2 * pair / span) for pair in range(size // 2)]
-    if method == "ntk":
-        return [(base * factor ** (span / (size - 2))) ** (-2 * pair / span) for pair in range(size // 2)], 1.0
-    if method == "dynamic":
-        stretch = factor * max(at, length) / length - (factor - 1)
-        return [(base * stretch ** (size / (size - 2))) ** (-2 * pair / size) for pair in range(size // 2)], 1.0
-    if method == "llama3":
-        low, high = numbers.get("low_freq_factor", 1), numbers.get("high_freq_factor", 4)
-        turns = [length * theta / (2 * math.pi) for theta in plain]
-        shares = [1 - min(max((turn - low) / (high - low), 0), 1) for turn in turns]
-    else:
-        shares = [1.0] * len(plain) if method == "pi" else ramp(row, numbers)
-    frequencies = [theta * (1 - share) + theta / factor * share for theta, share in zip(plain, shares, strict=True)]
-    if method != "yarn" or factor <= 1:
-        return frequencies, 1.0
-    ones = [numbers.get(key) or 0 for key in ("mscale", "mscale_all_dim")]
-    both = [0.1 * one * math.log(factor) + 1 for one in ones]
-    return frequencies, both[0] / both[1] if all(ones) else 0.1 * math.log(factor) + 1
+def expected(row, method, factor, numbers, at):
+    """What a method makes of a published model: the numbers are those of its schedule that the method keeps."""
+    facts = {"base": row["theta"], "size": row["rotates"], "length": row["original"], "span": row.get("span")}
+    kept = {key: value for key, value in numbers.items() if key not in ("factor", "attention_factor")}
+    return by_hand(method, factor, at=at, **facts, **kept)
 
 
 def small(config):
@@ -156,7 +118,7 @@ def check_loaded(row, config, name, factor):
                 assert entry == was, "a sliding layer changed"
                 continue
             checked += 1
-            wanted, scaling = by_hand(row, name, total, published_schedule if is_same_type else {}, length)
+            wanted, scaling = expected(row, name, total, published_schedule if is_same_type else {}, length)
             found = [frequency for frequency in entry.frequencies if frequency > 0]
             assert found == pytest.approx(sorted(set(wanted)), rel=2e-5), length
             assert entry.scaling == pytest.approx(scaling, rel=2e-5)
@@ -268,7 +230,7 @@ def test_weights_and_all(name, tmp_path):
     named = ((key, module) for key, module in model.named_modules() if "otary" in type(module).__name__)
     rotary = [module for key, module in named if "sliding" not in key]
     same_type = schedule_of(row)["rope_type"] == "yarn"
-    wanted, scaling = by_hand(row, "yarn", total, schedule_of(row) if same_type else {}, 4 * row["reads"])
+    wanted, scaling = expected(row, "yarn", total, schedule_of(row) if same_type else {}, 4 * row["reads"])
     full = [getattr(module, "full_attention_inv_freq", getattr(module, "inv_freq", None)) for module in rotary]
     scalings = [getattr(module, "full_attention_attention_scaling", None) for module in rotary]
     assert full
