@@ -7,7 +7,7 @@ _OTHER_FILES = ("tests/converters/test_other_files.py",)
 _FORMULAS = ("tests/recipes/test_limits.py",)
 _HEADS = (
     "tests/portable/test_schedules.py",
-    "tests/portable/test_families_mspoe.py::test_the_last_depth_alone_takes_part",
+    "tests/portable/test_checkpoint.py::test_the_last_depth_alone_takes_part",
     "tests/portable/test_generation.py",
 )
 _CALIBRATION = ("tests/converters/test_calibration.py",)

@@ -11,11 +11,14 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
     pipeline,
 )
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+import tiny_models
 from ctxext.files.isolated import SETTINGS
 from ctxext.portable.private_copy import true_values
 from ctxext.recipes.code.layout import SHARED_FILES, STUB_FILE
@@ -23,6 +26,7 @@ from ctxext.recipes.encodings.rotary import SENTINEL
 from portable_checkpoints import CODE, CODE_FILE, convert, llama, load, tokens
 
 ORDERS = ["prompt", "fixed"]
+PLAIN = {"head_order": "fixed", "first_layer": 0}
 
 
 @pytest.fixture(scope="module")
@@ -166,3 +170,41 @@ def test_it_stands_alone(folders, tmp_path, clean_processes):
     done = clean_processes.run(arguments, capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), logits(load(folders["prompt"])))
+
+
+@pytest.mark.parametrize("model_type", ["gemma3", "qwen3_5", "mllama"])
+@torch.no_grad()
+def test_a_model_for_images_and_text_loads_with_the_method(model_type, tmp_path):
+    if model_type not in tiny_models.FAMILIES:
+        pytest.skip(f"this transformers has no {model_type}")
+    torch.manual_seed(0)
+    config = tiny_models.tiny_config(model_type)
+    model = AutoModelForImageTextToText._model_mapping[type(config)]._from_config(config, dtype=torch.float32)
+    for weight in model.parameters():
+        if weight.ndim >= 2:
+            weight.normal_(0, 0.3)
+    model.save_pretrained(tmp_path / "source")
+    ids = torch.arange(3, 40)[None]
+    stock = AutoModelForImageTextToText.from_pretrained(tmp_path / "source", dtype=torch.float32).eval()
+    for ratio in (1.0, 4.0):
+        out = convert(tmp_path / "source", tmp_path / model_type, **PLAIN, ratio_min=ratio, ratio_max=ratio)
+        whole = load(out, auto=AutoModelForImageTextToText)
+        assert type(whole).__name__ == f"Ctxext{type(stock).__name__}"
+        assert torch.equal(whole(input_ids=ids).logits, stock(input_ids=ids).logits) == (ratio == 1.0)
+        assert torch.equal(load(out)(input_ids=ids).logits, whole(input_ids=ids).logits)
+    with pytest.raises((KeyError, ValueError), match="trust_remote_code"):
+        AutoModelForImageTextToText.from_pretrained(out)
+
+
+@pytest.mark.skipif("hrm_text" not in CONFIG_MAPPING, reason="transformers 4.57 does not know the family")
+@torch.no_grad()
+def test_the_last_depth_alone_takes_part(tmp_path):
+    """A method takes each depth for a layer. Keys of all depths before the last are the source's, bit for bit."""
+    source = tiny_models.save("hrm_text", tmp_path / "source")
+    stock = load(source)
+    count = stock.config.num_hidden_layers
+    assert count > stock.config.num_layers_per_stack
+    changed = load(convert(source, tmp_path / "out", **{**PLAIN, "first_layer": count - 1, "ratio_max": 4.0}))
+    own, theirs = (model(tokens(40), use_cache=True).past_key_values for model in (stock, changed))
+    same = [torch.equal(own.layers[i].keys, theirs.layers[i].keys) for i in range(count)]
+    assert same == [True] * (count - 1) + [False]

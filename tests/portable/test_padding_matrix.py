@@ -22,8 +22,7 @@ from transformers import DynamicCache, GenerationConfig, StaticCache
 import tiny_encodings
 from ctxext.recipes.methods.relation import Relation
 from ctxext.recipes.registry import method_named
-from portable_checkpoints import MODERN, load, tokens, write
-from test_families_mspoe import plain_source
+from portable_checkpoints import MODERN, load, plain_source, tokens, write
 
 LENGTH = 32
 TOLERANCE = 1e-4  # Of the largest logit.

@@ -30,6 +30,7 @@ def test_the_original_length_is_what_the_user_the_conversion_or_the_file_says(co
     [
         (BLOOM, "seq_length"),
         (BLOOM, "n_head"),
+        (MPT, "max_seq_len"),
         (T5, "n_positions"),
         (T5, "relative_attention_max_distance"),
         (T5, "relative_attention_num_buckets"),

@@ -114,17 +114,6 @@ def test_classes_that_take_no_factor_on_cosine_and_sine(name):
         DIVIDED[name](factor=2).edit(model_config({**llama(8, 1e4, 128), "model_type": "phi3"}))
 
 
-@pytest.mark.parametrize("name", DIVIDED)
-def test_a_loaded_model_rotates_by_them(name, llama_source, tmp_path):
-    step = DIVIDED[name](factor=4)
-    convert(str(llama_source), tmp_path / "out", Recipe([step]))
-    rotary = AutoModelForCausalLM.from_pretrained(tmp_path / "out").model.rotary_emb
-    known = {"theta": 1e4, "dim": 8, "span": 8, "length": 128}
-    wanted, scaling = reference_of(step).schedule(step.to_dict(), known, 128)
-    assert rotary.inv_freq.tolist() == pytest.approx(wanted, rel=1e-6)
-    assert rotary.attention_scaling == pytest.approx(scaling, rel=1e-6)
-
-
 # The keys that only other engines read
 
 
