@@ -85,14 +85,14 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "finetune/documents.py",
-        "piece_size=_CHARACTERS * max(self.wanted, default=0)",
-        "piece_size=0",
+        "_CHARACTERS * max(self.wanted, default=0)",
+        "0",
         ("tests/finetune/test_mixture.py::test_documents_are_sampled_by_their_length",),
     ),
     (
         "finetune/documents.py",
-        "num_wanted=sum(self.wanted.values()) + _MORE if self.wanted else None",
-        "num_wanted=None",
+        "num_first = sum(self.wanted.values()) + _MORE if self.wanted else len(chosen)",
+        "num_first = len(chosen)",
         ("tests/finetune/test_mixture.py::test_what_the_run_does_not_need_is_not_copied",),
     ),
     (
@@ -960,10 +960,10 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         ("tests/finetune/test_choices.py::test_alpaca_s_wording_with_and_without_an_input",),
     ),
     (
-        "finetune/mixture.py",
+        "finetune/documents.py",
         "if kinds[is_long] and share > 0",
         "if kinds[is_long]",
-        ("tests/finetune/test_choices.py::test_long_records_have_their_share_of_the_tokens",),
+        ("tests/finetune/test_mixture.py::test_long_documents_come_more_often",),
     ),
     (
         "finetune/run.py",

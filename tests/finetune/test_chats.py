@@ -17,9 +17,8 @@ from transformers import PreTrainedTokenizerFast
 from ctxext.errors import CtxextError
 from ctxext.finetune.chats import ChatReader
 from ctxext.finetune.data import write_sequences
-from ctxext.finetune.documents import Documents
+from ctxext.finetune.documents import Documents, parse_source
 from ctxext.finetune.formats import BadRecord, RecordReader
-from ctxext.finetune.mixture import parse_source
 from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.prepare import data_lines
 

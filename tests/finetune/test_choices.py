@@ -21,11 +21,11 @@ from ctxext.evaluate.report.colours import series_style
 from ctxext.finetune import prepare
 from ctxext.finetune.batches import pose_positions, restarting_positions
 from ctxext.finetune.data import DataReport
+from ctxext.finetune.documents import Source, parse_source
 from ctxext.finetune.dry_run import Plan
 from ctxext.finetune.evaluation import Evaluations, PositionLosses, needle_probe
 from ctxext.finetune.formats import RecordReader
 from ctxext.finetune.loop import held_out_sequences, newest_save, training_arguments
-from ctxext.finetune.mixture import Mixture, Source, parse_source
 from ctxext.finetune.options import CHANGEABLE, TrainingOptions
 from ctxext.finetune.prepare import check_fits, data_lines, num_tokens_of, with_adapter
 from ctxext.finetune.probe import Cost, Measured
@@ -435,51 +435,6 @@ def test_sources_of_the_command_line(tmp_path, monkeypatch):
     for weight in ("0", "-1", "inf", "nan"):
         with pytest.raises(CtxextError, match="must be above 0"):
             parse_source(f"a.txt:{weight}")
-
-
-def mixed(tmp_path, weights=(None, None), sizes=(5, 9), **more):
-    """Which record comes after which, each with as many tokens as its text has letters."""
-    sources = []
-    for number, (weight, size) in enumerate(zip(weights, sizes, strict=True)):
-        path = tmp_path / f"{number}.jsonl"
-        path.write_text("".join(json.dumps({"text": f"{number}" * (1 + n)}) + "\n" for n in range(size)))
-        sources.append(Source(str(path), weight))
-    tmp_path.joinpath("kept").mkdir(exist_ok=True)
-    mixture = Mixture(sources, ("train",), RecordReader(), tmp_path / "kept", **{"seed": 0, **more})
-    texts = []
-    for _, record, size in mixture:
-        assert size == len(json.dumps(record))
-        mixture.took(len(record["text"]))
-        texts.append(record["text"])
-    return mixture, texts
-
-
-def test_all_records_once_in_an_order_of_the_seed_s(tmp_path):
-    every = ["0" * n for n in range(1, 6)] + ["1" * n for n in range(1, 10)]
-    mixture, texts = mixed(tmp_path)
-    assert sorted(texts) == every
-    assert (mixture.num_records, mixture.num_characters) == (14, sum(len(json.dumps({"text": t})) for t in every))
-    assert mixed(tmp_path)[1] == texts != mixed(tmp_path, seed=1)[1]
-
-
-def test_weights_are_shares_and_the_smaller_source_comes_again(tmp_path):
-    mixture, texts = mixed(tmp_path, (3.0, 1.0))
-    tokens = Counter(text[0] for text in texts for _ in text)
-    assert tokens["0"] / tokens["1"] == pytest.approx(3, abs=0.4)
-    assert {text for text in texts if text[0] == "1"} == {"1" * n for n in range(1, 10)}, "until each was taken"
-    again = [text for text in texts if text[0] == "0"]
-    assert sorted(again[:5]) == sorted(again[5:10])
-    assert again[:5] != again[5:10], "another order each time"
-    assert mixture.num_records == 14
-
-
-@pytest.mark.parametrize("share", [0.2, 0.8, 1.0])
-def test_long_records_have_their_share_of_the_tokens(share, tmp_path):
-    _, texts = mixed(tmp_path, sizes=(1, 40), long_share=share, is_long=lambda text: len(text) > 30)
-    lengths = [len(text) for text in texts]
-    is_long = [len(json.dumps({"text": text})) > 30 for text in texts]
-    got = sum(n for n, long in zip(lengths, is_long, strict=True) if long) / sum(lengths)
-    assert got == pytest.approx(share, abs=0.06)
 
 
 def state(step=3, last=10, first=True):

@@ -6,9 +6,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from ctxext.errors import CtxextError
-from ctxext.finetune.documents import Document, Documents
+from ctxext.finetune.documents import Document, Documents, parse_source
 from ctxext.finetune.formats import RecordReader
-from ctxext.finetune.mixture import parse_source
 from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.training_data import TrainingData, training_data
 

@@ -10,7 +10,6 @@ from ctxext.errors import CtxextError
 from ctxext.files.content import Progress
 from ctxext.files.length import read_lengths
 from ctxext.files.output_directory import OverwriteOptions
-from ctxext.finetune.documents import LEARN
 from ctxext.options import check_numbers, option, with_documented_options
 
 _CHOICES = {
@@ -20,7 +19,7 @@ _CHOICES = {
     "schedule": ("cosine", "linear", "constant"),
     "dtype": ("auto", "bf16", "fp16", "fp32"),
     "report_to": ("none", "tensorboard", "wandb", "trackio"),
-    "learn": LEARN,
+    "learn": ("answers", "all"),
     "quantize": ("none", "4bit"),
 }
 _AT_LEAST_ONE = (
