@@ -129,57 +129,6 @@ def bias_of(model, ids):
     return seen[0]
 
 
-@every
-def test_slopes_are_those_of_the_formula(name, method, row_wise):
-    length = FACTOR * LENGTH
-    bias = bias_of(load(row_wise[name, method]), tokens(length))
-    biases = bias.full()[0, :, :, -length:].double()
-    slopes = (biases[..., -1] - biases[..., 0]) / (length - 1)
-    settings = {"original_length": LENGTH, "factor": None}
-    wanted = torch.tensor([reference_of(method).slopes(settings, HEADS, m) for m in range(length)]).T.double()
-    rounded = 2.0**-8 if name.startswith("falcon") else 1e-6  # Falcon's own slopes have 8 bits.
-    assert (slopes / wanted - 1).abs().max() < rounded
-    shares = (slopes / slopes[:, :1]) / (
-        wanted / wanted[:, :1]
-    )  # What is left of them for each row is exact everywhere.
-    assert (shares - 1).abs().max() < 1e-6
-    assert bias.bias.numel() + bias.shares.numel() < 2.1 * HEADS * length, "nothing grows with the square"
-
-
-@torch.no_grad()
-@every
-def test_however_a_text_arrives(name, method, row_wise):
-    model, length = load(row_wise[name, method]), 3 * LENGTH
-    ids = tokens(length)
-    whole = model(ids, use_cache=False).logits
-    for chunks in ([length - 1, 1], [5, LENGTH, 9, length - LENGTH - 14], [1] * length):
-        cache, parts = None, []
-        for chunk in ids.split(chunks, 1):
-            out = model(chunk, past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
-            parts.append(out.logits)
-        assert (torch.cat(parts, 1) - whole).abs().max() < 1e-4
-    padded = torch.cat([tokens(7, seed=3), ids], 1)
-    beside = torch.cat([padded, tokens(length + 7, seed=1)])
-    mask = torch.ones_like(beside)
-    mask[0, :7] = 0
-    batched = model(beside, attention_mask=mask, use_cache=False).logits
-    assert (batched[0, 7:] - whole[0]).abs().max() < 1e-4
-    assert (batched[1] - model(beside[1:]).logits[0]).abs().max() < 1e-4
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", ALIBI)
-def test_generation_in_a_padded_batch_says_what_it_says_alone(name, row_wise):
-    model, ids = load(row_wise[name, NtkAlibi]), tokens(2 * LENGTH, batch=2)
-    mask = torch.ones_like(ids)
-    mask[0, :9] = 0
-    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 1}
-    together = model.generate(ids, attention_mask=mask, **options)
-    alone = model.generate(ids[:1, 9:], attention_mask=mask[:1, 9:], **options)
-    assert together[0, 9:].tolist() == alone[0].tolist()
-
-
 @pytest.mark.parametrize("name", ALIBI)
 def test_it_trains_as_the_stock_model_does(name, sources, row_wise):
     """Gradients by checkpointing are those without, in the forward that the rows' slopes belong to."""
@@ -295,6 +244,7 @@ def test_a_bias_goes_where_a_device_map_sends_it(row_wise):
     from accelerate.utils import send_to_device
 
     bias = bias_of(load(row_wise["bloom", NtkAlibi]), tokens(2 * LENGTH))
+    assert bias.bias.numel() + bias.shares.numel() < 2.1 * HEADS * 2 * LENGTH, "nothing grows with the square"
     assert torch.equal(send_to_device(bias, "cpu").full(), bias.full())
     assert send_to_device(bias, "meta").shares.device.type == "meta"
     assert sys.modules[type(bias).__module__].__file__.endswith("modeling_alibi.py")

@@ -5,7 +5,6 @@ import pytest
 from ctxext.checkpoint.families import FAMILIES, family_of
 from ctxext.converters.inspection import bound_of
 from ctxext.errors import CtxextError
-from ctxext.recipes.encodings.biases import alibi_slopes
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.alibi_interpolation import AlibiInterpolation
 from ctxext.recipes.methods.ntk_alibi import NtkAlibi
@@ -99,17 +98,6 @@ def test_buckets_are_taken_back_and_written():
     assert model.encoding.plain({}).distance == 40
     longer = model.with_context_length(128).config
     assert (longer["n_positions"], longer["relative_attention_max_distance"]) == (128, 40)
-
-
-def test_slopes_of_powers_of_two_and_of_others():
-    """ALiBi, section 3: 2^(-8h/H); for six heads those of four, then the first and the third of eight."""
-    assert alibi_slopes(1) == [2**-8]
-    assert alibi_slopes(4) == [2**-2, 2**-4, 2**-6, 2**-8]
-    assert alibi_slopes(6) == [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]
-    assert AlibiInterpolation(factor=2).exponents(3) == [1, 1, 1]
-    assert NtkAlibi(factor=2).exponents(1) == [0]
-    assert NtkAlibi(factor=2).exponents(2) == [0, 1]
-    assert NtkAlibi(factor=2).exponents(6) == [1 / 5, 3 / 5, 4 / 5, 1, 0, 2 / 5]
 
 
 @pytest.mark.parametrize("rows", ["row-wise", "static"])
