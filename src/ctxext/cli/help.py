@@ -3,7 +3,7 @@
 import re
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -25,7 +25,7 @@ class Command(typer.core.TyperCommand):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         if self.advanced or getattr(self.callback, "help_for", None):
-            self.params.append(_help_all_option())
+            self.params += _help_all_option()
 
     @property
     def advanced(self) -> Collection[str]:
@@ -74,35 +74,28 @@ def _read_plainly(parameter: Any) -> None:
     parameter.process_value = process_value
 
 
-def _help_all_option() -> Any:
+def _help_all_option() -> list[Any]:
     def show(context: typer.Context, wanted: bool) -> None:
         if wanted and not context.resilient_parsing:
             print_help(context.command, context, everything=True)
             raise typer.Exit
 
-    def declared(
-        help_all: bool = typer.Option(
-            False, "--help-all", help="Show every option and exit.", is_eager=True, expose_value=False, callback=show
-        ),
-    ) -> None:
+    option = typer.Option(
+        "--help-all", help="Show every option and exit.", is_eager=True, expose_value=False, callback=show
+    )
+    single = typer.Typer(add_completion=False)
+
+    @single.command()
+    def declared(help_all: Annotated[bool, option] = False) -> None:
         pass
 
-    single = typer.Typer(add_completion=False)
-    single.command()(declared)
-    return typer.main.get_command(single).params[0]
+    return typer.main.get_command(single).params
 
 
 def print_help(
     command: Any, ctx: typer.Context, *, commands: Mapping[str, str] | None = None, everything: bool = False
 ) -> None:
-    """Print the help of a command.
-
-    Args:
-        command: The command.
-        ctx: Its context.
-        commands: The subcommands of a group with what each does.
-        everything: Whether advanced options are shown too.
-    """
+    """Print the help of a command, with what each of its subcommands does; advanced options only with `everything`."""
     console = SafeConsole()
     words: Sequence[str] = ctx.meta.get(_WORDS, ())
     note = getattr(command.callback, "help_for", None)
