@@ -33,14 +33,6 @@ TokenOption = Annotated[
         show_default=False,
     ),
 ]
-OriginalLengthOption = Annotated[
-    str | None,
-    typer.Option(
-        "--original-length",
-        help="Tokens that the model was trained on, as 32k, where its files do not say it or you know better.",
-        show_default=False,
-    ),
-]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout.", rich_help_panel=_REPORTING)
 ]
@@ -55,11 +47,6 @@ DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or 
 DtypeOption = Annotated[
     str, typer.Option("--dtype", help="auto (as saved; on a CPU what it is fast in), bf16, fp16 or fp32.")
 ]
-
-
-def length_in(word: str | None) -> int | None:
-    """The length in tokens of an optional option."""
-    return parse_length(word) if word else None
 
 
 def names_in(words: Sequence[str] | None) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from ctxext.evaluate.tasks.documents import read_questions
 from ctxext.evaluate.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, expanded
 from ctxext.files.content import sha256_of
 from ctxext.files.length import read_lengths
-from ctxext.options import check_numbers, option, with_documented_options
+from ctxext.options import check_numbers, option, original_length_option, with_documented_options
 
 _ASKED, _RUN = "What is asked", "How it is run"
 
@@ -50,11 +50,7 @@ class Settings:
     samples: int = option(20, help="Questions per cell, and documents to read.", min=1)
     seed: int = option(0, help="Decides every question.")
     allow_beyond: bool = option(False, help="Ask beyond a model's context length too.")
-    original_length: int | None = option(
-        None,
-        help="Tokens that the model was trained on, as 32k, where its files do not say it or you know better.",
-        kind="length",
-    )
+    original_length: int | None = original_length_option()
     num_needles: int = option(
         4,
         help="needle, kv, documents: facts of a text that can be asked for; it is read once for as many depths.",

@@ -10,7 +10,7 @@ from ctxext.errors import CtxextError
 from ctxext.files.content import Progress
 from ctxext.files.length import read_lengths
 from ctxext.files.output_directory import OverwriteOptions
-from ctxext.options import check_numbers, option, with_documented_options
+from ctxext.options import check_numbers, option, original_length_option, with_documented_options
 
 _CHOICES = {
     "pack": ("off", "run-on", "restart"),
@@ -67,12 +67,7 @@ class TrainingOptions:
         panel=_LENGTH,
         kind="length",
     )
-    original_length: int | None = option(
-        None,
-        help="Tokens that the model was trained on, as 32k, where its files do not say it or you know better.",
-        panel=_LENGTH,
-        kind="length",
-    )
+    original_length: int | None = original_length_option(panel=_LENGTH)
     short_share: float = option(
         0.2, help="Share of steps on sequences of the original context length, 0 to 1.", panel=_LENGTH
     )
