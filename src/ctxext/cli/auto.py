@@ -54,16 +54,7 @@ def searched_recipe(
     *,
     original_length: int | None = None,
 ) -> Recipe:
-    """The best recipe of a search with a small budget, or else the best published method.
-
-    Args:
-        source: The checkpoint.
-        given: Method options that were given; only a target length makes sense.
-        budget: How many recipes, how many minutes.
-        hub: How to load the model: device, dtype, revision, token.
-        out: Where to show how it goes.
-        original_length: What the model was trained on, in tokens, where its files do not say it.
-    """
+    """The best recipe of a search with a small budget of recipes and minutes, or else the best published method."""
     if set(given) != {"target_length"}:
         others = ", ".join("--" + name.replace("_", "-") for name in given if name != "target_length")
         raise CtxextError(

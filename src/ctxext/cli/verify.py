@@ -111,7 +111,6 @@ def verify(
 
 
 def _arguments(engine: str | None, text: str | None) -> dict[str, Any]:
-    """The engine's arguments, checked before anything is read."""
     from ctxext.files.strict import parse_json
     from ctxext.verify.engine import vllm_version
 
