@@ -77,14 +77,7 @@ LINKS: Mapping[str, tuple[Way, ...]] = {
 
 
 def bring(origin: Path, target: Path, link: str, progress: Progress | None = None) -> str:
-    """Bring a file into a new folder; gives how it was done.
-
-    Args:
-        origin: The file, resolved.
-        target: Its new place, where nothing is.
-        link: One of `LINKS`.
-        progress: Called with the file's name, bytes done and bytes in all.
-    """
+    """Bring a resolved file to a new place by one of `LINKS`; gives how it was done."""
     for way in LINKS[link]:
         how = way(origin, target, progress)
         if how is not None:
