@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import processors
 
 from ctxext.evaluate.report import pictures as report_pictures
 from hand_made import Oracle, make_tokenizer, tiny_config, tiny_llama
@@ -28,6 +29,17 @@ def pictures(monkeypatch):
 @pytest.fixture(scope="session")
 def tokenizer():
     return make_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def words():
+    """A tokenizer as encoders have one: with a mask, and an end behind every text."""
+    fast = make_tokenizer()
+    fast.add_special_tokens({"mask_token": "<mask>", "pad_token": "<pad>", "cls_token": "<s>", "sep_token": "</s>"})
+    fast.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    return fast
 
 
 @pytest.fixture(scope="session")
