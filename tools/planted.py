@@ -451,8 +451,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "evaluate/report/page.py",
-        'cells = [cell for cell in model["cells"] if cell["length"] == length]\n    return pooled(cells)',
-        'cells = [cell for cell in model["cells"] if cell["length"] == length][:1]\n    return pooled(cells)',
+        'cells := [cell for cell in model["cells"] if cell["length"] == length]:',
+        'cells := [cell for cell in model["cells"] if cell["length"] == length][:1]:',
         ("tests/evaluate/test_report_whole.py::test_the_summary_row_by_row",),
     ),
     (
@@ -883,7 +883,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     ("data/records.py", "stream if seed is None else stream", "stream if not seed else stream", _TEXTS),
     ("data/records.py", "if value is not None}", "}", _TEXTS),
-    ("data/texts.py", "if len(ids) < length:", "if len(ids) <= length:", _TEXTS),
+    ("data/texts.py", "if len(ids) >= length:", "if len(ids) > length:", _TEXTS),
     ("data/texts.py", "documents.append(ids[:most])", "documents.append(ids[:length])", _TEXTS),
     ("data/texts.py", "size = length - len(start)", "size = length", _TEXTS),
     ("data/texts.py", 'f"{seed} prose {number}"', 'f"{seed} prose"', _TEXTS),
@@ -1023,7 +1023,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "evaluate/tasks/harness.py",
         "key=lambda word: (len(word), word)",
         "key=lambda word: word",
-        ("tests/evaluate/test_what_is_asked.py::test_the_mean_of_ruler_is_named_by_what_was_run",),
+        ("tests/evaluate/test_harness.py::test_ruler_is_run_length_by_length_and_named_by_what_was_run",),
     ),
     (
         "finetune/merge.py",

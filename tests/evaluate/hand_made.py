@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
 
 from ctxext.data import prose
-from ctxext.evaluate.tasks import kv, needle, passkey
+from ctxext.evaluate.tasks import kv, needle
 
 WINDOW = 512
 
@@ -18,8 +18,8 @@ WINDOW = 512
 def trained_tokenizer() -> str:
     """A tokenizer of 640 tokens, as JSON."""
     text = [
-        passkey.OPENING,
-        passkey.FILLER,
+        needle.PASSKEY_OPENING,
+        needle.FILLER,
         needle.OPENING,
         kv.OPENING,
         *islice(prose.sentences(random.Random(0)), 300),
@@ -107,7 +107,7 @@ class Oracle(LlamaForCausalLM):
         if question not in text:
             return 5
         said = text.split(question)[1]
-        haystack = text.split(question)[0].removeprefix("<s>" + passkey.OPENING)
+        haystack = text.split(question)[0].removeprefix("<s>" + needle.PASSKEY_OPENING)
         key = haystack.split(fact)[1].split(".")[0]
         depth = haystack.index(fact) / len(haystack)
         answer = f" {key}"

@@ -94,12 +94,6 @@ def test_documents_of_different_kinds_are_not_paired():
     assert {text: one.mean for text, one in against.by_text.items()} == {"code": 2.0, "prose": 0.25}
 
 
-@pytest.mark.parametrize("data", ["", ",", " , "])
-def test_a_name_that_names_nothing_is_not_the_folder_that_one_stands_in(data):
-    with pytest.raises(CtxextError, match="--data names no text"):
-        Settings(data=data)
-
-
 def test_depths_are_asked_for_by_the_name_of_their_option():
     with pytest.raises(CtxextError) as error:
         Settings(depths=())

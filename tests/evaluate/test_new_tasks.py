@@ -12,8 +12,8 @@ from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import encode_parts
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.settings import Settings
-from ctxext.evaluate.tasks.association import PAIRS
 from ctxext.evaluate.tasks.base import keys_of
+from ctxext.evaluate.tasks.needle import PAIRS
 from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS
 from ctxext.evaluate.tasks.retrieval import RetrievalWork, make_questions, num_questions
 from hand_made import tiny_llama
@@ -124,5 +124,5 @@ def test_every_task_fits_its_own_room(tokenizer):
             made = TASKS[name]
             for sample in range(20):
                 pieces = made.pieces(random.Random(sample))
-                assert len(encoder.piece(pieces.answer)) <= made.answer_room
+                assert len(encoder.piece(pieces.asks[0].answer)) <= made.answer_room
                 assert encode_parts(pieces, encoder, answer_room=made.answer_room).size < LENGTH

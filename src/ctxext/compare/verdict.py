@@ -127,13 +127,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def measured(records: Sequence[Record], trained_length: int | None, lengths: Sequence[int] = ()) -> Measured:
-    """Return what the records of one model say.
-
-    Args:
-        records: The records.
-        trained_length: The original context length, if known.
-        lengths: The planned prompt lengths.
-    """
+    """Return what the records of one model say, whose planned prompt lengths are these."""
     answers: dict[_Text, dict[tuple[float | None, int], float]] = {}
     losses, seconds, peaks = dict[tuple[str, int], float](), dict[tuple[Any, ...], float](), []
     for record in records:
@@ -160,14 +154,7 @@ def measured(records: Sequence[Record], trained_length: int | None, lengths: Seq
 def comparison(
     report: Report, records: Sequence[Record], candidates: Sequence[Candidate], plans: Sequence[ModelPlan]
 ) -> dict[str, Any]:
-    """What is added to a report: a row for each model and candidate, and which to take.
-
-    Args:
-        report: The report of the models that were asked, the model as it is first.
-        records: The records that it is made of.
-        candidates: All recipes, those that do not apply among them.
-        plans: What was to be asked.
-    """
+    """What is added to a report: a row for each model, the model as it is first, and candidate; and which to take."""
     by_name = {model["name"]: model for model in report["models"]}
     trained = by_name[STOCK]["trained_length"]
     lengths = {entry.info.name: entry.lengths for entry in plans}
@@ -252,7 +239,7 @@ def _choice(
 
         def price(name: str) -> tuple[float, float, int]:
             loss = losses[name].mean if name in losses else 0.0
-            return round(_inside(rows[name]) or 0.0, _SAME_COST), round(loss, _SAME_COST), -len(_engines(rows[name]))
+            return round(_inside(rows[name]) or 0.0, _SAME_COST), round(loss, _SAME_COST), -len(engines_of(rows[name]))
 
         return min(names, key=price)
 
@@ -280,21 +267,19 @@ def _choice(
             if name == best or not any(worse and worse.low > 0 for worse in (behind[name], fewer[name]))
         ]
         taken, drop = cheapest(alike), losses[cheapest(alike)]
-        more = f"reads on beyond {trained_length} tokens with {_signed(drop)} nats per token against stock"
+        more = f"reads on beyond {trained_length} tokens with {signed(drop.to_dict())} nats per token against stock"
         if found:
             more += f" ({shares[taken]} found, stock {shares[STOCK]}: not apart)"
         return taken, taken, _sentence(taken, more, alike, rows, trained_length)
     if found:
         nearest = max(found, key=lambda name: found[name].mean)
         gain, texts = found[nearest], found[nearest].texts
-        points = Difference(100 * gain.mean, 100 * gain.low, 100 * gain.high, texts)
         of_texts = f"{texts} text{'' if texts == 1 else 's'}"
-        sentence = f"nearest comes {nearest}, which finds {_signed(points, 0)} points more on {of_texts}"
+        sentence = f"nearest comes {nearest}, which finds {signed(gain.to_dict(), 0, 100)} points more on {of_texts}"
     elif losses:
         nearest = min(losses, key=lambda name: losses[name].mean)
-        sentence = (
-            f"nearest comes {nearest}, with {_signed(losses[nearest])} nats per token beyond {trained_length} tokens"
-        )
+        loss = signed(losses[nearest].to_dict())
+        sentence = f"nearest comes {nearest}, with {loss} nats per token beyond {trained_length} tokens"
     else:
         measured_inside = any(mine.answers for mine in asked.values())
         return None, None, f"Nothing was measured of any method{measured_inside * f' beyond {trained_length} tokens'}."
@@ -309,7 +294,7 @@ def _sentence(
     parts = [f"Take {taken}: it {more}"]
     if cost is not None:
         parts.append(f"it costs {f'{cost:+z.3f} nats per token' if cost else 'nothing'} at {trained_length} tokens")
-    if engines := _engines(rows[taken]):
+    if engines := engines_of(rows[taken]):
         parts.append(f"it runs in {_listed(engines)}")
     sentence = _listed(parts)
     others = [
@@ -326,7 +311,8 @@ def _inside(row: Mapping[str, Any]) -> float | None:
     return float(inside["loss"]) if inside else None
 
 
-def _engines(row: Mapping[str, Any]) -> list[str]:
+def engines_of(row: Mapping[str, Any]) -> list[str]:
+    """The engines that run a method, even if only partly."""
     return [served["engine"] for served in row.get("serving") or () if served["status"] in (EXACT, PARTLY)]
 
 
@@ -344,11 +330,14 @@ def _share(cells: Sequence[dict[str, Any]], trained_length: int | None) -> str:
     return f"{percent(share)} % ({percent(low)}–{percent(high)})"
 
 
-def _signed(difference: Difference, decimals: int = 3) -> str:
-    text = f"{difference.mean:+z.{decimals}f}"
-    if math.isfinite(difference.high):
-        text += f" ({difference.low:+z.{decimals}f} to {difference.high:+z.{decimals}f})"
-    return text
+def signed(difference: Mapping[str, Any] | None, decimals: int = 3, times: int = 1) -> str:
+    """A difference with its interval, in units of which `times` make one."""
+    if not difference:
+        return "–"
+    text = f"{times * difference['difference']:+z.{decimals}f}"
+    if difference["low"] is None:
+        return text
+    return f"{text} ({times * difference['low']:+z.{decimals}f} to {times * difference['high']:+z.{decimals}f})"
 
 
 def _listed(words: Sequence[str]) -> str:

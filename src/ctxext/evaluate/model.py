@@ -99,6 +99,10 @@ class LoadedModel:
             "chat_template": "yes" if self.encoder.uses_chat else "no",
         }
 
+    def questions_at_once(self, length: int, num_depths: int) -> int | None:
+        """How many questions run together, each at some depths; None for as many as fit into memory."""
+        return None
+
     def close(self) -> None:
         """Release resources besides memory: there are none here."""
 

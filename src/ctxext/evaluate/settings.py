@@ -127,7 +127,7 @@ class Settings:
             filler=self.filler,
         )
         tasks = [RETRIEVAL_TASKS[name] for name in dict.fromkeys(self.tasks) if name in RETRIEVAL_TASKS]
-        return [task.from_options(options) for task in tasks]
+        return [task.with_options(options) for task in tasks]
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as in report.json, with files by name and digest, without their folder."""

@@ -23,8 +23,6 @@ from ctxext.recipes.recipe import Recipe
 _CANNOT = (AttributeError, ImportError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
 """The errors of modeling code that does not fit the installed transformers; verifying a conversion shows them too."""
 
-"""The number formats of tensors that are written anew, by the names of safetensors."""
-
 
 class Workbench:
     """A loaded model on which recipes are tried.
@@ -45,12 +43,7 @@ class Workbench:
         folder.mkdir()
 
     def prepared(self, recipe: Recipe, progress: Progress | None = None) -> Recipe:
-        """The recipe with everything filled in that depends on the model, a calibrated head order measured.
-
-        Args:
-            recipe: The recipe.
-            progress: Called while a head order is calibrated.
-        """
+        """The recipe with everything filled in that depends on the model, a calibrated head order measured."""
         recipe = recipe.resolved(self.plain)
         listening = per_prompt_form(recipe)
         if listening is None:
@@ -71,7 +64,8 @@ class Workbench:
             model = self._built(has_code=bool(code))
             self._adopt(model, rewritten)
             if code:
-                _try_out(model)
+                with torch.inference_mode():
+                    model(input_ids=torch.arange(4, device=model.device)[None], use_cache=False)
         except _CANNOT as error:
             if not code:
                 raise
@@ -136,12 +130,6 @@ def _no_init_weights() -> Any:
     # In transformers 5 it is in a separate module.
     place = "initialization" if importlib.util.find_spec("transformers.initialization") else "modeling_utils"
     return importlib.import_module(f"transformers.{place}").no_init_weights()
-
-
-@torch.inference_mode()
-def _try_out(model: Any) -> None:
-    """Run a few tokens."""
-    model(input_ids=torch.arange(4, device=model.device)[None], use_cache=False)
 
 
 def _attention_of(config: Any) -> dict[str, str]:

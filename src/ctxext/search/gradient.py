@@ -187,7 +187,7 @@ def _joined(prompts: list[Prompt]) -> tuple[torch.Tensor, torch.Tensor]:
 def _documents(encoder: Encoder, options: SearchOptions, length: int) -> Iterator[torch.Tensor]:
     """Documents of the original context length, (documents, length), again and again."""
     seed = options.seed + _ALREADY
-    documents = read_corpus(options.data, encoder, count=64, length=length, most=length, seed=seed).documents
+    documents = read_corpus(options.data, encoder, count=64, length=length, most=length, seed=seed)
     rows = torch.tensor(documents)
     while True:
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))

@@ -123,7 +123,7 @@ def _documents(
 
 
 def _read(data: str | None, encoder: Encoder, count: int, length: int, seed: int) -> list[list[int]]:
-    return read_corpus(data, encoder, count=count, length=length, most=length, seed=seed).documents
+    return read_corpus(data, encoder, count=count, length=length, most=length, seed=seed)
 
 
 def _own_sentences(data: str | None) -> list[tuple[str, ...]]:
