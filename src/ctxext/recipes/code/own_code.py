@@ -103,12 +103,7 @@ def needs_code(config: Mapping[str, Any]) -> bool:
 
 
 def check_pinned(checkpoint: Checkpoint, revision: str | None) -> None:
-    """Check that code of others runs from the Hub only at a pinned commit.
-
-    Args:
-        checkpoint: The checkpoint whose code would run.
-        revision: The revision that the user asked for.
-    """
+    """Check that code of others runs from the Hub only at a pinned commit."""
     if checkpoint.revision and not _COMMIT.fullmatch(revision or ""):
         raise CtxextError(
             "--trust-remote-code runs code from the Hub only at a pinned revision.",
