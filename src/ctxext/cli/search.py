@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ctxext.cli.eval import ChatTemplateOption
 from ctxext.cli.interrupts import answered_at_once
 from ctxext.cli.options import (
     DeviceOption,
@@ -129,13 +130,10 @@ def points_table(points: "list[Point]", stock: "Measurement | None") -> Table:
 _CAP = 12
 
 
-_RUN, _STUDY = "How it is run", "Study"
+_STUDY = "Study"
 
 OutArgument = Annotated[
     Path, typer.Argument(metavar="RECIPE", help="The recipe file to write; NAME.png and NAME.db go beside it.")
-]
-ChatTemplateOption = Annotated[
-    bool, typer.Option("--chat-template/--no-chat-template", help="Use it where there is one.", rich_help_panel=_RUN)
 ]
 StudyOption = Annotated[
     str | None,
@@ -197,7 +195,9 @@ def search_(
     from ctxext.evaluate.model import Loading
 
     loading = Loading(device=device, dtype=dtype, chat_template=chat_template, revision=revision, token=token)
-    place = _place(out, study, storage)
+    place = StudyPlace(path=Path(study)) if study else study_beside(out)
+    if storage is not None:
+        place = StudyPlace(name=study or out.stem, storage=storage)
 
     def tell_how_to_go_on() -> None:
         if not wanted.gradient and (place.path is None or place.path.exists()):
@@ -224,12 +224,6 @@ def search_(
             watch=watch,
         )
     _tell(output, result, source, out, place, wanted)
-
-
-def _place(out: Path, study: str | None, storage: str | None) -> StudyPlace:
-    if storage is not None:
-        return StudyPlace(name=study or out.stem, storage=storage)
-    return StudyPlace(path=Path(study)) if study else study_beside(out)
 
 
 def _again(source: str, out: Path, options: SearchOptions, given: dict[str, Any]) -> list[str]:

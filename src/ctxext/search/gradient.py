@@ -78,7 +78,8 @@ class Learner:
             name: tuple(tuple(float(f"{number:.{_DIGITS}g}") for number in row) for row in values.tolist())
             for name, values in self.numbers().items()
         }
-        return Recipe([_step(rows, self.options.target_length)])
+        numbers: Any = {**rows, "ramp_fast": _FAST, "ramp_slow": _SLOW, "reaches": self.options.target_length}
+        return Recipe([MsPoE(schedule="by-parts", head_order="fixed", first_layer=0, **numbers)])
 
     def _give(self) -> None:
         """Pass the numbers to the model's code as tensors: training runs the code that is shipped."""
@@ -101,26 +102,10 @@ class Learner:
             method.settings["heads"] = {name: list(values.unbind(0)) for name, values in numbers.items()}
 
 
-def _step(rows: dict[str, Any], target_length: int) -> MsPoE:
-    return MsPoE(
-        schedule="by-parts",
-        head_order="fixed",
-        first_layer=0,
-        ramp_fast=_FAST,
-        ramp_slow=_SLOW,
-        reaches=target_length,
-        **rows,
-    )
-
-
 def learn(bench: Workbench, options: SearchOptions, end: float, report: Callable[[float, float], None]) -> Recipe:
-    """Learn the heads' numbers until the time is up.
+    """Learn the heads' numbers until the time is up, `end` on the monotonic clock in seconds.
 
-    Args:
-        bench: The model.
-        options: How far to reach, and what may be lost.
-        end: When to stop, on the monotonic clock in seconds.
-        report: Called after each step with the loss of the answers and the divergence from the source, in nats.
+    `report` is called after each step with the loss of the answers and the divergence from the source, in nats.
     """
     learner = Learner(bench, options)
     optimizer = torch.optim.Adam(learner.logs.values(), lr=_RATE)
@@ -236,14 +221,7 @@ def learned_standing(
 ) -> Standing:
     """The points for the last checks, as a search by trials has them: YaRN as published, and the learned recipe.
 
-    Args:
-        bench: The model.
-        options: How far to reach, what may be lost, how long to learn.
-        eval_set: The eval set of both.
-        stock: The plain model's answers to that.
-        stock_seconds: How long they took.
-        watch: Called after each step.
-        end: When the whole run must be over, on the monotonic clock in seconds.
+    The whole run must be over at `end`, on the monotonic clock in seconds.
     """
     factor = options.target_length / bench.plain.rotary.trained_length
     trials: list[Trial] = []

@@ -263,14 +263,13 @@ def measure(
 ) -> Measurement:
     """Measure a model: documents first, then rounds of needles, each from the shortest prompts to the longest.
 
-    Args:
-        loaded: The model.
-        eval_set: The prompts and documents.
-        is_hopeless: Called before each length of each round; if it returns true, the rest is left out.
+    `is_hopeless` is called before each length of each round; if it returns true, the rest is left out.
     """
-    measurement = Measurement(
-        _document_losses(loaded, eval_set), {}, {}, eval_set.lengths, eval_set.num_prompts, eval_set.num_depths
-    )
+    size = rows_that_fit(loaded.model, eval_set.documents.shape[1])
+    starts = range(0, len(eval_set.documents), size)
+    pieces = [token_losses(loaded, eval_set.documents[start : start + size].to(loaded.device)) for start in starts]
+    short = [float(loss) for piece in pieces for loss in piece.mean(1)]
+    measurement = Measurement(short, {}, {}, eval_set.lengths, eval_set.num_prompts, eval_set.num_depths)
     for first in range(0, eval_set.num_questions, _ROUND):
         for length, questions in eval_set.questions.items():
             if is_hopeless is not None and is_hopeless(measurement):
@@ -292,10 +291,3 @@ def _answers(loaded: LoadedModel, length: int, questions: Sequence[Sequence[Prom
         losses += itertools.chain.from_iterable(zip(*(own for _, own, _ in by_depth), strict=True))
         correct += itertools.chain.from_iterable(zip(*(right for _, _, right in by_depth), strict=True))
     return losses, correct
-
-
-def _document_losses(loaded: LoadedModel, eval_set: EvalSet) -> list[float]:
-    size = rows_that_fit(loaded.model, eval_set.documents.shape[1])
-    starts = range(0, len(eval_set.documents), size)
-    pieces = [token_losses(loaded, eval_set.documents[start : start + size].to(loaded.device)) for start in starts]
-    return [float(loss) for piece in pieces for loss in piece.mean(1)]

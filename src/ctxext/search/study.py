@@ -234,15 +234,12 @@ class Study:
         """Queue again the trials of processes that have ended, with the same parameters."""
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if not _is_alive(trial):
-                self._line_up(trial.number)
+                self.put_back(trial)
 
-    def put_back(self, trial: optuna.trial.Trial) -> None:
-        """Queue again a trial that ran out of time."""
-        self._line_up(trial.number)
-
-    def _line_up(self, number: int) -> None:
+    def put_back(self, trial: optuna.trial.Trial | FrozenTrial) -> None:
+        """Queue a trial again, one that ran out of time for example."""
         study_id = self._storage.get_study_id_from_name(self.place.name)
-        known = self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
+        known = self._storage.get_trial_id_from_study_id_trial_number(study_id, trial.number)
         # Another process may have been faster: then this one has come to its end, or is tried twice.
         with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
             self._storage.set_trial_user_attr(known, "owner", None)
@@ -300,27 +297,26 @@ class Study:
     @_errors_named
     def trials(self) -> list[Trial]:
         """Every recipe that was tried, in order."""
-        finished = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        return [_trial_of(trial) for trial in finished]
+        trials = []
+        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+            attributes = trial.user_attrs
+            recipe, measurement = attributes["recipe"], attributes["measurement"]
+            if measurement and not recipe:
+                raise ValueError(f"trial {trial.number} was measured without a recipe")
+            tried = Trial(
+                trial.number,
+                attributes.get("published", ""),
+                recipe_from_dict(recipe, "the study") if recipe else None,
+                measurement_from(measurement) if measurement else None,
+                attributes["refusal"],
+                trial.duration.total_seconds() if trial.duration else 0.0,
+            )
+            trials.append(tried)
+        return trials
 
     def is_start(self, trial: optuna.trial.Trial) -> bool:
         """Whether a trial is one of the recipes that the search starts from, the published ones among them."""
         return "published" in trial.user_attrs
-
-
-def _trial_of(trial: FrozenTrial) -> Trial:
-    attributes = trial.user_attrs
-    recipe, measurement = attributes["recipe"], attributes["measurement"]
-    if measurement and not recipe:
-        raise ValueError(f"trial {trial.number} was measured without a recipe")
-    return Trial(
-        trial.number,
-        attributes.get("published", ""),
-        recipe_from_dict(recipe, "the study") if recipe else None,
-        measurement_from(measurement) if measurement else None,
-        attributes["refusal"],
-        trial.duration.total_seconds() if trial.duration else 0.0,
-    )
 
 
 def _is_alive(trial: FrozenTrial) -> bool:
