@@ -93,7 +93,6 @@ class _Pool:
     records: Iterator[Numbered | None]
     taken: float = 0.0  # Tokens over the weight.
     is_used_up: bool = False  # Each was taken once.
-    is_empty: bool = False  # Nothing comes any more.
 
     def take(self, num_tokens: int) -> None:
         """Count a record that was taken."""
@@ -191,11 +190,11 @@ class Documents:
         self.num_in_all, self._num_characters = 0, 0
         pools = [pool for number, group in enumerate(groups) for pool in self._pools_of(group, f"{number}", folder)]
         while not all(pool.is_used_up for pool in pools):
-            pool = min((pool for pool in pools if not pool.is_empty), key=lambda pool: pool.taken)
+            pool = min(pools, key=lambda pool: pool.taken)
             try:
                 record = next(pool.records)
             except StopIteration:
-                pool.is_used_up = pool.is_empty = True
+                pools.remove(pool)
                 continue
             if record is None:
                 pool.is_used_up = True

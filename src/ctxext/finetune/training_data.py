@@ -135,12 +135,7 @@ Data = str | Path | TrainingData | Iterable[str | Path | Mapping[str, Any]]
 
 
 def training_data(data: Data, **others: Any) -> TrainingData:
-    """What the data of a call names. In a list a string is a text, and a Path a file.
-
-    Args:
-        data: The data.
-        others: Other fields of `TrainingData`.
-    """
+    """What the data of a call names. In a list a string is a text, and a Path a file."""
     if isinstance(data, TrainingData):
         return data
     if isinstance(data, str | Path):
