@@ -8,6 +8,7 @@ from unittest import mock
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ctxext.converters import convert
@@ -71,6 +72,11 @@ QUICK = TrainingOptions(length=64, steps=6, batch_size=2, rank=4, learning_rate=
 PARALLEL = dataclasses.replace(QUICK, batch_size=4, pack="run-on", steps=5)
 
 
+def change(**options) -> TrainingOptions:
+    """The short training with other options."""
+    return dataclasses.replace(QUICK, **options)
+
+
 def tune(base: Path, out: Path, options: TrainingOptions = QUICK, *, is_drawn: bool = False, **others):
     """Train; the curve of losses is drawn where asked, as that takes longer than a short training."""
     with mock.patch("ctxext.finetune.run.draw_losses", draw_losses if is_drawn else leave_file):
@@ -118,3 +124,18 @@ def logits(model, seed: int = 1, length: int = 48) -> torch.Tensor:
 
 def load(folder: Path):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=True).eval()
+
+
+class Largest(TorchDispatchMode):
+    """The most elements that a tensor has which an operation takes or makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.size = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        some = [*args, *(kwargs or {}).values(), *(result if isinstance(result, (tuple, list)) else [result])]
+        tensors = [one for one in some if torch.is_tensor(one)]
+        self.size = max([self.size, *(one.numel() for one in tensors)])
+        return result

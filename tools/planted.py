@@ -948,7 +948,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         ("tests/finetune/test_choices.py::test_records_in_our_own_fields",),
     ),
     (
-        "finetune/probe.py",
+        "finetune/dry_run.py",
         "max(0.0, (second - first)",
         "min(0.0, (second - first)",
         ("tests/finetune/test_choices.py::test_memory_at_another_length",),

@@ -321,25 +321,6 @@ def test_contents_and_calls_in_other_forms(message, read_as):
 
 
 @pytest.mark.parametrize(
-    ("record", "message", "hint"),
-    [
-        ({"content": "a text", "id": "7"}, 'it has "content", "id"; wanted', "--text-field content"),
-        ({"text": None}, 'no known format: its "text" is null', "--skip-bad-rows"),
-        ({"prompt": [user("a")], "completion": "b"}, "only one is a list", "--skip-bad-rows"),
-        ({"messages": [user("a"), {"content": "b"}]}, 'has no "role" in message 2', "--skip-bad-rows"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 'type "image" in message 1', "--skip"),
-        ({"messages": [answer("", tool_calls=[{**CALL, "function": {"arguments": "{"}}])]}, "no JSON", "--skip"),
-        ({"messages": [answer("a")], "tools": "none"}, "tools that are no list", "--skip"),
-    ],
-)
-def test_bad_records_say_what_is_wrong(record, message, hint):
-    with pytest.raises(CtxextError) as refused:
-        RecordReader().read(record, "Line 1")
-    assert message in refused.value.message
-    assert hint in (refused.value.hint or "")
-
-
-@pytest.mark.parametrize(
     ("following", "stop"), [("<s>[INST]", "</s>"), ("<|end|>[INST]", "<|end|>"), ("[INST]", "</s>")]
 )
 def test_the_token_that_begins_a_turn_is_no_end_token(following, stop):

@@ -76,6 +76,13 @@ def test_parquet_has_the_same_fields(tmp_path, tokenizer):
     [
         ({"prompt": "w2"}, 'Line 1 .*known format: it has "prompt"; wanted is "text", or "messages", or "prompt" with'),
         ([1], "it has no fields"),
+        ({"content": "a text", "id": "7"}, 'it has "content", "id"; wanted'),
+        ({"text": None}, 'no known format: its "text" is null'),
+        ({"prompt": CHAT[:1], "completion": "b"}, "only one is a list"),
+        ({"messages": [*CHAT[:1], {"content": "b"}]}, 'has no "role" in message 2'),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 'type "image" in message 1'),
+        ({"messages": [{**CHAT[1], "tool_calls": [{"function": {"arguments": "{"}}]}]}, "no JSON in message 1"),
+        ({"messages": CHAT, "tools": "none"}, "tools that are no list"),
         ({"text": "w2", "messages": CHAT}, "could be text or chat"),
         ({"prompt": "w2", "chosen": "w3", "rejected": "w4"}, "another task .preferences."),
         ({"prompt": "w2", "completion": "w3", "label": False}, "another task .judged answers."),
@@ -88,8 +95,10 @@ def test_parquet_has_the_same_fields(tmp_path, tokenizer):
     ],
 )
 def test_other_records_are_refused(tmp_path, tokenizer, record, message):
-    with pytest.raises(CtxextError, match=message):
+    with pytest.raises(CtxextError, match=message) as refused:
         read(tmp_path, tokenizer, record)
+    ways = ("--skip-bad-rows", "--text-field content", 'Give a "prompt" and a "completion"')
+    assert any(way in refused.value.hint for way in ways)
 
 
 def test_a_template_that_changes_what_was_said_is_refused(tmp_path, tokenizer):
@@ -112,11 +121,7 @@ def test_messages_of_weight_zero_are_read_and_not_learned(tmp_path, tokenizer):
     assert learned(document) == [6, 7, 1]
 
 
-def test_other_formats_say_the_same_as_our_own(tmp_path, tokenizer):
-    names = {"user": "human", "assistant": "gpt"}
-    shared = [{"from": names[turn["role"]], "value": turn["content"]} for turn in CHAT]
-    ids, wanted = (read(tmp_path, tokenizer, record) for record in ({"conversations": shared}, {"messages": CHAT}))
-    assert ids == wanted
+def test_alpaca_s_records_are_messages_where_there_is_a_template(tmp_path, tokenizer):
     asked = {"instruction": "w2 w3", "input": "", "output": "w4"}
     assert read(tmp_path, tokenizer, asked) == read(tmp_path, tokenizer, {"messages": CHAT[:2]})
     tokenizer.chat_template = None

@@ -67,6 +67,8 @@ def test_what_is_put_into_out_meanwhile_stays(given, base, tmp_path):
 def test_only_what_is_said_may_go(base, tmp_path):
     out = tmp_path / "out"
     tune(base, out, SHORT, merge=False)
+    with pytest.raises(CtxextError, match="not empty"):
+        tune(base, out, SHORT)
     tune(base, out, SHORT, merge=False, overwrite=True)
     (out / "adapter" / "mine.txt").write_text("")
     with pytest.raises(CtxextError, match=r'did not make: "adapter/mine\.txt"'):

@@ -116,7 +116,7 @@ def load_base(base: Base, options: TrainingOptions, attention: str | None, *, co
     import torch
     import transformers
 
-    from ctxext.finetune.packed_attention import attend_by_document
+    from ctxext.finetune.attention import attend_by_document
 
     on_cpu = options.device == "cpu" or not torch.cuda.is_available()
     name = base.checkpoint.name
