@@ -62,10 +62,15 @@ def documents(count: int = 24, length: int = 130, seed: int = 0) -> list[list[in
     return texts
 
 
-def write_jsonl(path: Path, **sizes) -> Path:
-    texts = (" ".join(f"w{token}" for token in ids) for ids in documents(**sizes))
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+def write_records(path: Path, records) -> Path:
+    """A file of records; what is no record is the text of one."""
+    lines = (json.dumps({"text": record} if isinstance(record, str) else record) for record in records)
+    path.write_text("".join(f"{line}\n" for line in lines))
     return path
+
+
+def write_jsonl(path: Path, **sizes) -> Path:
+    return write_records(path, (" ".join(f"w{token}" for token in ids) for ids in documents(**sizes)))
 
 
 QUICK = TrainingOptions(length=64, steps=6, batch_size=2, rank=4, learning_rate=5e-3, save_every=6)

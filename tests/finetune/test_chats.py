@@ -21,6 +21,7 @@ from ctxext.finetune.documents import Documents, parse_source
 from ctxext.finetune.formats import BadRecord, RecordReader
 from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.prepare import data_lines
+from tiny_base import write_records
 
 with zipfile.ZipFile(Path(__file__).parents[1] / "data" / "chat_templates.zip") as archive:
     TEMPLATES = {
@@ -253,9 +254,7 @@ def test_an_answer_without_an_end_learns_the_end_of_the_text():
 
 
 def read(tmp_path, name, *records):
-    path = tmp_path / "data.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    tokenizer = tokenizer_for(name)
+    path, tokenizer = write_records(tmp_path / "data.jsonl", records), tokenizer_for(name)
     documents = Documents([parse_source(str(path))], tokenizer, "answers", RecordReader())
     return documents, tokenizer
 

@@ -1,7 +1,5 @@
 """Records to documents: what the loss counts of each."""
 
-import json
-
 import pytest
 from transformers import AutoTokenizer
 
@@ -10,6 +8,7 @@ from ctxext.finetune.documents import Document, Documents, parse_source
 from ctxext.finetune.formats import RecordReader
 from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.training_data import TrainingData, training_data
+from tiny_base import write_records
 
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ' w9 ' + message['content'] + ' </s> ' }}{% endfor %}"
@@ -31,9 +30,7 @@ def tokenizer(base):
 
 
 def read(tmp_path, tokenizer, *records, **options):
-    path = tmp_path / "data.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return list(documents_of(path, tokenizer, **options))
+    return list(documents_of(write_records(tmp_path / "data.jsonl", records), tokenizer, **options))
 
 
 def documents_of(path, tokenizer, learn="answers", **reader):
@@ -130,10 +127,8 @@ def test_alpaca_s_records_are_messages_where_there_is_a_template(tmp_path, token
 
 
 def test_bad_rows_are_counted_where_that_is_asked_for(tmp_path, tokenizer):
-    path = tmp_path / "data.jsonl"
     rows = [{"text": "w2"}, {"txt": "w3"}, {"messages": [{"role": "assistant"}]}, {"text": "w4", "id": 7}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    documents = documents_of(path, tokenizer, skip_bad=True)
+    documents = documents_of(write_records(tmp_path / "data.jsonl", rows), tokenizer, skip_bad=True)
     assert sorted(list(document.ids) for document in documents) == [[2], [4]]
     assert documents.reader.num_bad == 2
     assert "Line 2" in documents.reader.first_bad
@@ -150,8 +145,7 @@ def test_the_text_may_be_in_another_field(tmp_path, tokenizer):
 
 def test_data_in_memory_is_read_as_a_file_with_the_same_records(tmp_path, tokenizer):
     records = [{"prompt": "w2 w3", "completion": " w4"}, {"text": "w5 w6 w7"}, {"messages": CHAT}]
-    path = tmp_path / "data.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    path = write_records(tmp_path / "data.jsonl", records)
     options, wanted = TrainingOptions(length=4), {4: 2}
     forms = [
         path,

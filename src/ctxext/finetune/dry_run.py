@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PrinterCallback, TrainerCallback
+from transformers import TrainerCallback
 
 from ctxext.errors import CtxextError
 from ctxext.files.memory import forget_peak, peak_memory
@@ -194,14 +194,11 @@ def _measure(ready: Prepared, lengths: tuple[int, int], cost: Cost, folder: Path
     short = dataclasses.replace(
         options, steps=_STEPS * len(lengths), batch_size=options.micro_batch * world, report_to="none", save_every=10**9
     )
-    if options.checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     arguments = training_arguments(short, folder, world)
     arguments.save_strategy = "no"
     clock = _Clock(model.device)
     rows = [_row(length, ready, cost) for length in lengths for _ in range(_STEPS * options.micro_batch)]
-    trainer = OrderedTrainer(options, model=model, args=arguments, train_dataset=rows)
-    trainer.remove_callback(PrinterCallback)
+    trainer = OrderedTrainer(options, model, args=arguments, train_dataset=rows)
     trainer.add_callback(clock)
     trainer.train()
     return Measured(

@@ -91,9 +91,12 @@ OPTIMIZERS = (MUON, *(optimizer.value for optimizer in OptimizerNames))
 class OrderedTrainer(Trainer):  # type: ignore[misc]
     """A Trainer that takes the sequences in the order in which the data set has them, and knows Muon."""
 
-    def __init__(self, options: TrainingOptions, **kwargs: Any) -> None:
+    def __init__(self, options: TrainingOptions, model: Any, **kwargs: Any) -> None:
         self.uses_muon = options.optimizer == MUON
-        super().__init__(data_collator=stacked, **kwargs)
+        if options.checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        super().__init__(model, data_collator=stacked, **kwargs)
+        self.remove_callback(PrinterCallback)
 
     def create_optimizer(self, *args: Any) -> torch.optim.Optimizer:
         """As the Trainer does it, but for Muon."""
@@ -254,22 +257,18 @@ class Prepared:
 
 def train(ready: Prepared, folder: Path, reporter: Reporter, last_save: Path | None) -> Trainer:
     """Train to the last step, from the beginning or from the last save; the losses are in `state.log_history`."""
-    options, model, arguments = ready.options, ready.model, ready.arguments
+    options, arguments = ready.options, ready.arguments
     data = Sequences(folder, options, ready.reading)
     held_out = None
     if ready.held_out is not None:
         held_out = held_out_sequences(folder / HELD_OUT, options, ready.held_out.num_sequences, ready.reading)
-    if options.checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    if held_out is not None:
         arguments.eval_strategy = IntervalStrategy.STEPS
         arguments.eval_steps = options.eval_every or options.save_every
         if options.keeps_best:
             arguments.load_best_model_at_end = True
             arguments.metric_for_best_model, arguments.greater_is_better = "eval_loss", False
         arguments.per_device_eval_batch_size, arguments.prediction_loss_only = 1, True
-    trainer = OrderedTrainer(options, model=model, args=arguments, train_dataset=data, eval_dataset=held_out)
-    trainer.remove_callback(PrinterCallback)
+    trainer = OrderedTrainer(options, ready.model, args=arguments, train_dataset=data, eval_dataset=held_out)
     tokens_per_step = options.batch_size * options.sequence_length
     trainer.add_callback(LiveLine(reporter, tokens_per_step, folder / STEPS, *ready.measures))
     if options.patience:

@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -318,8 +319,7 @@ def check_mergeable(base: Base, model: Any) -> None:
         if not parameter.requires_grad or "lm_head" in name:
             continue
         owner = name.removeprefix("base_model.model.")
-        for part in (".lora_", ".modules_to_save", ".base_layer"):
-            owner = owner.split(part)[0] if part == ".lora_" else owner.replace(f"{part}.default", "").replace(part, "")
+        owner = re.sub(r"\.lora_.*|\.(modules_to_save|base_layer)(\.default)?", "", owner)
         owner = owner if owner.endswith((".weight", ".bias")) else f"{owner}.weight"
         place = stored_name(owner, shapes)
         if place is None:
