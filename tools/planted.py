@@ -185,14 +185,14 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "publish/push.py",
-        "pull.author == user and pull.title == options.message",
+        "pull.author == user and pull.title == title",
         "pull.author == user",
         ("tests/publish/test_what_is_shared.py::test_a_pull_request_is_opened_or_gone_on_with",),
     ),
     (
         "publish/push.py",
-        "pull.author == user and pull.title == options.message",
-        "pull.title == options.message",
+        "pull.author == user and pull.title == title",
+        "pull.title == title",
         ("tests/publish/test_what_is_shared.py::test_a_pull_request_is_opened_or_gone_on_with",),
     ),
     (
@@ -243,12 +243,6 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         '"dry_run", "token", ',
         '"dry_run", ',
         ("tests/finetune/test_finetune_command.py::test_a_run_is_written_as_a_file_that_runs_again",),
-    ),
-    (
-        "cli/push.py",
-        "check=verify",
-        "check=True",
-        ("tests/publish/test_push.py::test_no_verify_shares_what_was_changed",),
     ),
     (
         "converters/convert.py",

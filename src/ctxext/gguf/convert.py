@@ -113,13 +113,7 @@ class GgufConversion:
 
 @accepts_options(ConvertOptions)
 def plan_gguf(source: str | Path, recipe: Recipe, *, options: ConvertOptions) -> GgufPlan:
-    """Work out a conversion of a GGUF file; only its header is read.
-
-    Args:
-        source: The file, or the first of a split model's.
-        recipe: What to apply.
-        options: How to convert. Each field is a keyword of this function too.
-    """
+    """Work out a conversion of a GGUF file, or of the first of a split model's; only its header is read."""
     model = open_gguf(source, options.original_length)
     if recipe.needs_code:
         names = ", ".join(step.name for step in recipe.steps if step.needs_code())
@@ -204,10 +198,19 @@ def schedule_of(rotary: Rotary, architecture: Architecture) -> Schedule:
         keys["rope.scaling.original_context_length"] = rotary.schedule_length
         own = 0.1 * math.log(factor) + 1
         if not math.isclose(scaling, own, rel_tol=1e-7):
-            _check_layers(architecture, "an attention factor of its own")
+            if architecture.has_sliding_base:
+                raise CtxextError(
+                    "llama.cpp would apply an attention factor of its own to the sliding-window layers of "
+                    f'"{architecture.name}" too.',
+                    hint="pi, ntk, abf and yarn have none.",
+                )
             keys["rope.scaling.attn_factor"] = scaling / own
         return Schedule(keys)
-    _check_static(rotary)
+    if kind == "dynamic" or numbers.get("long_factor") != numbers.get("short_factor"):
+        raise CtxextError(
+            f"{kind} changes with the length of the text, and llama.cpp has one schedule for a whole run.",
+            hint=f"Choose one of {_CARRIED}, or a longrope recipe with one list.",
+        )
     if not architecture.lists:
         raise CtxextError(
             f'llama.cpp reads no list of frequencies for "{architecture.name}", which this schedule ({kind}) needs.',
@@ -219,25 +222,6 @@ def schedule_of(rotary: Rotary, architecture: Architecture) -> Schedule:
     if scaling != 1:
         keys["rope.scaling.attn_factor"] = scaling
     return Schedule(keys, factors)
-
-
-def _check_layers(architecture: Architecture, what: str) -> None:
-    """Refuse a factor on all layers where some of them keep their own schedule."""
-    if architecture.has_sliding_base:
-        raise CtxextError(
-            f'llama.cpp would apply {what} to the sliding-window layers of "{architecture.name}" too.',
-            hint="pi, ntk, abf and yarn have none.",
-        )
-
-
-def _check_static(rotary: Rotary) -> None:
-    """Refuse a schedule that is not the same at all lengths."""
-    numbers = rotary.parameters
-    if rotary.rope_type == "dynamic" or numbers.get("long_factor") != numbers.get("short_factor"):
-        raise CtxextError(
-            f"{rotary.rope_type} changes with the length of the text, and llama.cpp has one schedule for a whole run.",
-            hint=f"Choose one of {_CARRIED}, or a longrope recipe with one list.",
-        )
 
 
 def _plan(model: GgufModel, recipe: Recipe, start: ModelConfig, edited: ModelConfig, schedule: Schedule) -> GgufPlan:
@@ -315,8 +299,13 @@ def convert_gguf(
         progress: Called with what is being done, how many bytes of it and how many in all.
     """
     plan = plan_gguf(source, recipe, options=options)
-    target = Path(out) if out is not None else default_gguf(plan)
-    targets = _targets(plan.source, target)
+    count, name = len(plan.source.parts), plan.source.path.name
+    stem = name[: -len(SUFFIX)].removesuffix(f"-00001-of-{count:05d}")
+    methods = "-".join(step.name for step in plan.recipe.steps)
+    target = Path(out or f"{stem}-{methods}-{format_length(plan.model.encoding.usable_length)}{SUFFIX}")
+    if not is_gguf(target):
+        raise CtxextError(f'OUT "{target}" is no name of a GGUF file.', hint=f"Name it {target}{SUFFIX}.")
+    targets = [target] if count == 1 else list(part_paths(target, count))
     with explain_disk_errors(target):
         _check_folder(target)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -337,34 +326,14 @@ def convert_gguf(
     return GgufConversion(targets[0], plan, difference)
 
 
-def default_gguf(plan: GgufPlan) -> Path:
-    """The name of the new file if none is given: the source's, the methods and the new length."""
-    stem = plan.source.path.name[: -len(SUFFIX)].removesuffix(f"-00001-of-{len(plan.source.parts):05d}")
-    methods = "-".join(step.name for step in plan.recipe.steps)
-    return Path(f"{stem}-{methods}-{format_length(plan.model.encoding.usable_length)}{SUFFIX}")
-
-
-def _targets(source: GgufModel, out: Path) -> list[Path]:
-    """The files to write."""
-    if not is_gguf(out):
-        raise CtxextError(f'OUT "{out}" is no name of a GGUF file.', hint=f"Name it {out}{SUFFIX}.")
-    count = len(source.parts)
-    return [out] if count == 1 else list(part_paths(out, count))
-
-
 def _check_places(
     targets: Sequence[Path], source: GgufModel, options: OverwriteOptions, works: Sequence[Path] = ()
 ) -> None:
     """Refuse to replace a file that must stay; `check_file` for every part.
 
     A later part holds no record. It is ctxext's if it belongs to a first part that is, or if it has the content that
-    is written anyway, as a killed run leaves it.
-
-    Args:
-        targets: The files to write.
-        source: The source.
-        options: What may be replaced.
-        works: The new files once they are written; before, only sizes and descriptions of tensors are compared.
+    is written anyway, as a killed run leaves it. Until the new files are written and given as `works`, only sizes and
+    descriptions of tensors are compared.
     """
     with_parts = replace(options, overwrite_anything=options.replaces)
     is_ours = _is_ours(targets[0])
@@ -462,14 +431,11 @@ def _write(plan: GgufPlan, works: list[Path], progress: Progress | None) -> None
             for tensor in header.tensors if plan.factors is not None else ():
                 if tensor.name in plan.source.architecture.lists:
                     target.seek(data_start + tensor.offset)
-                    target.write(_packed_factors(header, tensor, plan.factors or ()))
+                    packed_factors = struct.pack(f"<{len(plan.factors or ())}f", *(plan.factors or ()))
+                    # Padded where it ends the file.
+                    padding = -len(packed_factors) % header.alignment if header.tensors[-1] is tensor else 0
+                    target.write(packed_factors + bytes(padding))
             os.fsync(target.fileno())
-
-
-def _packed_factors(header: Header, tensor: Tensor, factors: tuple[float, ...]) -> bytes:
-    """The bytes of a list of divisors, padded where it ends the file."""
-    packed = struct.pack(f"<{len(factors)}f", *factors)
-    return packed + bytes(-len(packed) % header.alignment if header.tensors[-1] is tensor else 0)
 
 
 def check_rotation(files: Sequence[Part], architecture: Architecture, model: ModelConfig) -> float:
