@@ -1,7 +1,5 @@
 """The checkpoint that is verified, with its record and the configuration that its recipe implies."""
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +11,7 @@ from ctxext.checkpoint.families import FAMILIES, Family, family_of
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST, Progress, sha256_of
-from ctxext.recipes.code.own_code import own_code, runs_only_own_code
+from ctxext.recipes.code.own_code import making_sense, own_code, runs_only_own_code
 from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, model_config, provenance
 from ctxext.recipes.recipe import Recipe, plain_config, recipe_from_dict
 from ctxext.verify.clean_load import LoadReport, load_in_clean_process
@@ -34,15 +32,6 @@ class Finding:
     check: str
     status: str
     detail: str
-
-
-@contextlib.contextmanager
-def _making_sense() -> Iterator[None]:
-    """Report a configuration that was broken by hand as such, whichever error it causes."""
-    try:
-        yield
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CtxextError(f'"config.json" makes no sense: {type(error).__name__} {error}') from error
 
 
 @dataclass(frozen=True)
@@ -93,25 +82,25 @@ class Subject:
     @cached_property
     def recipe(self) -> Recipe:
         """The recipe in config.json."""
-        with _making_sense():
+        with making_sense():
             return recipe_from_dict(provenance(self.checkpoint.config).get("recipe"), "config.json")
 
     @cached_property
     def model(self) -> ModelConfig:
         """The configuration in config.json, in the form that this version writes."""
-        with _making_sense():
+        with making_sense():
             return model_config(self.checkpoint.config)
 
     @cached_property
     def plain(self) -> ModelConfig:
         """The configuration before the recipe was applied."""
-        with _making_sense():
+        with making_sense():
             return plain_config(self.model)
 
     @cached_property
     def expected(self) -> ModelConfig:
         """The configuration that results from applying the recipe again."""
-        with _making_sense():
+        with making_sense():
             return self.recipe.edit(self.plain)
 
     @cached_property

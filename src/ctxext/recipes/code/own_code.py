@@ -3,6 +3,7 @@
 Anyone can write anything into config.json, so the files themselves are compared with those that this version writes.
 """
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,15 +34,22 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _PLACE = re.compile(r"(\w+)\.\w+")
 
 
+@contextlib.contextmanager
+def making_sense() -> Iterator[None]:
+    """Report a configuration that was broken by hand as such, whichever error it causes."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CtxextError(f'"config.json" makes no sense: {type(error).__name__} {error}') from error
+
+
 def own_code(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the names and SHA-256 digests of the code that this version writes for a configuration's recipe."""
     noted = provenance(config).get("recipe")
     if noted is None:
         return {}
-    try:
+    with making_sense():
         files = recipe_from_dict(noted, "config.json").code_files(dict(config))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CtxextError(f'"config.json" makes no sense: {type(error).__name__} {error}') from error
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items()}
 
 
