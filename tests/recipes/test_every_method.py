@@ -1,6 +1,5 @@
 """No method arrives untested: each has a reference from its paper, and changes nothing at its neutral numbers."""
 
-import dataclasses
 import json
 
 import pytest
@@ -44,7 +43,6 @@ def test_every_method_has_a_reference():
 
 
 def test_a_method_without_one_is_named():
-    @dataclasses.dataclass(frozen=True, kw_only=True)
     class Resonance(PositionInterpolation):
         name = "nobody-wrote-this-one-down"
 

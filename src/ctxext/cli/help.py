@@ -148,7 +148,6 @@ def _prose(text: str, width: int) -> Iterator[Text]:
 
 
 def _panels(parameters: Iterable[Any], ctx: typer.Context) -> list[tuple[str, list[Row]]]:
-    """The parameters under the headings of their panels."""
     panels: dict[str, list[Row]] = {"Arguments": [], "Options": []}
     for parameter in parameters:
         is_argument = parameter.param_type_name == "argument"

@@ -227,7 +227,6 @@ def search_(
 
 
 def _again(source: str, out: Path, options: SearchOptions, given: dict[str, Any]) -> list[str]:
-    """The command that resumes a search."""
     words: dict[str, Any] = {
         "--target-length": options.target_length,
         "--trials": options.trials,

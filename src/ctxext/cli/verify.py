@@ -140,7 +140,6 @@ def _in_engine(
 
 
 def _table(rows: "Sequence[Compared]") -> list[RenderableType]:
-    """The comparison, one row per prompt."""
     if not rows:
         return []
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))

@@ -339,7 +339,6 @@ def attn_factor(model: ModelConfig) -> float | None:
 
 
 def _numbers(model: ModelConfig) -> dict[str, Any]:
-    """What arguments are made of."""
     is_longrope = model.encoding.carrier == "longrope"
     return {
         "length": model.encoding.context_length,

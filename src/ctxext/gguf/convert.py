@@ -411,7 +411,6 @@ def _give_names(works: Sequence[Path], targets: Sequence[Path]) -> None:
 
 
 def _write(plan: GgufPlan, works: list[Path], progress: Progress | None) -> None:
-    """Write every part of the result beside its place."""
     files, packed = plan.source.files, plan.header.packed()
     sizes = [part.path.stat().st_size for part in files]
     check_room(works[0].parent, sum(sizes) + len(packed))
@@ -441,8 +440,7 @@ def _write(plan: GgufPlan, works: list[Path], progress: Progress | None) -> None
 def check_rotation(files: Sequence[Part], architecture: Architecture, model: ModelConfig) -> float:
     """Hold what llama.cpp makes of written files against what the methods say.
 
-    Returns:
-        The largest relative difference of a frequency or of the factor on cos and sin.
+    Returns the largest relative difference of a frequency or of the factor on cos and sin.
     """
     frequencies, attention = rotation_in_llama_cpp(files, architecture)
     wanted = [*inverse_frequencies(model.rotary), attention_scaling(model.rotary)]

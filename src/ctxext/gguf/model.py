@@ -188,7 +188,6 @@ def open_gguf(path: str | Path, original_length: int | None = None) -> GgufModel
 
 
 def _whole_number(path: Path, header: Header, key: str, default: int) -> int:
-    """Return a number of parts or of tensors."""
     number = header.get(key, default)
     if type(number) is not int or number < 0:
         shown = "a list" if number is None else shortened(number)
@@ -444,12 +443,9 @@ def _numbers_of(part: Part, tensor: Tensor) -> Sequence[float]:
 
 
 def rotation_in_llama_cpp(files: Sequence[Part], architecture: Architecture) -> tuple[list[float], float]:
-    """Return the inverse frequencies and the factor on cos and sin that llama.cpp makes of a model (`ggml_rope_yarn`).
+    """Return what llama.cpp makes of a model: inverse frequencies, one per pair, and the factor on cos and sin.
 
-    Read from the files alone, so that it checks whatever wrote them.
-
-    Returns:
-        One frequency per pair, in radians per token, and the factor.
+    It is that of `ggml_rope_yarn`, read from the files alone, so that it checks whatever wrote them.
     """
 
     def value(name: str, default: Any) -> Any:

@@ -268,7 +268,6 @@ def _patiently(action: Callable[[], _Result], tell: Callable[[str], None] | None
 
 
 def _open(api: "HfApi", repository: str, options: PushOptions) -> None:
-    """Create the repository and the branch if they do not exist."""
     with hub_errors_in_one_line(repository):
         api.create_repo(repository, private=options.private or None, exist_ok=True)
         if options.private and not api.model_info(repository).private:

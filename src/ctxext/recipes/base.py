@@ -80,12 +80,7 @@ class Method:
         return encoding.context_length
 
     def new_tensors(self, source: Checkpoint, model: ModelConfig) -> tuple[NewTensor, ...]:
-        """The tensors that differ between the result and its source; by default none.
-
-        Args:
-            source: The checkpoint to convert.
-            model: Its configuration before this step.
-        """
+        """The tensors that differ between the result and its source, for its configuration before this step; none."""
         return ()
 
     def caution_for(self, model: ModelConfig) -> str:
@@ -204,9 +199,7 @@ class Scaling(Reaching):
     def taken_over(self, replaced: Mapping[str, Any], method: str | None) -> dict[str, Any]:
         """The unset numbers of this step that a replaced schedule of the same type has.
 
-        Args:
-            replaced: The replaced schedule, as transformers writes it.
-            method: The method of that schedule; None if ctxext did not write it.
+        `replaced` is as transformers writes it, and `method` None if ctxext did not write it.
         """
         if replaced.get("rope_type") != self.rope_type or method not in (None, self.name):
             return {}

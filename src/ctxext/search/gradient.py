@@ -47,12 +47,7 @@ Numbers = dict[str, list[torch.Tensor]]
 
 
 class Learner:
-    """The numbers during training.
-
-    Args:
-        bench: The model.
-        options: How far to reach, and what may be lost.
-    """
+    """The numbers during training."""
 
     def __init__(self, bench: Workbench, options: SearchOptions) -> None:
         self.bench, self.options = bench, options

@@ -233,7 +233,6 @@ def _line(name: str, answers: "Measurement") -> str:
 def _header(
     checkpoint: Checkpoint, digest: str, options: SearchOptions, trained_length: int, stock: "LoadedModel"
 ) -> dict[str, Any]:
-    """The header that a study must have to be resumed."""
     import optuna
     import torch
     import transformers

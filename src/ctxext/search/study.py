@@ -120,7 +120,6 @@ def _kind(trial: FrozenTrial) -> set[tuple[str, str]]:
 
 
 def _mutated(rng: random.Random, value: Any, space: Any) -> Any:
-    """A value near another."""
     if isinstance(space, CategoricalDistribution):
         return rng.choice(space.choices) if rng.random() < _CHANCE else value
     step = rng.gauss(0.0, _SPREAD)
@@ -186,14 +185,7 @@ def _errors_named(method: Callable[..., _Found]) -> Callable[..., _Found]:
 
 
 class Study:
-    """A study in one of optuna's storages.
-
-    Args:
-        place: Where it is kept.
-        space: The search space.
-        seed: Decides what is drawn.
-        keep_short: The share by which the loss at the original context length may rise.
-    """
+    """A study in one of optuna's storages."""
 
     def __init__(self, place: StudyPlace, space: Space, seed: int, keep_short: float) -> None:
         self.place, self.space = place, space

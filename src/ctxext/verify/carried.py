@@ -107,15 +107,9 @@ def _measured_difference(
 def expected_rotation(
     recipe: Recipe, plain: ModelConfig, result: ModelConfig, length: int
 ) -> tuple[Sequence[float], float]:
-    """The inverse frequencies and the factor on cos and sin that a loaded model must have.
+    """The inverse frequencies and the factor on cos and sin that a loaded model must have at a length in tokens.
 
     They come from the methods' references, or from the formulas of the stock types if the source's schedule was kept.
-
-    Args:
-        recipe: The recipe, resolved.
-        plain: The configuration that it started from.
-        result: The resulting configuration.
-        length: The length of the sequence in tokens.
     """
     if plain.rotary.is_scaled:
         return inverse_frequencies(result.rotary, length), attention_scaling(result.rotary)
@@ -153,12 +147,7 @@ def _refused(family: Family, reason: str) -> CtxextError:
 
 
 def rotations(config: Mapping[str, Any], lengths: Sequence[int]) -> dict[int, list[Rotation]]:
-    """The rotation of each rotary embedding in the language model of a configuration.
-
-    Args:
-        config: The content of a config.json without code.
-        lengths: Lengths of sequences in tokens, in ascending order.
-    """
+    """The rotation of each rotary embedding in the language model of a configuration without code, by length."""
     rotary = [
         (name, module)
         for name, module in stock_model(config).named_modules()
@@ -234,7 +223,6 @@ def _in_memory(kinds: set[type]) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence warnings of transformers about the configuration."""
     from transformers.utils import logging
 
     level = logging.get_verbosity()

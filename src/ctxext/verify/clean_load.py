@@ -107,12 +107,7 @@ def lacks_package(config: Mapping[str, Any], error: str) -> str:
 
 
 def load_in_clean_process(checkpoint: Checkpoint, *, foreign: bool) -> LoadReport:
-    """Load a model as its users do.
-
-    Args:
-        checkpoint: The checkpoint.
-        foreign: The user allowed code that ctxext did not write: it is loaded from the folder as it is.
-    """
+    """Load a model as its users do; `foreign` as for `answer_of`."""
     try:
         task = {"check": "load", "auto": auto_class(checkpoint.config)}
         return LoadReport(**answer_of(checkpoint, task, foreign=foreign))
@@ -151,13 +146,7 @@ def compare_logits(
 ) -> Verification:
     """Load a converted checkpoint in a process that cannot import ctxext and compare its logits.
 
-    Args:
-        folder: The converted checkpoint.
-        source: Where its weights come from.
-        recipe: The recipe, resolved.
-        model: Its configuration.
-        stock: The configuration with those steps only that stock transformers carries, for the comparison.
-        foreign: The user allowed code that ctxext did not write: it is loaded from the folder as it is.
+    `stock` is the configuration with those steps only that stock transformers carries; `foreign` as for `answer_of`.
     """
     check_described(source, CAUSAL)
     if reason := needs_accelerator(source):

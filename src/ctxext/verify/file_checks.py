@@ -215,7 +215,6 @@ def check_against(subject: Subject) -> Finding | None:
 
 
 def _weight_files(checkpoint: Checkpoint) -> dict[str, Path]:
-    """The files that transformers loads: safetensors where there are any."""
     files = checkpoint.loaded_safetensors or list(filter(is_loadable, checkpoint.weight_files))
     return {path.as_posix(): checkpoint.folder / path for path in files}
 

@@ -201,7 +201,6 @@ def _is_odd(item: tuple[str, Any]) -> bool:
 
 
 def _is_measured(key: str, value: Any, pairs: int = 0) -> bool:
-    """Whether a number is one of those that were measured."""
     if key == "truncate" or key in _UNREAD:
         return key in _UNREAD or isinstance(value, bool)
     if key in _LISTS and pairs:

@@ -141,13 +141,7 @@ def refusal(family: Family) -> str:
 
 
 def with_step(model: ModelConfig, name: str, settings: Mapping[str, Any]) -> ModelConfig:
-    """The configuration with another method in its code; the first one hides the schedule.
-
-    Args:
-        model: The configuration after the previous steps.
-        name: The name of the method, as in its portable class.
-        settings: Its numbers, as plain JSON.
-    """
+    """The configuration with another method in its code, and its numbers as JSON; the first one hides the schedule."""
     hidden = _with_hidden_schedule if isinstance(model.encoding, Rotary) else _with_hidden_values
     config = copy.deepcopy(model.config) if guards.code_of(model.config) else hidden(model)
     text = _text(config, model.family)
@@ -226,7 +220,6 @@ def _with_hidden_values(model: ModelConfig) -> Config:
 
 
 def _naming(edited: Config, classes: Classes, others: Mapping[str, Any], *, by_rope_type: bool) -> Config:
-    """The configuration with the names of the stub's classes."""
     stub, causal_lm = STUB_FILE.removesuffix(".py"), classes.by_auto_class["AutoModelForCausalLM"]
     named = [str(name) for name in edited.get("architectures") or ()]
     whole = classes.by_auto_class.get("AutoModelForImageTextToText")

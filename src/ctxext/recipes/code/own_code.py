@@ -120,7 +120,6 @@ def check_pinned(checkpoint: Checkpoint, revision: str | None) -> None:
 
 
 def _places(checkpoint: Checkpoint, names: Sequence[str]) -> Iterator[Any]:
-    """All entries of `auto_map` in these files."""
     for name in names:
         content = checkpoint.read_json(name) or {}
         for part in (content, *(value for value in content.values() if isinstance(value, dict))):

@@ -77,16 +77,9 @@ DTYPES: Mapping[str, str] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "
 
 
 def filled(raw: memoryview, dtype: str, width: int, special: int, new: int, fill: str, alpha: float) -> Iterator[bytes]:
-    """The bytes of the longer table, some rows at a time.
+    """The bytes of the longer table, some rows at a time; sums are computed in float64 and rounded once.
 
-    Args:
-        raw: The bytes of the old table.
-        dtype: Its number format, one of `DTYPES`; sums are computed in float64 and rounded once.
-        width: The size of a row.
-        special: How many rows precede that of position 0; they are copied.
-        new: How many positions the new table has.
-        fill: One of `FILLS`.
-        alpha: The α of the hierarchical fill.
+    `special` rows precede that of position 0 and are copied; `new` is the number of positions of the new table.
     """
     import numpy as np
 
