@@ -1,6 +1,5 @@
 """Packages whose names are imported when they are asked for, and packages that are called like their main function."""
 
-import functools
 import importlib
 import inspect
 import re
@@ -74,7 +73,7 @@ def _member(package: str, name: str, module: str) -> property:
         if not (isinstance(new, ModuleType) and new.__name__ == f"{package}.{name}"):
             values[name] = new
 
-    return property(value, assign, functools.partial(_forget, values))
+    return property(value, assign, lambda self: values.clear())
 
 
 def _inside(package: str, name: str) -> property:
@@ -84,7 +83,3 @@ def _inside(package: str, name: str) -> property:
         return importlib.import_module(f"{package}.{name}")
 
     return property(value, lambda self, new: None)
-
-
-def _forget(values: dict[str, Any], module: ModuleType) -> None:
-    values.clear()

@@ -97,20 +97,14 @@ def searched_recipe(
                     )
                 return published.trial.recipe
     left = None if minutes is None else max(_LEAST, minutes - (time.monotonic() - started) / 60)
-    return _best_published(source, options.target_length, left, loading, out, original_length)
-
-
-def _best_published(
-    source: str, target_length: int, minutes: float | None, loading: Any, out: Output, original_length: int | None
-) -> Recipe:
-    """The method that a comparison would take, or that comes nearest to being better."""
+    # The method that a comparison would take, or that comes nearest to being better.
     from ctxext.compare.run import compare
 
     with out.progress("comparing") as progress:
         report = compare(
             source,
-            target_length=target_length,
-            minutes=minutes,
+            target_length=options.target_length,
+            minutes=left,
             original_length=original_length,
             loading=loading,
             progress=progress,
@@ -120,7 +114,7 @@ def _best_published(
     best = content["taken"] or content["nearest"]
     if best is None:
         raise CtxextError(
-            f"The time was too short to measure any method at {format_length(target_length)} tokens.",
+            f"The time was too short to measure any method at {format_length(options.target_length)} tokens.",
             hint="Give more --minutes, or name a --method.",
         )
     out.note(content["verdict"])

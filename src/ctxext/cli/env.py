@@ -26,6 +26,8 @@ def env(as_json: JsonOption = False) -> None:
     import torch
     from huggingface_hub.constants import HF_HUB_CACHE
 
+    accelerators = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    accelerators += ["mps"] if torch.backends.mps.is_available() else []
     facts = {
         "ctxext": __version__,
         "python": platform.python_version(),
@@ -33,7 +35,7 @@ def env(as_json: JsonOption = False) -> None:
         **{name: _version(name) for name in _PACKAGES},
         "tested transformers": ", ".join(TESTED),
         "processor": f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads",
-        "accelerators": ", ".join(_accelerators()) or "none",
+        "accelerators": ", ".join(accelerators) or "none",
         "hub cache": HF_HUB_CACHE,
     }
     table = Table.grid(padding=(0, 2))
@@ -50,10 +52,3 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
-
-
-def _accelerators() -> list[str]:
-    import torch
-
-    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return names + (["mps"] if torch.backends.mps.is_available() else [])

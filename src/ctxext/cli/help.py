@@ -105,7 +105,10 @@ def print_help(
         hidden = {*hidden, *advanced}
     parameters = command.get_params(ctx)
     shown = [parameter for parameter in parameters if not parameter.hidden and parameter.name not in hidden]
-    console.print(Text.assemble(("Usage: ", "yellow"), (_usage(command, ctx), "bold")))
+    named = [(one.required, _name_of(one)) for one in command.params if one.param_type_name == "argument"]
+    pieces = [ctx.command_path, "[OPTIONS]", *(name if required else f"[{name}]" for required, name in named)]
+    usage = " ".join([*pieces, *(["COMMAND …"] if commands else [])])
+    console.print(Text.assemble(("Usage: ", "yellow"), (usage, "bold")))
     for line in _prose(command.help or "", width_of(console)):
         console.print(line)
     every = [*_panels(shown, ctx), *sections, *([("Commands", commands.items())] if commands else [])]
@@ -116,16 +119,6 @@ def print_help(
         console.print("\n--help-all shows more options.")
     if command.epilog:
         console.print(f"\n{command.epilog}")
-
-
-def _usage(command: Any, ctx: typer.Context) -> str:
-    """The command with its arguments, in brackets where they may be left out."""
-    pieces = [ctx.command_path, "[OPTIONS]"]
-    for parameter in command.params:
-        if parameter.param_type_name == "argument":
-            name = _name_of(parameter)
-            pieces.append(name if parameter.required else f"[{name}]")
-    return " ".join([*pieces, *(["COMMAND …"] if hasattr(command, "commands") else [])])
 
 
 def _name_of(argument: Any) -> str:
@@ -154,14 +147,11 @@ def _panels(parameters: Iterable[Any], ctx: typer.Context) -> list[tuple[str, li
         usual = "Arguments" if is_argument else "Options"
         rows = panels.setdefault(getattr(parameter, "rich_help_panel", None) or usual, [])
         names, explained = parameter.get_help_record(ctx)
-        name = _name_of(parameter) if is_argument else _option_names(names)
+        # An option that may be repeated shows the type of each value.
+        options = re.sub(r"<list\[(\w+)\]>", r"<\1>…", names).replace(" / ", "/")
+        name = _name_of(parameter) if is_argument else options
         rows.append((name, explained.removesuffix("  [required]")))
     return [(title, rows) for title, rows in panels.items() if rows]
-
-
-def _option_names(names: str) -> str:
-    """Names and type of an option; one that may be repeated shows the type of each value."""
-    return re.sub(r"<list\[(\w+)\]>", r"<\1>…", names).replace(" / ", "/")
 
 
 def section(title: str, rows: Iterable[Row], console: SafeConsole) -> Iterator[Text]:

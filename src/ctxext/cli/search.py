@@ -223,7 +223,26 @@ def search_(
             loading=loading,
             watch=watch,
         )
-    _tell(output, result, source, out, place, wanted)
+    from ctxext.search.study import pareto_front
+
+    points = list(result.standing.points)
+    published = [point for point in points if point.trial.published]
+    front = pareto_front(points)
+    shown = sorted({id(point): point for point in [*front[:_CAP], *published]}.values(), key=lambda point: point.loss)
+    lines: list[RenderableType] = [
+        points_table(shown, result.standing.stock),
+        "",
+        *figures(result.check),
+        "",
+        verdict(result, wanted),
+    ]
+    output.result(result_data(result, wanted), *lines)
+    if result.recipe is not None:
+        output.note(done_line(out, result.recipe.summary()))
+    picture = out.with_suffix(".png") if is_installed("matplotlib") else f"no picture; {install_command('matplotlib')}"
+    output.note(f"Pareto front: {picture}" + ("" if wanted.gradient else f"   study: {place}"))
+    if result.recipe is not None:
+        output.next_step("ctxext", "convert", source, "OUT", "--recipe", out)
 
 
 def _again(source: str, out: Path, options: SearchOptions, given: dict[str, Any]) -> list[str]:
@@ -246,30 +265,6 @@ def _again(source: str, out: Path, options: SearchOptions, given: dict[str, Any]
         for word in ((option,) if value is True else (option, value))
     ]
     return ["ctxext", "search", source, str(out), *spelled, "--resume"]
-
-
-def _tell(output: Output, result: Found, source: str, out: Path, study: StudyPlace, options: SearchOptions) -> None:
-    """Show the Pareto front, the figures of the last check, and the command that converts with the recipe."""
-    from ctxext.search.study import pareto_front
-
-    points = list(result.standing.points)
-    published = [point for point in points if point.trial.published]
-    front = pareto_front(points)
-    shown = sorted({id(point): point for point in [*front[:_CAP], *published]}.values(), key=lambda point: point.loss)
-    lines: list[RenderableType] = [
-        points_table(shown, result.standing.stock),
-        "",
-        *figures(result.check),
-        "",
-        verdict(result, options),
-    ]
-    output.result(result_data(result, options), *lines)
-    if result.recipe is not None:
-        output.note(done_line(out, result.recipe.summary()))
-    picture = out.with_suffix(".png") if is_installed("matplotlib") else f"no picture; {install_command('matplotlib')}"
-    output.note(f"Pareto front: {picture}" + ("" if options.gradient else f"   study: {study}"))
-    if result.recipe is not None:
-        output.next_step("ctxext", "convert", source, "OUT", "--recipe", out)
 
 
 def verdict(result: Found, options: SearchOptions) -> str:

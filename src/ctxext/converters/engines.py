@@ -258,6 +258,13 @@ def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
     order, family, steps = (EXACT, PARTLY, UNKNOWN, WRONG), model.family.model_type, _steps_of(model)
     things = carried(model)
     schedules = things[: len(things) - len(steps)]
+    is_longrope = model.encoding.carrier == "longrope"
+    numbers = {
+        "length": model.encoding.context_length,
+        "gguf": gguf_name(model),
+        "attn_factor": f"{attn_factor(model) or 1.0:.6g}",
+        "scaling": f"{attention_scaling(model.rotary) if is_longrope else 1.0:.6g}",
+    }
     served = []
     for engine in ENGINES:
         if isinstance(model.encoding, Rotary):
@@ -276,7 +283,7 @@ def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
             status, remark = UNKNOWN, "; ".join(part for part in (remark, BY_SOURCE) if part)
         if status == WRONG:
             arguments = ""
-        served.append(Serving(engine, status, arguments.format(**_numbers(model)), remark))
+        served.append(Serving(engine, status, arguments.format(**numbers), remark))
     # What transformers 4.57 cannot do, where it is known to differ.
     types, rope_type = model.family.rope_types_4x, native_type(model.family, model.encoding.carrier)
     if types is not None and rope_type not in types:
@@ -336,16 +343,6 @@ def attn_factor(model: ModelConfig) -> float | None:
     if model.encoding.carrier != "yarn" or numbers.get("attention_factor") is None:
         return None
     return float(numbers["attention_factor"] / (0.1 * math.log(numbers["factor"]) + 1))
-
-
-def _numbers(model: ModelConfig) -> dict[str, Any]:
-    is_longrope = model.encoding.carrier == "longrope"
-    return {
-        "length": model.encoding.context_length,
-        "gguf": gguf_name(model),
-        "attn_factor": f"{attn_factor(model) or 1.0:.6g}",
-        "scaling": f"{attention_scaling(model.rotary) if is_longrope else 1.0:.6g}",
-    }
 
 
 def _row(thing: str, engine: str, *, has_code: bool) -> _Row:

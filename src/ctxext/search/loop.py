@@ -89,7 +89,10 @@ class SearchLoop:
         study.begin(header)
         while True:
             study.rescue()
-            standing = self._standing(study)
+            trials = study.trials()
+            points = points_of(trials, self.stock)
+            best, most = best_of(points, self.options.keep_short), self.options.trials
+            standing = Standing("trying recipes", self.stock, trials, points, best, self.end, most)
             stop_at = self.end - self._reserve(standing.points)
             is_due = study.is_due(self.options.trials) or study.has_waiting
             if not is_due or time.monotonic() > stop_at:
@@ -114,12 +117,6 @@ class SearchLoop:
             return 0.0
         most = MOST_FOR_CHECKS * self.options.seconds
         return min(most, _SPARE * seconds_of_end(points, self.stock_seconds, self.options) + WRITING)
-
-    def _standing(self, study: Study) -> Standing:
-        trials = study.trials()
-        points = points_of(trials, self.stock)
-        best = best_of(points, self.options.keep_short)
-        return Standing("trying recipes", self.stock, trials, points, best, self.end, self.options.trials)
 
     def _tried(
         self, parameters: Parameters, standing: Standing, is_start: bool, look: Callable[[], None]

@@ -65,9 +65,14 @@ def check_carried(recipe: Recipe, source: Mapping[str, Any], plain: ModelConfig,
         return None
     family, largest = plain.family, 0.0
     lengths = sorted({max(plain.rotary.trained_length // 2, 2), stock.rotary.usable_length})
-    known = _measured_difference(recipe, plain, stock, lengths)
-    if known is not None:
-        return known
+    # For a class that was measured; the class itself must be asked for all that differs.
+    if (turned := measured_rotations(stock.config, family, lengths)) is not None:
+        for length, (frequencies, scaling) in turned.items():
+            rotation = Rotation("", "", tuple(sorted(set(frequencies))), scaling)
+            largest = max(largest, difference(rotation, *expected_rotation(recipe, plain, stock, length)))
+        if largest < TOLERANCE - MEASURED_TOLERANCE:
+            return largest
+        largest = 0.0
     before, after = rotations(source, lengths), rotations(stock.config, lengths)
     for length in lengths:
         wanted = expected_rotation(recipe, plain, stock, length)
@@ -88,20 +93,6 @@ def check_carried(recipe: Recipe, source: Mapping[str, Any], plain: ModelConfig,
     if not after[lengths[0]]:
         raise _refused(family, "no rotary embedding was found in it")
     return largest
-
-
-def _measured_difference(
-    recipe: Recipe, plain: ModelConfig, stock: ModelConfig, lengths: Sequence[int]
-) -> float | None:
-    """The same for a class that was measured; None where the class itself must be asked, so for all that differs."""
-    turned = measured_rotations(stock.config, stock.family, lengths)
-    if turned is None:
-        return None
-    largest = 0.0
-    for length, (frequencies, scaling) in turned.items():
-        rotation = Rotation("", "", tuple(sorted(set(frequencies))), scaling)
-        largest = max(largest, difference(rotation, *expected_rotation(recipe, plain, stock, length)))
-    return largest if largest < TOLERANCE - MEASURED_TOLERANCE else None
 
 
 def expected_rotation(

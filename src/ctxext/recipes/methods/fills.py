@@ -95,7 +95,10 @@ def filled(raw: memoryview, dtype: str, width: int, special: int, new: int, fill
         computed[alone] = rows[copied[alone]]
         for row in np.flatnonzero(~alone):
             used = np.flatnonzero(counted[row])
-            computed[row] = _rounded(weights[row, used] @ _as_float64(rows[which[row, used]], dtype), dtype)
+            values = rows[which[row, used]]
+            if dtype == "BF16":
+                values = (values.astype(np.uint32) << 16).view(np.float32)
+            computed[row] = _rounded(weights[row, used] @ values.astype(np.float64), dtype)
         yield computed.tobytes()
 
 
@@ -115,14 +118,6 @@ def continued(raw: memoryview, dtype: str, width: int, special: int, new: int) -
         sines = np.sin(positions / 10000 ** (2 * np.arange(half) / width))
         cosines = np.cos(positions / 10000 ** (2 * np.arange(width // 2) / width))
         yield _rounded(np.concatenate([sines, cosines], axis=1), dtype).tobytes()
-
-
-def _as_float64(rows: "Array", dtype: str) -> "Array":
-    import numpy as np
-
-    if dtype == "BF16":
-        return (rows.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return rows.astype(np.float64)
 
 
 def _rounded(values: "Array", dtype: str) -> "Array":
