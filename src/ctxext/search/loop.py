@@ -56,17 +56,9 @@ class TimeIsUp(Exception):
 
 @dataclass(frozen=True)
 class SearchLoop:
-    """Tries recipes on one model.
+    """Tries recipes on one model, since `started` on the monotonic clock in seconds.
 
-    Attributes:
-        bench: The model.
-        space: The search space.
-        options: How long to try, and what may be lost.
-        eval_set: The eval set of every trial.
-        stock: The plain model's answers to that.
-        stock_seconds: How long they took.
-        watch: Called before each recipe.
-        started: When the run began, on the monotonic clock in seconds.
+    `stock` are the plain model's answers to the eval set of every trial, and `watch` is called before each recipe.
     """
 
     bench: Workbench
