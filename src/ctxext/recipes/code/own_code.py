@@ -12,7 +12,6 @@ from typing import Any
 
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
-from ctxext.files.content import sha256_of
 from ctxext.recipes.code.layout import CONFIGURATION, SHARED_FILES, STUB_FILE
 from ctxext.recipes.code.method import CodeMethod
 from ctxext.recipes.encodings.rotary import CODE_KEY, provenance
@@ -58,16 +57,7 @@ def runs_only_own_code(checkpoint: Checkpoint) -> bool:
 
     Other files that transformers would run are left out of the folder that is loaded (`staging.py`).
     """
-    places = list(_places(checkpoint, _OF_MODELS))
-    ours = (STUB_FILE.removesuffix(".py"), CONFIGURATION)
-    if not places or any(module_of(place) not in ours for place in places):
-        return False
-    try:
-        code = own_code(checkpoint.config)
-    except CtxextError:
-        return False
-    files = {checkpoint.folder / name: digest for name, digest in code.items()}
-    return bool(files) and all(path.is_file() and sha256_of(path) == digest for path, digest in files.items())
+    return bool(own_code_content(checkpoint))
 
 
 def module_of(place: Any) -> str:
@@ -78,9 +68,16 @@ def module_of(place: Any) -> str:
 
 def own_code_content(checkpoint: Checkpoint) -> dict[str, bytes]:
     """The verified modeling code by file name, if all of it is ctxext's; empty otherwise."""
-    if not runs_only_own_code(checkpoint):
+    places = list(_places(checkpoint, _OF_MODELS))
+    ours = (STUB_FILE.removesuffix(".py"), CONFIGURATION)
+    if not places or any(module_of(place) not in ours for place in places):
         return {}
-    code = own_code(checkpoint.config)
+    try:
+        code = own_code(checkpoint.config)
+    except CtxextError:
+        return {}
+    if not all((checkpoint.folder / name).is_file() for name in code):
+        return {}
     content = {name: (checkpoint.folder / name).read_bytes() for name in code}
     is_same = all(hashlib.sha256(content[name]).hexdigest() == digest for name, digest in code.items())
     return content if is_same else {}
