@@ -103,11 +103,6 @@ class CardFacts:
         return self.recipe.steps if self.recipe else ()
 
     @property
-    def how(self) -> str:
-        """What was done to its positions, in a few words."""
-        return self.recipe.summary() if self.recipe else self.encoding.carrier
-
-    @property
     def is_extended(self) -> bool:
         """Whether its context was extended; a model may be trained within its window too."""
         return bool(self.steps) or self.encoding.is_scaled
@@ -227,7 +222,8 @@ def front_matter(facts: CardFacts) -> dict[str, Any]:
 
 
 def _title(facts: CardFacts) -> str:
-    name, how = facts.source.rpartition("/")[2], facts.how
+    name = facts.source.rpartition("/")[2]
+    how = facts.recipe.summary() if facts.recipe else facts.encoding.carrier
     if not facts.is_extended:
         return f"LoRA adapter for {name}" if facts.is_adapter else f"{name}, fine-tuned"
     if facts.is_adapter:

@@ -51,12 +51,10 @@ class Written:
     Attributes:
         folder: The new checkpoint.
         ways: How each weight file came there, by name: "cloned", "hard-linked", "copied" or "rewritten".
-        weight_bytes: Size of all weight files.
     """
 
     folder: Path
     ways: Mapping[str, str]
-    weight_bytes: int
 
     @property
     def num_linked(self) -> int:
@@ -164,8 +162,7 @@ def convert(
             verification = Verification(skipped="the source brings Python code of its own, which is not run")
             if runs_only_own_code(open_checkpoint(str(work))):
                 verification = compare_logits(work, plan.source, plan.recipe, plan.model, plan.stock)
-    size = sum(plan.source.size_of(path) for path in plan.weights)
-    return Conversion(Path(out), plan, Written(place, ways, size), verification)
+    return Conversion(Path(out), plan, Written(place, ways), verification)
 
 
 @accepts_options(ConvertOptions)

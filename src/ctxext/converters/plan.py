@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.families import Family, idle_window, read, text_config
+from ctxext.checkpoint.families import idle_window, read, text_config
 from ctxext.checkpoint.geometry import default_length
 from ctxext.checkpoint.loading import hub_kernels
 from ctxext.checkpoint.opening import Checkpoint
@@ -182,6 +182,15 @@ def make_plan(
         cautions=cautions,
         rewritten=[tensor.name for tensor in rewritten],
     )
+    changes: list[Change] = []
+    stating = dict.fromkeys(name for name, _ in LENGTHS)
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json", *stating):
+        if name in texts:
+            old, new = source.read_json(name) or {}, parse_json(texts[name], name)
+            changes += _differences(name, "", old, new)
+        if name == "config.json" and (inner := edited.family.text_config):
+            parts = (text_config(part, edited.family) for part in (old, new))
+            changes += _differences(name, f"{inner}.", *parts)
     texts["README.md"] = render(card)
     return Plan(
         source=source,
@@ -191,7 +200,7 @@ def make_plan(
         weights=tuple(path for path in weights if path.as_posix() not in gone),
         rewritten=rewritten,
         others=tuple(kept_files),
-        changes=tuple(_changes(source, edited.family, texts)),
+        changes=tuple(changes),
         serving=serving,
         cautions=cautions,
         stock=recipe.edit(model, with_code=False),
@@ -305,19 +314,6 @@ def is_new_only(model: ModelConfig) -> bool:
     if "factor" in model.family.rope_scaling_keys.get(carrier, ()) and model.encoding.numbers.get("factor") == 1:
         return True
     return types is not None and native_type(model.family, carrier) not in types
-
-
-def _changes(source: Checkpoint, family: Family, texts: Mapping[str, str]) -> list[Change]:
-    changes = []
-    stating = dict.fromkeys(name for name, _ in LENGTHS)
-    for name in ("config.json", "generation_config.json", "tokenizer_config.json", *stating):
-        if name not in texts:
-            continue
-        old, new = source.read_json(name) or {}, parse_json(texts[name], name)
-        changes += _differences(name, "", old, new)
-        if name == "config.json" and family.text_config:
-            changes += _differences(name, f"{family.text_config}.", text_config(old, family), text_config(new, family))
-    return changes
 
 
 def _differences(file: str, prefix: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:

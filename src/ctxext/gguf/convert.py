@@ -134,7 +134,41 @@ def plan_gguf(source: str | Path, recipe: Recipe, *, options: ConvertOptions) ->
     cautions = [f"{step.name}: {caution}" for step in recipe.steps if (caution := step.caution_for(edited))]
     if start is not model.model:
         cautions.insert(0, f"--replace-scaling took away {_schedule_text(model)}: from {before} tokens to {after}.")
-    return replace(_plan(model, recipe, start, edited, schedule), cautions=tuple(cautions))
+    header = model.header
+    values, replaced = dict(header.values), dict[str, Any](model.recipe.get("replaced", {}))
+    for name, content in schedule.keys.items():
+        key = model.key(name)
+        if key not in replaced and (content is not None or key in values):
+            replaced[key] = header.get(key)
+        if content is not None:
+            values[key] = value_of(content)
+        else:
+            values.pop(key, None)
+    tensors, factors, lists = header.tensors, schedule.factors, model.architecture.lists
+    present = factors_of(model.files, model.architecture)
+    if present and factors is None:
+        factors = (1.0,) * len(present)  # Dividing by 1 changes nothing, and the file keeps its layout.
+    if factors is not None:
+        replaced.setdefault(FACTORS, list(present) or None)
+    if factors is not None and not present:
+        for name in lists:
+            end = max((tensor.offset + tensor.size for tensor in tensors), default=0)  # Whatever lies behind them.
+            end += -end % header.alignment
+            tensors += (Tensor(name, (len(factors),), F32, end),)
+        if TENSORS_KEY in values:  # llama.cpp reads an int32.
+            values[TENSORS_KEY] = Value(INT32, struct.pack("<i", model.num_tensors + len(lists)))
+    noted = {
+        "version": __version__,
+        "recipe": recipe.to_dict(),
+        "trained_length": start.encoding.trained_length,
+        "replaced": replaced,
+    }
+    values[RECIPE_KEY] = value_of(json.dumps(noted))
+    edited_header = replace(header, values=values, tensors=tensors)
+    # Tensors that move by whole blocks are shared with the source where the file system can clone.
+    room = (header.data_start - len(edited_header.packed())) % BLOCK
+    values[RECIPE_KEY] = value_of(json.dumps(noted) + " " * room)
+    return GgufPlan(model, recipe, edited, replace(edited_header, values=values), factors, tuple(cautions))
 
 
 def _start(model: GgufModel, options: ConvertOptions) -> ModelConfig:
@@ -222,44 +256,6 @@ def schedule_of(rotary: Rotary, architecture: Architecture) -> Schedule:
     if scaling != 1:
         keys["rope.scaling.attn_factor"] = scaling
     return Schedule(keys, factors)
-
-
-def _plan(model: GgufModel, recipe: Recipe, start: ModelConfig, edited: ModelConfig, schedule: Schedule) -> GgufPlan:
-    header = model.header
-    values, replaced = dict(header.values), dict[str, Any](model.recipe.get("replaced", {}))
-    for name, content in schedule.keys.items():
-        key = model.key(name)
-        if key not in replaced and (content is not None or key in values):
-            replaced[key] = header.get(key)
-        if content is not None:
-            values[key] = value_of(content)
-        else:
-            values.pop(key, None)
-    tensors, factors, lists = header.tensors, schedule.factors, model.architecture.lists
-    present = factors_of(model.files, model.architecture)
-    if present and factors is None:
-        factors = (1.0,) * len(present)  # Dividing by 1 changes nothing, and the file keeps its layout.
-    if factors is not None:
-        replaced.setdefault(FACTORS, list(present) or None)
-    if factors is not None and not present:
-        for name in lists:
-            end = max((tensor.offset + tensor.size for tensor in tensors), default=0)  # Whatever lies behind them.
-            end += -end % header.alignment
-            tensors += (Tensor(name, (len(factors),), F32, end),)
-        if TENSORS_KEY in values:  # llama.cpp reads an int32.
-            values[TENSORS_KEY] = Value(INT32, struct.pack("<i", model.num_tensors + len(lists)))
-    noted = {
-        "version": __version__,
-        "recipe": recipe.to_dict(),
-        "trained_length": start.encoding.trained_length,
-        "replaced": replaced,
-    }
-    values[RECIPE_KEY] = value_of(json.dumps(noted))
-    edited_header = replace(header, values=values, tensors=tensors)
-    # Tensors that move by whole blocks are shared with the source where the file system can clone.
-    room = (header.data_start - len(edited_header.packed())) % BLOCK
-    values[RECIPE_KEY] = value_of(json.dumps(noted) + " " * room)
-    return GgufPlan(model, recipe, edited, replace(edited_header, values=values), factors, ())
 
 
 def carried_methods(model: GgufModel) -> dict[str, str]:

@@ -12,7 +12,7 @@ from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST, Progress, sha256_of
 from ctxext.recipes.code.own_code import making_sense, own_code, runs_only_own_code
-from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, model_config, provenance
+from ctxext.recipes.encodings.rotary import ModelConfig, model_config, provenance
 from ctxext.recipes.recipe import Recipe, plain_config, recipe_from_dict
 from ctxext.verify.clean_load import LoadReport, load_in_clean_process
 
@@ -111,11 +111,6 @@ class Subject:
         # As convert computed them for the source: the result has the same names, and more rows.
         at_its_length = ModelConfig(self.model.config, self.family, self.model.encoding)
         return sorted(tensor.name for tensor in self.recipe.new_tensors(self.checkpoint, at_its_length))
-
-    @property
-    def rotary(self) -> Rotary:
-        """The encoding that the recipe asks for."""
-        return self.expected.rotary
 
     @cached_property
     def own_code(self) -> dict[str, str]:
