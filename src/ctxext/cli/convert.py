@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from ctxext.checkpoint.auto_class import auto_class
 from ctxext.checkpoint.opening import open_checkpoint
@@ -27,8 +26,8 @@ from ctxext.cli.options import (
     with_parameters,
 )
 from ctxext.cli.output import Output, bold, done_line, marked
-from ctxext.converters.convert import Conversion, plan_conversion
 from ctxext.converters.convert import convert as run
+from ctxext.converters.convert import plan_conversion
 from ctxext.converters.options import Calibration, ConvertOptions
 from ctxext.converters.plan import Plan
 from ctxext.errors import CtxextError
@@ -134,9 +133,17 @@ def convert(
     }
     trained, reach = plan.encoding.trained_length, plan.encoding.usable_length
     lengths = f"{trained} → {reach} tokens" if reach != trained else f"{trained} tokens as before"
+    checked = []
+    if (verification := done.verification) is not None and verification.skipped:
+        checked = [marked("-", "yellow", f"not verified: {verification.skipped}")]
+    elif verification is not None:
+        is_rotation = verification.of == "frequencies"
+        how = "the installed transformers rotates" if is_rotation else "in a clean process: logits"
+        says = f"verified, {how} as the method says (largest difference {verification.difference:.0e})"
+        checked = [marked("✓", "green", says)]
     lines: list[RenderableType] = [
         done_line(done.out, f"{plan.recipe.summary()}   {lengths}   weights {written.how}   {seconds:.2f} s"),
-        *_verification_lines(done),
+        *checked,
         f"  serves in  {serving_line(plan.serving)}",
     ]
     output.result(data, *lines)
@@ -153,18 +160,6 @@ def _untested(plan: Plan) -> list[str]:
     """Return a warning if the result carries code and the installed transformers is newer than the tested ones."""
     notice = untested_notice() if plan.recipe.needs_code else ""
     return [f"{notice}; ctxext verify checks the result's code under other versions."] if notice else []
-
-
-def _verification_lines(done: Conversion) -> list[Text]:
-    verification = done.verification
-    if verification is None:
-        return []
-    if verification.skipped:
-        return [marked("-", "yellow", f"not verified: {verification.skipped}")]
-    how = "the installed transformers rotates" if verification.of == "frequencies" else "in a clean process: logits"
-    return [
-        marked("✓", "green", f"verified, {how} as the method says (largest difference {verification.difference:.0e})")
-    ]
 
 
 def plan_data(plan: Plan, out: str | None) -> dict[str, Any]:

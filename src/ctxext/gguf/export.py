@@ -95,7 +95,16 @@ def export_gguf(
         with tempfile.TemporaryDirectory(dir=target.resolve().parent, prefix=".ctxext-export-") as place:
             folder, file = Path(place) / "checkpoint", Path(place) / "plain.gguf"
             write_stage(folder, checkpoint, plain.config, {})
-            _run(converter.resolve(), folder, file, outtype)
+            # The folder holds no code.
+            words = [sys.executable, converter.resolve(), folder, "--outfile", file, "--outtype", outtype]
+            environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+            result = subprocess.run(words, capture_output=True, input="", text=True, check=False, env=environment)
+            if result.returncode or not file.is_file():
+                errors = [line for line in result.stderr.splitlines() if line.strip()]
+                raise CtxextError(
+                    f"llama.cpp's converter failed: {errors[-1] if errors else f'exit code {result.returncode}'}.",
+                    hint="What it needs stands in its requirements/requirements-convert_hf_to_gguf.txt.",
+                )
             if recipe is None:
                 difference = _difference(file, model)
                 check_file(target, (), options)
@@ -121,22 +130,3 @@ def _difference(file: Path, model: ModelConfig) -> float | None:
     except CtxextError:
         return None
     return check_rotation(opened.files, opened.architecture, model)
-
-
-def _run(converter: Path, folder: Path, file: Path, outtype: str) -> None:
-    """Run llama.cpp's converter on a folder that holds no code."""
-    words = [sys.executable, str(converter), str(folder), "--outfile", str(file), "--outtype", outtype]
-    result = subprocess.run(
-        words,
-        capture_output=True,
-        input="",
-        text=True,
-        check=False,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )
-    if result.returncode or not file.is_file():
-        lines = [line for line in result.stderr.splitlines() if line.strip()]
-        raise CtxextError(
-            f"llama.cpp's converter failed: {lines[-1] if lines else f'exit code {result.returncode}'}.",
-            hint="What it needs stands in its requirements/requirements-convert_hf_to_gguf.txt.",
-        )

@@ -139,7 +139,12 @@ def pack(
             f'"{folder}" is not what was recorded: {failed[0].check}: {failed[0].detail}.',
             hint=f"ctxext verify {shlex.quote(str(folder))} says more; --no-verify shares it all the same.",
         )
-    results = _measured(subject.checkpoint, report) if report else None
+    results = None
+    if report:  # The report's entry for this checkpoint, by digest with and without a report published before.
+        content, checkpoint = read_report(report), subject.checkpoint
+        stripped = _AsMeasured(checkpoint.name, checkpoint.folder, checkpoint.config)
+        digests = [info_of("this", version).digest for version in (stripped, checkpoint)]
+        results = measured(content, entry_of(content, digests), [path.name for path in files_of(report)])
     files = files_of(report, results.body) if report and results else []
     if report:
         _check_links(report, files)
@@ -259,14 +264,6 @@ def _facts(
         is_adapter=is_adapter,
         measured=results,
     )
-
-
-def _measured(checkpoint: Checkpoint, folder: Path) -> Measured:
-    """The report's entry for this checkpoint, matched by digest with and without a report published before."""
-    report = read_report(folder)
-    stripped = _AsMeasured(checkpoint.name, checkpoint.folder, checkpoint.config)
-    digests = [info_of("this", version).digest for version in (stripped, checkpoint)]
-    return measured(report, entry_of(report, digests), [path.name for path in files_of(folder)])
 
 
 def seal(plan: UploadPlan, progress: Progress | None = None) -> None:

@@ -60,7 +60,16 @@ class Learner:
         self.logs = {name: torch.zeros(layers, heads, requires_grad=True) for name in self.starts}
         self.model = bench.apply(self.recipe()).model
         self.model.requires_grad_(False)
-        self._give()
+        # The numbers pass to the model's code as tensors: training runs the code that is shipped.
+        methods = {
+            id(method): method
+            for module in self.model.modules()
+            for method in getattr(module, "ctxext_methods", ())
+            if method.name == "mspoe"
+        }
+        if not methods:
+            raise CtxextError(f'The heads of "{bench.source.name}" cannot be learned.', hint="Leave --gradient out.")
+        self.methods = list(methods.values())
 
     def numbers(self) -> dict[str, torch.Tensor]:
         """The numbers, (layers, heads) each; a ratio below one would speed a head up."""
@@ -75,20 +84,6 @@ class Learner:
         }
         numbers: Any = {**rows, "ramp_fast": _FAST, "ramp_slow": _SLOW, "reaches": self.options.target_length}
         return Recipe([MsPoE(schedule="by-parts", head_order="fixed", first_layer=0, **numbers)])
-
-    def _give(self) -> None:
-        """Pass the numbers to the model's code as tensors: training runs the code that is shipped."""
-        methods = {
-            id(method): method
-            for module in self.model.modules()
-            for method in getattr(module, "ctxext_methods", ())
-            if method.name == "mspoe"
-        }
-        if not methods:
-            raise CtxextError(
-                f'The heads of "{self.bench.source.name}" cannot be learned.', hint="Leave --gradient out."
-            )
-        self.methods = list(methods.values())
 
     def refresh(self) -> None:
         """Update the numbers from the parameters of the optimizer."""
