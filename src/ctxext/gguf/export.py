@@ -96,7 +96,8 @@ def export_gguf(
             folder, file = Path(place) / "checkpoint", Path(place) / "plain.gguf"
             write_stage(folder, checkpoint, plain.config, {})
             # The folder holds no code.
-            words = [sys.executable, converter.resolve(), folder, "--outfile", file, "--outtype", outtype]
+            words: list[str | Path] = [sys.executable, converter.resolve(), folder, "--outfile", file]
+            words += ["--outtype", outtype]
             environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
             result = subprocess.run(words, capture_output=True, input="", text=True, check=False, env=environment)
             if result.returncode or not file.is_file():
