@@ -123,7 +123,13 @@ def _rows(inspection: Inspection) -> dict[str, str]:
         if inspection.rotary.lacks_original:
             origin = f"{MAXIMUM}, as nothing says from which length its schedule starts; --original-length can"
         rows["original"] = f"{inspection.rotary.trained_length} tokens ({origin})"
-    rows["attention"] = _attention(inspection)
+    numbers = inspection.attention
+    rows["attention"] = "not said in config.json"
+    if numbers["heads"] is not None and numbers["head_dim"] is not None:
+        full, sliding, layers = (numbers[key] for key in ("full_attention_layers", "sliding_layers", "layers"))
+        kinds = f"{full} of {layers} layers full" + (f", {sliding} sliding" if sliding else "")
+        heads = f"{numbers['heads']} heads, {numbers['key_heads']} KV heads of {numbers['head_dim']}"
+        rows["attention"] = f"{heads} · {kinds}"
     if inspection.cache_bytes and any(inspection.cache_bytes.values()):
         sizes = " · ".join(f"{format_length(n)} {_size(size)}" for n, size in inspection.cache_bytes.items())
         rows["cache"] = f"{sizes}   (16 bits, one sequence)"
@@ -171,15 +177,6 @@ def _context_length(inspection: Inspection) -> str:
     if inspection.default_length:
         agree = "config.json names none: this is the default of its configuration class"
     return f"{encoding.usable_length} tokens, {state} ({agree})"
-
-
-def _attention(inspection: Inspection) -> str:
-    numbers = inspection.attention
-    if numbers["heads"] is None or numbers["head_dim"] is None:
-        return "not said in config.json"
-    full, sliding, layers = numbers["full_attention_layers"], numbers["sliding_layers"], numbers["layers"]
-    kinds = f"{full} of {layers} layers full" + (f", {sliding} sliding" if sliding else "")
-    return f"{numbers['heads']} heads, {numbers['key_heads']} KV heads of {numbers['head_dim']} · {kinds}"
 
 
 def _count(number: int) -> str:

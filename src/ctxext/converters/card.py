@@ -148,12 +148,14 @@ def render(facts: CardFacts) -> str:
     commands = [*converted, facts.training_command]
     commands += [measured.command] if measured else []
     papers = "\n".join(dict.fromkeys(f"- {step.title}: <{step.paper}>" for step in facts.steps))
+    training = "".join(f"| {key.replace('_', ' ')} | {_short(value)} |\n" for key, value in facts.training.items())
+    curve = f"\n![Loss of the training]({facts.curve})\n" if facts.curve else ""
     return Template(template).substitute(
         front_matter=front,
         title=_title(facts),
         summary=_summary(facts),
         recipe=_recipe(facts, [command for command in commands if command]),
-        training=_training(facts),
+        training=f"\n## Training\n\n| what | value |\n|---|---|\n{training}{curve}" if training else "",
         load_code=_load_code(facts),
         reason=_reason(facts),
         engines=_engines(facts),
@@ -255,12 +257,6 @@ def _summary(facts: CardFacts) -> str:
         begun = f"The weights are those of {link}, byte for byte. What changed is how positions are encoded: {length}."
     checked = "" if facts.is_adapter else "; `ctxext verify` checks that the files are what this card says"
     return f"{begun} Made with ctxext {__version__}{checked}."
-
-
-def _training(facts: CardFacts) -> str:
-    rows = "".join(f"| {key.replace('_', ' ')} | {_short(value)} |\n" for key, value in facts.training.items())
-    curve = f"\n![Loss of the training]({facts.curve})\n" if facts.curve else ""
-    return f"\n## Training\n\n| what | value |\n|---|---|\n{rows}{curve}" if rows else ""
 
 
 def _load_code(facts: CardFacts) -> str:

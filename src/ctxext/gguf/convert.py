@@ -102,7 +102,6 @@ class GgufConversion:
     difference: float
 
     def __repr__(self) -> str:
-        """The file, the methods and the lengths."""
         encoding = self.plan.model.encoding
         lengths = f"{encoding.trained_length} → {encoding.usable_length} tokens"
         return f"GgufConversion({self.out.name!r}: {self.plan.recipe.summary()}, {lengths})"

@@ -144,7 +144,6 @@ class Push:
     others: tuple[str, ...]
 
     def __repr__(self) -> str:
-        """Where it is, and how much."""
         return f"Push({self.url!r}: {len(self.sizes)} files, {sum(self.sizes.values())} bytes)"
 
     def _repr_html_(self) -> str:

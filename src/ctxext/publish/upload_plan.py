@@ -95,7 +95,6 @@ class UploadPlan:
     known: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        """The folder, and how much of it."""
         return f"UploadPlan({self.folder.name!r}: {total(self.sizes)})"
 
     @property

@@ -274,20 +274,14 @@ def measure(
         for length, questions in eval_set.questions.items():
             if is_hopeless is not None and is_hopeless(measurement):
                 return measurement
-            losses, correct = _answers(loaded, length, questions[first : first + _ROUND])
+            losses, correct, asked = list[float](), list[bool](), questions[first : first + _ROUND]
+            size = rows_that_fit(loaded.model, length)
+            for start in range(0, len(asked), size):
+                # In the order of the prompts, however much of them a model could share.
+                by_depth = sorted(answer_losses(loaded, asked[start : start + size]))
+                losses += itertools.chain.from_iterable(zip(*(own for _, own, _ in by_depth), strict=True))
+                correct += itertools.chain.from_iterable(zip(*(right for _, _, right in by_depth), strict=True))
             answers = {**measurement.answers, length: measurement.answers.get(length, []) + losses}
             right = {**measurement.correct, length: measurement.correct.get(length, []) + correct}
             measurement = dataclasses.replace(measurement, answers=answers, correct=right)
     return measurement
-
-
-def _answers(loaded: LoadedModel, length: int, questions: Sequence[Sequence[Prompt]]) -> tuple[list[float], list[bool]]:
-    losses: list[float] = []
-    correct: list[bool] = []
-    size = rows_that_fit(loaded.model, length)
-    for first in range(0, len(questions), size):
-        # In the order of the prompts, however much of them a model could share.
-        by_depth = sorted(answer_losses(loaded, questions[first : first + size]))
-        losses += itertools.chain.from_iterable(zip(*(own for _, own, _ in by_depth), strict=True))
-        correct += itertools.chain.from_iterable(zip(*(right for _, _, right in by_depth), strict=True))
-    return losses, correct

@@ -52,7 +52,6 @@ class Found:
     files: tuple[Path, ...]
 
     def __repr__(self) -> str:
-        """The recipe in a few words."""
         return f"Found({self._words()})"
 
     def _repr_html_(self) -> str:
