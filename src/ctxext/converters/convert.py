@@ -49,11 +49,9 @@ class Written:
     """What a conversion left behind.
 
     Attributes:
-        folder: The new checkpoint.
         ways: How each weight file came there, by name: "cloned", "hard-linked", "copied" or "rewritten".
     """
 
-    folder: Path
     ways: Mapping[str, str]
 
     @property
@@ -153,8 +151,7 @@ def convert(
         out = Path(f"{name}-{methods}-{format_length(plan.encoding.usable_length)}")
         check_out(out, checkpoint.folder, options)
     verification = check_frequencies(plan) if options.check else None
-    place = Path(out).resolve()
-    with output_directory(place, [checkpoint.folder], options) as work:
+    with output_directory(Path(out).resolve(), [checkpoint.folder], options) as work:
         ways = _write(plan, work, options, progress)
         if options.check and plan.recipe.needs_code:
             if progress is not None:
@@ -162,7 +159,7 @@ def convert(
             verification = Verification(skipped="the source brings Python code of its own, which is not run")
             if runs_only_own_code(open_checkpoint(str(work))):
                 verification = compare_logits(work, plan.source, plan.recipe, plan.model, plan.stock)
-    return Conversion(Path(out), plan, Written(place, ways), verification)
+    return Conversion(Path(out), plan, Written(ways), verification)
 
 
 @accepts_options(ConvertOptions)
