@@ -246,8 +246,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "converters/convert.py",
-        "check_frequencies(plan) if options.check else None",
-        "check_frequencies(plan)",
+        "    if options.check:\n        (check_described",
+        "    if True:\n        (check_described",
         ("tests/cli/test_convert_command.py::test_no_verify_checks_nothing",),
     ),
     (
@@ -779,9 +779,9 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     ("verify/file_checks.py", "if len(known) < len(recorded):", "if not known:", _CHECKS),
     (
-        "verify/subject.py",
-        "        check_described(self.checkpoint, auto_class(self.checkpoint.config))\n",
-        "",
+        "verify/clean_load.py",
+        "        check_described(checkpoint)\n",
+        "        pass\n",
         _CHECKS,
     ),
     (
@@ -896,7 +896,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "checkpoint/loading.py",
-        "        for place, name, original in originals:\n            setattr(place, name, original)\n",
+        "                patched.callback(setattr, place, name, getattr(place, name))\n",
         "        pass\n",
         _LOADING,
     ),
@@ -921,7 +921,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         _STAGING,
     ),
     (
-        "recipes/code/staging.py",
+        "checkpoint/loading.py",
         'for part in (loaded, getattr(loaded, "config", loaded)):',
         "for part in (loaded,):",
         _STAGING,
@@ -932,7 +932,12 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "if self.folder not in target.parents and",
         _CHECKPOINT,
     ),
-    ("checkpoint/opening.py", "_remote_sizes(source, revision, token)\n", "_remote_sizes(source, None, token)\n", _HUB),
+    (
+        "checkpoint/opening.py",
+        "model_info(source, revision=revision, files",
+        "model_info(source, revision=None, files",
+        _HUB,
+    ),
     ("converters/lengths.py", "key == wanted and place is not None", "key == wanted and place == 0", _NUMBER),
     ("verify/engine.py", "stop_token_ids=list(ends)", "stop_token_ids=list(ends)[:1]", _ASKED),
     (

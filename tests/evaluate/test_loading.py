@@ -15,7 +15,7 @@ from ctxext.converters import convert
 from ctxext.data.encoding import open_tokenizer
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import info_of, open_infos
-from ctxext.evaluate.model import Loading, load_model, may_run_code
+from ctxext.evaluate.model import Loading, load_model, runs_foreign_code
 from ctxext.finetune.base import open_base
 from ctxext.recipes.recipe import recipe_from_dict
 from hand_made import tiny_llama
@@ -74,19 +74,19 @@ def from_hub(tmp_path):
 def test_code_from_the_hub_runs_only_at_a_pinned_revision(from_hub):
     """Issue: remote code is never executed unless it is allowed, with a pinned revision."""
     foreign = from_hub(auto_map={"AutoModelForCausalLM": "evil.Model"})
-    assert not may_run_code(foreign, Loading())
+    assert not runs_foreign_code(foreign, Loading())
     for revision in (None, "main"):
         with pytest.raises(CtxextError, match="pinned revision") as caught:
-            may_run_code(foreign, Loading(**TRUSTED, revision=revision))
+            runs_foreign_code(foreign, Loading(**TRUSTED, revision=revision))
         assert "--revision " + "a" * 40 in caught.value.hint
-    assert may_run_code(foreign, Loading(**TRUSTED, revision="a" * 40))
+    assert runs_foreign_code(foreign, Loading(**TRUSTED, revision="a" * 40))
 
 
 def test_a_folder_and_a_model_without_code_need_no_revision(from_hub):
     foreign = from_hub(auto_map={"AutoModelForCausalLM": "evil.Model"})
     local = dataclasses.replace(foreign, checkpoint=dataclasses.replace(foreign.checkpoint, revision=None))
-    assert may_run_code(local, Loading(**TRUSTED))
-    assert not may_run_code(from_hub(), Loading(**TRUSTED))
+    assert runs_foreign_code(local, Loading(**TRUSTED))
+    assert not runs_foreign_code(from_hub(), Loading(**TRUSTED))
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +102,9 @@ def of_another_version(tmp_path_factory):
 def test_code_of_another_version_is_told_before_anything_is_loaded(of_another_version):
     info = info_of("mine", open_checkpoint(str(of_another_version)))
     with pytest.raises(CtxextError, match="not this version's own") as caught:
-        may_run_code(info, Loading())
+        runs_foreign_code(info, Loading())
     assert "--trust-remote-code" in caught.value.hint
-    assert may_run_code(info, Loading(**TRUSTED))
+    assert runs_foreign_code(info, Loading(**TRUSTED))
 
 
 def test_code_of_another_version_is_not_trained(of_another_version):

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -141,22 +140,6 @@ def test_two_processes_share_the_work(checkpoint, tmp_path):
     counts = [len((tmp_path / "out" / name).read_text().splitlines()) for name in ("cells.jsonl", "cells-1.jsonl")]
     assert min(counts) > 10, "one process did everything"
     assert without_times(shared) == without_times(json.loads(json.dumps(whole)))
-
-
-def make_broken(checkpoint, folder, **config) -> Path:
-    folder.mkdir()
-    for path in checkpoint.iterdir():
-        shutil.copyfile(path, folder / path.name)
-    content = json.loads((checkpoint / "config.json").read_text())
-    (folder / "config.json").unlink()
-    (folder / "config.json").write_text(json.dumps({**content, **config}))
-    return folder
-
-
-def test_missing_weights_are_told(checkpoint, tmp_path):
-    folder = make_broken(checkpoint, tmp_path / "short", num_hidden_layers=3)
-    with pytest.raises(CtxextError, match="lacks"):
-        evaluate([str(folder)], Settings(tasks=("passkey",), lengths=(300,), samples=1))
 
 
 def test_torn_and_foreign_lines_are_left_out(run, checkpoint, tmp_path):

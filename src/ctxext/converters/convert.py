@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from ctxext.checkpoint.loading import check_complete, check_described
 from ctxext.checkpoint.opening import fingerprint, open_checkpoint
-from ctxext.converters.calibration import by_index, calibrated
+from ctxext.converters.calibration import calibrated, in_order, waits
 from ctxext.converters.links import COPIED, HARD, REWRITTEN, bring
 from ctxext.converters.options import ConvertOptions, SaveOptions
 from ctxext.converters.plan import Plan, make_plan
@@ -141,16 +142,18 @@ def convert(
     checkpoint = open_checkpoint(str(source), revision=revision, token=token, original_length=options.original_length)
     if out is not None:
         check_out(Path(out), checkpoint.folder, options)
-    if by_index(recipe) is not recipe:
-        if tell is not None:
-            tell("Loading the model once to order its heads; where it does not fit, --head-order fixed.")
-        recipe = calibrated(checkpoint, recipe, options, progress)
+    if waits(recipe) and tell is not None:
+        tell("Loading the model once to order its heads; where it does not fit, --head-order fixed.")
+    recipe = calibrated(checkpoint, recipe, options, progress)
     plan = make_plan(checkpoint, recipe, replace_scaling=options.replace_scaling, allow_shorter=options.allow_shorter)
     if out is None:
         name, methods = Path(plan.source.name).name or "model", "-".join(step.name for step in plan.recipe.steps)
         out = Path(f"{name}-{methods}-{format_length(plan.encoding.usable_length)}")
         check_out(out, checkpoint.folder, options)
-    verification = check_frequencies(plan) if options.check else None
+    verification = None
+    if options.check:
+        (check_described if plan.recipe.needs_code else check_complete)(checkpoint)
+        verification = check_frequencies(plan)
     with output_directory(Path(out).resolve(), [checkpoint.folder], options) as work:
         ways = _write(plan, work, options, progress)
         if options.check and plan.recipe.needs_code:
@@ -193,9 +196,9 @@ def plan_conversion(
     )
     if out is not None:
         check_out(Path(out), checkpoint.folder, options)
-    planned = by_index(recipe)
-    if tell is not None and planned is not recipe:
+    if waits(recipe) and tell is not None:
         tell("converting would load the model once to order its heads; the plan shows them by index.")
+    planned = in_order(recipe, "fixed")
     return make_plan(checkpoint, planned, replace_scaling=options.replace_scaling, allow_shorter=options.allow_shorter)
 
 

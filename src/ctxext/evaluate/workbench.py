@@ -10,7 +10,7 @@ import torch
 
 from ctxext.checkpoint.loading import quiet_transformers, sealed, without_hub
 from ctxext.checkpoint.opening import Checkpoint
-from ctxext.converters.calibration import head_scores, per_prompt_form, read_text, with_order
+from ctxext.converters.calibration import head_scores, in_order, read_text, waits, with_order
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.scoring.prefix_cache import is_static
@@ -45,11 +45,10 @@ class Workbench:
     def prepared(self, recipe: Recipe, progress: Progress | None = None) -> Recipe:
         """The recipe with everything filled in that depends on the model, a calibrated head order measured."""
         recipe = recipe.resolved(self.plain)
-        listening = per_prompt_form(recipe)
-        if listening is None:
+        if not waits(recipe):
             return recipe
         encoder = self.stock.encoder
-        model = self.apply(listening).model
+        model = self.apply(in_order(recipe, "prompt")).model
         scores = head_scores(model, encoder.tokenizer, read_text(None), self.plain.rotary.trained_length, progress)
         return with_order(recipe, scores)
 

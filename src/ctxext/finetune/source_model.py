@@ -1,14 +1,11 @@
 """The model before its window was extended, to stay close to on short sequences; it shares the weights of the base."""
 
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ctxext.checkpoint.loading import quiet_transformers, sealed, without_hub
 from ctxext.errors import CtxextError
-from ctxext.files.content import as_json
 from ctxext.finetune.base import Base, load_base
 from ctxext.finetune.comparison import Head
 from ctxext.finetune.loss import logits_of
@@ -102,11 +99,8 @@ def _built(base: Base, model: Any, options: TrainingOptions) -> Any:
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    with tempfile.TemporaryDirectory() as folder:
-        plain = without_hub(plain_config(base.model).config)
-        (Path(folder) / "config.json").write_text(as_json(plain), encoding="utf-8")
-        with sealed():
-            config = AutoConfig.from_pretrained(folder)
+    with sealed():
+        config = AutoConfig.for_model(**without_hub(plain_config(base.model).config))
     if options.quantize != "none":
         return load_base(base, options, None, config=config)[0]
     with sealed(), quiet_transformers(), init_empty_weights(include_buffers=False):

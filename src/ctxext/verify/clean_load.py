@@ -12,9 +12,8 @@ from typing import Any
 
 import psutil
 
-from ctxext.checkpoint.auto_class import CAUSAL, auto_class
-from ctxext.checkpoint.described_size import check_described, needs_accelerator
-from ctxext.checkpoint.loading import without_hub
+from ctxext.checkpoint.auto_class import auto_class
+from ctxext.checkpoint.loading import check_described, needs_accelerator, without_hub
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.content import as_json
@@ -109,6 +108,10 @@ def lacks_package(config: Mapping[str, Any], error: str) -> str:
 def load_in_clean_process(checkpoint: Checkpoint, *, foreign: bool) -> LoadReport:
     """Load a model as its users do; `foreign` as for `answer_of`."""
     try:
+        check_described(checkpoint)
+    except CtxextError as error:
+        return LoadReport(f"{error.message} {error.hint}")
+    try:
         task = {"check": "load", "auto": auto_class(checkpoint.config)}
         return LoadReport(**answer_of(checkpoint, task, foreign=foreign))
     except ScriptFailedError as error:
@@ -148,7 +151,6 @@ def compare_logits(
 
     `stock` is the configuration with those steps only that stock transformers carries; `foreign` as for `answer_of`.
     """
-    check_described(source, CAUSAL)
     if reason := needs_accelerator(source):
         return Verification(skipped=f"cannot be checked here: {reason}")
     # Without headers a parameter is taken to have the 16 bits of most checkpoints.

@@ -3,8 +3,8 @@
 from typing import Any
 
 from ctxext.checkpoint.auto_class import auto_class
-from ctxext.checkpoint.described_size import needs_accelerator
 from ctxext.checkpoint.families import serves_sliding
+from ctxext.checkpoint.loading import needs_accelerator
 from ctxext.errors import CtxextError
 from ctxext.files.tensor_files import read_safetensors_header
 from ctxext.files.tested import untested_notice
@@ -141,6 +141,8 @@ def check_tables(subject: Subject) -> Finding | None:
         return None
     if not subject.may_load:
         return Finding(name, SKIPPED, "it carries code that is not this version's own")
+    if subject.loaded.error:
+        return Finding(name, SKIPPED, "it does not load")
     if training_of(subject):
         return Finding(name, SKIPPED, "it was trained, so its rows are no longer those of the recipe")
     (step,) = (step for step in subject.recipe.steps if step.kind == "table")

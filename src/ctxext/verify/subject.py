@@ -5,8 +5,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.auto_class import auto_class
-from ctxext.checkpoint.described_size import check_described
 from ctxext.checkpoint.families import FAMILIES, Family, family_of
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
@@ -139,7 +137,6 @@ class Subject:
     @cached_property
     def may_load(self) -> bool:
         """Whether loading runs no code but that of transformers and of this version, or the user allowed other code."""
-        check_described(self.checkpoint, auto_class(self.checkpoint.config))
         needs_code = self.has_recipe and self.recipe.needs_code
         is_unknown = self.checkpoint.config.get("model_type") not in FAMILIES
         return self.trust_remote_code or not (needs_code or is_unknown) or runs_only_own_code(self.checkpoint)

@@ -96,17 +96,6 @@ def write_stage(folder: Path, checkpoint: Checkpoint, config: Mapping[str, Any],
         (folder / path).symlink_to((checkpoint.folder / path).resolve())
 
 
-def rename(loaded: Any, checkpoint: Checkpoint) -> Any:
-    """Set the name of a loaded model or tokenizer to its checkpoint, instead of the temporary folder."""
-    name = str(checkpoint.folder)
-    for part in (loaded, getattr(loaded, "config", loaded)):
-        if hasattr(part, "name_or_path"):
-            part.name_or_path = name
-    if isinstance(settings := getattr(loaded, "init_kwargs", None), dict):
-        settings["name_or_path"] = name
-    return loaded
-
-
 def own_classes(config: dict[str, Any], code: Mapping[str, bytes | str]) -> dict[str, Any]:
     """A configuration whose `auto_map` names only classes of our code; without code, none can run."""
     auto_map = config.get("auto_map")
