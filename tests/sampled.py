@@ -44,7 +44,7 @@ SAMPLED = {
     "finetune/test_trained_tables.py::test_skipped_positions_reach_rows_that_short_windows_do_not": r"^(gpt2|roberta)$",
     "finetune/test_trained_tables.py::test_the_table_is_trained_and_merged": r"^(gpt2|opt|bert|roberta)$",
     "portable/test_backends.py::test_traces_without_a_graph_break": "",
-    "portable/test_callers.py::test_exported_at_any_length": r"^(llama-(self-extend|mspoe prompt)|bloom-ntk-alibi)$",
+    "portable/test_callers.py::test_exported_at_any_length": r"^(llama-self-extend|bloom-ntk-alibi)$",
     "portable/test_callers.py::test_recorded_by_torch_jit": r"^llama-(self-extend|mspoe prompt)$|^bloom-",
     "portable/test_callers.py::test_replicas": r"^llama-|^gemma2-self-extend$|^bloom-",
     "portable/test_callers.py::test_saved_and_copied": r"^llama-|^gemma2-self-extend$|^bloom-",
@@ -70,13 +70,6 @@ SAMPLED = {
     ),
     "portable/test_relation.py::test_every_form_equals_loops": (
         r"-grouped$|^(self-extend|bifocal|dca|rerope|string|sinks|window|adaptive)-partial$"
-    ),
-    "portable/test_relation_model.py::test_any_chunks": r"^(one by one-sdpa|64-)",
-    "portable/test_relation_model.py::test_batch_with_others": r"^one by one-|^400-(self-extend|dca|adaptive)$",
-    "portable/test_relation_model.py::test_crop_and_go_on": r"^(self-extend|dca-short|adaptive)-",
-    "portable/test_relation_model.py::test_static_cache": r"^one by one-|^500-(self-extend|dca|adaptive)$",
-    "portable/test_relation_model.py::test_what_caches_do_to_sequences": (
-        r"^(self-extend|dpe|dca-short|string|sinks|adaptive)-"
     ),
     "portable/test_tensor_parallel.py::test_two_processes_give_the_logits_of_one": "",
     "recipes/test_reference.py::test_loaded_frequencies_equal_the_papers": r"-128-500000.0-131072$",

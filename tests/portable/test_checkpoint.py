@@ -1,6 +1,5 @@
 """The checkpoint as a whole: how it loads, saves, shares a process with others, and stands alone."""
 
-import json
 import os
 import sys
 from types import SimpleNamespace
@@ -8,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from transformers import (
-    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -21,9 +19,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import tiny_models
 from ctxext.files.isolated import SETTINGS
 from ctxext.portable.private_copy import true_values
-from ctxext.recipes.code.layout import SHARED_FILES, STUB_FILE
-from ctxext.recipes.encodings.rotary import SENTINEL
-from portable_checkpoints import CODE, CODE_FILE, convert, llama, load, tokens
+from portable_checkpoints import convert, llama, load, tokens
 
 ORDERS = ["prompt", "fixed"]
 PLAIN = {"head_order": "fixed", "first_layer": 0}
@@ -66,35 +62,12 @@ def test_without_its_code_it_does_not_load(folders, loader, options):
         loader.from_pretrained(folders["fixed"], **options)
 
 
-def test_the_configuration_is_a_stock_one(folders):
-    config = AutoConfig.from_pretrained(folders["fixed"])
-    assert config.model_type == "llama"
-    assert config.architectures == ["CtxextLlamaForCausalLM"]
-    saved = json.loads((folders["fixed"] / "config.json").read_text())
-    assert saved["rope_parameters"]["rope_type"] == saved["rope_scaling"]["rope_type"] == SENTINEL
-    assert saved["rope_parameters"]["rope_theta"] == saved["rope_theta"] == 10000.0
-
-
 @torch.no_grad()
 def test_auto_model(folders):
     base = AutoModel.from_pretrained(folders["prompt"], trust_remote_code=True, dtype=torch.float32).eval()
     model = load(folders["prompt"])
     assert type(base).__name__ == "CtxextLlamaModel"
     assert torch.equal(model.lm_head(base(tokens(30)).last_hidden_state), logits(model))
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_save_and_load_again(folders, order, tmp_path):
-    model = load(folders[order])
-    model.save_pretrained(tmp_path / f"saved_{order}")
-    assert (tmp_path / f"saved_{order}" / CODE_FILE).read_bytes() == CODE.read_bytes()
-    assert all((tmp_path / f"saved_{order}" / name).exists() for name in (STUB_FILE, *SHARED_FILES["rotary"]))
-    again = load(tmp_path / f"saved_{order}")
-    assert torch.equal(logits(again), logits(model))
-    again.save_pretrained(tmp_path / f"twice_{order}")
-    assert torch.equal(logits(load(tmp_path / f"twice_{order}")), logits(model))
-    with pytest.raises((KeyError, ValueError), match="trust_remote_code"):
-        AutoModelForCausalLM.from_pretrained(tmp_path / f"saved_{order}")
 
 
 @pytest.mark.parametrize("order", ORDERS)

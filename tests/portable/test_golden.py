@@ -7,8 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ctxext.errors import CtxextError
-from portable_checkpoints import convert, llama, load, ranks_of
+from portable_checkpoints import convert, load, ranks_of
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 
@@ -53,8 +52,3 @@ def test_ratios(released, golden):
         torch.testing.assert_close(
             torch.tensor(ratios), torch.tensor(values["measured_ratio_of_key_head"]), rtol=1e-3, atol=0
         )
-
-
-def test_grouped_queries_are_refused(tmp_path):
-    with pytest.raises(CtxextError, match="grouped queries"):
-        convert(llama(tmp_path / "source"), tmp_path / "out", variant="released")
