@@ -3,11 +3,10 @@
 from pathlib import Path
 
 import pytest
-import torch
 from tokenizers import processors
 
 from ctxext.evaluate.report import pictures as report_pictures
-from hand_made import Oracle, make_tokenizer, tiny_config, tiny_llama
+from hand_made import make_tokenizer, tiny_llama
 
 AS_PNG = report_pictures.as_png
 
@@ -49,14 +48,3 @@ def checkpoint(tmp_path_factory, tokenizer) -> Path:
     tiny_llama().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
-
-
-@pytest.fixture
-def oracle(tokenizer):
-    """A maker of such models; `sees` tells from a depth whether the model finds a needle there."""
-
-    def make(sees):
-        torch.manual_seed(0)
-        return Oracle(tiny_config(max_position_embeddings=2048)).eval().prepare(tokenizer, sees)
-
-    return make

@@ -130,7 +130,7 @@ def test_the_text_that_is_asked_for_is_the_nth_of_its_kind(task, tokenizer):
     for prompt, text in questions_of(task, tokenizer, 4000, 12):
         number, kind, topic = re.search(r"to the (\d)\w\w \(1 indexed\) ([\w ]+) about (\w+)\.", text).groups()
         texts = re.findall(rf"User: Write a {kind} about {topic}\.\n\nAssistant: (.*?)(?=\n\nUser:)", text, re.DOTALL)
-        assert len(texts) == task.num_needles == len(set(texts))
+        assert len(texts) == task.num_texts == len(set(texts))
         assert prompt.answers == (prompt.wanted[0] + texts[int(number) - 1],)
         asked.add(int(number))
     assert len(asked) > 1

@@ -229,19 +229,19 @@ def test_sentences_of_the_whole():
 def test_what_the_second_half_of_a_text_does(losses, figures):
     """Of a text twice as long as the context; of a shorter one nothing is said."""
     buckets = [[loss * 256, 256] for loss in losses]
+    (sentence,) = findings_of(buckets)
+    assert sentence.endswith(f": stock {figures} nats per token.")
+    assert findings_of(buckets, length=1023) == []
+
+
+def findings_of(buckets, length=1024):
     text = {"model": "stock", "task": "perplexity", "depth": None, "samples": [0], "width": 256, "lengths": {}}
     header = {"settings": Settings(tasks=("perplexity",)).to_dict(), "models": [facts("stock")], "versions": VERSIONS}
-    (sentence,) = findings(make_report(header, [{**text, "length": 1024, "buckets": buckets, "seconds": 1.0}]))
-    assert sentence.endswith(f": stock {figures} nats per token.")
-    shorter = {**text, "length": 1023, "buckets": buckets, "seconds": 1.0}
-    assert findings(make_report(header, [shorter])) == []
+    return findings(make_report(header, [{**text, "length": length, "buckets": buckets, "seconds": 1.0}]))
 
 
 def test_points_with_more_tokens_count_for_more():
-    text = {"model": "stock", "task": "perplexity", "depth": None, "samples": [0], "width": 256, "lengths": {}}
-    header = {"settings": Settings(tasks=("perplexity",)).to_dict(), "models": [facts("stock")], "versions": VERSIONS}
-    buckets = [[0.0, 255], [256.0, 256], [256.0, 256], [3 * 64.0, 64]]
-    (sentence,) = findings(make_report(header, [{**text, "length": 1024, "buckets": buckets, "seconds": 1.0}]))
+    (sentence,) = findings_of([[0.0, 255], [256.0, 256], [256.0, 256], [3 * 64.0, 64]])
     assert "rises (+0.40)" in sentence
 
 

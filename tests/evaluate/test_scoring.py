@@ -23,23 +23,6 @@ def score(loaded, questions, how=scoring.score_depths, wanted=range(5), **option
     return [answers[number] for number in sorted(answers)]
 
 
-@pytest.mark.parametrize(
-    ("sees", "expected"),
-    [
-        (lambda depth: True, [1, 1, 1, 1, 1]),
-        (lambda depth: False, [0, 0, 0, 0, 0]),
-        (lambda depth: depth >= 0.5, [0, 0, 0, 1, 1]),
-    ],
-)
-@pytest.mark.parametrize("how", [scoring.score_depths, generate_exact])
-def test_models_made_by_hand_get_the_map_they_deserve(oracle, tokenizer, sees, expected, how):
-    loaded = make_ready("oracle", oracle(sees), tokenizer)
-    loaded = type(loaded)(loaded.name, loaded.model, loaded.encoder, can_share=True)
-    # No depth is near the middle, where a needle may land on either side of it.
-    questions = questions_for(PassKey(), loaded, depths=(0.0, 0.2, 0.4, 0.8, 1.0))
-    assert score(loaded, questions, how) == [[bool(right)] * 3 for right in expected]
-
-
 def random_ready(tokenizer, **changes):
     return make_ready("tiny", tiny_llama(max_position_embeddings=1024, **changes), tokenizer)
 

@@ -16,7 +16,7 @@ from ctxext.evaluate.checkpoint_info import info_of, open_infos
 from ctxext.evaluate.model import Loading
 from ctxext.evaluate.plan import ModelPlan, check_context_length
 from ctxext.evaluate.results_log import ResultsLog
-from ctxext.evaluate.run import Meter, _header, _run, break_even
+from ctxext.evaluate.run import Meter, _header, break_even
 from ctxext.evaluate.settings import Settings, even_depths, lengths_of, parse_depths
 from ctxext.evaluate.tasks.base import Reading
 from ctxext.evaluate.tasks.documents import Documents, read_questions
@@ -25,7 +25,7 @@ from ctxext.evaluate.tasks.needle import Association, Needle, PassKey
 from ctxext.evaluate.tasks.passages import Passages
 from ctxext.evaluate.tasks.perplexity import Perplexity, bucket_width
 from ctxext.evaluate.tasks.registry import TASKS
-from ctxext.evaluate.tasks.retrieval import RetrievalWork, make_questions, num_questions
+from ctxext.evaluate.tasks.retrieval import make_questions, num_questions
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,10 @@ def test_each_task_has_its_own_settings(tmp_path):
     text = needle.text
     assert " ".join(text) == "One sentence. Another sentence."
     assert needle == Needle(num_needles=7, text=text)
-    assert kv == KeyValue(ids="number", num_needles=7)
-    assert documents == Documents(questions=read_questions(tmp_path / "asked.jsonl"), ask="fact", num_needles=7)
+    assert kv == KeyValue(ids="number", num_needles=7, text=text)
+    assert documents == Documents(
+        questions=read_questions(tmp_path / "asked.jsonl"), ask="fact", num_needles=7, text=text
+    )
     assert association == Association(text=text)
     assert passkey == PassKey(text=text)
     written = settings.to_dict()
@@ -390,34 +392,6 @@ def test_the_header_of_a_run_holds_no_secret():
     assert not {"engine", "token"} & options
 
 
-def test_what_is_done_is_not_asked_again():
-    log, moved = ResultsLog(None), []
-
-    class Work:
-        label = "kv"
-
-        def __init__(self):
-            self.keys = [Length(64), Length(128), Length(256)]
-
-        def run(self, loaded, wanted):
-            self.wanted = wanted
-            yield {"task": "kv", "length": 128, "depth": None, "samples": [0, 1], "correct": [1, 0]}
-
-    class Length(int):
-        @property
-        def length(self):
-            return int(self)
-
-    meter = SimpleNamespace(
-        skip=lambda *given: moved.append(("skip", *given)), advance=lambda *given: moved.append(("advance", *given))
-    )
-    work = Work()
-    _run(SimpleNamespace(name="m"), work, {Length(64)}, log, meter)
-    assert work.wanted == {128, 256}
-    assert moved == [("skip", "m", [64], "m kv"), ("advance", "m", [128, 128], "m kv")]
-    assert log.records()[0]["model"] == "m"
-
-
 def test_names_and_digests_of_checkpoints(tmp_path, monkeypatch):
     config = json.dumps({"model_type": "llama", "max_position_embeddings": 128, "architectures": ["LlamaForCausalLM"]})
     for name in ("a/x", "b/x", "y"):
@@ -521,33 +495,9 @@ def test_every_question_is_of_its_own_seed_task_length_and_sample(tokenizer):
     questions = [ids(settings, 300, 0), ids(settings, 300, 1), ids(settings, 301, 0), ids(other, 300, 0)]
     assert len(set(map(tuple, questions))) == 4
     assert ids(settings, 300, 0) == questions[0]
-
-
-def test_tasks_without_depths_ask_as_many_questions(monkeypatch):
-    settings = Settings(samples=3, depths=(0.0, 0.5, 1.0), generate=True)
-    assert (num_questions(PassKey(), settings), num_questions(TASKS["niah-multivalue"], settings)) == (3, 9)
-    asked = []
-
-    class Task(PassKey):
-        def score(self, loaded, questions, depths, *, generate):
-            asked.append((questions, list(depths), generate))
-            for depth in depths:
-                yield depth, [1, 0.5]
-
-    monkeypatch.setattr("ctxext.evaluate.tasks.retrieval.make_questions", lambda *given: "questions")
-    work = RetrievalWork(Task(), 64, (4, 5), settings)
-    assert [(key.depth, key.sample) for key in work.keys] == [(d, s) for d in (0.0, 0.5, 1.0) for s in (4, 5)]
-    wanted = {key for key in work.keys if key.depth != 0.5}
-    results = [*work.run(SimpleNamespace(encoder=None), wanted)]
-    assert asked == [("questions", [0, 2], True)]
-    assert [(one["depth"], one["samples"], one["correct"]) for one in results] == [
-        (0.0, [4, 5], [1, 0.5]),
-        (1.0, [4, 5], [1, 0.5]),
-    ]
-
-    work = RetrievalWork(Task(has_depths=False), 64, (4, 5), settings)
-    (one,) = work.run(SimpleNamespace(encoder=None), set(work.keys))
-    assert one["depth"] is None
+    assert (num_questions(task, settings), num_questions(TASKS["niah-multivalue"], settings)) == (2, 2)
+    three = dataclasses.replace(settings, depths=(0.0, 0.5, 1.0))
+    assert (num_questions(task, three), num_questions(TASKS["niah-multivalue"], three)) == (2, 6)
 
 
 def rotary(tmp_path, **changes):
@@ -639,7 +589,7 @@ def test_names_of_things_never_double(count):
         (Needle(num_needles=20), r"number for (.+) is"),
         (Needle(num_needles=20, phrasing="opens"), r"that the (.+) is opened"),
         (Passages(num_passages=20), r"number for (.+) is"),
-        (Association(num_needles=16), r"^ (\w+) "),
+        (Association(num_people=16), r"^ (\w+) "),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ctxext.compare.candidates import STOCK, Candidate
@@ -90,36 +90,17 @@ class Measured:
         middle, half = mean_interval(differences, confidence)
         return Difference(middle, middle - half, middle + half, len(documents))
 
-    def against(self, other: "Measured", confidence: float) -> "Against":
-        """All differences."""
+    def loses_more_by_text(self, other: "Measured", confidence: float = 0.95) -> dict[str, Difference]:
+        """The same for each kind of text by its name; empty where there is only one."""
         texts = sorted({text for text, _ in self.losses if text})
         by_text = {text: self.loses_more(other, confidence, text) for text in texts}
-        return Against(
-            self.finds_more(other, confidence),
-            self.loses_more(other, confidence),
-            {text: difference for text, difference in by_text.items() if difference},
-        )
+        return {text: difference for text, difference in by_text.items() if difference}
 
     def times(self, other: "Measured") -> float | None:
         """How many times as long the same records took."""
         shared = self.seconds.keys() & other.seconds.keys()
         theirs = math.fsum(other.seconds[record] for record in shared)
         return math.fsum(self.seconds[record] for record in shared) / theirs if theirs else None
-
-
-@dataclass(frozen=True)
-class Against:
-    """A model against another, each difference None where nothing was asked of both.
-
-    Attributes:
-        found: In the share found.
-        beyond: In the loss beyond the original context length.
-        by_text: The latter for each kind of text, by its name; empty where there is only one.
-    """
-
-    found: Difference | None = None
-    beyond: Difference | None = None
-    by_text: Mapping[str, Difference] = field(default_factory=dict)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -165,18 +146,30 @@ def comparison(
     stock = figures[STOCK]
     confidence = together(len(figures) - 1)
     asked = {candidate.name: figures[candidate.name] for candidate in candidates if candidate.name in figures}
-    against = {name: mine.against(stock, confidence) for name, mine in asked.items()}
-    rows: list[dict[str, Any]] = [_row(by_name[STOCK], stock)]
+    found = {name: gain for name, mine in asked.items() if (gain := mine.finds_more(stock, confidence))}
+    losses = {name: drop for name, mine in asked.items() if (drop := mine.loses_more(stock, confidence))}
+    loss = _mean(list(stock.losses.values())) if stock.losses else None
+    rows = [_row(by_name[STOCK]) | {"loss_beyond": loss, "peak": stock.peak}]
     for candidate in candidates:
         row: dict[str, Any] = {"name": candidate.name}
         row |= {"convert": list(candidate.words) or None, "refused": candidate.refusal or None}
         if candidate.plan is not None and candidate.name in by_name:
-            row |= _row(by_name[candidate.name], figures[candidate.name], stock, against[candidate.name])
+            mine, gain, drop = asked[candidate.name], found.get(candidate.name), losses.get(candidate.name)
+            by_text = mine.loses_more_by_text(stock, confidence)
+            peaks = mine.peak, stock.peak
+            row |= _row(by_name[candidate.name]) | {
+                "against": gain.to_dict() if gain else None,
+                "beyond": drop.to_dict() if drop else None,
+                "beyond_by_text": {text: difference.to_dict() for text, difference in by_text.items()},
+                "inside": (by_name[candidate.name]["short"] or {}).get("against"),
+                "time": mine.times(stock),
+                "memory": peaks[0] / peaks[1] if peaks[0] and peaks[1] else None,
+            }
             row["serving"] = [served.to_dict() for served in candidate.plan.serving]
         rows.append(row)
     shares = {name: _share(model["cells"], trained if stock.beyond else None) for name, model in by_name.items()}
     by_row = {row["name"]: row for row in rows}
-    taken, nearest, sentence = _choice(by_row, shares, against, asked, stock, trained, confidence)
+    taken, nearest, sentence = _choice(by_row, shares, found, losses, asked, stock, trained, confidence)
     missing = [*_beyond_stock(plans), *_not_reached(plans, figures)]
     if any("none" in sentence for sentence in missing) and (minutes := _minutes_of_a_round(plans, records)):
         missing.append(
@@ -194,45 +187,28 @@ def comparison(
     }
 
 
-def _row(
-    model: Mapping[str, Any], mine: Measured, stock: Measured | None = None, against: Against = Against()
-) -> dict[str, Any]:
-    """The figures of one model."""
+def _row(model: Mapping[str, Any]) -> dict[str, Any]:
+    """What a model finds."""
     share, low, high = pooled(model["cells"])
     found = {"share": share, "low": low, "high": high, "samples": sum(cell["samples"] for cell in model["cells"])}
-    row = {
-        "name": model["name"],
-        "summary": model["summary"],
-        "recipe": model["recipe"],
+    return {
+        **{key: model[key] for key in ("name", "summary", "recipe")},
         "found": found if model["cells"] else None,
         "refused": None,
-    }
-    if stock is None:
-        return {**row, "loss_beyond": _mean(list(mine.losses.values())) if mine.losses else None, "peak": mine.peak}
-    peaks = mine.peak, stock.peak
-    return {
-        **row,
-        "against": against.found.to_dict() if against.found else None,
-        "beyond": against.beyond.to_dict() if against.beyond else None,
-        "beyond_by_text": {text: difference.to_dict() for text, difference in against.by_text.items()},
-        "inside": (model["short"] or {}).get("against"),
-        "time": mine.times(stock),
-        "memory": peaks[0] / peaks[1] if peaks[0] and peaks[1] else None,
     }
 
 
 def _choice(
     rows: Mapping[str, Mapping[str, Any]],
     shares: Mapping[str, str],
-    against: Mapping[str, Against],
+    found: Mapping[str, Difference],
+    losses: Mapping[str, Difference],
     asked: Mapping[str, Measured],
     stock: Measured,
     trained_length: int | None,
     confidence: float,
 ) -> tuple[str | None, str | None, str]:
     """The method to take, if any is better beyond doubt, the one that comes nearest, and both in a sentence."""
-    found = {name: differences.found for name, differences in against.items() if differences.found is not None}
-    losses = {name: differences.beyond for name, differences in against.items() if differences.beyond is not None}
 
     def cheapest(names: Sequence[str]) -> str:
         """Of methods that are equally good: the cheapest inside, then the one with the least loss beyond."""

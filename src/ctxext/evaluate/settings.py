@@ -10,7 +10,7 @@ from ctxext.data.prose import read_haystack
 from ctxext.data.records import check_place
 from ctxext.data.texts import kinds_of_text
 from ctxext.errors import CtxextError
-from ctxext.evaluate.tasks.base import RetrievalTask, TaskOptions
+from ctxext.evaluate.tasks.base import RetrievalTask
 from ctxext.evaluate.tasks.documents import read_questions
 from ctxext.evaluate.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, expanded
 from ctxext.files.content import sha256_of
@@ -119,13 +119,11 @@ class Settings:
 
     def retrieval_tasks(self) -> list[RetrievalTask]:
         """The retrieval tasks with their options; reads the files."""
-        options = TaskOptions(
-            text=read_haystack(self.haystack) if self.haystack else (),
-            questions=read_questions(self.documents) if self.documents else (),
-            num_needles=self.num_needles,
-            kv_ids=self.kv_ids,
-            filler=self.filler,
-        )
+        options = {
+            "text": read_haystack(self.haystack) if self.haystack else (),
+            "questions": read_questions(self.documents) if self.documents else (),
+            **{"num_needles": self.num_needles, "ids": self.kv_ids, "filler": self.filler},
+        }
         tasks = [RETRIEVAL_TASKS[name] for name in dict.fromkeys(self.tasks) if name in RETRIEVAL_TASKS]
         return [task.with_options(options) for task in tasks]
 

@@ -97,7 +97,7 @@ def _effective(counts: Mapping[str, Mapping[int, tuple[float, float]]]) -> dict[
         }
         draws.append(_longest({length: _average(shares) for length, shares in drawn.items()}))
     draws.sort(key=lambda length: length or 0)
-    low, high = draws[round(0.025 * _DRAWS)], draws[round(0.975 * _DRAWS) - 1]
+    low, high = draws[round(0.025 * _DRAWS)], draws[round(0.99 * _DRAWS) - 1]
     return {"length": _longest(scores), "low": low, "high": high, "figure": scores[lengths[0]]}
 
 

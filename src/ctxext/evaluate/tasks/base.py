@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
@@ -13,7 +13,6 @@ from ctxext.data.prompt import Pieces, Prompt, encode_parts, lay_out
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel
-    from ctxext.evaluate.tasks.documents import Question
 
 Record = dict[str, Any]
 """One line of results: `task`, `length`, `depth`, the `samples` it covers and the results of each."""
@@ -104,25 +103,6 @@ class Reading:
         return in_turn[: self.samples]
 
 
-@dataclass(frozen=True)
-class TaskOptions:
-    """The user's options of retrieval tasks.
-
-    Attributes:
-        text: Sentences to hide needles in; empty for the prose of the package.
-        questions: Questions of the task `documents`; empty for random facts.
-        num_needles: How many facts of a text the tasks `needle`, `kv` and `documents` may ask for.
-        kv_ids: The ids of the task `kv`: "uuid" or "number".
-        filler: What the task `needle` hides its facts in: "prose" or "same", sentences in their own form.
-    """
-
-    text: tuple[str, ...] = ()
-    questions: "tuple[Question, ...]" = ()
-    num_needles: int = 4
-    kv_ids: str = "uuid"
-    filler: str = "prose"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
     """A task; its variants differ in the values of its fields.
@@ -169,9 +149,10 @@ class RetrievalTask(Task):
     questions_per_text: int = 1
     text: tuple[str, ...] = ()
 
-    def with_options(self, options: TaskOptions) -> Self:
-        """The task with the user's options: by default the text to hide needles in."""
-        return dataclasses.replace(self, text=options.text)
+    def with_options(self, options: Mapping[str, Any]) -> Self:
+        """The task with the user's options, those that are fields of it."""
+        names = {field.name for field in dataclasses.fields(self)}
+        return dataclasses.replace(self, **{name: value for name, value in options.items() if name in names})
 
     @abstractmethod
     def pieces(self, rng: random.Random) -> Pieces:

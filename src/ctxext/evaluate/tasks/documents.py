@@ -6,7 +6,7 @@ import json
 import random
 import re
 import string
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -15,7 +15,7 @@ from ctxext.data import prose
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Asked, Pieces, Prompt
 from ctxext.errors import CtxextError
-from ctxext.evaluate.tasks.base import RetrievalTask, TaskOptions, leaves_room
+from ctxext.evaluate.tasks.base import RetrievalTask, leaves_room
 from ctxext.files.strict import read_text
 
 OPENING = (
@@ -92,10 +92,9 @@ class Documents(RetrievalTask):
     ask: str = "any"
     num_needles: int = 1
 
-    def with_options(self, options: TaskOptions) -> Self:
-        """The task with the user's questions; random facts are asked for as such, as a user's questions are."""
-        num_needles = min(options.num_needles, _MOST)
-        return dataclasses.replace(self, questions=options.questions, ask="fact", num_needles=num_needles)
+    def with_options(self, options: Mapping[str, Any]) -> Self:
+        """The task with the user's options; random facts are asked for as such, as a user's questions are."""
+        return super().with_options({**options, "ask": "fact", "num_needles": min(options["num_needles"], _MOST)})
 
     def fitting(self, encoder: Encoder, length: int) -> Self:
         """The task with one document to ask for where several would leave no room for a haystack."""

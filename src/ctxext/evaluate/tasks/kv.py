@@ -9,7 +9,7 @@ from typing import Self
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Asked, Pieces
 from ctxext.data.prose import random_number, random_uuid
-from ctxext.evaluate.tasks.base import RetrievalTask, TaskOptions, leaves_room
+from ctxext.evaluate.tasks.base import RetrievalTask, leaves_room
 
 OPENING = "Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n"
 
@@ -32,10 +32,6 @@ class KeyValue(RetrievalTask):
     shows: str = "looking a key up in a long JSON object"
     ids: str = "uuid"
     num_needles: int = 1
-
-    def with_options(self, options: TaskOptions) -> Self:
-        """The task with the user's ids and number of records."""
-        return dataclasses.replace(self, ids=options.kv_ids, num_needles=options.num_needles)
 
     def pieces(self, rng: random.Random) -> Pieces:
         """The text of one question."""

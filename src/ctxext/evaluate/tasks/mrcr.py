@@ -29,21 +29,21 @@ class CoReference(RetrievalTask):
     answer must begin with.
 
     Attributes:
-        num_needles: How many texts are asked for in the same words.
+        num_texts: How many texts are asked for in the same words.
     """
 
     shows: str = "telling texts apart by their order"
     is_written: bool = True
     answer_room: int = 96
     has_depths: bool = False
-    num_needles: int
+    num_texts: int
 
     def pieces(self, rng: random.Random) -> Pieces:
         """The text of one question."""
         sentences = endless(self.text, random.Random(rng.getrandbits(64)))
         kind, topic = rng.choice(KINDS), rng.choice(prose.GOODS)
-        texts = [_text(sentences) for _ in range(self.num_needles)]
-        asked = rng.randrange(self.num_needles)
+        texts = [_text(sentences) for _ in range(self.num_texts)]
+        asked = rng.randrange(self.num_texts)
         prefix = "".join(rng.choices(string.ascii_letters + string.digits, k=_PREFIX_LENGTH))
         question = (
             f"\n\nUser: Prepend {prefix} to the {_ORDINALS[asked]} (1 indexed) {kind} about {topic}. "
@@ -84,12 +84,12 @@ def _turns(sentences: Iterator[str], without: tuple[str, str], rng: random.Rando
 
 MRCR = tuple(
     CoReference(
-        name=f"mrcr-{num_needles}",
+        name=f"mrcr-{num_texts}",
         description="A conversation with several askings for the same kind of text; one of the texts is asked for by "
         "its number. The score is the ratio of matching text behind a given prefix; any of the texts has "
         f"{floor} % on average.",
-        num_needles=num_needles,
+        num_texts=num_texts,
     )
-    for num_needles, floor in ((2, 64), (4, 47), (8, 39))
+    for num_texts, floor in ((2, 64), (4, 47), (8, 39))
 )
 """The task with two, four and eight texts in the same words."""

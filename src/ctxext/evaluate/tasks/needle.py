@@ -2,14 +2,13 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import repeat
-from typing import Self
 
 from ctxext.data import prose
 from ctxext.data.prompt import Asked, Pieces
 from ctxext.data.prose import endless, random_number
-from ctxext.evaluate.tasks.base import RetrievalTask, TaskOptions
+from ctxext.evaluate.tasks.base import RetrievalTask
 
 OPENING = (
     "Some special magic numbers are hidden in the following text. Memorize them. "
@@ -61,10 +60,6 @@ class Needle(RetrievalTask):
     phrasing: str = "magic"
     num_digits: int = 5
     filler: str = "prose"
-
-    def with_options(self, options: TaskOptions) -> Self:
-        """The task with the user's number of needles, text and filler."""
-        return replace(self, num_needles=options.num_needles, text=options.text, filler=options.filler)
 
     def pieces(self, rng: random.Random) -> Pieces:
         """The text of one question."""
@@ -153,18 +148,18 @@ class Association(RetrievalTask):
     """Find a sentence that has no word in common with the question, so that only knowledge connects them.
 
     Attributes:
-        num_needles: The number of people in the text; the question is about the first.
+        num_people: The number of people in the text; the question is about the first.
     """
 
     name: str = "association"
     description: str = "A person is told about in a long text, and asked for in words that the text does not use."
     shows: str = "finding what is not asked for word by word"
-    num_needles: int = 4
+    num_people: int = 4
 
     def pieces(self, rng: random.Random) -> Pieces:
         """The text of one question."""
-        chosen = rng.sample(PAIRS, self.num_needles)
-        first = rng.sample(prose.FIRST_NAMES, self.num_needles)
+        chosen = rng.sample(PAIRS, self.num_people)
+        first = rng.sample(prose.FIRST_NAMES, self.num_people)
         people = [f"{name} {rng.choice(prose.LAST_NAMES)}" for name in first]
         asks = tuple(
             Asked(f"\n{question} The full name of that person is", f" {person}")

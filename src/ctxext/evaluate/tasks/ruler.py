@@ -8,7 +8,7 @@ import dataclasses
 import math
 import random
 import string
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise, repeat
 from typing import Any, Self
@@ -16,7 +16,7 @@ from typing import Any, Self
 from ctxext.data import prose
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Asked, Pieces, Prompt, encode_parts
-from ctxext.evaluate.tasks.base import RetrievalTask, TaskOptions, share_of_substrings
+from ctxext.evaluate.tasks.base import RetrievalTask, share_of_substrings
 from ctxext.evaluate.tasks.documents import Documents, Passage, random_document
 from ctxext.evaluate.tasks.needle import FILLER
 
@@ -354,9 +354,9 @@ class RulerQuestions(Documents):
     )
     ask: str = "fact"
 
-    def with_options(self, options: TaskOptions) -> Self:
+    def with_options(self, options: Mapping[str, Any]) -> Self:
         """The task with the user's questions, one a text as in RULER."""
-        return dataclasses.replace(self, questions=options.questions)
+        return dataclasses.replace(self, questions=options["questions"])
 
     def grade(self, text: str, prompt: Prompt) -> float:
         """RULER's `string_match_part`: whether one of the answers is in the text."""
