@@ -158,12 +158,12 @@ def test_torn_and_foreign_lines_are_left_out(run, checkpoint, tmp_path):
 
 
 def test_two_runs_do_not_share_a_folder(run, checkpoint, tmp_path):
-    from ctxext.files.locks import locked
+    from ctxext.files.output_directory import locked
 
     words = ["--task", "passkey", "--lengths", "300", "--samples", "1", "--depths", "1"]
     words += ["--out", tmp_path / "new" / "o"]
     (tmp_path / "new").mkdir()
-    hold = "import sys\nfrom pathlib import Path\nfrom ctxext.files.locks import locked\n"
+    hold = "import sys\nfrom pathlib import Path\nfrom ctxext.files.output_directory import locked\n"
     hold += "with locked(Path(sys.argv[1])):\n    print('held', flush=True)\n    sys.stdin.read()\n"
     with subprocess.Popen(
         [sys.executable, "-c", hold, tmp_path / "new" / "o"],

@@ -31,7 +31,7 @@ from ctxext.cli.output import Output, done_line, wants_json
 from ctxext.errors import CtxextError
 from ctxext.files.content import Progress
 from ctxext.files.extras import install_command
-from ctxext.files.locks import short_name
+from ctxext.files.output_directory import short_name
 from ctxext.files.processes import alone, num_processes, rank
 from ctxext.files.strict import parse_yaml, read_text
 from ctxext.finetune.options import Reporter, RunOptions, TrainingOptions, presets

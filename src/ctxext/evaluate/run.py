@@ -19,8 +19,8 @@ from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.harness import check_harness
 from ctxext.files import processes
 from ctxext.files.content import Progress
-from ctxext.files.locks import locked
 from ctxext.files.memory import forget_peak, peak_memory
+from ctxext.files.output_directory import locked
 from ctxext.notebook import table
 
 if TYPE_CHECKING:

@@ -15,14 +15,16 @@ from typing import Any
 from ctxext.errors import CtxextError
 from ctxext.files.content import as_json
 from ctxext.files.extras import is_installed, require
-from ctxext.files.locks import locked, short_name
 from ctxext.files.output_directory import (
+    beside,
     check_out,
     deletable_files,
     discard,
     explain_disk_errors,
     give_name,
+    locked,
     recover,
+    short_name,
     staging_directory,
 )
 from ctxext.files.processes import rank
@@ -216,9 +218,10 @@ def _begin(folder: Path, settings: Mapping[str, Any], *, resume: bool, overwrite
     else:
         discard(folder)
     # Written under another name and renamed, so that a training folder always has its settings.
-    with explain_disk_errors(folder), staging_directory(folder) as new:
-        (new / SETTINGS).write_text(as_json(settings), encoding="utf-8")
-        new.rename(folder)
+    with explain_disk_errors(folder), beside(folder) as place:
+        (place / "new").mkdir()
+        (place / "new" / SETTINGS).write_text(as_json(settings), encoding="utf-8")
+        (place / "new").rename(folder)
 
 
 def _train(

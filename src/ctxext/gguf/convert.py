@@ -1,5 +1,6 @@
 """Convert a GGUF file: other keys and, where they do not suffice, one small tensor; all weights stay the same bytes."""
 
+import contextlib
 import filecmp
 import json
 import math
@@ -14,8 +15,7 @@ from ctxext.converters.options import ConvertOptions
 from ctxext.errors import CtxextError
 from ctxext.files.content import Progress, check_room
 from ctxext.files.length import format_length
-from ctxext.files.locks import locked
-from ctxext.files.output_directory import OverwriteOptions, beside, explain_disk_errors, recover
+from ctxext.files.output_directory import OverwriteOptions, beside, explain_disk_errors, locked
 from ctxext.files.tensor_files import BLOCK, copy_range
 from ctxext.gguf import SUFFIX, is_gguf, part_paths
 from ctxext.gguf.header import F32, INT32, Header, Tensor, Value, read_header, value_of
@@ -304,20 +304,14 @@ def convert_gguf(
     with explain_disk_errors(target):
         _check_folder(target)
         target.parent.mkdir(parents=True, exist_ok=True)
-    with explain_disk_errors(target), locked(targets[0].resolve()):
-        works = [beside(place, "new") for place in targets]
-        try:
-            for place in targets:
-                recover(place)
-            _check_places(targets, plan.source, options)
-            _write(plan, works, progress)
-            written = [Part(work, read_header(work)) for work in works]
-            difference = check_rotation(written, plan.source.architecture, plan.model)
-            _check_places(targets, plan.source, options, works)
-            _give_names(works, targets)
-        finally:
-            for work in works:
-                work.unlink(missing_ok=True)
+    with explain_disk_errors(target), locked(targets[0].resolve()), contextlib.ExitStack() as stack:
+        works = [stack.enter_context(beside(place)) / "new" for place in targets]
+        _check_places(targets, plan.source, options)
+        _write(plan, works, progress)
+        written = [Part(work, read_header(work)) for work in works]
+        difference = check_rotation(written, plan.source.architecture, plan.model)
+        _check_places(targets, plan.source, options, works)
+        _give_names(works, targets)
     return GgufConversion(targets[0], plan, difference)
 
 
@@ -381,28 +375,23 @@ def _is_ours(place: Path) -> bool:
 def _give_names(works: Sequence[Path], targets: Sequence[Path]) -> None:
     """Rename finished files; one alone replaces an old one in a single step.
 
-    The first part of several goes first and comes last, so that nothing loads a mixture of old and new parts. What a
-    kill leaves aside, `recover` puts back.
+    The first part of several goes first and comes last, so that nothing loads a mixture of old and new parts. Old parts
+    stand aside and are put back if no new ones take their names.
     """
     if len(works) == 1:
         works[0].replace(targets[0])
         return
-    asides = [beside(place, "old") for place in targets]
     try:
-        for place, aside in zip(targets, asides, strict=True):
+        for work, place in zip(works, targets, strict=True):
             if place.exists() or place.is_symlink():
-                place.rename(aside)
+                place.rename(work.with_name("old"))
         for work, place in reversed(list(zip(works, targets, strict=True))):
             work.rename(place)
     except BaseException:
-        for place, work, aside in reversed(list(zip(targets, works, asides, strict=True))):
+        for work, place in reversed(list(zip(works, targets, strict=True))):
             if not work.exists():
                 place.unlink(missing_ok=True)
-            if aside.exists() or aside.is_symlink():
-                aside.replace(place)
         raise
-    for aside in asides:
-        aside.unlink(missing_ok=True)
 
 
 def _write(plan: GgufPlan, works: list[Path], progress: Progress | None) -> None:
