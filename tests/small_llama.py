@@ -34,3 +34,12 @@ def make_llama(folder: Path, *, seed: int = 0, **changes) -> Path:
 
 def read_json(path: Path) -> dict:
     return json.loads(path.read_text())
+
+
+def scheduled(folder: Path, **keys: object) -> Path:
+    """Write keys into a checkpoint's config.json in the place of its schedule."""
+    config = read_json(folder / "config.json")
+    for key in ("rope_parameters", "rope_scaling", "original_max_position_embeddings"):
+        config.pop(key, None)
+    (folder / "config.json").write_text(json.dumps(config | keys))
+    return folder

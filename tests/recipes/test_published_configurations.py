@@ -14,15 +14,14 @@ from pathlib import Path
 
 import pytest
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from by_hand import by_hand
 from ctxext.checkpoint.families import family_of, text_config
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.converters import convert, make_plan
+from ctxext.converters import make_plan
 from ctxext.errors import CtxextError
-from ctxext.recipes import Recipe, Yarn, method_named
+from ctxext.recipes import Recipe, method_named
 from ctxext.recipes.encodings.rotary import model_config, unsupported
 from ctxext.verify.carried import rotations
 from published_models import NAMES, published, write_config
@@ -187,52 +186,3 @@ def test_all_of_them(tmp_path):
     right, refused, elsewhere = (sum(column) for column in zip(*counts, strict=True))
     print(f"{len(READ)} models: {right} right, {refused} refused, {elsewhere} not for this transformers")  # noqa: T201
     assert right + refused + elsewhere == len(READ) * len(METHODS) * 2
-
-
-REPRESENTATIVES = (
-    "Qwen/Qwen3-8B",
-    "allenai/Olmo-3-7B-Think",
-    "deepseek-ai/DeepSeek-R1",
-    "EleutherAI/pythia-14m",
-    "internlm/internlm3-8b-instruct",
-    "lmsys/vicuna-7b-v1.5-16k",
-    "meta-llama/Llama-3.1-8B",
-    "openai/gpt-oss-20b",
-    "tencent/Hy-MT2-7B",
-)
-"""A model of each kind of schedule, loaded with weights."""
-TINY = {"vocab_size": 64, "intermediate_size": 32, "moe_intermediate_size": 32, "kv_lora_rank": 16, "q_lora_rank": 16}
-
-
-def narrow(row):
-    """A configuration as narrow as the size of its heads allows, with the published schedule."""
-    config = {**small(row["config"]), **TINY, "num_attention_heads": 2, "num_key_value_heads": 2}
-    config.pop("architectures", None)
-    head = row["config"].get("head_dim") or row["config"]["hidden_size"] // row["config"]["num_attention_heads"]
-    config |= {"hidden_size": 2 * head, **({"head_dim": head} if "head_dim" in row["config"] else {})}
-    return {**config, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", REPRESENTATIVES)
-def test_weights_and_all(name, tmp_path):
-    row = ROWS[name]
-    if row["config"]["model_type"] not in CONFIG_MAPPING_NAMES:
-        pytest.skip("unknown to this transformers")
-    narrowed = narrow(row)
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(**narrowed)).save_pretrained(tmp_path / "source")
-    # As published, not as this transformers saves it.
-    (tmp_path / "source" / "config.json").write_text(json.dumps(narrowed))
-    source, total = str(tmp_path / "source"), 4 * row["reads"] / row["original"]
-    step = Yarn(target_length=4 * row["reads"])
-    convert(source, tmp_path / "out", Recipe([step]), replace_scaling=row["reads"] != row["original"])
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    named = ((key, module) for key, module in model.named_modules() if "otary" in type(module).__name__)
-    rotary = [module for key, module in named if "sliding" not in key]
-    same_type = schedule_of(row)["rope_type"] == "yarn"
-    wanted, scaling = expected(row, "yarn", total, schedule_of(row) if same_type else {}, 4 * row["reads"])
-    full = [getattr(module, "full_attention_inv_freq", getattr(module, "inv_freq", None)) for module in rotary]
-    scalings = [getattr(module, "full_attention_attention_scaling", None) for module in rotary]
-    assert full
-    assert full[0].tolist() == pytest.approx(wanted, rel=2e-5)
-    assert (scalings[0] or rotary[0].attention_scaling) == pytest.approx(scaling)
