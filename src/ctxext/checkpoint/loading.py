@@ -135,9 +135,6 @@ def without_hub(config: Mapping[str, Any]) -> dict[str, Any]:
 
     An implementation of attention is kept where it is transformers' own: `_attn_implementation: "user/kernel"` would
     be fetched from the Hub and run, by `from_config` as by `from_pretrained`.
-
-    Args:
-        config: The content of config.json.
     """
 
     def cleaned(value: Any, *, is_inner: bool = True) -> Any:
@@ -184,10 +181,7 @@ def sealed(*, kernels: bool = False) -> Iterator[None]:
     """Load from local files alone: nothing is fetched, no question is asked, and no code or kernel of others runs.
 
     A configuration can name a backbone or code elsewhere, at any depth. transformers would fetch it, or ask on the
-    terminal whether to run it; here it raises.
-
-    Args:
-        kernels: The user named a kernel of the Hub, which may be fetched.
+    terminal whether to run it; here it raises. With `kernels` the user named a kernel of the Hub, which may be fetched.
     """
     import huggingface_hub
     import torch
@@ -222,12 +216,7 @@ def sealed(*, kernels: bool = False) -> Iterator[None]:
 
 @contextmanager
 def explain_loading_errors(what: str, hint: str = "") -> Iterator[None]:
-    """Load in silence, and say in one line why it failed: strangers' files break transformers in every way there is.
-
-    Args:
-        what: What is loaded, as errors begin.
-        hint: What to do about it.
-    """
+    """Load in silence, and raise any failure as one line that begins with `what`: files break in every way there is."""
     try:
         with quiet_transformers():
             yield
@@ -380,7 +369,7 @@ def _has_recorded_names(checkpoint: Checkpoint) -> bool:
 
     Indices are recorded as ranges `{start:stop}` of numbers of config.json, which may have several names, `one|other`.
     """
-    config, names = checkpoint.config, {name for header in checkpoint.headers() for name in header}
+    config, names = checkpoint.config, {*checkpoint.headers}
     record = json.loads(RECORDED.read_text(encoding="utf-8")).get(config["model_type"])
     if record is None or any(config.get(key, usual) != usual for key, usual in record["switches"].items()):
         return False
@@ -409,8 +398,7 @@ def _stored(checkpoint: Checkpoint) -> "dict[str, torch.Tensor]":
 
     tensors = {
         name: torch.empty(entry["shape"], dtype=getattr(torch, TORCH_NAMES.get(entry["dtype"], "uint8")), device="meta")
-        for header in checkpoint.headers()
-        for name, entry in header.items()
+        for name, entry in checkpoint.headers.items()
     }
     pickled = [] if tensors else [path for path in checkpoint.weight_files if is_loadable(path)]
     for path in pickled:
@@ -427,18 +415,13 @@ def needs_accelerator(checkpoint: Checkpoint) -> str:
     keys = ("load_in_4bit", "load_in_8bit") if isinstance(described, dict) else ()
     key = next((key for key in keys if described.get(key)), None)
     packed = (".weight.absmax", ".SCB", ".weight_format")
-    if key is None or any(name.endswith(packed) for header in checkpoint.headers() for name in header):
+    if key is None or any(name.endswith(packed) for name in checkpoint.headers):
         return ""
     return f'config.json has "{key}", which quantizes the weights on an accelerator only'
 
 
 def check_device(checkpoint: Checkpoint, device: str) -> None:
-    """Refuse to load a checkpoint on a CPU that quantizes its weights while loading.
-
-    Args:
-        checkpoint: Its files.
-        device: The type of the device that it is loaded on.
-    """
+    """Refuse to load a checkpoint that quantizes its weights while loading on a device of the type "cpu"."""
     if device == "cpu" and (reason := needs_accelerator(checkpoint)):
         raise CtxextError(
             f'"{checkpoint.name}" cannot be loaded on a CPU: {reason}.',

@@ -7,7 +7,6 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
@@ -179,11 +178,12 @@ class Checkpoint:
         """The safetensors files that transformers would load, relative to the folder."""
         return [path for path in self.weight_files if path.suffix == ".safetensors" and LOADABLE.match(str(path))]
 
-    def headers(self) -> Iterator[dict[str, Any]]:
-        """The headers of the safetensors files: tensor name to dtype, shape and offsets."""
-        for path in self.weight_files:
-            if path.suffix == ".safetensors" and LOADABLE.match(path.name) and (self.folder / path).is_file():
-                yield read_safetensors_header(self.folder / path)
+    @property
+    def headers(self) -> dict[str, dict[str, Any]]:
+        """Dtype, shape and offsets of each tensor, from the headers of the safetensors files that are here."""
+        paths = [path for path in self.weight_files if path.suffix == ".safetensors" and LOADABLE.match(path.name)]
+        here = [self.folder / path for path in paths if (self.folder / path).is_file()]
+        return {name: entry for path in here for name, entry in read_safetensors_header(path).items()}
 
     def stored_tensors(self) -> dict[str, tuple[Path, dict[str, Any]]]:
         """Return every tensor that transformers would load from safetensors: its file and its entry."""
@@ -204,8 +204,7 @@ class Checkpoint:
     def num_parameters(self) -> int | None:
         """How many parameters there are, counted from the safetensors headers; None where there are none."""
         bits = _packed_bits(self.config)
-        counts = [_num_in(name, entry, bits) for header in self.headers() for name, entry in header.items()]
-        return sum(counts) or None
+        return sum(_num_in(name, entry, bits) for name, entry in self.headers.items()) or None
 
 
 def _packed_bits(config: dict[str, Any]) -> int:

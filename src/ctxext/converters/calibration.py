@@ -34,16 +34,10 @@ _USUAL_CHARACTERS = 4
 
 
 def calibrated(source: Checkpoint, recipe: Recipe, options: ConvertOptions, progress: Progress | None = None) -> Recipe:
-    """The same recipe with the order of heads measured on this model, where a step waits for it. Loads the model.
+    """Load the model and return the recipe with the measured order of heads, if a step waits for it.
 
     The statistic of Ms-PoE (`portable/mspoe.py`) is averaged over chunks of the text, each ending where a
     prompt might; the head that stands out most on average takes the first ratio.
-
-    Args:
-        source: The checkpoint to convert.
-        recipe: What to apply.
-        options: How to convert, and how to calibrate.
-        progress: Called with what is being done, how much of it and how much in all.
     """
     if not waits(recipe):
         return recipe
@@ -126,14 +120,9 @@ def calibrated_lengths(recipe: Recipe, trained_length: int) -> list[int]:
 def head_scores(
     model: Any, tokenizer: Any, text: str, trained_length: int, progress: Progress | None = None
 ) -> dict[int, list[float]]:
-    """The average share of outliers per KV head, by layer, of an Ms-PoE model that orders heads by each prompt.
+    """Return the average share of outliers per KV head, by layer, of an Ms-PoE model that orders heads by each prompt.
 
-    Args:
-        model: The model, in eval mode.
-        tokenizer: Its tokenizer.
-        text: What it reads, in chunks that each end where a prompt might.
-        trained_length: No chunk is longer.
-        progress: Called with what is being done, how much of it and how much in all.
+    The model, in eval mode, reads the text in chunks of at most `trained_length` tokens.
     """
     import torch
 

@@ -54,14 +54,9 @@ def open_base(
     token: str | None = None,
     original_length: int | None = None,
 ) -> Base:
-    """Find the checkpoint and check that it can be trained at a length.
+    """Find the checkpoint and check that it can be trained at a length in tokens, by default its context length.
 
-    Args:
-        source: A folder, a Hub id, or `demo`.
-        length: The context length to train for, in tokens; None for the base's context length.
-        revision: A branch, tag or commit on the Hub.
-        token: A Hub token.
-        original_length: What it was trained on before it was extended, in tokens, where its files do not say it.
+    The other arguments are those of `open_checkpoint`.
     """
     checkpoint = open_checkpoint(source, revision=revision, token=token, original_length=original_length)
     base, config = Base(checkpoint, model_config(checkpoint.config, original_length)), checkpoint.config
@@ -97,14 +92,7 @@ def open_base(
 
 
 def load_base(base: Base, options: TrainingOptions, attention: str | None, *, config: Any = None) -> tuple[Any, Any]:
-    """The model and the tokenizer.
-
-    Args:
-        base: The checkpoint.
-        options: Device and type.
-        attention: An attention implementation of transformers.
-        config: Another configuration for the same weights, of a stock class.
-    """
+    """Load the model, or a stock class with another configuration for the same weights, and the tokenizer."""
     import torch
 
     from ctxext.finetune.attention import attend_by_document

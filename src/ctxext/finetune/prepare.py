@@ -313,7 +313,7 @@ def _read(
 def check_mergeable(base: Base, model: Any) -> None:
     """Before anything is trained: every trained weight must have a place in the files, stored as plain numbers."""
     shapes = stored_shapes(base.checkpoint)
-    types = {name: entry["dtype"] for header in base.checkpoint.headers() for name, entry in header.items()}
+    types = {name: entry["dtype"] for name, entry in base.checkpoint.headers.items()}
     shapes = with_shares(shapes, shares_of(base.checkpoint, shapes))
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad or "lm_head" in name:

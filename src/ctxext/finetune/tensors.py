@@ -166,7 +166,7 @@ def _trained_beside(path: Path) -> dict[str, torch.Tensor]:
 
 def stored_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     """Return names and shapes of all tensors of a checkpoint, from its headers."""
-    shapes = {name: tuple(entry["shape"]) for header in checkpoint.headers() for name, entry in header.items()}
+    shapes = {name: tuple(entry["shape"]) for name, entry in checkpoint.headers.items()}
     if not shapes:
         raise CtxextError(
             f'"{checkpoint.name}" has no safetensors weights to merge into.',

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.families import Family, named_family, serves_sliding
-from ctxext.checkpoint.loading import hub_backbones, sealed, without_hub
+from ctxext.checkpoint.loading import hub_backbones, quiet_transformers, sealed, without_hub
 from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import ModelConfig, attention_scaling
@@ -158,7 +158,7 @@ def stock_model(config: Mapping[str, Any]) -> Any:
     version = transformers.__version__
     stock = {key: value for key, value in without_hub(config).items() if key != "auto_map"}
     try:
-        with tempfile.TemporaryDirectory() as folder, _quiet(), sealed():
+        with tempfile.TemporaryDirectory() as folder, quiet_transformers(), sealed():
             (Path(folder) / "config.json").write_text(json.dumps(stock), encoding="utf-8")
             model_config = AutoConfig.from_pretrained(folder)
             kind = getattr(transformers, named_family(config).loader)._model_mapping[type(model_config)]
@@ -210,18 +210,6 @@ def _in_memory(kinds: set[type]) -> Iterator[None]:
     finally:
         for kind, original in originals.items():
             kind.__init__ = original  # type: ignore[misc]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    from transformers.utils import logging
-
-    level = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
 
 
 def _layer_types(module: Any) -> Sequence[str]:

@@ -1,7 +1,10 @@
-"""Every command refuses a checkpoint that lacks a weight, in one line, and accepts whole ones in every form."""
+"""What config.json describes and the weight files hold: far more is refused before anything is made of it, a missing
+weight by every command in one line, and whole checkpoints are accepted in every form."""
 
 import json
 import shutil
+import struct
+import time
 from pathlib import Path
 
 import pytest
@@ -96,7 +99,7 @@ def test_whole_checkpoints_of_every_family_are_accepted_and_others_are_not(model
     whole = open_checkpoint(folder)
     loading.check_complete(whole)
     loading.check_described(whole)
-    names = [name for header in whole.headers() for name in header]
+    names = [*whole.headers]
     lost = [next((name for name in names if part in name), None) for part in (".1.", ".experts.0.")]
     for one in filter(None, lost):
         copy = shutil.copytree(folder, tmp_path / one)
@@ -151,3 +154,63 @@ def test_whole_checkpoints_in_every_form_are_accepted(form, tmp_path):
 def test_recorded_names_need_no_class(tied, tmp_path, monkeypatch):
     monkeypatch.setattr(loading, "check_described", None)
     loading.check_complete(open_checkpoint(make_llama(tmp_path / "llama", tie_word_embeddings=tied)))
+
+
+HUGE = [
+    {"vocab_size": 9_000_000},
+    {"hidden_size": 9_000_000, "head_dim": 8},
+    {"intermediate_size": 10**9},
+    {"num_hidden_layers": 10_000},
+    {"model_type": "mixtral", "num_local_experts": 10**8},
+    {"model_type": "gpt2", "max_position_embeddings": 4 * 10**6},
+]
+
+
+def with_config(folder, config):
+    (folder / "config.json").write_text(json.dumps({**read_json(folder / "config.json"), **config}))
+    loading.check_described(open_checkpoint(str(folder)))
+
+
+@pytest.mark.parametrize("changed", HUGE, ids=str)
+def test_a_description_that_the_files_cannot_hold(llama, changed):
+    begun = time.process_time()
+    with pytest.raises(CtxextError, match=r"describes far more weights than its files hold"):
+        with_config(llama, changed)
+    assert time.process_time() - begun < 9
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"tie_word_embeddings": True},
+        {"vocab_size": 1_000_000},
+        {"quantization_config": {"quant_method": "gptq", "bits": 2}},
+        {"rope_parameters": {"rope_type": "only-its-own-code-knows", "rope_theta": 1e4}},
+        {"rope_scaling": {"rope_type": "only-its-own-code-knows"}},
+        {"auto_map": {"AutoConfig": "x.Y", "AutoModelForCausalLM": "x.Y"}},
+        {"model_type": "of-its-own", "vocab_size": 9_000_000},
+        {"hidden_act": "nothing-known"},
+    ],
+    ids=str,
+)
+def test_what_might_be_is_left_to_the_loading(llama, changed):
+    with_config(llama, changed)
+
+
+def test_room_is_what_all_weight_files_take(llama):
+    """The same description beside larger files: shards, or the older kind, whatever they are called."""
+    header = b"{}".ljust(8)
+    more = struct.pack("<Q", len(header)) + header
+    (llama / "pytorch_model-00001-of-00002.bin").write_bytes(more)
+    with pytest.raises(CtxextError, match="far more"):
+        with_config(llama, {"vocab_size": 9_000_000})
+    with (llama / "pytorch_model-00002-of-00002.bin").open("wb") as file:
+        file.truncate(40_000_000)
+    with_config(llama, {"vocab_size": 9_000_000})
+
+
+def test_real_descriptions_pass(tmp_path):
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=2, n_embd=8, n_head=2, vocab_size=64))
+    model.save_pretrained(tmp_path)
+    with_config(tmp_path, {})
