@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 import tiny_encodings
 from ctxext.checkpoint.opening import open_checkpoint
@@ -23,6 +22,8 @@ from ctxext.recipes.methods.alibi_interpolation import AlibiInterpolation
 from ctxext.recipes.methods.ntk_alibi import NtkAlibi
 from ctxext.verify import checks_process, clean_load, verify
 from ctxext.verify.reference import reference_of
+from portable_checkpoints import load
+from small_llama import read_json
 from tiny_encodings import ALIBI, LENGTH, VOCABULARY
 
 FACTOR, HEADS = 4, 6
@@ -30,18 +31,8 @@ METHODS = (AlibiInterpolation, NtkAlibi)
 LENGTH_KEYS = {"bloom": "seq_length", "falcon": "max_position_embeddings", "mpt": "max_seq_len"}
 
 
-def load(folder, **options):
-    return AutoModelForCausalLM.from_pretrained(
-        folder, trust_remote_code=True, **{"dtype": torch.float32, **options}
-    ).eval()
-
-
 def tokens(length, batch=1, seed=0):
     return torch.randint(4, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
-
-
-def config_of(folder):
-    return json.loads((folder / "config.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +74,7 @@ def test_the_logits_are_the_papers(name, method, rows, sources, tmp_path):
     done = convert(str(sources[name]), tmp_path / "out", Recipe([method(factor=FACTOR, rows=rows)]))
     assert done.verification.difference < 1e-5
     assert done.verification.change > 1e-2
-    assert config_of(tmp_path / "out")[LENGTH_KEYS[name.removesuffix("-rw")]] == FACTOR * LENGTH
+    assert read_json(tmp_path / "out/config.json")[LENGTH_KEYS[name.removesuffix("-rw")]] == FACTOR * LENGTH
 
 
 def test_other_slopes_are_refused(sources, tmp_path, monkeypatch):
@@ -196,7 +187,7 @@ def test_verify_loads_it_in_a_clean_process(row_wise, tmp_path):
 
 def test_a_changed_number_is_found(row_wise, tmp_path):
     shutil.copytree(row_wise["bloom", NtkAlibi], tmp_path / "out")
-    config = config_of(tmp_path / "out")
+    config = read_json(tmp_path / "out/config.json")
     config["ctxext_code"]["steps"][0]["original_length"] += 1
     (tmp_path / "out/config.json").write_text(json.dumps(config))
     findings = {one.check: one.status for one in verify(str(tmp_path / "out"), load=False)}
@@ -208,7 +199,7 @@ def test_it_is_replaced_and_not_stacked(row_wise, tmp_path):
         convert(str(row_wise["mpt", NtkAlibi]), tmp_path / "no", Recipe([AlibiInterpolation(factor=2)]), check=False)
     done = Recipe([AlibiInterpolation(factor=8)])
     convert(str(row_wise["mpt", NtkAlibi]), tmp_path / "out", done, replace_scaling=True, check=False)
-    (step,) = config_of(tmp_path / "out")["ctxext_code"]["steps"]
+    (step,) = read_json(tmp_path / "out/config.json")["ctxext_code"]["steps"]
     assert (step["method"], step["original_length"]) == ("alibi-interpolation", LENGTH)
     assert load(tmp_path / "out")(tokens(8 * LENGTH)).logits.isfinite().all()
 
@@ -221,10 +212,10 @@ def test_two_methods_for_the_slopes_are_refused():
 def test_code_that_the_source_names_is_not_asked_for(tmp_path):
     """MPT and Falcon-RW were published with code of their own, whose configuration is no class of transformers."""
     source = tiny_encodings.save("mpt", tmp_path / "source")
-    config = {**config_of(source), "auto_map": {"AutoConfig": "configuration_mpt.MPTConfig"}}
+    config = {**read_json(source / "config.json"), "auto_map": {"AutoConfig": "configuration_mpt.MPTConfig"}}
     (source / "config.json").write_text(json.dumps(config))
     convert(str(source), tmp_path / "out", Recipe([NtkAlibi(factor=2)]))
-    places = config_of(tmp_path / "out")["auto_map"]
+    places = read_json(tmp_path / "out/config.json")["auto_map"]
     assert {"AutoModel", "AutoModelForCausalLM"} <= set(places)
     assert {place.partition(".")[0] for place in places.values()} == {"modeling_ctxext"}
 
