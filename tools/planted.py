@@ -43,7 +43,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("portable/mspoe.py", "min(math.ceil(last), 2 * size - 1)", "math.ceil(last)", _HEADS),
     ("portable/method.py", ' + inputs.get("cycle_offset", 0)', "", _HEADS),
     ("portable/mspoe.py", "call.mask, call.scaling)", "None, call.scaling)", _HEADS),
-    ("portable/mspoe.py", "call.mask, call.scaling)", "call.mask)", _CALIBRATION),
+    ("portable/mspoe.py", "call.mask, call.scaling)", "call.mask)", _HEADS),
     ("converters/calibration.py", 'if variant == "paper" else', "if variant else", _CALIBRATION),
     ("verify/clean_load.py", "TOLERANCE = 1e-4", "TOLERANCE = 0.1", ("tests/converters/test_verification.py",)),
     ("verify/carried.py", "TOLERANCE = 2e-5", "TOLERANCE = 0.1", _CHECKS),
