@@ -112,11 +112,6 @@ class CardFacts:
         """Whether it carries modeling code."""
         return any(step.needs_code() for step in self.steps)
 
-    @property
-    def has_public_source(self) -> bool:
-        """Whether the source is a repository that a reader can look up."""
-        return self.revision is not None
-
 
 def declared_base(config: Mapping[str, Any]) -> str:
     """The Hub id in `_name_or_path`, where transformers wrote what a folder's model was loaded from; else empty.
@@ -203,7 +198,7 @@ def front_matter(facts: CardFacts) -> dict[str, Any]:
         ours.append("finetuned")
     if facts.is_adapter:
         ours.append("lora")
-    base = facts.base or (facts.source if facts.has_public_source else "")
+    base = facts.base or (facts.source if facts.revision is not None else "")
     # The Hub has no word for a model of the same weights: adapter, finetune, merge and quantized all claim others.
     relation = "adapter" if facts.is_adapter else "finetune" if facts.training else ""
     front = {
@@ -235,7 +230,7 @@ def _title(facts: CardFacts) -> str:
 
 def _summary(facts: CardFacts) -> str:
     name = facts.source
-    link = f"[{name}](https://huggingface.co/{name})" if facts.has_public_source else f"`{name}`"
+    link = f"[{name}](https://huggingface.co/{name})" if facts.revision is not None else f"`{name}`"
     trained, reach = facts.encoding.trained_length, facts.encoding.usable_length
     length = f"trained on {trained} tokens, the model now accepts {reach}"
     if reach == trained:

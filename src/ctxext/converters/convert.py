@@ -3,9 +3,7 @@
 The result is written beside its place and renamed when it is complete, so that no half-made folder is ever seen.
 """
 
-import functools
 import hashlib
-import importlib.metadata
 import json
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -24,6 +22,7 @@ from ctxext.files.content import MANIFEST, Progress, as_json, check_room, copy_w
 from ctxext.files.length import format_length
 from ctxext.files.output_directory import check_out, output_directory
 from ctxext.files.tensor_files import rewrite
+from ctxext.files.tested import installed_version
 from ctxext.notebook import table
 from ctxext.options import accepts_options
 from ctxext.recipes.base import Method
@@ -234,7 +233,7 @@ def _write(plan: Plan, work: Path, options: SaveOptions, progress: Progress | No
         "ctxext": __version__,
         "source": {"name": source.public_name, "revision": source.revision, **origin},
         "recipe": plan.recipe.to_dict(),
-        "versions": {name: _version(name) for name in _RECORDED_PACKAGES},
+        "versions": {name: installed_version(name) for name in _RECORDED_PACKAGES},
         "files": dict(sorted(files.items())),
         "weights": dict(sorted(weights.items())),
         **({"rewritten": {tensor.name: list(tensor.shape) for tensor in plan.rewritten}} if plan.rewritten else {}),
@@ -244,14 +243,6 @@ def _write(plan: Plan, work: Path, options: SaveOptions, progress: Progress | No
     }
     (work / MANIFEST).write_text(as_json(record), encoding="utf-8")
     return ways
-
-
-@functools.cache
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _bring_weights(plan: Plan, work: Path, link: str, progress: Progress | None) -> dict[str, str]:

@@ -161,7 +161,11 @@ def make_plan(
     serving = serving_of(dataclasses.replace(edited, config=config))
     cautions = cautions_of(source, recipe, edited)
     if is_replaced:
-        cautions = (_loss(source, before.encoding, edited.encoding, kept), *cautions)
+        steps = ", ".join(map(describe_step, (noted.get("recipe") or {}).get("steps", [])))
+        what = steps or f"{before.encoding.schedule_summary}, with which the weights were trained"
+        left = f"; kept of it: {', '.join(f'{name} {value}' for name, value in kept.items())}" if kept else ""
+        lengths = f"from {before.encoding.usable_length} tokens to {edited.encoding.usable_length}"
+        cautions = (f"--replace-scaling took away {what}: {lengths}{left}.", *cautions)
     if stale:
         cautions += (f"left out, as they hold the old table: {', '.join(stale)}.",)
     cautions += tuple(
@@ -248,14 +252,6 @@ def _check_reach(source: Checkpoint, before: Encoding, after: Encoding) -> None:
         f"count from its original {after.trained_length}.",
         hint=f"Ask for --target-length {format_length(before.usable_length)} or more, or add --allow-shorter.",
     )
-
-
-def _loss(source: Checkpoint, before: Encoding, after: Encoding, kept: Mapping[str, Any]) -> str:
-    """What --replace-scaling took away, by how much, and what it left."""
-    noted = (provenance(source.config).get("recipe") or {}).get("steps", [])
-    what = ", ".join(map(describe_step, noted)) or f"{before.schedule_summary}, with which the weights were trained"
-    left = f"; kept of it: {', '.join(f'{name} {value}' for name, value in kept.items())}" if kept else ""
-    return f"--replace-scaling took away {what}: from {before.usable_length} tokens to {after.usable_length}{left}."
 
 
 def cautions_of(source: Checkpoint, recipe: Recipe, model: ModelConfig) -> tuple[str, ...]:
