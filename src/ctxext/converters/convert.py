@@ -46,11 +46,7 @@ _HARD_NOTE = (
 
 @dataclass(frozen=True)
 class Written:
-    """What a conversion left behind.
-
-    Attributes:
-        ways: How each weight file came there, by name: "cloned", "hard-linked", "copied" or "rewritten".
-    """
+    """How each weight file came there, by name: "cloned", "hard-linked", "copied" or "rewritten"."""
 
     ways: Mapping[str, str]
 

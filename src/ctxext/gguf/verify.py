@@ -16,13 +16,7 @@ _PIECE = 1 << 22
 
 @dataclass(frozen=True)
 class GgufCheck:
-    """One check.
-
-    Attributes:
-        name: What is checked.
-        is_passed: Whether it holds.
-        detail: What was seen, for people.
-    """
+    """One check: what is checked, whether it holds, and what was seen."""
 
     name: str
     is_passed: bool

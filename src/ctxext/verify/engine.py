@@ -84,8 +84,12 @@ class Engine:
         try:
             self._vllm, self._llm = vllm, vllm.LLM(**options)
         except (ValueError, RuntimeError, OSError, ImportError, TypeError, NotImplementedError) as error:
+            # The last informative line; errors of pydantic begin with headings and end with a link.
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            left_out = ("For further information", "1 validation error")
+            messages = [line for line in lines if not line.startswith(left_out)] or [type(error).__name__]
             raise CtxextError(
-                f'vLLM {self.version} cannot load "{folder.name}": {_said(error)}',
+                f'vLLM {self.version} cannot load "{folder.name}": {messages[-1]}',
                 hint="Its arguments are given with --engine-args; VLLM_LOGGING_LEVEL=INFO shows what it does.",
             ) from error
 
@@ -131,10 +135,3 @@ class Engine:
 
 def _as_prompts(prompts: Sequence[Sequence[int]]) -> list[dict[str, list[int]]]:
     return [{"prompt_token_ids": list(ids)} for ids in prompts]
-
-
-def _said(error: BaseException) -> str:
-    """The last informative line of an error; those of pydantic begin with headings and end with a link."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    messages = [line for line in lines if not line.startswith(("For further information", "1 validation error"))]
-    return messages[-1] if messages else type(error).__name__

@@ -149,7 +149,7 @@ def training_of(subject: Subject) -> dict[str, Any]:
     return dict(record) if isinstance(record, dict) else {}
 
 
-def listed(names: list[str], limit: int = 5) -> str:
+def listed(names: list[str]) -> str:
     """Names in one line."""
-    shown = ", ".join(f'"{name}"' for name in names[:limit])
-    return shown + (f" and {len(names) - limit} more" if len(names) > limit else "")
+    shown = ", ".join(f'"{name}"' for name in names[:5])
+    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
