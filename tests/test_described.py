@@ -137,7 +137,14 @@ def quantized(folder):
     without(folder, LOST)
 
 
-@pytest.mark.parametrize("form", [in_shards, pickled, base_class, tied_base_class, quantized])
+def without_pooler(folder):
+    shutil.rmtree(folder)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=32), add_pooling_layer=False)
+    model.save_pretrained(folder)
+
+
+@pytest.mark.parametrize("form", [in_shards, pickled, base_class, tied_base_class, quantized, without_pooler])
 def test_whole_checkpoints_in_every_form_are_accepted(form, tmp_path):
     folder = make_llama(tmp_path / "llama", tie_word_embeddings=form is tied_base_class)
     form(folder)

@@ -768,7 +768,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("verify/file_checks.py", "if len(known) < len(recorded):", "if not known:", _CHECKS),
     (
         "verify/clean_load.py",
-        "        check_described(checkpoint)\n",
+        "        check_described(checkpoint, runs_code=foreign)\n",
         "        pass\n",
         _CHECKS,
     ),

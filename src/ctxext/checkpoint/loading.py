@@ -280,7 +280,7 @@ def load_checkpoint(
 
     if device is not None:
         check_device(checkpoint, device.type)
-    check_described(checkpoint)
+    check_described(checkpoint, runs_code=trust)
     loader = getattr(transformers, auto_class(checkpoint.config))
     options["dtype"] = choose_dtype(dtype) if isinstance(dtype, str) else dtype
     with explain_loading_errors(f'"{checkpoint.name}" cannot be loaded', hint):
@@ -315,30 +315,33 @@ class _TooMuch(Exception):
     """More is described than the files hold."""
 
 
-def check_described(checkpoint: Checkpoint) -> None:
+def check_described(checkpoint: Checkpoint, *, runs_code: bool = False) -> None:
     """Compare the weight files with the class that config.json names, without reading weights.
 
     transformers itself matches the names: the class is built on the meta device, without numbers, and loads tensors
-    without numbers, since only transformers knows which names it changes, merges or ties. If it fails, such as for a
-    checkpoint with code, loading reports why. Names of quantized weights depend on the quantization, and a class that
-    config.json does not name may have a new head: only loading reports what they lack.
+    without numbers, since only transformers knows which names it changes, merges or ties. If it fails, loading reports
+    why. Loading alone reports what quantized weights, code of the checkpoint, or a class that config.json does not
+    name, such as one with a new head, lack. Sentence encoders often lack a pooler, which nothing reads.
     """
     import torch
     import transformers
 
     held = sum(map(checkpoint.size_of, checkpoint.weight_files))
     limits = max(_NUMBERS, _PER_BYTE * held), _TENSORS + held // _BYTES_PER_TENSOR
-    stored, missing, kind = dict[str, torch.Tensor](), set[str](), ""
+    stored, missing = dict[str, torch.Tensor](), set[str]()
     try:
         with sealed(), quiet_transformers():
             config = transformers.AutoConfig.for_model(**_plain(without_hub(checkpoint.config)))
             with torch.device("meta"), _counted(*limits):
                 model = getattr(transformers, auto_class(checkpoint.config)).from_config(config)
-            kind, stored = type(model).__name__, _stored(checkpoint)
+            is_named = type(model).__name__ in (checkpoint.config.get("architectures") or ())
+            if runs_code or not is_named or _is_quantized(checkpoint.config):
+                return
+            stored = _stored(checkpoint)
             _, report = type(model).from_pretrained(
                 None, config=model.config, state_dict=dict(stored), device_map={"": "meta"}, output_loading_info=True
             )
-        missing = report["missing_keys"]
+        missing = {name for name in report["missing_keys"] if "pooler." not in name}
     except _TooMuch:
         raise CtxextError(
             f'"{checkpoint.name}": config.json describes far more weights than its files hold ({held:,} bytes).',
@@ -349,8 +352,7 @@ def check_described(checkpoint: Checkpoint) -> None:
         missing = {"".join(parts) for parts in itertools.product(*map(set, zip(*experts, strict=True)))} - {*stored, ""}
     except Exception:  # Whatever transformers cannot make of it, loading tells.
         return
-    is_named = kind in (checkpoint.config.get("architectures") or ())
-    if missing and stored and is_named and not _is_quantized(checkpoint.config):
+    if missing and stored:
         raise _lacking(checkpoint, missing)
 
 

@@ -108,7 +108,7 @@ def lacks_package(config: Mapping[str, Any], error: str) -> str:
 def load_in_clean_process(checkpoint: Checkpoint, *, foreign: bool) -> LoadReport:
     """Load a model as its users do; `foreign` as for `answer_of`."""
     try:
-        check_described(checkpoint)
+        check_described(checkpoint, runs_code=foreign)
     except CtxextError as error:
         return LoadReport(f"{error.message} {error.hint}")
     try:
