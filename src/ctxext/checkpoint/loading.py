@@ -10,14 +10,16 @@ import itertools
 import json
 import os
 import re
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxext.checkpoint.auto_class import auto_class
+from ctxext.checkpoint.auto_class import WHOLE, auto_class
 from ctxext.checkpoint.opening import Checkpoint, is_loadable
 from ctxext.errors import CtxextError
+from ctxext.files.content import as_json
 from ctxext.files.tensor_files import TORCH_NAMES
 
 if TYPE_CHECKING:
@@ -315,6 +317,20 @@ class _TooMuch(Exception):
     """More is described than the files hold."""
 
 
+def stock_class(config: Mapping[str, Any], auto: str) -> tuple[Any, Any]:
+    """Return the class of transformers that an Auto class loads a config.json with, and its configuration."""
+    import transformers
+
+    with tempfile.TemporaryDirectory() as folder, quiet_transformers(), sealed():
+        stock = {key: value for key, value in without_hub(config).items() if key != "auto_map"}
+        (Path(folder) / "config.json").write_text(as_json(stock), encoding="utf-8")
+        described = transformers.AutoConfig.from_pretrained(folder)
+    kind = getattr(transformers, auto)._model_mapping[type(described)]
+    kind = kind[0] if isinstance(kind, tuple) else kind
+    is_text = kind.config_class is not type(described)
+    return kind, described.get_text_config(decoder=True) if is_text else described
+
+
 def check_described(checkpoint: Checkpoint, *, runs_code: bool = False) -> None:
     """Compare the weight files with the class that config.json names, without reading weights.
 
@@ -324,22 +340,24 @@ def check_described(checkpoint: Checkpoint, *, runs_code: bool = False) -> None:
     name, such as one with a new head, lack. Sentence encoders often lack a pooler, which nothing reads.
     """
     import torch
-    import transformers
 
     held = sum(map(checkpoint.size_of, checkpoint.weight_files))
     limits = max(_NUMBERS, _PER_BYTE * held), _TENSORS + held // _BYTES_PER_TENSOR
+    names_differ = runs_code or _is_quantized(checkpoint.config)
     stored, missing = dict[str, torch.Tensor](), set[str]()
     try:
+        config = _plain(checkpoint.config) if names_differ else checkpoint.config
+        kind, described = stock_class(config, auto_class(checkpoint.config))
         with sealed(), quiet_transformers():
-            config = transformers.AutoConfig.for_model(**_plain(without_hub(checkpoint.config)))
-            with torch.device("meta"), _counted(*limits):
-                model = getattr(transformers, auto_class(checkpoint.config)).from_config(config)
-            is_named = type(model).__name__ in (checkpoint.config.get("architectures") or ())
-            if runs_code or not is_named or _is_quantized(checkpoint.config):
+            # Some activations read numbers of their own while they are built.
+            with suppress(NotImplementedError), torch.device("meta"), _counted(*limits):
+                kind._from_config(described)
+            named = [str(name) for name in checkpoint.config.get("architectures") or ()]
+            if names_differ or not any(name.endswith((kind.__name__, WHOLE)) for name in named):
                 return
             stored = _stored(checkpoint)
-            _, report = type(model).from_pretrained(
-                None, config=model.config, state_dict=dict(stored), device_map={"": "meta"}, output_loading_info=True
+            _, report = kind.from_pretrained(
+                None, config=described, state_dict=dict(stored), device_map={"": "meta"}, output_loading_info=True
             )
         missing = {name for name in report["missing_keys"] if "pooler." not in name}
     except _TooMuch:

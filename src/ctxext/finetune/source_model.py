@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from ctxext.checkpoint.loading import quiet_transformers, sealed, without_hub
+from ctxext.checkpoint.auto_class import CAUSAL
+from ctxext.checkpoint.loading import quiet_transformers, sealed, stock_class
 from ctxext.errors import CtxextError
 from ctxext.finetune.base import Base, load_base
 from ctxext.finetune.comparison import Head
@@ -78,14 +79,12 @@ def load_source(base: Base, model: Any, options: TrainingOptions) -> SourceModel
 def _built(base: Base, model: Any, options: TrainingOptions) -> Any:
     """The stock class of the family around the trained window; quantized weights are read again."""
     from accelerate import init_empty_weights
-    from transformers import AutoConfig, AutoModelForCausalLM
 
-    with sealed():
-        config = AutoConfig.for_model(**without_hub(plain_config(base.model).config))
+    kind, config = stock_class(plain_config(base.model).config, CAUSAL)
     if options.quantize != "none":
         return load_base(base, options, None, config=config)[0]
     with sealed(), quiet_transformers(), init_empty_weights(include_buffers=False):
-        source = AutoModelForCausalLM.from_config(config, dtype=model.dtype)
+        source = kind._from_config(config, dtype=model.dtype)
     weights = model.state_dict()
     source.load_state_dict(
         {name: value.clone() for name, value in weights.items()} if options.full else weights, assign=True

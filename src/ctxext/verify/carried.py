@@ -7,17 +7,14 @@ memory, however large the model is.
 """
 
 import inspect
-import json
 import math
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.families import Family, named_family, serves_sliding
-from ctxext.checkpoint.loading import hub_backbones, quiet_transformers, sealed, without_hub
+from ctxext.checkpoint.loading import hub_backbones, quiet_transformers, sealed, stock_class
 from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import ModelConfig, attention_scaling
@@ -152,19 +149,12 @@ def rotations(config: Mapping[str, Any], lengths: Sequence[int]) -> dict[int, li
 
 def stock_model(config: Mapping[str, Any]) -> Any:
     """The stock model of a configuration on the meta device, its rotary embeddings in memory."""
-    import transformers
-    from transformers import AutoConfig
+    from transformers import __version__ as version
 
-    version = transformers.__version__
-    stock = {key: value for key, value in without_hub(config).items() if key != "auto_map"}
     try:
-        with tempfile.TemporaryDirectory() as folder, quiet_transformers(), sealed():
-            (Path(folder) / "config.json").write_text(json.dumps(stock), encoding="utf-8")
-            model_config = AutoConfig.from_pretrained(folder)
-            kind = getattr(transformers, named_family(config).loader)._model_mapping[type(model_config)]
-            if kind.config_class is not type(model_config):
-                model_config = model_config.get_text_config(decoder=True)
-            return _built(kind, model_config)
+        kind, described = stock_class(config, named_family(config).loader)
+        with quiet_transformers(), sealed():
+            return _built(kind, described)
     except Exception as error:  # Whatever transformers raises is the finding.
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise CtxextError(
