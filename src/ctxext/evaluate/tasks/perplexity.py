@@ -191,7 +191,7 @@ class PseudoPerplexity(Task):
 
 def _measure_masked(reading: Reading, loaded: "LoadedModel", ids: list[int]) -> Record:
     """Read a document at every length, cut and closed, as an encoder also reads what follows a token."""
-    from ctxext.evaluate.scoring.masked_losses import masked_losses
+    from ctxext.evaluate.scoring.token_losses import masked_losses
 
     length, end = max(reading.lengths), reading.encoder.end()
     results = {n: masked_losses(loaded, _closed(ids, n, end)) for n in reading.lengths}
@@ -225,7 +225,7 @@ class Short(Task):
 
 def _measure_whole(loaded: "LoadedModel", ids: list[int]) -> Record:
     """Read a document once."""
-    from ctxext.evaluate.scoring.masked_losses import losses_of
+    from ctxext.evaluate.scoring.token_losses import losses_of
 
     losses = losses_of(loaded, ids)
     return {"loss": [float(losses.sum())], "tokens": [len(losses)]}
