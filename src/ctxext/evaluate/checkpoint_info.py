@@ -72,12 +72,6 @@ class CheckpointInfo:
         return min(stated, default=None) if self.pipeline else None
 
     @property
-    def recipe_summary(self) -> str:
-        """The recipe in a few words, "stock" without one."""
-        steps = (self.provenance.get("recipe") or {}).get("steps") or []
-        return ", ".join(describe_step(step) for step in steps) or "stock"
-
-    @property
     def is_own_code(self) -> bool:
         """Whether it carries modeling code, all of it byte for byte this version of ctxext's."""
         return runs_only_own_code(self.checkpoint)
@@ -94,13 +88,14 @@ class CheckpointInfo:
 
     def facts(self) -> dict[str, Any]:
         """The entry in reports, before anything is measured."""
+        steps = (self.provenance.get("recipe") or {}).get("steps") or []
         return {
             "name": self.name,
             "revision": self.checkpoint.revision,
             "kind": self.kind,
             "model_type": self.checkpoint.config.get("model_type"),
             "recipe": self.provenance.get("recipe"),
-            "summary": self.recipe_summary,
+            "summary": ", ".join(describe_step(step) for step in steps) or "stock",
             "is_finetuned": bool(self.provenance.get("finetune")),
             "source": self.source,
             "trained_length": self.trained_length,
