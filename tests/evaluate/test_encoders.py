@@ -1,6 +1,7 @@
 """Encoders: pseudo-perplexity and the passages, by models made by hand whose answers are known beforehand."""
 
 import json
+import random
 import re
 import zlib
 from types import SimpleNamespace
@@ -96,6 +97,8 @@ def test_passages_differ_in_their_fact_alone_and_have_the_asked_length(words):
 def test_a_length_that_holds_no_fact_is_refused(words):
     with pytest.raises(CtxextError, match='The task "passages" needs at least'):
         check_fits(Passages(), Encoder(words), [12], SETTINGS)
+    encoder, pieces = Encoder(words), Passages().pieces(random.Random(0))
+    assert Passages().size(pieces, encoder) == 2 + max(len(encoder.piece(fact)) for fact in pieces.needles)
 
 
 def test_pooling_is_the_mean_of_the_states_of_all_tokens(words, tmp_path):

@@ -71,6 +71,8 @@ def test_ruler_is_run_length_by_length_and_named_by_what_was_run(stub, tokenizer
     assert "RULER-11" in run_harness(loaded, ["ruler-11"], [4096], samples=1)
     some = run_harness(loaded, ["niah_single_1", "ruler_vt"], [4096], samples=1)
     assert list(some) == ["niah_single_1", "ruler_vt"], "a subset has no name"
+    six = {task: {"4096": 1.0, "8192": 0.5} for task in ruler.NO_DOWNLOAD}
+    assert ruler.summary_rows({**six, "ruler_vt": {"4096": 1.0}}) == {"RULER-6": {"4096": 1.0}}
 
 
 def test_a_length_without_figures_is_refused(stub):

@@ -68,8 +68,11 @@ class CheckpointInfo:
     @property
     def cut_at(self) -> int | None:
         """The number of tokens at which a sentence encoder cuts texts; None for other models."""
-        stated = [*stated_lengths(self.checkpoint.folder).values(), *filter(None, [self.context_length])]
-        return min(stated, default=None) if self.pipeline else None
+        if not self.pipeline:
+            return None
+        return min(
+            [*stated_lengths(self.checkpoint.folder).values(), *filter(None, [self.context_length])], default=None
+        )
 
     @property
     def is_own_code(self) -> bool:
@@ -127,11 +130,6 @@ class GgufInfo(CheckpointInfo):
     @cached_property
     def pipeline(self) -> SentencePipeline | None:
         """It is no sentence encoder."""
-        return None
-
-    @property
-    def cut_at(self) -> int | None:
-        """Longer texts are refused."""
         return None
 
     @cached_property
