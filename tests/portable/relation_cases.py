@@ -132,9 +132,9 @@ def states(length, heads=4, groups=2, size=16, batch=1, seed=0, value_size=None)
     return query * 1.5, key * 1.5, value
 
 
-def base_rotated(query, key, positions, interleaved=False, inverse=None):
+def base_rotated(query, key, positions, interleaved=False):
     """Query and key (b, h, l, d) rotated by their own positions (b or 1, l)."""
-    angles = positions[..., None].float() * (torch.tensor(BASE) if inverse is None else inverse)
+    angles = positions[..., None].float() * torch.tensor(BASE)
     return rotated(query, angles, interleaved), rotated(key, angles, interleaved)
 
 

@@ -81,19 +81,6 @@ def test_cached_is_uncached_with_the_same_order(model, source, tmp_path, kind, p
 
 @torch.no_grad()
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_left_padded_batch_is_one_by_one(folder, implementation):
-    model = load(folder, attn_implementation=implementation)
-    prompts = [tokens(length, seed=length)[0] for length in LENGTHS]
-    together, output = greedy(model, *padded(prompts))
-    for row, prompt in enumerate(prompts):
-        alone, single = greedy(model, prompt[None])
-        assert torch.equal(together[row], alone[0])
-        for a, b in zip(output.logits, single.logits, strict=True):
-            torch.testing.assert_close(a[row], b[0], rtol=1e-4, atol=1e-4)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padded_forward_chooses_the_same_order(folder, implementation, side):
     model = load(folder, attn_implementation=implementation)
@@ -144,23 +131,6 @@ def test_ranks_follow_their_rows(model):
         alone = model(prompts[prompt][None], past_key_values=DynamicCache()).past_key_values
         expected = model(tokens(3, seed=9).T[row][None], past_key_values=alone).logits
         torch.testing.assert_close(step[row], expected[0], rtol=1e-4, atol=1e-4)
-
-
-def test_beam_search(model):
-    prompts = [tokens(length, seed=length)[0] for length in LENGTHS]
-    ids, mask = padded(prompts)
-    options = {"num_beams": 3, "output_logits": False}
-    together, _ = greedy(model, ids, mask, **options)
-    for row, prompt in enumerate(prompts):
-        assert torch.equal(together[row], greedy(model, prompt[None], **options)[0][0])
-    # The sequence that beams found has the score that one pass over it gives, with the order of its prompt.
-    output = greedy(model, prompts[1][None], num_beams=3, output_scores=True)[1]
-    cache = model(prompts[1][None], past_key_values=DynamicCache()).past_key_values
-    whole = model(output.sequences[:, len(prompts[1]) :], past_key_values=cache)
-    first = model(prompts[1][None]).logits[:, -1:]
-    logits = torch.cat([first, whole.logits[:, :-1]], 1).log_softmax(-1)
-    score = logits.gather(2, output.sequences[:, len(prompts[1]) :, None]).sum() / 8
-    torch.testing.assert_close(output.sequences_scores[0], score, rtol=1e-4, atol=1e-4)
 
 
 def test_awareness_ignores_what_padding_holds(model):

@@ -1,4 +1,4 @@
-"""The released variant gives what the authors' code computed (tests/data/golden), the paper's its reference."""
+"""The released Ms-PoE against what the authors' code computed (tests/data/golden), the paper's by its reference."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,8 @@
-"""Relation maps: each method against loops in float64, in every form that its attention takes."""
+"""Relation maps: each method against loops in float64, in every form that its attention takes.
+
+The loops ask the method's reference pair by pair: `relation` says for a query at m and a key at n by which angles each
+is rotated from scratch, or that the key is not read; `temperature` what the row's scores are multiplied by.
+"""
 
 import functools
 import shutil
@@ -16,7 +20,9 @@ from ctxext.portable.mspoe import MsPoE
 from ctxext.portable.relation import Relation
 from ctxext.portable.relation_parts import begins_again
 from ctxext.portable.rerope import Rerope, ReRopeMap
+from ctxext.recipes import method_named
 from ctxext.recipes.methods.self_extend import SelfExtend
+from ctxext.verify.reference import reference_of
 from portable_checkpoints import llama, load, write
 from relation_cases import (
     BASE,
@@ -33,7 +39,6 @@ from relation_cases import (
     stock,
     stock_eager,
 )
-from relation_reference import attention, relation, rotated_factor, temperature
 
 TOTAL = 300
 # At the borders of every map, on both sides.
@@ -46,6 +51,61 @@ LAYOUTS = {
     "partial": {"size": 24},
     "interleaved": {"interleaved": True},
 }
+
+
+@functools.cache
+def reference_named(name):
+    return reference_of(method_named(name))
+
+
+def relation(step, layer, m, n, frequencies):
+    return reference_named(step["method"]).relation(step, layer, m, n, frequencies)
+
+
+def temperature(step, layer, m):
+    return reference_named(step["method"]).temperature(step, layer, m)
+
+
+def rotated_factor(step, layer, m):
+    factor = getattr(reference_named(step["method"]), "rotated_factor", None)
+    return 1.0 if factor is None else factor(step, layer, m)
+
+
+def rotate(vectors, angles, interleaved=False):
+    """Rotate the first 2 p entries of vectors (..., d) by angles (p,) or (..., p)."""
+    size = 2 * np.shape(angles)[-1]
+    first, second = (
+        (slice(0, size, 2), slice(1, size, 2)) if interleaved else (slice(size // 2), slice(size // 2, size))
+    )
+    cos, sin = np.cos(angles), np.sin(angles)
+    out = np.array(np.broadcast_to(vectors, (*np.shape(angles)[:-1], vectors.shape[-1])), dtype=np.float64)
+    a, b = vectors[..., first], vectors[..., second]
+    out[..., first], out[..., second] = a * cos - b * sin, b * cos + a * sin
+    return out
+
+
+def attention(step, query, key, value, positions, inverse, *, scaling, seen=None, interleaved=False, rows=None):
+    """Output (h, l, d) of un-rotated query (h, l, d), key and value (g, l, d), rows and keys at the same positions.
+
+    `seen(i, j)` says whether row i may see key j; without it every earlier one. `rows`: only these are computed.
+    """
+    heads, groups, length = len(query), len(key), len(positions)
+    out = np.zeros((heads, length, value.shape[-1]))
+    for i in range(length) if rows is None else rows:
+        pairs = {}
+        for j in range(i + 1):
+            angles = relation(step, 0, positions[i], positions[j], inverse) if seen is None or seen(i, j) else None
+            if angles is not None:
+                pairs[j] = angles
+        read, (of_query, of_key) = [*pairs], (np.array(angles) for angles in zip(*pairs.values(), strict=True))
+        for head in range(heads):
+            group = head * groups // heads
+            products = rotate(query[head, i], of_query, interleaved) * rotate(key[group, read], of_key, interleaved)
+            scores = products[:, : 2 * len(inverse)].sum(-1) * rotated_factor(step, 0, positions[i]) ** 2
+            scores = (scores + products[:, 2 * len(inverse) :].sum(-1)) * scaling * temperature(step, 0, positions[i])
+            weights = np.exp(scores - scores.max())
+            out[head, i] = weights / weights.sum() @ value[group, read]
+    return out
 
 
 @functools.cache
