@@ -8,7 +8,6 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
-from transformers.models.gemma2 import modeling_gemma2 as gemma2
 from transformers.models.llama import modeling_llama as llama
 
 from ctxext.converters import convert
@@ -41,25 +40,25 @@ def order_of(scores) -> list[int]:
     return [order.index(head) for head in range(len(scores))]
 
 
-def shares(folder, pieces, modeling=llama, scale=None) -> torch.Tensor:
+def shares(folder, pieces) -> torch.Tensor:
     """(layers, heads): the share of keys above three times the mean in the last row, from whole attention matrices."""
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
-    original = modeling.apply_rotary_pos_emb
+    original = llama.apply_rotary_pos_emb
     counts = []
 
     def unrotated(query, key, cos, sin, *args, **kwargs):
-        scores = query @ key.transpose(-1, -2) * (scale or query.shape[-1] ** -0.5)
+        scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
         row = scores[0, :, -1].softmax(-1)
         counts.append((row > 3 * row.mean(-1, keepdim=True)).double().mean(-1))
         return original(query, key, cos, sin, *args, **kwargs)
 
-    modeling.apply_rotary_pos_emb = unrotated  # The statistic is that of queries and keys before their rotation.
+    llama.apply_rotary_pos_emb = unrotated  # The statistic is that of queries and keys before their rotation.
     try:
         with torch.no_grad():
             for piece in pieces:
                 model(piece[None])
     finally:
-        modeling.apply_rotary_pos_emb = original
+        llama.apply_rotary_pos_emb = original
     return torch.stack(counts).unflatten(0, (len(pieces), -1)).mean(0)
 
 
@@ -91,40 +90,38 @@ def test_the_recipe_carries_the_order(source, tmp_path):
     assert len(again.plan.recipe.steps[-1].ranks) == 2
 
 
-@pytest.mark.parametrize(("num_tokens", "length"), [(16 * 100, 32), (16 * 20, 20)])
-def test_no_chunk_is_longer_than_the_model_was_trained_on(num_tokens, length, monkeypatch):
+@pytest.fixture
+def stand_in(monkeypatch):
+    """The module of a checkpoint's code, and what makes a model with it of a forward."""
     module = ModuleType("ctxext_test_model.mspoe")
     module.MsPoE = type("MsPoE", (), {"order": None})
     monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    def make(forward):
+        members = {"__module__": "ctxext_test_model.modeling", "device": torch.device("cpu"), "dtype": torch.float32}
+        return type("Model", (), {**members, "base_model": lambda self, ids, use_cache: forward(ids)})()
+
+    return module, make
+
+
+@pytest.mark.parametrize(("num_tokens", "length"), [(16 * 100, 32), (16 * 20, 20)])
+def test_no_chunk_is_longer_than_the_model_was_trained_on(num_tokens, length, stand_in):
     lengths = []
-
-    class Model:
-        __module__ = "ctxext_test_model.modeling"
-        device, dtype = torch.device("cpu"), torch.float32
-
-        def base_model(self, ids, use_cache):
-            lengths.append(ids.shape[1])
-
-    head_scores(Model(), letters_of(256), "a" * num_tokens, trained_length=32)
+    model = stand_in[1](lambda ids: lengths.append(ids.shape[1]))
+    head_scores(model, letters_of(256), "a" * num_tokens, trained_length=32)
     assert lengths == [length] * 16
 
 
-def test_a_model_that_fails_leaves_the_code_of_checkpoints_as_it_was(monkeypatch):
+def test_a_model_that_fails_leaves_the_code_of_checkpoints_as_it_was(stand_in):
     """Other models of this process share the module: it must not go on adding to the scores of a run that ended."""
-    module = ModuleType("ctxext_test_model.mspoe")
-    module.MsPoE = type("MsPoE", (), {"order": None})
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+    module, make = stand_in
 
-    class Model:
-        __module__ = "ctxext_test_model.modeling"
-        device, dtype = torch.device("cpu"), torch.float32
-
-        def base_model(self, ids, use_cache):
-            assert module.MsPoE.order is not None
-            raise KeyboardInterrupt
+    def fails(ids):
+        assert module.MsPoE.order is not None
+        raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        head_scores(Model(), letters_of(256), "a" * 16 * 20, trained_length=32)
+        head_scores(make(fails), letters_of(256), "a" * 16 * 20, trained_length=32)
     assert module.MsPoE.order is None
 
 
@@ -138,34 +135,6 @@ def test_calibration_text(tmp_path):
         read_text(lines)
     with pytest.raises(CtxextError, match="cannot be read"):
         read_text(tmp_path / "absent.txt")
-
-
-def test_a_family_with_a_scale_of_its_own(tmp_path):
-    """Gemma 2 scales its scores by `query_pre_attn_scalar`: the statistic is that of the scores that it computes."""
-    from transformers import Gemma2Config, Gemma2ForCausalLM
-
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    sizes |= {"num_key_value_heads": 4, "head_dim": 16, "vocab_size": 256, "max_position_embeddings": 128}
-    kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
-    config = Gemma2Config(**sizes, **kinds, query_pre_attn_scalar=1, initializer_range=0.3)
-    Gemma2ForCausalLM(config).save_pretrained(tmp_path / "source")
-    letters_of(256).save_pretrained(tmp_path / "source")
-    text = "".join(chr(33 + (7 * i * i + 3 * i) % 90) for i in range(16 * 40))
-    (tmp_path / "text.txt").write_text(text)
-    done = convert(
-        str(tmp_path / "source"),
-        tmp_path / "out",
-        Recipe([MsPoE(head_order="calibrated", first_layer=1)]),
-        check=False,
-        calibration=Calibration(tmp_path / "text.txt"),
-    )
-    ids = torch.tensor(PreTrainedTokenizerFast.from_pretrained(tmp_path / "source")(text)["input_ids"])
-    pieces = [ids[i * 40 : (i + 1) * 40] for i in range(16)]
-    right, wrong = (shares(tmp_path / "source", pieces, gemma2, scale)[1].tolist() for scale in (1.0, 0.25))
-    ranks = [order_of(wanted) for wanted in (right, wrong)]
-    assert ranks[0] != ranks[1], "the scale must matter"
-    assert list(done.plan.recipe.steps[-1].ranks[0]) == ranks[0]
 
 
 def test_the_released_code_takes_the_order_for_the_ratios_numbers():

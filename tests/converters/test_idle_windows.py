@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+import tiny_models
 from ctxext.checkpoint.families import family_of, idle_window, rotated_layers
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import convert
@@ -16,40 +16,21 @@ from ctxext.recipes.methods.adaptive import Adaptive
 from ctxext.recipes.methods.dual_chunk import DualChunk
 from ctxext.recipes.methods.self_extend import SelfExtend
 from published_models import published, write_config
+from small_llama import scheduled
 
 LENGTH = 64
 WORDS = "see 64 tokens back, which has no effect up to 64 tokens but takes effect beyond"
-SIZES = {
-    "vocab_size": 128,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "rope_theta": 10000.0,
-}
-BASE = {**SIZES, "max_position_embeddings": LENGTH, "sliding_window": LENGTH}
-FAMILIES = {
-    "mistral": {},
-    "mixtral": {"num_local_experts": 2, "num_experts_per_tok": 1},
-    "phi3": {"pad_token_id": 0, "original_max_position_embeddings": LENGTH},
-    "starcoder2": {},
-    "qwen2": {"use_sliding_window": True, "max_window_layers": 1},
-}
+BASE = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "rope_theta": 10000.0}
+BASE |= {"max_position_embeddings": LENGTH, "sliding_window": LENGTH}
+SWITCHED = {"use_sliding_window": True, "max_window_layers": 1, "layer_types": ["full_attention", "sliding_attention"]}
+FAMILIES = {"mistral": {}, "mixtral": {}, "phi3": {"original_max_position_embeddings": LENGTH}, "starcoder2": {}}
+FAMILIES |= {"qwen2": SWITCHED}
 MAPS = [SelfExtend(factor=4), DualChunk(factor=4), Adaptive(factor=4)]
 
 
 def source_of(model_type, folder, **changes):
-    torch.manual_seed(0)
-    config = CONFIG_MAPPING[model_type](**{**BASE, **FAMILIES.get(model_type, {}), **changes})
-    model = AutoModelForCausalLM.from_config(config).float()
-    for name, weight in model.named_parameters():
-        if weight.ndim > 1:
-            torch.nn.init.normal_(weight, std=0.4 if "attn" in name else 0.2)
-    model.save_pretrained(folder)
-    return folder
+    changes = {**FAMILIES[model_type], **changes}
+    return scheduled(tiny_models.save(model_type, folder), sliding_window=LENGTH, rope_theta=1e4, **changes)
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
