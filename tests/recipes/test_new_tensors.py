@@ -10,17 +10,12 @@ from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.tensor_files import BITS, NewTensor, grouped
 from ctxext.recipes.encodings.rotary import model_config
-from ctxext.recipes.methods.range import Range
 from ctxext.recipes.methods.table import Table
 
 WIDTH = 2
 GPT2 = {"model_type": "gpt2", "n_positions": 3}
 ROBERTA = {"model_type": "roberta", "max_position_embeddings": 5, "pad_token_id": 1}
 BART = {"model_type": "bart", "max_position_embeddings": 3}
-OPT = {"model_type": "opt", "max_position_embeddings": 3}
-PEGASUS = {"model_type": "pegasus", "max_position_embeddings": 3}
-M2M = {"model_type": "m2m_100", "max_position_embeddings": 3}
-LED = {"model_type": "led", "max_encoder_position_embeddings": 3}
 ENCODER, DECODER = "model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"
 
 
@@ -40,57 +35,6 @@ def source(folder, config, *files) -> Checkpoint:
 
 def made(folder, step, config, *files):
     return step.new_tensors(source(folder, config, *files), model_config(dict(config)))
-
-
-@pytest.mark.parametrize(
-    ("config", "step", "tensors", "expected"),
-    [
-        (GPT2, Table(factor=2), {"wpe.weight": ((3, WIDTH), "F32"), "w": ((9, 2), "F32")}, ["wpe.weight 3×2 → 6×2"]),
-        (GPT2, Table(factor=2), {"transformer.wpe.weight": ((3, WIDTH), "BF16")}, ["transformer.wpe.weight 3×2 → 6×2"]),
-        (
-            ROBERTA,  # Two rows for others, which no factor stretches.
-            Table(factor=2),
-            {
-                "roberta.embeddings.position_embeddings.weight": ((5, WIDTH), "F16"),
-                "roberta.embeddings.position_ids": ((1, 5), "I64"),
-                "roberta.embeddings.token_type_ids": ((1, 5), "I64"),
-            },
-            [
-                "roberta.embeddings.position_embeddings.weight 5×2 → 8×2",
-                "roberta.embeddings.position_ids 1×5 → 1×8",
-                "roberta.embeddings.token_type_ids 1×5 → 1×8",
-            ],
-        ),
-        (OPT, Table(factor=3), {DECODER: ((5, WIDTH), "F32")}, [f"{DECODER} 5×2 → 11×2"]),
-        (
-            BART,
-            Table(factor=2),
-            {DECODER: ((5, WIDTH), "F32"), ENCODER: ((5, WIDTH), "F32")},
-            [f"{ENCODER} 5×2 → 8×2", f"{DECODER} 5×2 → 8×2"],
-        ),
-        (LED, Table(factor=2), {ENCODER: ((3, WIDTH), "F32"), DECODER: ((3, WIDTH), "F32")}, [f"{ENCODER} 3×2 → 6×2"]),
-        (PEGASUS, Range(factor=2), {ENCODER: ((3, WIDTH), "F32")}, [f"{ENCODER} 3×2 → 6×2"]),
-        (PEGASUS, Range(factor=2), {"x": ((1,), "F32")}, []),  # It can be computed.
-        (M2M, Range(factor=2), {"x": ((1,), "F32")}, []),
-    ],
-    ids=lambda value: value.get("model_type", "") if isinstance(value, dict) else "",
-)  # fmt: skip
-def test_what_is_lengthened(config, step, tensors, expected, tmp_path):
-    lengthened = made(tmp_path, step, config, tensors)
-    assert [str(one) for one in lengthened] == expected
-    assert {one.path.as_posix() for one in lengthened} <= {"model.safetensors"}
-    for one in lengthened:
-        assert one.dtype == tensors[one.name][1]
-        assert one.old_shape == tensors[one.name][0]
-        raw = memoryview(bytes(int(np.prod(one.old_shape)) * BITS[one.dtype] // 8))
-        assert len(b"".join(one.pieces(raw))) == int(np.prod(one.shape)) * BITS[one.dtype] // 8
-
-
-def test_the_rows_are_those_of_the_fill(tmp_path):
-    (tensor,) = made(tmp_path, Table(factor=2), OPT, {"embed_positions.weight": ((5, WIDTH), "F32")})
-    rows = np.arange(5 * WIDTH, dtype="<f4").reshape(5, WIDTH)
-    written = np.frombuffer(b"".join(tensor.pieces(memoryview(rows.tobytes()))), "<f4").reshape(tensor.shape)
-    assert (written == rows[[0, 1, 2, 3, 4, 2, 3, 4]]).all(), "two rows for others, then the positions again"
 
 
 @pytest.mark.parametrize(

@@ -89,11 +89,6 @@ def test_buffers_of_another_form_are_refused(entry):
         _buffer(Path("x"), {"shape": entry[0], "dtype": entry[1]}, "position_ids", 3, 5)
 
 
-def test_a_length_given_stands_above_what_is_noted():
-    noted = {**BERT, "ctxext": {"trained_length": 9}}
-    assert [model_config(noted, given).encoding.trained_length for given in (None, 7)] == [9, 7]
-
-
 @pytest.mark.parametrize(
     ("config", "first", "said"),
     [
