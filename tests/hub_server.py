@@ -202,11 +202,6 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.connection.shutdown(socket.SHUT_RDWR)
             return False
-        if self.server.trouble and self.server.trouble in line and self.server.trouble_times > 0:
-            self.server.trouble_times -= 1
-            self.rfile.read(length)
-            self._json({"error": "Internal Error"}, 500)
-            return False
         self.content = self._chunks() if "chunked" in self.headers.get("Transfer-Encoding", "") else b""
         self.content = self.content or self.rfile.read(length)
         return True
@@ -246,8 +241,7 @@ class Hub(ThreadingHTTPServer):
     """The server's state: folders by repository and branch, large objects, who may write, and what was asked.
 
     `tokens` maps a token to its user. `cut` is a part of a request line, "PUT /objects" for example; so many of those
-    requests as `cut_times` says lose their connection half-way. `trouble` and `trouble_times` are the same for
-    those that are answered with status 500.
+    requests as `cut_times` says lose their connection half-way.
     """
 
     def __init__(self, repositories: dict[str, Path], root: Path | None) -> None:
@@ -262,7 +256,6 @@ class Hub(ThreadingHTTPServer):
         self.commits: dict[str, tuple[str, str]] = {}
         self._branches: dict[tuple[str, str], tuple[Path, str]] = {}
         self.cut, self.cut_times = "", 0
-        self.trouble, self.trouble_times = "", 0
 
     @property
     def url(self) -> str:

@@ -12,8 +12,8 @@ _HEADS = (
 )
 _CALIBRATION = ("tests/converters/test_calibration.py",)
 _SEARCH = (
-    "tests/search/test_measurement.py::test_a_rise_that_only_may_be_small_does_not_count",
-    "tests/search/test_measurement.py::test_nor_in_the_run_off",
+    "tests/search/test_decisions.py::test_who_dominates_whom",
+    "tests/search/test_measurement.py::test_a_rise_that_only_may_be_small_does_not_count_in_the_run_off",
 )
 _TOKENS = ("tests/test_tokens.py",)
 _TERMINAL = ("tests/cli/test_terminal.py",)
@@ -187,19 +187,19 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "publish/push.py",
         "pull.author == user and pull.title == options.message",
         "pull.author == user",
-        ("tests/publish/test_push.py::test_only_ones_own_pull_request_of_the_same_title_is_used_again",),
+        ("tests/publish/test_what_is_shared.py::test_a_pull_request_is_opened_or_gone_on_with",),
     ),
     (
         "publish/push.py",
         "pull.author == user and pull.title == options.message",
         "pull.title == options.message",
-        ("tests/publish/test_push.py::test_only_ones_own_pull_request_of_the_same_title_is_used_again",),
+        ("tests/publish/test_what_is_shared.py::test_a_pull_request_is_opened_or_gone_on_with",),
     ),
     (
         "publish/push.py",
         "status >= 500",
         "status > 500",
-        ("tests/publish/test_push.py::test_what_is_tried_again",),
+        ("tests/publish/test_what_is_shared.py::test_what_may_pass_is_tried_three_times_with_longer_pauses",),
     ),
     ("serving/row_wise.py", 'getattr(implementation, "logits_soft_cap", None) or None', "None", _SERVING),
     (
@@ -999,7 +999,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "search/run.py",
         "if out.exists() and not overwrite:",
         "if out.exists() and overwrite:",
-        ("tests/search/test_decisions.py::test_where_a_recipe_may_be_written",),
+        ("tests/search/test_search_command.py::test_bad_input_is_one_clear_line",),
     ),
     (
         "search/storage.py",

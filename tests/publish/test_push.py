@@ -6,15 +6,13 @@ import os
 import subprocess
 import sys
 from importlib.metadata import version
-from types import SimpleNamespace
 
 import pytest
 import torch
-from huggingface_hub import errors
 from safetensors.torch import save_file
 
 from ctxext.errors import CtxextError
-from ctxext.publish.push import PushOptions, hub_errors_in_one_line, prepare
+from ctxext.publish.push import PushOptions, prepare
 from ctxext.publish.upload_plan import seal
 from small_llama import read_json
 
@@ -75,17 +73,6 @@ def test_push_then_download_gives_equal_logits(commands, server, converted, tmp_
     assert result.stdout == "true", result.stderr
 
 
-def test_digests_of_the_weights_are_recorded(commands, converted, llama_source, tmp_path):
-    from ctxext.converters import convert
-    from ctxext.recipes import Recipe, Yarn
-
-    convert(str(llama_source), tmp_path / "out", Recipe([Yarn(factor=4)]))
-    assert read_json(tmp_path / "out" / "ctxext.json")["weights"] == {"model.safetensors": None}
-    [[code, _, err]] = commands(["push", tmp_path / "out", "me/tiny", "--token", TOKEN])
-    assert code == 0, err
-    assert read_json(tmp_path / "out" / "ctxext.json")["weights"]["model.safetensors"]
-
-
 def test_weights_that_were_just_compared_are_not_read_again(converted, monkeypatch):
     from ctxext.publish import upload_plan
 
@@ -106,49 +93,18 @@ def test_a_broken_connection_then_the_same_command(commands, server, converted):
     assert code == 1
     assert "cannot be reached" in err
     assert "Run the same command again" in err
+    assert err.count("error:") == 1
     assert held(server) == {}
     server.cut_times, sent = 0, len(asked(server, "PUT /objects/"))
+    (server.repositories["me/tiny"] / "notes.txt").write_text("mine")
     [[code, _, err], [again, output, _]] = commands(line, line)
     assert code == 0, err
-    assert held(server) == local(folder)
+    assert "notes.txt" in err
+    assert held(server) == {**local(folder), "notes.txt": b"mine"}
     assert len(asked(server, "PUT /objects/")) == sent == 1  # What had arrived was not sent twice.
     assert again == 0
     assert "all there already" in output
     assert len(server.commits) == 1
-
-
-def test_trouble_of_the_hubs_own_is_tried_again(commands, server, converted):
-    folder = converted("yarn")
-    server.trouble, server.trouble_times = "/commit/", 2
-    [[code, _, err]] = commands(["push", folder, "me/tiny", "--token", TOKEN])
-    assert code == 0, err
-    assert err.count("(status 500). Trying again") == 2
-    assert held(server) == local(folder)
-
-
-@pytest.mark.parametrize(("status", "attempts"), [(500, 3), (503, 3), (429, 1), (403, 1)])
-def test_what_is_tried_again(status, attempts, monkeypatch):
-    tried = []
-
-    def action():
-        tried.append(1)
-        error = errors.HfHubHTTPError.__new__(errors.HfHubHTTPError)
-        error.response = SimpleNamespace(status_code=status)
-        with hub_errors_in_one_line("me/tiny"):
-            raise error
-
-    monkeypatch.setattr(push_module.time, "sleep", lambda _seconds: None)
-    with pytest.raises(CtxextError):
-        push_module._patiently(action, None)
-    assert len(tried) == attempts
-
-
-def test_a_connection_that_breaks_in_a_large_file_is_taken_up_by_the_client(commands, server, converted):
-    folder = converted("yarn")
-    server.cut, server.cut_times = "PUT /objects/", 1
-    [[code, _, err]] = commands(["push", folder, "me/tiny", "--token", TOKEN])
-    assert code == 0, err
-    assert held(server) == local(folder)
 
 
 def test_what_is_refused_is_told_in_one_line_and_no_token_is_shown(commands, server, converted):
@@ -176,12 +132,10 @@ def test_what_is_refused_is_told_in_one_line_and_no_token_is_shown(commands, ser
     assert held(server) == before
 
 
-@pytest.mark.parametrize(("settings", "wanted"), [({}, "cannot be reached"), ({"HF_HUB_OFFLINE": "1"}, "switched off")])
-def test_no_network(commands, converted, settings, wanted):
-    away = {"HF_ENDPOINT": "http://127.0.0.1:9", **settings}
-    [[code, _, err]] = commands(["push", converted("yarn"), "me/tiny", "--token", TOKEN], **away)
+def test_a_network_that_is_switched_off(commands, converted):
+    [[code, _, err]] = commands(["push", converted("yarn"), "me/tiny", "--token", TOKEN], HF_HUB_OFFLINE="1")
     assert code == 1
-    assert wanted in err
+    assert "switched off" in err
     assert err.count("error:") == 1
 
 
@@ -198,22 +152,6 @@ def test_branches_private_repositories_and_pull_requests(commands, server, conve
     assert server.pulls == {1: ("me/asked", "Longer")}  # Running it again opens no second one.
     assert held(server, "me/asked") == {}
     assert server.folder("me/asked", "refs/pr/1").joinpath("model.safetensors").exists()
-
-
-def test_only_ones_own_pull_request_of_the_same_title_is_used_again(commands, server, converted):
-    folder = converted("yarn")
-    line = ["push", folder, "me/tiny", "--token", TOKEN, "--create-pr", "--message", "Longer"]
-    server.make("me/tiny")
-    server.open_pull("me/tiny", "Longer", "you")
-    server.open_pull("me/tiny", "Something else", "me")
-    answers = commands(line, line)
-    assert [code for code, _, _ in answers] == [0, 0], answers
-    assert (list(server.pulls), server.authors[3]) == ([1, 2, 3], "me")
-    assert [(server.folder("me/tiny", f"refs/pr/{n}") / "config.json").exists() for n in (1, 2, 3)] == [
-        False,
-        False,
-        True,
-    ]
 
 
 def test_what_a_record_says_of_this_machine_is_not_published(converted):
@@ -257,17 +195,6 @@ def test_dry_run_shows_everything_and_writes_nothing(commands, server, converted
     assert 'from_pretrained("me/tiny")' in out
     assert local(folder) == before
     assert server.requests == []
-
-
-def test_files_that_were_there_are_left_and_named(commands, server, converted):
-    folder = converted("yarn")
-    line = ["push", folder, "me/tiny", "--token", TOKEN]
-    commands(line)
-    (server.repositories["me/tiny"] / "notes.txt").write_text("mine")
-    [[code, _, err]] = commands(line)
-    assert code == 0
-    assert "notes.txt" in err
-    assert (server.repositories["me/tiny"] / "notes.txt").exists()
 
 
 def test_a_card_that_a_person_wrote_stays(converted):
@@ -314,12 +241,10 @@ def with_adapter(folder, base, tensor="base_model.model.q_proj.lora_A.weight"):
 def test_an_adapter_alone_names_its_base_and_no_folder_of_this_machine(commands, server, converted, tmp_path):
     folder = with_adapter(converted("yarn"), str(tmp_path / "b"))
     before = local(folder)
-    [[_, _, refused], [_, _, unknown], _, [code, _, err]] = commands(
-        ["push", folder, "me/lora", "--adapter", "--token", TOKEN],
-        ["push", folder, "me/lora", "--adapter", "--base", "me/b", "--token", TOKEN],
-        ["push", converted("mspoe"), "me/b", "--token", TOKEN],
-        ["push", folder, "me/lora", "--adapter", "--base", "me/b", "--token", TOKEN],
-    )
+    line = ["push", folder, "me/lora", "--adapter", "--token", TOKEN]
+    [[_, _, refused], [_, _, unknown]] = commands(line, [*line, "--base", "me/b"])
+    server.make("me/b")
+    [[code, _, err]] = commands([*line, "--base", "me/b"])
     assert 'belongs to "b", which is not a Hub id' in refused
     assert "--base USER/b" in refused
     assert "me/b" in unknown

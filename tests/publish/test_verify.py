@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import importlib
 import json
-import random
 
 import pytest
 
@@ -22,13 +21,11 @@ from ctxext.verify import clean_load, subject
 from ctxext.verify.clean_load import LoadReport
 from ctxext.verify.file_checks import check_configuration
 from ctxext.verify.loading_checks import check_loading
-from ctxext.verify.run import failures, verify
+from ctxext.verify.run import verify
 from ctxext.verify.subject import Subject
 from ctxext.version import __version__
 from small_llama import read_json
 
-FLIPS_PER_FILE = 8
-# What taking a recipe back and applying it again does not restore, so that verify reports a difference.
 QUICK_FAMILIES = ("llama", "gemma3_text", "phi3", "gpt_neox", "granite")
 
 
@@ -56,30 +53,6 @@ def test_a_fresh_conversion_passes_every_check(originals, llama_source, name):
     assert "all 21 tensors" in results["against"][1]
 
 
-def names_the_file(folder, name) -> bool:
-    try:
-        return any(f'"{name}"' in finding.detail for finding in failures(verify(str(folder), load=False)))
-    except CtxextError as error:  # A config.json that cannot be read at all.
-        return name in error.message
-
-
-@pytest.mark.parametrize("kind", ["yarn", "mspoe"])
-def test_every_flipped_byte_is_found_and_its_file_named(converted, kind):
-    folder, rng = converted(kind), random.Random(0)
-    for path in sorted(folder.iterdir()):
-        if path.name in ("README.md", "ctxext.json"):
-            continue
-        content = path.read_bytes()
-        places = {0, len(content) - 1, *(rng.randrange(len(content)) for _ in range(FLIPS_PER_FILE))}
-        for place in places:
-            changed = bytearray(content)
-            changed[place] ^= 1 << rng.randrange(8)
-            path.write_bytes(changed)
-            assert names_the_file(folder, path.name), f"{path.name}, byte {place}"
-        path.write_bytes(content)
-    assert not failures(verify(str(folder), load=False))
-
-
 @pytest.mark.parametrize("load", [False, True])
 def test_a_checkpoint_that_ctxext_did_not_make_is_not_loaded(llama_source, monkeypatch, load):
     """Loading takes minutes for a large model, and there is nothing to compare it with."""
@@ -98,8 +71,6 @@ def test_a_checkpoint_that_ctxext_did_not_make_is_not_loaded(llama_source, monke
         ("configuration", lambda config: config.update(original_max_position_embeddings=64)),
         ("configuration", lambda config: config.pop("rope_scaling")),
         ("lengths", lambda config: config.update(max_position_embeddings=1024)),
-        ("record", lambda config: config["ctxext"]["recipe"]["steps"][0].update(factor=8.0)),
-        ("record", lambda config: config["ctxext"].update(source="another")),
     ],
 )
 def test_configuration_that_contradicts_its_recipe_is_found_even_if_recorded(converted, check, change):

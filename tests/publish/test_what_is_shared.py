@@ -105,6 +105,8 @@ def test_a_report_is_shared_with_the_pictures_that_the_card_shows(converted, tmp
     assert "report/report.html" not in record["weights"]
     again = prepare(folder, "me/tiny", PushOptions(report=tmp_path / "r"))
     assert again.texts == plan.texts, "the report that was shared is no part of what was measured"
+    seal(again)
+    assert read_json(folder / "ctxext.json") == record
 
 
 def test_a_report_that_was_shared_may_be_replaced_and_nothing_else(converted, tmp_path):
@@ -164,12 +166,6 @@ def test_links_in_a_report_s_folder_are_not_shared(name, secret, converted, tmp_
     (place / name).symlink_to(secret.with_name(name))
     with pytest.raises(CtxextError, match=f'"{name}" of .* is a link out of the folder'):
         prepare(folder, "me/tiny", PushOptions(report=place))
-
-
-def test_a_report_about_another_checkpoint_is_refused(converted, tmp_path):
-    place = with_report(converted("mspoe"), tmp_path / "r")
-    with pytest.raises(CtxextError, match='measured "mine", but not this'):
-        prepare(converted("yarn"), "me/tiny", PushOptions(report=place))
 
 
 @pytest.mark.parametrize(
@@ -434,8 +430,10 @@ def test_what_is_no_answer_of_the_hub_stays_a_fault(error):
         raise error
 
 
-@pytest.mark.parametrize("failures", [0, 1, 2, 3])
-def test_what_may_pass_is_tried_three_times_with_longer_pauses(failures, monkeypatch):
+@pytest.mark.parametrize(
+    ("failures", "status", "attempts"), [(0, 503, 1), (1, 500, 2), (2, 503, 3), (3, 503, 3), (3, 429, 1), (3, 403, 1)]
+)
+def test_what_may_pass_is_tried_three_times_with_longer_pauses(failures, status, attempts, monkeypatch):
     messages, pauses, tried = [], [], []
     monkeypatch.setattr(push_module.time, "sleep", pauses.append)
 
@@ -443,17 +441,17 @@ def test_what_may_pass_is_tried_three_times_with_longer_pauses(failures, monkeyp
         tried.append(1)
         if len(tried) <= failures:
             with hub_errors_in_one_line("me/x"):
-                raise answer(503)
+                raise answer(status)
         return "done"
 
     if failures == 3:
-        with pytest.raises(CtxextError, match="status 503"):
+        with pytest.raises(CtxextError):
             push_module._patiently(action, messages.append)
     else:
         assert push_module._patiently(action, messages.append) == "done"
-    assert len(tried) == min(3, failures + 1)
-    assert pauses == [2.0, 4.0][:failures]
-    assert [line[-22:] for line in messages] == ["Trying again (1 of 2).", "Trying again (2 of 2)."][:failures]
+    assert len(tried) == attempts
+    assert pauses == [2.0, 4.0][: attempts - 1]
+    assert [line[-22:] for line in messages] == ["Trying again (1 of 2).", "Trying again (2 of 2)."][: attempts - 1]
 
 
 def test_the_command_of_a_training_names_what_was_chosen_and_nothing_of_the_machine(tmp_path):

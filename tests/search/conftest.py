@@ -3,7 +3,11 @@
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM
 
+from ctxext.checkpoint.opening import open_checkpoint
+from ctxext.evaluate.model import make_ready
+from ctxext.evaluate.workbench import Workbench
 from hand_made import make_tokenizer, tiny_llama
 
 TRAINED = 320
@@ -24,3 +28,10 @@ def source(tmp_path_factory) -> Path:
     tiny_llama(max_position_embeddings=TRAINED).save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def bench(source, tmp_path_factory) -> Workbench:
+    """That model, on which recipes are tried."""
+    stock = make_ready("tiny", AutoModelForCausalLM.from_pretrained(source), make_tokenizer())
+    return Workbench(stock, open_checkpoint(str(source)), tmp_path_factory.mktemp("bench") / "bench")

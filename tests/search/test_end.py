@@ -5,14 +5,10 @@ import math
 import time
 
 import pytest
-from transformers import AutoModelForCausalLM
 
-from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.search import verdict
 from ctxext.errors import CtxextError
 from ctxext.evaluate import model as evaluate_model
-from ctxext.evaluate.model import make_ready
-from ctxext.evaluate.workbench import Workbench
 from ctxext.recipes import Ntk, Recipe, Yarn
 from ctxext.recipes.registry import method_named
 from ctxext.search import Found, SearchOptions, final_evaluation, loop, measurement, search
@@ -21,7 +17,6 @@ from ctxext.search.loop import Standing
 from ctxext.search.measurement import Measurement, make_eval_sets, measure
 from ctxext.search.run import figures
 from ctxext.search.study import Point, Trial
-from hand_made import make_tokenizer
 
 LENGTHS = (320, 640)
 OPTIONS = SearchOptions(target_length=640, samples=2, num_depths=2, checked=4, keep_short=0.01)
@@ -97,12 +92,6 @@ def test_finalists_are_the_best_and_every_published_one_that_keeps_the_bound():
     late = point(9, Yarn(factor=4), 0.5, 0.8, 0.0, "yarn")
     chosen = [one.trial.number for one in finalists_of([KEPT, COSTLY, *many, late], 0.01)]
     assert chosen == [2, 3, 4, 5, 6, 0, 9]
-
-
-@pytest.fixture(scope="module")
-def bench(source, tmp_path_factory):
-    stock = make_ready("tiny", AutoModelForCausalLM.from_pretrained(source), make_tokenizer())
-    return Workbench(stock, open_checkpoint(str(source)), tmp_path_factory.mktemp("end") / "bench")
 
 
 @pytest.fixture(scope="module")

@@ -7,23 +7,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
-from ctxext.evaluate.model import make_ready
-from ctxext.evaluate.workbench import Workbench
 from ctxext.recipes import MsPoE, Recipe, load_recipe
 from ctxext.search import SearchOptions, gradient
 from ctxext.search.gradient import Learner, learn
-from hand_made import make_tokenizer
 
 OPTIONS = SearchOptions(target_length=640, trials=6, gradient=True, keep_short=0.01)
-
-
-@pytest.fixture(scope="module")
-def bench(source, tmp_path_factory):
-    stock = make_ready("tiny", AutoModelForCausalLM.from_pretrained(source), make_tokenizer())
-    return Workbench(stock, open_checkpoint(str(source)), tmp_path_factory.mktemp("learn") / "bench")
 
 
 def learned(**changes):

@@ -64,9 +64,11 @@ BAD = {
     "not rotary": ((*FAR,), learned, "learned position embeddings"),
     "a folder": ((*FAR,), lambda folder: (folder / "best.yaml").mkdir(), "is a folder, not a place"),
     "a recipe there": ((*FAR,), lambda folder: write(folder / "best.yaml"), "There is a file"),
+    "no folder": ((*FAR,), lambda folder: (folder / "best.yaml").symlink_to("no/x"), "is not there or cannot be"),
     "a target of nothing": (("--target-length", ""), None, "is not a length in tokens"),
-    "a study there": ((*FAR,), studied, "There is a study"),
-    "no study": ((*FAR, "--resume"), None, "There is no study"),
+    "a study there": ((*FAR,), studied, 'best.db" already. Go on with it: --resume'),
+    "no study": ((*FAR, "--resume"), None, "to go on with. Leave --resume away"),
+    "no study to replace": ((*FAR, "--resume", "--overwrite"), None, "Leave --resume away"),
     "not a study": ((*FAR, "--resume"), lambda folder: write(folder / "best.db", "text " * 99), "cannot be used"),
     "no data": ((*FAR, "--data", "absent.txt"), None, "There is no file"),
     "little data, an old study": (
@@ -86,9 +88,9 @@ def test_bad_input_is_one_clear_line(run, source, tmp_path, monkeypatch, case):
     if spoil:
         spoil(tmp_path)
     before = sorted(path.name for path in tmp_path.iterdir())
-    result = run("search", "model", "best.yaml", "--samples", "1", "--checked", "2", *words, "-q")
+    result = run("search", "model", "best.yaml", "--samples", 1, "--checked", 2, "--trials", 1, *words, "-q")
     assert isinstance(result.exception, CtxextError), result.output
-    assert message in result.exception.message
+    assert message in f"{result.exception.message} {result.exception.hint}"
     assert "\n" not in result.exception.message + result.exception.hint
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 

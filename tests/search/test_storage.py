@@ -15,7 +15,6 @@ from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files import tokens
 from ctxext.files.tokens import redacted
-from ctxext.search import study as study_module
 from ctxext.search.space import space_of
 from ctxext.search.storage import StudyPlace, shown_storage
 from ctxext.search.study import Study
@@ -70,20 +69,6 @@ def test_a_place_that_cannot_be_used_is_one_clear_line(run, source, tmp_path, mo
     assert message in result.exception.message
     assert "\n" not in result.exception.message
     assert not list(tmp_path.iterdir())
-
-
-def test_what_another_machine_is_trying_is_left_until_it_falls_silent(source, tmp_path, monkeypatch):
-    space = space_of(open_checkpoint(str(source)), 1280)
-    mine, theirs = (Study(StudyPlace("s", storage=str(tmp_path / "study.log")), space, 0, 0.01) for _ in range(2))
-    for study in (mine, theirs):
-        study.begin({"source": "tiny"})
-    trial, parameters = theirs.ask()
-    trial.set_user_attr("owner", ["elsewhere", 1, time.time() - study_module._SILENT + 60])
-    mine.rescue()
-    assert mine.ask()[1] != parameters
-    trial.set_user_attr("owner", ["elsewhere", 1, time.time() - study_module._SILENT - 60])
-    mine.rescue()
-    assert mine.ask()[1] == parameters
 
 
 @pytest.mark.slow

@@ -12,11 +12,10 @@ from ctxext.checkpoint.families import family_of
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
-from ctxext.evaluate.model import LoadedModel, make_ready
+from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.workbench import Workbench
 from ctxext.recipes import METHODS, AdjustedBase, MsPoE, Recipe, Yarn
 from ctxext.recipes.encodings.rotary import model_config
-from hand_made import make_tokenizer
 
 IS_4 = transformers.__version__.startswith("4.")
 QUICK = ("llama", "gemma3_text", "phi3", "gpt_neox", "deepseek_v3", "glm", "gpt_oss", "qwen3")
@@ -137,10 +136,8 @@ def test_16_bit_models_keep_their_frequencies_in_32(tmp_path):
     assert same(logits(bench.apply(Recipe([Yarn(factor=4)])).model), logits(loaded))
 
 
-def test_a_calibrated_order_is_the_one_that_converting_measures(source, tmp_path):
+def test_a_calibrated_order_is_the_one_that_converting_measures(bench, source, tmp_path):
     recipe = Recipe([Yarn(factor=4), MsPoE(head_order="calibrated", first_layer=0, ratio_max=3.0)])
-    stock = AutoModelForCausalLM.from_pretrained(source).eval()
-    bench = Workbench(make_ready("stock", stock, make_tokenizer()), open_checkpoint(str(source)), tmp_path / "bench")
     prepared = bench.prepared(recipe)
     assert prepared.steps[-1].ranks is not None
     done = convert(str(source), tmp_path / "out", recipe, check=False)
