@@ -100,10 +100,6 @@ SAMPLED = {
     "test_inner_types.py::test_right_or_refused_by_name": r"^(internvl|llava|mistral3|qwen3_vl|gemma3)-",
     "converters/test_reasons.py::test_inspect_offers_what_converts": r"^\W*(llama|gemma3|hunyuan|cohere|granite)",
     "test_hub.py::test_convert_from_the_hub": "forked",
-    "test_tiny_models.py::test_logits_see_the_rotary_embedding": (
-        r"^(llama|gemma2|gemma3_text|gpt_neox|phi3|deepseek_v3|qwen3|olmo3|falcon|gpt_oss|gptj|roformer|phimoe|codegen"
-        r"|qwen3_next|granitemoehybrid|cohere2|llama4_text|moshi|nanochat)$"
-    ),
     "test_tokens.py::test_no_command_shows_a_token": "^(convert|eval)$",
     "test_isolated.py::test_a_checkpoint_with_code_in_real_processes": "",
 }

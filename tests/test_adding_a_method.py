@@ -27,9 +27,9 @@ ROOMS = (
     "tests/test_architecture.py",
     "tests/test_card.py",
     "tests/search/test_space.py",
-    "tests/search/test_trial_model.py",
+    "tests/search/test_trial_model.py::test_applied_is_converted_and_loaded",
     "tests/cli/test_other_commands.py",
-    "tests/publish/test_verify.py",
+    "tests/publish/test_verify.py::test_the_recipe_gives_the_configuration_again",
 )
 
 

@@ -27,9 +27,9 @@ TENSORS = {
 COMMIT = "c" * 40
 
 
-def safetensors(header=TENSORS, size=28, length=None) -> bytes:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("<Q", len(text) if length is None else length) + text + bytes(size)
+def safetensors(size=28) -> bytes:
+    text = json.dumps(TENSORS).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(size)
 
 
 def made(folder: Path, **files) -> Checkpoint:
@@ -294,39 +294,6 @@ def test_packed_weights_are_counted_unpacked(described, tensors, tmp_path, monke
     assert source.num_parameters == 64 * 32 + 7
 
 
-ONE = {"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
-
-
-@pytest.mark.parametrize(
-    ("content", "is_whole"),
-    [
-        (safetensors(ONE, 4), True),
-        (safetensors({**ONE, "__metadata__": {"format": "pt"}}, 4), True),
-        (safetensors({}, 0), True),
-        (safetensors({**ONE, "empty": {"dtype": "F32", "shape": [0], "data_offsets": [4, 4]}}, 4), True),
-        (safetensors(ONE, 3), False),
-        (safetensors(ONE, 5), False),
-        (safetensors(ONE, 4, length=1), False),
-        (safetensors(ONE, 4, length=len(json.dumps(ONE)) + 5), False),
-        (safetensors(ONE, 4, length=10**6), False),
-        (safetensors(ONE, 4)[:7], False),
-        (b"", False),
-        (safetensors({"w": {**ONE["w"], "data_offsets": [4, 0]}}, 0), False),
-        (safetensors({**ONE, "v": {**ONE["w"], "data_offsets": [4, 2]}}, 4), False),
-        (safetensors([], 0), False),
-        (safetensors(b"\xff\xfe\xff", 0), False),
-    ],
-)
-def test_headers(content, is_whole, tmp_path):
-    path = tmp_path / "x.safetensors"
-    path.write_bytes(content)
-    if is_whole:
-        assert "__metadata__" not in read_safetensors_header(path)
-        return
-    with pytest.raises(CtxextError, match=r'"x\.safetensors" is truncated'):
-        read_safetensors_header(path)
-
-
 def test_a_header_larger_than_any_is_not_read(tmp_path):
     path = tmp_path / "x.safetensors"
     path.write_bytes(struct.pack("<Q", 100_000_001))
@@ -338,11 +305,7 @@ def test_a_header_larger_than_any_is_not_read(tmp_path):
 def test_places_that_hold_none(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
-    for name, message in (
-        ("file", "is a file"),
-        ("empty", "has no config.json"),
-        ("no such/place/here", "There is no folder"),
-    ):
+    for name, message in (("file", "is a file"), ("empty", "has no config.json")):
         with pytest.raises(CtxextError, match=message):
             open_checkpoint(str(tmp_path / name))
     source = open_checkpoint(str(made(tmp_path / "in").folder), original_length=64)

@@ -6,12 +6,13 @@ import time
 
 import pytest
 
+import tiny_encodings
+import tiny_models
 from ctxext.checkpoint.auto_class import auto_class
 from ctxext.checkpoint.described_size import check_described
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
 from small_llama import read_json
-from tiny_models import save
 
 HUGE = [
     {"vocab_size": 9_000_000},
@@ -71,11 +72,5 @@ def test_room_is_what_all_weight_files_take(llama):
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "deepseek_v3", "gpt2", "qwen3_moe", "llama4_text"])
 def test_real_descriptions_pass(name, tmp_path):
-    if name == "gpt2":
-        import transformers
-
-        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=2, n_embd=8, n_head=2, vocab_size=64))
-        model.save_pretrained(tmp_path)
-    else:
-        save(name, tmp_path)
+    (tiny_encodings if name == "gpt2" else tiny_models).save(name, tmp_path)
     with_config(tmp_path, {})

@@ -22,11 +22,12 @@ def test_whole_numbers(options, name, value):
         options(**{**more, name: value})
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e308])
-@pytest.mark.parametrize("name", ["learning_rate", "alpha", "epochs", "weight_decay"])
+BROKEN = [math.nan, math.inf, -math.inf, 1e308]
+NAMES = ["learning_rate", "alpha", "epochs", "weight_decay"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("steps", 2**32), *((name, value) for name in NAMES for value in BROKEN)])
 def test_broken_numbers(name, value):
-    if name not in TrainingOptions.__dataclass_fields__:
-        pytest.skip("it has none")
     with pytest.raises(CtxextError, match=f"{name} must be a number from"):
         TrainingOptions(**{name: value})
 
@@ -35,8 +36,3 @@ def test_usual_numbers_pass():
     assert Settings(seed=2**32 - 1, samples=10**6).seed == 2**32 - 1
     assert TrainingOptions(learning_rate=1e-3).learning_rate == 1e-3
     assert SearchOptions(target_length=10**10).target_length == 10**10
-
-
-def test_steps_that_nobody_waits_for_are_refused():
-    with pytest.raises(CtxextError, match="steps must be a number"):
-        TrainingOptions(steps=2**32)

@@ -122,12 +122,6 @@ def test_every_family_that_this_class_loads_is_tried():
     assert len(tried) >= 12
 
 
-def test_others_are_refused_with_a_hint():
-    with pytest.raises(CtxextError, match="multimodal") as error:
-        model_config({"model_type": "janus"})
-    assert "docs/families.md" in error.value.hint
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("whole", _THINKERS)
 def test_the_thinker_of_an_omni_model_is_loaded_as_the_hint_says(whole, tmp_path):

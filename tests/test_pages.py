@@ -1,6 +1,5 @@
 """Commands of the pages: each is one that ctxext takes, and those of docs/ run, page by page, in an empty folder."""
 
-import importlib.util
 import json
 import os
 import random
@@ -17,6 +16,7 @@ import tiny_models
 from ctxext import Yarn, convert
 from ctxext.cli.app import app
 from ctxext.data.prose import paragraph
+from gguf_files import TENSORS, gguf_bytes, keys_of
 from pages import PAGES, ROOT, arguments, blocks, mentioned, programs
 from tiny_base import write_jsonl
 from tiny_encodings import save, save_tokenizer
@@ -94,10 +94,7 @@ def text(place: Path) -> None:
 
 
 def gguf(place: Path) -> None:
-    spec = importlib.util.spec_from_file_location("test_gguf", ROOT / "tests" / "gguf" / "test_gguf.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    place.write_bytes(module.gguf_bytes(module.keys_of(), module.TENSORS))
+    place.write_bytes(gguf_bytes(keys_of(), TENSORS))
 
 
 def converted(place: Path) -> None:

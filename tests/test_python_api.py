@@ -71,8 +71,13 @@ def test_all_methods_are_there():
     assert all(getattr(ctxext, method.__name__) is method for method in METHODS)
 
 
-@pytest.mark.parametrize("name", CALLED)
-@pytest.mark.parametrize("first", ["from ctxext import {0}", "from ctxext.{0} import __all__", "import ctxext.{0}.run"])
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        *((name, "from ctxext import {0}") for name in CALLED),
+        *((CALLED[0], first) for first in ("from ctxext.{0} import __all__", "import ctxext.{0}.run")),
+    ],
+)
 def test_a_package_and_its_function_are_one_object_in_any_order(name, first, in_a_new_python):
     code = [first, "import ctxext, inspect, sys", "from ctxext import {0} as before", "import ctxext.{0}.run"]
     code += ["from ctxext import {0} as after", "from ctxext.{0} import {0} as function"]

@@ -7,9 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from ctxext.cli.app import app
 from ctxext.files import tested
 
 ROOT = Path(__file__).parents[1]
@@ -19,10 +17,6 @@ ROOT = Path(__file__).parents[1]
 def newer(monkeypatch):
     """As if a later release were installed."""
     monkeypatch.setattr(tested, "installed_transformers", lambda: "99.1.0")
-
-
-def run(*words):
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def test_the_constant_names_the_versions_of_the_constraints():
@@ -41,24 +35,24 @@ def test_versions_are_compared_as_versions(version, newer, monkeypatch):
     assert bool(tested.untested_notice()) is newer
 
 
-def test_env_reports_a_newer_version(newer):
+def test_env_reports_a_newer_version(run, newer):
     result = run("env", "--json")
     assert json.loads(result.stdout)["tested transformers"] == ", ".join(tested.TESTED)
     assert "transformers 99.1.0 is newer than" in " ".join(result.stderr.split())
 
 
-def test_env_reports_nothing_of_a_tested_version(monkeypatch):
+def test_env_reports_nothing_of_a_tested_version(run, monkeypatch):
     monkeypatch.setattr(tested, "installed_transformers", lambda: tested.TESTED[1])
     assert "newer" not in run("env").output
 
 
-def test_convert_reports_it_once_for_methods_with_code(newer, tmp_path):
+def test_convert_reports_it_once_for_methods_with_code(run, newer, tmp_path):
     words = ("convert", "demo", tmp_path / "out", "--factor", "4", "--dry-run", "--quiet", "--method")
     assert " ".join(run(*words, "self-extend").stderr.split()).count("transformers 99.1.0 is newer than") == 1
     assert "99.1.0" not in run(*words, "yarn").output
 
 
-def test_verify_reports_it(newer, tmp_path):
+def test_verify_reports_it(run, newer, tmp_path):
     assert run("convert", "demo", tmp_path / "out", "--method", "yarn", "--factor", "4", "--quiet").exit_code == 0
     checks = json.loads(run("verify", tmp_path / "out", "--json").stdout)["checks"]
     assert [check["status"] for check in checks if check["check"] == "transformers"] == ["not checked"]

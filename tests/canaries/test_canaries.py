@@ -79,19 +79,6 @@ def test_what_is_converted_verified_and_measured_stays_silent(method, strangers,
     silent("push", out, "me/model", "--dry-run", "--no-verify", may_fail=True)
 
 
-@pytest.mark.slow
-def test_what_is_trained_merged_and_searched_stays_silent(strangers, silent, tmp_path):
-    source, out, data = strangers(*TOGETHER), tmp_path / "out", write_jsonl(tmp_path / "data.jsonl")
-    silent("convert", source, out, *convert_words("bifocal"))
-    for door in (doors.custom_generate, doors.kernels, doors.places):
-        door(out)
-    silent("finetune", out, tmp_path / "tuned", "--data", data, *TRAINING)
-    assert not (tmp_path / "tuned" / "custom_generate").exists()
-    silent("merge", out, tmp_path / "tuned" / "adapter", tmp_path / "merged", "-q")
-    words = ("--trials", 2, "--samples", 1, "--checked", 2, "--lengths", 640, "--target-length", 640)
-    silent("search", source, tmp_path / "best.yaml", *words, "--methods", "ntk", "-q")
-
-
 @pytest.mark.parametrize("door", INNER, ids=lambda door: door.__name__)
 def test_a_configuration_inside_another_stays_silent(door, strangers, silent, tmp_path, monkeypatch):
     """Issue: `convert` and `verify` contacted the Hub for a backbone, or asked whether to run its code."""

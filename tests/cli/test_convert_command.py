@@ -154,12 +154,6 @@ def test_usage_errors_exit_with_2(run, llama):
     assert "--beta-fast" in result.stderr
 
 
-def test_every_option_stands_in_a_panel_of_its_method(run):
-    text = run("convert", "--help-all").stdout
-    for words in ("Options of ntk-by-parts, yarn", "--beta-fast", "Options of llama3", "--low-freq-factor", "How far"):
-        assert words in text
-
-
 SOURCE = "$(id) `x`;'y"
 
 

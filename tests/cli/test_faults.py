@@ -78,12 +78,6 @@ def test_threads_print_no_traceback_either(raised):
     assert TOO_DEEP in raised(thread, CTXEXT_TRACEBACK="1").stderr
 
 
-@pytest.mark.parametrize("what", ["raise SystemExit(3)", "sys.exit(3)"])
-def test_an_exit_is_an_exit(what, raised):
-    result = raised(what)
-    assert (result.returncode, result.stderr) == (3, "")
-
-
 @pytest.mark.parametrize(
     "line",
     ["demo", "demo --json >&-", "demo >/dev/full", "demo --json | head -c 1", "nothing 2>&-", "nothing 2>/dev/full"],

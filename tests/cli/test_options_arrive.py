@@ -71,35 +71,32 @@ AUTO = (
     *("convert", "some", "-m", "auto", "--target-length", "64k", "--original-length", "4k"),
     *("--device", "cpu", "--dtype", "fp32", *HUB, "--trials", "3", "--minutes", "2"),
 )
-_LORA = (
-    *("--serve-factor", "4"),
-    *("--length", "512", "--start-length", "64", "--original-length", "128", "--learn", "all", "--steps", "7"),
-    *("--epochs", "2", "--batch-size", "6", "--pack", "run-on", "--short-share", "0.3", "--positions", "pose"),
-    *("--window", "256", "--rank", "3", "--alpha", "5", "--dropout", "0.1", "--targets", "q_proj,v_proj"),
-    *("--rslora", "--dora", "--train-norms", "--train-embeddings", "--mlm-probability", "0.2", "--micro-batch", "3"),
-    *("--learning-rate", "0.01", "--schedule", "linear", "--warmup", "0.2", "--optimizer", "adafactor"),
-    *("--weight-decay", "0.1", "--beta1", "0.8", "--beta2", "0.9", "--neftune", "5", "--checkpointing", "--seed", "4"),
-    *("--rate-floor", "0.1", "--save-minutes", "9"),
-    *("--save-every", "20", "--eval-every", "10", "--keep-best", "--patience", "2", "--report-to", "tensorboard"),
-    *("--quantize", "4bit", "--context-parallel", "2", "--device", "cpu", "--dtype", "bf16"),
+TRAININGS = (
+    {
+        **{"length": 512, "start_length": 64, "original_length": 128, "learn": "all", "steps": 7, "epochs": 2.0},
+        **{"batch_size": 6, "pack": "run-on", "short_share": 0.3, "positions": "pose", "window": 256, "rank": 3},
+        **{"alpha": 5.0, "dropout": 0.1, "targets": ("q_proj", "v_proj"), "rslora": True, "dora": True},
+        **{"train_norms": True, "train_embeddings": True, "mlm_probability": 0.2, "micro_batch": 3},
+        **{"learning_rate": 0.01, "schedule": "linear", "warmup": 0.2, "optimizer": "adafactor", "weight_decay": 0.1},
+        **{"beta1": 0.8, "beta2": 0.9, "neftune": 5.0, "checkpointing": True, "seed": 4, "save_every": 20},
+        **{"eval_every": 10, "keep_best": True, "patience": 2, "report_to": "tensorboard", "quantize": "4bit"},
+        **{"context_parallel": 2, "device": "cpu", "dtype": "bf16", "rate_floor": 0.1, "save_minutes": 9.0},
+        "serve_factor": 4.0,
+    },
+    {
+        **{"full": True, "keep_short": True, "attention": "shifted", "group": 32, "mlp_tile": 1024},
+        "offload_activations": True,
+    },
 )
-_LORA_OPTIONS = {
-    **{"length": 512, "start_length": 64, "original_length": 128, "learn": "all", "steps": 7, "epochs": 2.0},
-    **{"batch_size": 6, "pack": "run-on", "short_share": 0.3, "positions": "pose", "window": 256, "rank": 3},
-    **{"alpha": 5.0, "dropout": 0.1, "targets": ("q_proj", "v_proj"), "rslora": True, "dora": True},
-    **{"train_norms": True, "train_embeddings": True, "mlm_probability": 0.2, "micro_batch": 3},
-    **{"learning_rate": 0.01, "schedule": "linear", "warmup": 0.2, "optimizer": "adafactor", "weight_decay": 0.1},
-    **{"beta1": 0.8, "beta2": 0.9, "neftune": 5.0, "checkpointing": True, "seed": 4, "save_every": 20},
-    **{"eval_every": 10, "keep_best": True, "patience": 2, "report_to": "tensorboard", "quantize": "4bit"},
-    **{"context_parallel": 2, "device": "cpu", "dtype": "bf16", "rate_floor": 0.1, "save_minutes": 9.0},
-    "serve_factor": 4.0,
-}
-_WHOLE = ("--full", "--keep-short", "--attention", "shifted", "--group", "32")
-_WHOLE = (*_WHOLE, "--mlp-tile", "1k", "--offload-activations")
-_WHOLE_OPTIONS = {"full": True, "keep_short": True, "attention": "shifted", "group": 32}
-_WHOLE_OPTIONS = {**_WHOLE_OPTIONS, "mlp_tile": 1024, "offload_activations": True}
-TRAININGS = ((_LORA, _LORA_OPTIONS), (_WHOLE, _WHOLE_OPTIONS))
-"""Options of a training, and what they make; in two lines, as some cannot stand together."""
+"""What options of a training make; in two parts, as some cannot stand together."""
+
+
+def words_of(options):
+    """The options of a command line that make these."""
+    texts = {name: ",".join(value) if isinstance(value, tuple) else str(value) for name, value in options.items()}
+    pairs = [(f"--{name.replace('_', '-')}", text) for name, text in texts.items()]
+    return [word for flag, text in pairs for word in ((flag,) if text == "True" else (flag, text))]
+
 
 FINETUNE = (
     *("finetune", "some", "out", "--data", "a.txt:0.7", "--data", "b.txt:0.3", "--format", "text"),
@@ -148,7 +145,7 @@ def arrived(run, tmp_path, monkeypatch):
 def test_every_option_is_in_a_table(command):
     lines = (EVAL, COMPARE, SEARCH, PUSH, VERIFY, MERGE, INSPECT, CONVERT, AUTO, FINETUNE, MERGED, *OTHERS)
     words = {word for line in lines if line[0] == command for word in line}
-    words |= {word for more, _ in TRAININGS for word in more} if command == "finetune" else set()
+    words |= {word for options in TRAININGS for word in words_of(options)} if command == "finetune" else set()
     of_methods = set(option_owners()) if command == "convert" else set()
     missing = [
         one.name
@@ -409,9 +406,9 @@ def test_convert_by_a_search(arrived, monkeypatch, words, budget):
     assert named == {"loading": Loading("cpu", "fp32", revision="v1", token=TOKEN)}
 
 
-@pytest.mark.parametrize(("words", "expected"), TRAININGS)
-def test_finetune(arrived, monkeypatch, words, expected):
-    planned = []
+@pytest.mark.parametrize("expected", TRAININGS)
+def test_finetune(arrived, monkeypatch, expected):
+    planned, words = [], words_of(expected)
     monkeypatch.setattr("ctxext.evaluate.plan.plan_questions", lambda *given: planned.append(given))
     monkeypatch.setattr(TrainingData, "reader", lambda self, options: (self, options))
     monkeypatch.setattr(TrainingOptions, "_check_together", lambda self: None)
@@ -440,7 +437,7 @@ def test_finetune(arrived, monkeypatch, words, expected):
 
 def test_every_choice_of_a_training_is_made_here():
     """By a value other than its default; two that no option names are worked out from the model and its data."""
-    made = {name: value for _, expected in TRAININGS for name, value in expected.items()}
+    made = {name: value for expected in TRAININGS for name, value in expected.items()}
     fields = {field.name: field.default for field in dataclasses.fields(TrainingOptions)}
     assert fields.keys() - made.keys() == {"short_length", "piece"}
     assert [name for name, value in made.items() if value == fields[name]] == []

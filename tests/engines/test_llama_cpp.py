@@ -83,9 +83,11 @@ def test_eval_counts_as_transformers(tmp_path, factor):
 
 
 @torch.no_grad()
-def differences(folder, served):
-    """The largest difference from transformers after each prompt."""
+def differences(folder, served, weights=None):
+    """The largest difference from transformers after each prompt, with other weights where they are given."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    _, unexpected = model.load_state_dict(weights or {}, strict=False)
+    assert not unexpected
     wanted = [model(torch.tensor([ids])).logits[0, -1].log_softmax(-1) for ids in prompts()]
     assert all(len(own) == COMPARED for own in served)
     return [

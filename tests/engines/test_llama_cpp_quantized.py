@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from checkpoints_to_serve import RECIPES, prompts
+from checkpoints_to_serve import RECIPES
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.convert import convert
 from ctxext.gguf.convert import convert_gguf
 from ctxext.gguf.header import read_header
 from ctxext.gguf.verify import verify_gguf
 from ctxext.recipes import Recipe
-from test_llama_cpp import ROOT, asked, gguf, llama_cpp
+from test_llama_cpp import ROOT, asked, differences, gguf, llama_cpp
 
 pytestmark = [pytest.mark.engine, pytest.mark.skipif(not ROOT, reason="LLAMA_CPP names no sources of llama.cpp")]
 
@@ -108,19 +108,6 @@ def weights(quantized):
     return found
 
 
-@torch.no_grad()
-def off(folder, weights, served):
-    """The largest difference from transformers after each prompt, with these weights."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    _, unexpected = model.load_state_dict(weights, strict=False)
-    assert not unexpected
-    scores = [model(torch.tensor([ids])).logits[0, -1].log_softmax(-1) for ids in prompts()]
-    return [
-        max(abs(number - wanted[token].item()) for token, number in own.items())
-        for own, wanted in zip(served, scores, strict=True)
-    ]
-
-
 def flags_of(name):
     """The schedule as arguments of llama.cpp, where it has some."""
     kinds = llama_cpp.llama_rope_scaling_type
@@ -148,8 +135,9 @@ def test_quantized_weights_stay_and_are_read_at_other_positions(plain, quantized
         assert raw[begin : begin + tensor.size] == written[end : end + own.size]
     convert(plain / "plain", tmp_path / "checkpoint", Recipe(RECIPES[name]), check=False)
     served = asked(file)
-    by_itself = off(plain / "plain", weights, asked(quantized))
-    found, unconverted = off(tmp_path / "checkpoint", weights, served), off(plain / "plain", weights, served)
+    by_itself = differences(plain / "plain", asked(quantized), weights)
+    found = differences(tmp_path / "checkpoint", served, weights)
+    unconverted = differences(plain / "plain", served, weights)
     note("llama.cpp", f"{name}, Q4_K, Q6_K and Q8_0", found)
     note("llama.cpp", "  its source against itself", by_itself)
     assert max(found) < 2 * max(by_itself) < max(unconverted)

@@ -1,6 +1,5 @@
 """Relation maps in vLLM with this package beside it, against transformers: requests of several lengths at once."""
 
-import os
 from contextlib import closing
 
 import pytest
@@ -14,9 +13,6 @@ from ctxext.verify.engine import Engine
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 pytestmark = pytest.mark.engine
-
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 
 FOUR = {"factor": 4}
 RECIPES = {

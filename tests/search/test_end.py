@@ -146,11 +146,6 @@ def test_minutes_are_kept_with_everything_included(source, monkeypatch, minutes)
     assert result.standing.points
 
 
-def test_too_little_time_is_said(source):
-    with pytest.raises(CtxextError, match="minutes were too short"):
-        search(str(source), SearchOptions(target_length=640, minutes=0.0005, samples=1, checked=2))
-
-
 def test_too_little_time_is_said_before_it_is_spent(source, monkeypatch):
     """By a clock that only reading moves: half a second for each token."""
     now, load = [0.0], evaluate_model.load_model

@@ -78,6 +78,14 @@ def test_the_divergence_is_that_of_the_positions_asked(bench):
     assert float(divergence) == pytest.approx(float(expected), rel=1e-4)
     assert loss == pytest.approx(float(torch.nn.functional.cross_entropy(said.flatten(0, 1), ids[:, at + 1].flatten())))
 
+    def whole(input_ids, use_cache):
+        """A model that cannot leave logits out."""
+        return bench.stock.model(input_ids)
+
+    whole.device, whole.forward = "cpu", whole
+    again, loss_again = gradient._divergence(model, whole, ids, at)
+    assert (float(again), loss_again) == pytest.approx((float(divergence), loss), rel=1e-4)
+
 
 def test_learned_numbers_are_checked(source, tmp_path):
     assert learned().to_dict()["ratios"]

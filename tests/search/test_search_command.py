@@ -3,13 +3,8 @@
 import io
 import json
 import math
-import os
-import shlex
 import shutil
-import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from types import SimpleNamespace
 
@@ -240,54 +235,3 @@ def test_auto_stands_alone(run, source, tmp_path, words):
     result = run("convert", source, tmp_path / "out", *words)
     assert BAD_AUTO[words] in result.exception.message
     assert not (tmp_path / "out").exists()
-
-
-PROGRAM = (
-    "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\nfrom ctxext.cli.app import main\nmain()\n"
-)
-
-
-def finished(study) -> list:
-    """The parameters of the trials that came to an end, in order."""
-    with sqlite3.connect(study) as database:
-        query = "SELECT trial_id FROM trials WHERE state = 'COMPLETE' ORDER BY trial_id"
-        trials = [row[0] for row in database.execute(query)]
-        wanted = "SELECT param_name, param_value FROM trial_params WHERE trial_id = ? ORDER BY param_name"
-        return [database.execute(wanted, (trial,)).fetchall() for trial in trials]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
-def test_stopped_and_resumed(run, source, tmp_path, how):
-    """Ctrl-C says how to go on; neither it nor a kill loses a trial or repeats one."""
-    words = ["search", str(source), str(tmp_path / "best.yaml"), "--target-length", "640", "--trials", "24"]
-    words += ["--samples", "1", "--checked", "2", "--lengths", "640", "--keep-short", "5.0"]
-    command = [sys.executable, "-c", PROGRAM, *words]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    study = tmp_path / "best.db"
-    while process.poll() is None:
-        time.sleep(0.1)
-        try:
-            if study.exists() and len(finished(study)) > 10:
-                break
-        except sqlite3.OperationalError:
-            continue
-    process.send_signal(how)
-    _, errors = process.communicate()
-    assert process.returncode != 0
-    before = finished(study)
-    assert 10 < len(before) < 24
-    if how == signal.SIGINT:
-        (line,) = (line for line in errors.splitlines() if line.startswith("Stopped; go on with: "))
-        words = shlex.split(line.removeprefix("Stopped; go on with: ctxext "))
-        assert words[-1] == "--resume"
-    else:
-        words.append("--resume")
-    assert run(*words).exit_code == 0
-    after = finished(study)
-    assert after[: len(before)] == before
-    assert len(after) == 24
-    whole = tmp_path / "whole" / "best.yaml"
-    whole.parent.mkdir()
-    assert run("search", source, whole, *words[3:-1]).exit_code == 0
-    assert finished(whole.with_suffix(".db")) == after
