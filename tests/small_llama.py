@@ -34,3 +34,8 @@ def make_llama(folder: Path, *, seed: int = 0, **changes) -> Path:
 
 def read_json(path: Path) -> dict:
     return json.loads(path.read_text())
+
+
+def change_json(path: Path, **values) -> None:
+    """Change keys of a JSON file, and leave what is recorded of it as it is."""
+    path.write_text(json.dumps({**read_json(path), **values}))

@@ -1,6 +1,5 @@
 """A config.json that describes far more than the files beside it hold is refused before anything is made of it."""
 
-import json
 import struct
 import time
 
@@ -12,7 +11,7 @@ from ctxext.checkpoint.auto_class import auto_class
 from ctxext.checkpoint.described_size import check_described
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
-from small_llama import read_json
+from small_llama import change_json
 
 HUGE = [
     {"vocab_size": 9_000_000},
@@ -25,7 +24,7 @@ HUGE = [
 
 
 def with_config(folder, config):
-    (folder / "config.json").write_text(json.dumps({**read_json(folder / "config.json"), **config}))
+    change_json(folder / "config.json", **config)
     checkpoint = open_checkpoint(str(folder))
     check_described(checkpoint, auto_class(checkpoint.config))
 

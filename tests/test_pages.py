@@ -18,6 +18,7 @@ from ctxext.cli.app import app
 from ctxext.data.prose import paragraph
 from gguf_files import TENSORS, gguf_bytes, keys_of
 from pages import PAGES, ROOT, arguments, blocks, mentioned, programs
+from small_llama import change_json
 from tiny_base import write_jsonl
 from tiny_encodings import save, save_tokenizer
 
@@ -82,8 +83,7 @@ def test_commands_are_read_where_pages_have_them():
 
 def demo(place: Path, **changes) -> None:
     shutil.copytree(Path(ctxext.__file__).parent / "demo" / "checkpoint", place)
-    config = json.loads((place / "config.json").read_text())
-    (place / "config.json").write_text(json.dumps({**config, **changes}))
+    change_json(place / "config.json", **changes)
 
 
 def text(place: Path) -> None:
