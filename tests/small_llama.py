@@ -39,3 +39,12 @@ def read_json(path: Path) -> dict:
 def change_json(path: Path, **values) -> None:
     """Change keys of a JSON file, and leave what is recorded of it as it is."""
     path.write_text(json.dumps({**read_json(path), **values}))
+
+
+def scheduled(folder: Path, **keys: object) -> Path:
+    """Write keys into a checkpoint's config.json in the place of its schedule."""
+    config = read_json(folder / "config.json")
+    for key in ("rope_parameters", "rope_scaling", "original_max_position_embeddings"):
+        config.pop(key, None)
+    (folder / "config.json").write_text(json.dumps(config | keys))
+    return folder

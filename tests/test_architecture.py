@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import networkx
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "ctxext"
@@ -61,18 +62,35 @@ def imports(path: Path) -> list[str]:
     return modules
 
 
+def name_of(path: Path) -> str:
+    return path.relative_to(PACKAGE.parent).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
+
+
 def test_imports_only_point_left():
     for path in FILES:
         layer = layer_of(path)
         if layer in ("__init__", "__main__"):
             continue
-        inside = path.relative_to(PACKAGE.parent).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
+        inside = name_of(path)
         for module in imports(path):
             if not module.startswith("ctxext"):
                 continue
             assert layer != "portable", f"{path}: portable code must not import ctxext"
             assert not module.startswith("ctxext.portable"), f"{path}: portable code travels as bytes"
             assert rank_of(module) <= rank_of(inside), f"{inside} must not import {module}"
+
+
+def test_at_most_two_groups_of_files_import_each_other():
+    """Imports inside functions and for types count too."""
+    names = {name_of(path) for path in FILES}
+    graph = networkx.DiGraph()
+    for path in FILES:
+        for module in imports(path):
+            target = module if module in names else module.rpartition(".")[0]
+            if target in names:
+                graph.add_edge(name_of(path), target)
+    groups = [sorted(group) for group in networkx.strongly_connected_components(graph) if len(group) > 1]
+    assert len(groups) <= 2, groups
 
 
 def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

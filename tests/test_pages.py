@@ -15,7 +15,7 @@ import ctxext
 import tiny_models
 from ctxext import Yarn, convert
 from ctxext.cli.app import app
-from ctxext.data.prose import paragraph
+from ctxext.data.prose import sentence
 from gguf_files import TENSORS, gguf_bytes, keys_of
 from pages import PAGES, ROOT, arguments, blocks, mentioned, programs
 from small_llama import change_json
@@ -88,7 +88,7 @@ def demo(place: Path, **changes) -> None:
 
 def text(place: Path) -> None:
     rng = random.Random(0)
-    texts = ["\n\n".join(paragraph(rng, 200) for _ in range(60)) for _ in range(6)]
+    texts = ["\n\n".join(" ".join(sentence(rng) for _ in range(20)) for _ in range(60)) for _ in range(6)]
     lines = [json.dumps({"text": text}) + "\n" for text in texts]
     place.write_text("".join(lines) if place.suffix == ".jsonl" else "\n\n".join(texts))
 

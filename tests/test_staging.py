@@ -6,12 +6,12 @@ import types
 
 import pytest
 
-from ctxext.checkpoint.loading import without_hub
+from ctxext.checkpoint.loading import rename, without_hub
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.recipes import MsPoE, Recipe
-from ctxext.recipes.code.staging import own_classes, rename, staged
+from ctxext.recipes.code.staging import own_classes, staged
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
 LLAMA |= {"max_position_embeddings": 128}

@@ -8,6 +8,7 @@ from unittest import mock
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ctxext.converters import convert
@@ -61,14 +62,24 @@ def documents(count: int = 24, length: int = 130, seed: int = 0) -> list[list[in
     return texts
 
 
-def write_jsonl(path: Path, **sizes) -> Path:
-    texts = (" ".join(f"w{token}" for token in ids) for ids in documents(**sizes))
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+def write_records(path: Path, records) -> Path:
+    """A file of records; what is no record is the text of one."""
+    lines = (json.dumps({"text": record} if isinstance(record, str) else record) for record in records)
+    path.write_text("".join(f"{line}\n" for line in lines))
     return path
+
+
+def write_jsonl(path: Path, **sizes) -> Path:
+    return write_records(path, (" ".join(f"w{token}" for token in ids) for ids in documents(**sizes)))
 
 
 QUICK = TrainingOptions(length=64, steps=6, batch_size=2, rank=4, learning_rate=5e-3, save_every=6)
 PARALLEL = dataclasses.replace(QUICK, batch_size=4, pack="run-on", steps=5)
+
+
+def change(**options) -> TrainingOptions:
+    """The short training with other options."""
+    return dataclasses.replace(QUICK, **options)
 
 
 def tune(base: Path, out: Path, options: TrainingOptions = QUICK, *, is_drawn: bool = False, **others):
@@ -118,3 +129,18 @@ def logits(model, seed: int = 1, length: int = 48) -> torch.Tensor:
 
 def load(folder: Path):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=True).eval()
+
+
+class Largest(TorchDispatchMode):
+    """The most elements that a tensor has which an operation takes or makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.size = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        some = [*args, *(kwargs or {}).values(), *(result if isinstance(result, (tuple, list)) else [result])]
+        tensors = [one for one in some if torch.is_tensor(one)]
+        self.size = max([self.size, *(one.numel() for one in tensors)])
+        return result

@@ -13,6 +13,7 @@ import random
 import shutil
 import time
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 
 import tokenizers
@@ -85,12 +86,12 @@ def train_tokenizer() -> Tokenizer:
     )
     rng = random.Random(options.seed)
     numbers = " ".join([f"{n:03d}" for n in range(1000)] * 20 + [f"{n:02d}" for n in range(100)] * 20)
-    text = [prose.paragraph(rng, 20) for _ in range(400)] + [numbers]
+    text = [" ".join(islice(prose.sentences(rng), 20)) for _ in range(400)] + [numbers]
     for task, share in TASKS.values():
         for _ in range(round(400 * share)):
             pieces = task.pieces(rng)
             filler = "".join(next(pieces.haystack) for _ in range(10))
-            text.append(pieces.opening + "".join(pieces.needles) + filler + pieces.question + pieces.answer)
+            text.append(pieces.opening + "".join(pieces.needles) + filler + "".join(pieces.asks[0][:2]))
     tokenizer.train_from_iterator(text, trainer)
     begin = tokenizer.token_to_id(BEGIN)
     tokenizer.post_processor = processors.TemplateProcessing(

@@ -13,6 +13,7 @@ import json
 import math
 import random
 import time
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def make_batch(step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     # An encoder learns from its masked tokens alone, so it reads more of them.
     for _ in range((2 if is_encoder else 1) * tokens // length):
         if is_encoder:
-            text = encode(prose.paragraph(rng, length // 8))[: length - 2]
+            text = encode(" ".join(islice(prose.sentences(rng), length // 8)))[: length - 2]
             examples.append(Example([0, *text, *[2] * (length - 2 - len(text))], [False] * (length - 1)))
         else:
             start = [0] if rng.random() < 0.85 else []

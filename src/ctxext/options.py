@@ -19,6 +19,9 @@ _MOST: Mapping[str, int] = {
 _OTHERS = 10**10
 """As long as the longest context; what is worked out with it stays finite."""
 
+ORIGINAL_LENGTH = "Tokens that the model was trained on, as 32k, where its files do not say it or you know better."
+"""The help of --original-length."""
+
 _KEY = "option"
 _Class = TypeVar("_Class", bound=type)
 _Result = TypeVar("_Result")
@@ -53,6 +56,11 @@ class Option:
 def option(default: Any = dataclasses.MISSING, *, help: str, flags: Sequence[str] = (), **others: Any) -> Any:
     """A dataclass field that is an option of a command; `Option` describes the other arguments."""
     return dataclasses.field(default=default, metadata={_KEY: Option(help=help, flags=tuple(flags), **others)})
+
+
+def original_length_option(**others: Any) -> Any:
+    """The field of a model's original context length, which several commands take."""
+    return option(None, help=ORIGINAL_LENGTH, kind="length", **others)
 
 
 def options_of(owner: type) -> dict[str, Option]:

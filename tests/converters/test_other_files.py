@@ -9,7 +9,7 @@ from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.recipes import Llama3, PositionInterpolation, Recipe, Yarn
 from ctxext.verify import verify
-from small_llama import read_json
+from small_llama import read_json, scheduled
 
 YARN = Recipe([Yarn(factor=4)])
 
@@ -19,14 +19,6 @@ def test_only_a_generation_length_that_was_the_window_grows(length, then, llama,
     (llama / "generation_config.json").write_text(json.dumps({"max_length": length, "top_p": 0.9}))
     convert(str(llama), tmp_path / "out", YARN)
     assert read_json(tmp_path / "out" / "generation_config.json") == {"max_length": then, "top_p": 0.9}
-
-
-def test_a_tokenizer_that_says_its_window_twice(llama, tmp_path):
-    """The words of one file may hold the key again further in: only the tokenizer's own limit is the window."""
-    content = {"model_max_length": 128, "extra": {"model_max_length": 77}}
-    (llama / "tokenizer_config.json").write_text(json.dumps(content))
-    convert(str(llama), tmp_path / "out", YARN)
-    assert read_json(tmp_path / "out" / "tokenizer_config.json") == {**content, "model_max_length": 512}
 
 
 @pytest.mark.parametrize("length", [10**30, 10**12, 0, None])
@@ -45,11 +37,8 @@ def test_an_older_tokenizer_s_key_follows_the_window(length, then, llama, tmp_pa
 
 
 def test_no_length_of_a_replaced_longrope_is_left(llama, tmp_path):
-    config = read_json(llama / "config.json")
-    config["original_max_position_embeddings"] = 32
-    config["rope_scaling"] = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
-    config.pop("rope_parameters", None)
-    (llama / "config.json").write_text(json.dumps(config))
+    schedule = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    scheduled(llama, original_max_position_embeddings=32, rope_scaling=schedule)
     convert(str(llama), tmp_path / "out", Recipe([PositionInterpolation(factor=8)]), replace_scaling=True)
     made = read_json(tmp_path / "out" / "config.json")
     assert "original_max_position_embeddings" not in made

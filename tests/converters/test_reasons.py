@@ -15,6 +15,7 @@ from ctxext.errors import CtxextError
 from ctxext.recipes import METHODS, Recipe, Yarn
 from ctxext.recipes.encodings.base import POSITIONS
 from ctxext.recipes.encodings.rotary import model_config
+from portable_checkpoints import plain_source
 from published_models import NAMES, published, write_config
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -134,8 +135,6 @@ QUICK = ("llama", "hunyuan_v1_dense", "hrm_text", "moshi", "zamba2", "deepseek_v
 )
 def test_inspect_offers_what_converts(model_type, tmp_path):
     """Against the sweep of every family with every method, which converts a tiny model of each."""
-    from test_families_mspoe import plain_source
-
     _, config = plain_source(model_type, tmp_path / "source")
     family = family_of(config)
     for method in METHODS:

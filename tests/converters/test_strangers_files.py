@@ -152,12 +152,6 @@ def test_a_length_that_config_json_does_not_name_is_said(run, llama, tmp_path):
     assert json.loads(run("inspect", llama, "--json").stdout)["default_length"] == 2048
 
 
-def test_no_place_and_another_value():
-    assert with_number('{"a": {"b": 1}}', "x", ("a", "c"), 2) is None
-    assert with_number('{"a": {"b": 1}}', "x", ("a", "b"), 2, old=3) is None
-    assert with_number('{"a": {"b": 1}}', "x", ("a", "b"), 2) == '{"a": {"b": 2}}'
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_one_number_is_replaced_and_every_other_character_stays(seed):
     """Of any object, at any of its places, whatever stands before and behind it."""

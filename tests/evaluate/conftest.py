@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-import torch
+from tokenizers import processors
 
 from ctxext.evaluate.report import pictures as report_pictures
-from hand_made import Oracle, make_tokenizer, tiny_config, tiny_llama
+from hand_made import make_tokenizer, tiny_llama
 
 AS_PNG = report_pictures.as_png
 
@@ -31,20 +31,20 @@ def tokenizer():
 
 
 @pytest.fixture(scope="session")
+def words():
+    """A tokenizer as encoders have one: with a mask, and an end behind every text."""
+    fast = make_tokenizer()
+    fast.add_special_tokens({"mask_token": "<mask>", "pad_token": "<pad>", "cls_token": "<s>", "sep_token": "</s>"})
+    fast.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    return fast
+
+
+@pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory, tokenizer) -> Path:
     """A tiny random Llama with its tokenizer, as a folder."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
     tiny_llama().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
-
-
-@pytest.fixture
-def oracle(tokenizer):
-    """A maker of such models; `sees` tells from a depth whether the model finds a needle there."""
-
-    def make(sees):
-        torch.manual_seed(0)
-        return Oracle(tiny_config(max_position_embeddings=2048)).eval().prepare(tokenizer, sees)
-
-    return make

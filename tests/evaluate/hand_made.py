@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import LlamaConfig, LlamaForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
 
 from ctxext.data import prose
-from ctxext.evaluate.tasks import kv, needle, passkey
+from ctxext.evaluate.tasks import kv, needle
 
 WINDOW = 512
 
@@ -18,8 +18,8 @@ WINDOW = 512
 def trained_tokenizer() -> str:
     """A tokenizer of 640 tokens, as JSON."""
     text = [
-        passkey.OPENING,
-        passkey.FILLER,
+        needle.PASSKEY_OPENING,
+        needle.FILLER,
         needle.OPENING,
         kv.OPENING,
         *islice(prose.sentences(random.Random(0)), 300),
@@ -77,45 +77,6 @@ class Outer(PretrainedConfig):
 
 def nested(config: LlamaConfig) -> Outer:
     return Outer(text_config=config)
-
-
-class Oracle(LlamaForCausalLM):
-    """Finds the pass key in the text it was given, and says it where it is asked for: in the half it can see."""
-
-    def prepare(self, tokenizer, sees) -> "Oracle":
-        self.tokenizer, self.sees, self.seen = tokenizer, sees, None
-        return self
-
-    @functools.wraps(LlamaForCausalLM.forward)
-    def forward(self, input_ids=None, logits_to_keep=0, **options):
-        caches = [value for value in options.values() if hasattr(value, "get_seq_length")]
-        before = caches[0].get_seq_length() if caches else 0
-        output = super().forward(input_ids=input_ids, logits_to_keep=logits_to_keep, **options)
-        kept = torch.empty((len(input_ids), 0), dtype=torch.long) if before == 0 else self.seen[:, :before]
-        self.seen = torch.cat([kept, input_ids], dim=1)
-        num_logits = output.logits.shape[1]
-        logits = torch.zeros(len(input_ids), num_logits, self.config.vocab_size)
-        for row, ids in enumerate(self.seen.tolist()):
-            for at in range(num_logits):
-                logits[row, at, self.next_token(ids[: len(ids) - num_logits + at + 1])] = 1.0
-        output["logits"] = logits
-        return output
-
-    def next_token(self, ids: list[int]) -> int:
-        text = self.tokenizer.decode(ids)
-        fact, question = "The pass key is ", "What is the pass key? The pass key is"
-        if question not in text:
-            return 5
-        said = text.split(question)[1]
-        haystack = text.split(question)[0].removeprefix("<s>" + passkey.OPENING)
-        key = haystack.split(fact)[1].split(".")[0]
-        depth = haystack.index(fact) / len(haystack)
-        answer = f" {key}"
-        if not self.sees(depth) or not answer.startswith(said):
-            return 5
-        answer_ids = self.tokenizer(answer, add_special_tokens=False)["input_ids"]
-        said_ids = self.tokenizer(said, add_special_tokens=False)["input_ids"] if said else []
-        return answer_ids[len(said_ids)] if len(said_ids) < len(answer_ids) else 1
 
 
 class SeesLength(LlamaForCausalLM):

@@ -1,7 +1,6 @@
 """Encoders: pseudo-perplexity and the passages, by models made by hand whose answers are known beforehand."""
 
 import json
-import random
 import re
 import zlib
 from types import SimpleNamespace
@@ -9,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
-from tokenizers import processors
 
 import tiny_models
 from ctxext.converters import convert
@@ -24,26 +22,14 @@ from ctxext.evaluate.scoring.masked_losses import EVERY, losses_of, masked_losse
 from ctxext.evaluate.scoring.similarity import pooled
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.passages import Passages
-from ctxext.evaluate.tasks.perplexity import PseudoPerplexityWork
+from ctxext.evaluate.tasks.perplexity import PseudoPerplexity
 from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
 from ctxext.recipes import Ntk, Recipe
 from ctxext.recipes.methods.table import Table
-from hand_made import make_tokenizer
 
 LENGTH = 256
 DEPTHS = (0.0, 0.25, 0.75, 1.0)
 SETTINGS = Settings(tasks=("passages",), samples=6, depths=DEPTHS)
-
-
-@pytest.fixture(scope="module")
-def words():
-    """A tokenizer as encoders have one: with a mask, and an end behind every text."""
-    fast = make_tokenizer()
-    fast.add_special_tokens({"mask_token": "<mask>", "pad_token": "<pad>", "cls_token": "<s>", "sep_token": "</s>"})
-    fast.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
-    )
-    return fast
 
 
 class Reader(torch.nn.Module):
@@ -79,12 +65,9 @@ def shares(words, sees):
 
 def test_who_sees_all_finds_all_and_who_sees_half_that_half(words):
     assert shares(words, lambda place: True) == [1.0, 1.0, 1.0, 1.0]
+    assert shares(words, lambda place: False) == [0.0, 0.0, 0.0, 0.0]
     assert shares(words, lambda place: place < 0.5) == [1.0, 1.0, 0.0, 0.0]
     assert shares(words, lambda place: place > 0.5) == [0.0, 0.0, 1.0, 1.0]
-
-
-def test_who_sees_nothing_finds_nothing(words):
-    assert shares(words, lambda place: False) == [0.0, 0.0, 0.0, 0.0]
 
 
 def test_who_guesses_is_right_by_chance(words, monkeypatch):
@@ -175,7 +158,9 @@ def test_every_token_is_guessed_once_with_every_eighth_one_masked(words):
 )
 def test_the_curve_shows_where_a_model_knows(words, sees, beginning, end):
     ids = list(range(9, 9 + 64))
-    work = PseudoPerplexityWork([0, *ids], 0, (32, 64), (1,))
+    encoder = SimpleNamespace(end=lambda: [1])
+    asked = SimpleNamespace(documents=lambda _: [[0, *ids]], lengths=(32, 64), longest=64, encoder=encoder)
+    (work,) = PseudoPerplexity().documents_to_read(asked)
     (record,) = work.run(counted(words, sees), set(work.keys))
     unknown = float(torch.tensor(700.0).log())
     buckets = [total / count for total, count in record["buckets"]]
@@ -278,6 +263,7 @@ def test_the_default_tasks_are_those_of_the_kind_and_others_are_refused(words, t
     assert default_tasks([masked], Loading()) == ("passages", "short")
     assert default_tasks([bare], Loading()) == ("passages", "topics")
     assert default_tasks([masked, bare], Loading()) == ("passages",)
+    assert default_tasks(["demo", masked], Loading()) == ("short",)
     for model, task in ((masked, "needle"), (masked, "perplexity"), (bare, "short"), (bare, "pseudo-perplexity")):
         with pytest.raises(CtxextError, match=f'"{task}" cannot be asked of') as caught:
             evaluate([model], Settings(tasks=(task,)))
@@ -297,9 +283,3 @@ def test_the_default_tasks_are_those_of_the_kind_and_others_are_refused(words, t
     classifier = str(small_bert(tmp_path / "judge", words, head="BertForSequenceClassification"))
     with pytest.raises(CtxextError, match="neither a causal nor a masked language model"):
         evaluate([classifier], SETTINGS)
-
-
-def test_questions_are_the_same_for_the_same_seed(words):
-    one, two = (Passages().pieces(random.Random(5)) for _ in range(2))
-    assert (one.needles, one.question) == (two.needles, two.question)
-    assert one.question.endswith("?")

@@ -113,9 +113,12 @@ def test_it_goes_on_where_it_was(tmp_path):
         ({}, {"attention": "eager"}, "chooses device"),
     ],
 )
-def test_what_it_cannot_do_is_refused(changes, loading, message):
+def test_what_it_cannot_do_is_refused(changes, loading, message, monkeypatch):
     with pytest.raises(CtxextError, match=message):
         evaluate(["demo"], Settings(**{**SMALL, **changes}), loading=Loading(engine="vllm", **loading))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(CtxextError, match="starts its processes itself"):
+        evaluate(["demo"], Settings(**SMALL), loading=Loading(engine="vllm"))
     assert not stub_vllm.made
 
 
@@ -130,12 +133,6 @@ def test_a_checkpoint_that_it_does_not_serve_is_refused(tmp_path, step, message)
     convert("demo", tmp_path / "out", Recipe([step]), check=False)
     with pytest.raises(CtxextError, match=message):
         evaluate([str(tmp_path / "out")], Settings(**SMALL), loading=ENGINE)
-
-
-def test_beyond_its_table_is_refused(tmp_path):
-    convert("demo", tmp_path / "out", Recipe([Yarn(factor=2)]))
-    with pytest.raises(CtxextError, match="positions for 1024 tokens"):
-        evaluate([str(tmp_path / "out")], Settings(**{**SMALL, "lengths": (2048,)}, allow_beyond=True), loading=ENGINE)
 
 
 @pytest.mark.parametrize("lengths", [(256, 1024), (1024, 256), (256, 1025, 300)])

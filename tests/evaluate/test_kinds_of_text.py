@@ -89,15 +89,8 @@ def test_documents_of_different_kinds_are_not_paired():
 
     mine = measured([record("a", "code", 3.0), record("a", "prose", 2.0), record("a", "prose", 2.5, 1)], 64)
     stock = measured([record("b", "code", 1.0), record("b", "prose", 2.0), record("b", "prose", 2.0, 1)], 64)
-    against = mine.against(stock, 0.95)
-    assert against.beyond.texts == 3
-    assert {text: one.mean for text, one in against.by_text.items()} == {"code": 2.0, "prose": 0.25}
-
-
-@pytest.mark.parametrize("data", ["", ",", " , "])
-def test_a_name_that_names_nothing_is_not_the_folder_that_one_stands_in(data):
-    with pytest.raises(CtxextError, match="--data names no text"):
-        Settings(data=data)
+    assert mine.loses_more(stock).texts == 3
+    assert {text: one.mean for text, one in mine.loses_more_by_text(stock).items()} == {"code": 2.0, "prose": 0.25}
 
 
 def test_depths_are_asked_for_by_the_name_of_their_option():

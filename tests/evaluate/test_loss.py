@@ -18,7 +18,7 @@ from ctxext.evaluate.report.page import render_page
 from ctxext.evaluate.scoring import exact_match, key_tokens
 from ctxext.evaluate.scoring import masked_losses as masked
 from ctxext.evaluate.scoring import token_losses as loss
-from ctxext.evaluate.tasks.perplexity import LongPerplexityWork, PerplexityWork, bucket_width
+from ctxext.evaluate.tasks.perplexity import LongPerplexity, Perplexity, bucket_width
 from hand_made import nested, one_that_sees_length, tiny_llama
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -227,23 +227,17 @@ def test_logits_of_some_tokens_are_those_of_the_whole_text_and_alone_where_that_
     assert made == [num_made]
 
 
+def reading(ids, **options):
+    encoder = SimpleNamespace(start=lambda: [0], end=lambda: [1])
+    return SimpleNamespace(**{"encoder": encoder, "documents": lambda *_: [ids], "stride": None, **options})
+
+
 def one_record(tokenizer, **options):
     model = tiny_llama()
     ids = torch.randint(3, 640, (300,), generator=torch.Generator().manual_seed(0)).tolist()
-    work = PerplexityWork([0, *ids], 0, num_start=1, **options)
+    (work,) = Perplexity().documents_to_read(reading([0, *ids], longest=300, text="", **options))
     (record,) = work.run(make_ready("tiny", model, tokenizer), set(work.keys))
     return model, [0, *ids], record
-
-
-def test_buckets_and_lengths_add_up(tokenizer):
-    model, ids, record = one_record(tokenizer, lengths=(100, 256))
-    plain = plain_losses(model, torch.tensor([ids[:256]]))[0]
-    assert record["width"] == 16
-    assert sum(count for _, count in record["buckets"]) == 255
-    assert sum(total for total, _ in record["buckets"]) == pytest.approx(float(plain.sum()), abs=1e-3)
-    assert record["buckets"][0] == pytest.approx([float(plain[:15].sum()), 15], abs=1e-4)
-    assert record["buckets"][1] == pytest.approx([float(plain[15:31].sum()), 16], abs=1e-4)
-    assert record["lengths"]["100"] == pytest.approx([float(plain[:99].sum()), 99], abs=1e-4)
 
 
 def test_the_sliding_window_is_that_of_yarn(tokenizer):
@@ -339,7 +333,8 @@ def test_longppl_adds_the_losses_of_the_chosen_tokens(monkeypatch):
     monkeypatch.setattr(key_tokens, "load_evaluator", lambda source, device: None)
     monkeypatch.setattr(key_tokens, "key_tokens", lambda *_: torch.tensor([5, 9]))
     monkeypatch.setattr(loss, "token_losses", lambda loaded, ids: torch.arange(1.0, 10.0)[None])  # Of tokens 1 to 9.
-    work = LongPerplexityWork(tuple(range(10)), 3, 4, 1, "evaluator")
+    asked = reading(list(range(10)), lengths=(10,), longest=16, evaluator="evaluator")
+    (work,) = LongPerplexity().documents_to_read(asked)
     (record,) = work.run(SimpleNamespace(device="cpu"), set(work.keys))
     assert (record["loss"], record["key_tokens"], record["of"]) == ([14.0], [2], [6])
     assert not [*work.run(SimpleNamespace(device="cpu"), set())]

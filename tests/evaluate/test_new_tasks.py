@@ -3,6 +3,7 @@
 import functools
 import random
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,13 +13,13 @@ from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import encode_parts
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.settings import Settings
-from ctxext.evaluate.tasks.association import PAIRS
 from ctxext.evaluate.tasks.base import keys_of
+from ctxext.evaluate.tasks.needle import PAIRS
 from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS
 from ctxext.evaluate.tasks.retrieval import RetrievalWork, make_questions, num_questions
 from hand_made import tiny_llama
 
-NAMES = ("association", "niah-multivalue")
+NAMES = ("passkey", "association", "niah-multivalue")
 SETTINGS = Settings(tasks=NAMES, samples=3, depths=(0.0, 0.2, 0.8, 1.0))
 TASKS = {task.name: task for task in SETTINGS.retrieval_tasks()}
 LENGTH = 1300
@@ -71,27 +72,29 @@ class Reader:
         return 5
 
 
-def cells(name, reader):
+def cells(name, reader, settings):
     """The share of each record of one task."""
     task = TASKS[name]
     loaded = LoadedModel("reader", reader.model, Encoder(reader.tokenizer), can_share=True)
     samples = tuple(range(num_questions(task, SETTINGS)))
     reader.learn(make_questions(task, loaded.encoder, LENGTH, samples, SETTINGS))
-    work = RetrievalWork(task, LENGTH, samples, SETTINGS)
+    work = RetrievalWork(task, LENGTH, samples, settings)
     records = list(work.run(loaded, set(work.keys)))
     assert {key for record in records for key in keys_of(record)} == set(work.keys)
     return {record["depth"]: sum(record["correct"]) / len(record["correct"]) for record in records}
 
 
+@pytest.mark.parametrize("generate", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 @torch.inference_mode()
-def test_all_none_and_half(name, tokenizer):
+def test_all_none_and_half(name, generate, tokenizer):
+    settings = replace(SETTINGS, generate=generate)
     has_depths = TASKS[name].has_depths
     for sees, expected in ((lambda place: True, 1.0), (lambda place: False, 0.0)):
-        scores = cells(name, Reader(tokenizer, sees))
+        scores = cells(name, Reader(tokenizer, sees), settings)
         assert set(scores.values()) == {expected}
         assert set(scores) == ({*SETTINGS.depths} if has_depths else {None})
-    scores = cells(name, Reader(tokenizer, lambda place: place < 2))
+    scores = cells(name, Reader(tokenizer, lambda place: place < 2), settings)
     if has_depths:
         assert scores == {0.0: 1.0, 0.2: 1.0, 0.8: 0.0, 1.0: 0.0}
     else:
@@ -124,5 +127,5 @@ def test_every_task_fits_its_own_room(tokenizer):
             made = TASKS[name]
             for sample in range(20):
                 pieces = made.pieces(random.Random(sample))
-                assert len(encoder.piece(pieces.answer)) <= made.answer_room
+                assert len(encoder.piece(pieces.asks[0].answer)) <= made.answer_room
                 assert encode_parts(pieces, encoder, answer_room=made.answer_room).size < LENGTH

@@ -17,7 +17,7 @@ from ctxext.evaluate.scoring.prefix_cache import (
     sharing_works,
 )
 from ctxext.evaluate.tasks.documents import Documents
-from ctxext.evaluate.tasks.ruler import NiahMultivalue
+from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS
 from hand_made import make_tokenizer, nested, tiny_llama
 
 LONG = {"short_factor": [1.0, 1.0], "long_factor": [1.0, 2.0]}
@@ -192,7 +192,7 @@ def test_when_a_cache_is_cropped_for_prompts_of_a_schedule_that_follows_the_leng
     assert not exact_match._can_crop(SimpleNamespace(model=tiny_llama()), ids), "there sharing was tried already"
 
 
-@pytest.mark.parametrize("task", [Documents(), NiahMultivalue()])
+@pytest.mark.parametrize("task", [Documents(), RETRIEVAL_TASKS["niah-multivalue"]])
 def test_special_tokens_are_no_part_of_what_is_written(task, monkeypatch):
     tokenizer = make_tokenizer()
     parts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (" 4", "2 ")]

@@ -4,6 +4,7 @@ import json
 import random
 import re
 from collections import Counter
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from statistics import mean
@@ -16,7 +17,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.documents import Documents
 from ctxext.evaluate.tasks.graphwalks import GraphWalks, graphwalks_score
-from ctxext.evaluate.tasks.mrcr import KINDS, CoReference
+from ctxext.evaluate.tasks.mrcr import KINDS, MRCR
 from ctxext.evaluate.tasks.needle import Needle
 from ctxext.evaluate.tasks.registry import GROUPS, NAMES, RETRIEVAL_TASKS
 from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
@@ -88,7 +89,7 @@ def test_texts_score_by_their_definition():
 
 
 def mrcr_score(text, answer, prefix):
-    return CoReference().grade(text, SimpleNamespace(answers=(answer,), wanted=(prefix,)))
+    return MRCR[0].grade(text, SimpleNamespace(answers=(answer,), wanted=(prefix,)))
 
 
 def questions_of(task, tokenizer, length, count=40):
@@ -123,26 +124,29 @@ def test_walks_are_what_the_list_of_edges_says(tokenizer):
     assert sizes == {1, 2, 3}
 
 
-@pytest.mark.parametrize("task", [RETRIEVAL_TASKS[name]() for name in GROUPS["mrcr"]], ids=GROUPS["mrcr"])
+@pytest.mark.parametrize("task", MRCR, ids=GROUPS["mrcr"])
 def test_the_text_that_is_asked_for_is_the_nth_of_its_kind(task, tokenizer):
     asked = set()
     for prompt, text in questions_of(task, tokenizer, 4000, 12):
         number, kind, topic = re.search(r"to the (\d)\w\w \(1 indexed\) ([\w ]+) about (\w+)\.", text).groups()
         texts = re.findall(rf"User: Write a {kind} about {topic}\.\n\nAssistant: (.*?)(?=\n\nUser:)", text, re.DOTALL)
-        assert len(texts) == task.num_needles == len(set(texts))
+        assert len(texts) == task.num_texts == len(set(texts))
         assert prompt.answers == (prompt.wanted[0] + texts[int(number) - 1],)
         asked.add(int(number))
     assert len(asked) > 1
     assert all(kind in text for kind in KINDS[:3])
 
 
-@pytest.mark.parametrize("task", [RETRIEVAL_TASKS[name]() for name in GROUPS["mrcr"]], ids=GROUPS["mrcr"])
+@pytest.mark.parametrize("task", MRCR, ids=GROUPS["mrcr"])
 def test_the_noise_floor_that_is_told_is_that_of_any_of_the_texts(task):
     scores = []
     for seed in range(60):
         pieces = task.pieces(random.Random(seed))
         texts = [needle.split("Assistant: ")[1] for needle in pieces.needles]
-        scores += [mrcr_score(pieces.wanted[0] + text, pieces.answers[0], pieces.wanted[0]) for text in texts]
+        scores += [
+            mrcr_score(pieces.asks[0].wanted[0] + text, pieces.asks[0].answers[0], pieces.asks[0].wanted[0])
+            for text in texts
+        ]
     assert f" {round(100 * mean(scores))} %" in task.description or abs(floor_of(task) - 100 * mean(scores)) < 2
 
 
@@ -153,7 +157,7 @@ def floor_of(task):
 @pytest.mark.parametrize("name", ["graphwalks", *GROUPS["mrcr"], *GROUPS["ruler"]])
 def test_all_nothing_and_half(name, tokenizer):
     """A model that answers every second question; `test_new_tasks` lets one write token by token."""
-    task = RETRIEVAL_TASKS[name]()
+    task = RETRIEVAL_TASKS[name]
     settings = Settings(tasks=(name,), depths=(0.0, 1.0))
     questions = make_questions(task, Encoder(tokenizer), 2200, range(4), settings)
     for sees, expected in ((lambda sample: True, 1.0), (lambda sample: False, 0.0), (lambda sample: sample % 2, 0.5)):
@@ -188,18 +192,18 @@ def test_prompts_are_those_of_lm_evaluation_harness(name, tokenizer):
     """The file holds what version 0.4.13 asks in the tasks that need no download."""
     theirs = json.loads((DATA / "ruler_prompts.json").read_text())[name]
     settings = Settings(tasks=(name,), depths=(0.5,))
-    ((prompt,),) = make_questions(RETRIEVAL_TASKS[name](), Encoder(tokenizer), 3000, [0], settings)
+    ((prompt,),) = make_questions(RETRIEVAL_TASKS[name], Encoder(tokenizer), 3000, [0], settings)
     text = tokenizer.decode(prompt.ids[: -prompt.num_answer], skip_special_tokens=True)
     assert form_of(name, text) == form_of(name, f"{theirs['input']} {theirs['gen_prefix']}")
     assert len(prompt.wanted) == len(theirs["outputs"])
-    asked, lead_in = split_question(RETRIEVAL_TASKS[name]().pieces(random.Random(0)).question)
+    asked, lead_in = split_question(RETRIEVAL_TASKS[name].pieces(random.Random(0)).asks[0].question)
     assert lead_in.startswith(theirs["gen_prefix"][:11]), "where the assistant's turn begins"
     assert asked.endswith(theirs["input"][-5:])
 
 
 def test_words_are_as_frequent_as_in_ruler(tokenizer):
     for length, (often, seldom) in ((2000, (6, 1)), (5000, (30, 3))):
-        ((prompt, text),) = questions_of(RETRIEVAL_TASKS["ruler-cwe"](), tokenizer, length, 1)
+        ((prompt, text),) = questions_of(RETRIEVAL_TASKS["ruler-cwe"], tokenizer, length, 1)
         words = re.findall(r"\d+\. ([\w-]+)", text)
         counts = {word: words.count(word) for word in words}
         assert len(words) > 100 * length / 2000
@@ -207,7 +211,7 @@ def test_words_are_as_frequent_as_in_ruler(tokenizer):
         assert {counts[word] for word in prompt.wanted} == {often}, "no word of the list is cut off"
         assert {count for word, count in counts.items() if word not in prompt.wanted} == {seldom}
         assert len(re.search(r"\n+Question", text)[0]) < 0.03 * length, "the list fills the prompt"
-    ((prompt, text),) = questions_of(RETRIEVAL_TASKS["ruler-fwe"](), tokenizer, 4000, 1)
+    ((prompt, text),) = questions_of(RETRIEVAL_TASKS["ruler-fwe"], tokenizer, 4000, 1)
     words = text.split("coded words.")[1].split("\nQuestion")[0].split()
     ranked = sorted({*words}, key=words.count, reverse=True)
     assert ranked[:4] == ["...", *prompt.wanted]
@@ -218,7 +222,7 @@ def test_words_are_as_frequent_as_in_ruler(tokenizer):
 @pytest.mark.parametrize("name", ["ruler-cwe", "ruler-fwe"])
 def test_lists_of_words_fill_every_length_and_have_one_answer(name, tokenizer):
     """At 64k line ends were once half of the prompt, as there were no more words; at 512 tokens ranks were tied."""
-    task, encoder, settings = RETRIEVAL_TASKS[name](), Encoder(tokenizer), Settings(tasks=(name,), samples=4)
+    task, encoder, settings = RETRIEVAL_TASKS[name], Encoder(tokenizer), Settings(tasks=(name,), samples=4)
     with pytest.raises(CtxextError, match="needs at least") as error:
         check_fits(task, encoder, [160], settings)
     least = int(re.search(r"\d+", error.value.message.split("at least")[1])[0])
@@ -233,13 +237,13 @@ def test_lists_of_words_fill_every_length_and_have_one_answer(name, tokenizer):
 
 
 def test_two_documents_answer_together():
-    task = RETRIEVAL_TASKS["ruler-qa-2"]()
+    task = RETRIEVAL_TASKS["ruler-qa-2"]
     for seed in range(20):
         pieces = task.pieces(random.Random(seed))
-        thing = re.search(r"owner of the ([\w ]+) live\?", pieces.question)[1]
+        thing = re.search(r"owner of the ([\w ]+) live\?", pieces.asks[0].question)[1]
         owner, home = (needle.strip().split("\n")[-1] for needle in pieces.needles)
         person = re.fullmatch(rf"The owner of the {thing} is ([\w ]+)\.", owner)[1]
-        assert home == f"{person} lives in {pieces.answers[0]}."
+        assert home == f"{person} lives in {pieces.asks[0].answers[0]}."
         others = "".join(islice(pieces.haystack, 600))
         assert f"{person} " not in others
         assert f"of the {thing} is" not in others
@@ -298,12 +302,12 @@ def test_questions_of_a_user_are_asked_in_ruler_s_words(tmp_path, tokenizer):
         titles = ("", "") if task.name == "ruler-qa-1" else ("t\n", "u\n")
         assert re.fullmatch(rf"Document \d+:\n{titles[0]}It is Ann\.\n\n", pieces.needles[0])
         assert re.fullmatch(rf"Document \d+:\n{titles[1]}It is \{{nobody\}}\.\n\n", next(pieces.haystack))
-        assert pieces.question.endswith("\n\nQuestion: Who? Answer:")
+        assert pieces.asks[0].question.endswith("\n\nQuestion: Who? Answer:")
         assert isinstance(task, Documents)
         (prompt,) = task.prompts(pieces, Encoder(tokenizer), 300, [0.0], random.Random(0))
         assert [task.grade(text, prompt) for text in ("It is ANN.", "ms lee", "Bob")] == [1, 1, 0]
 
 
 def test_mrcr_takes_its_texts_from_a_book():
-    pieces = CoReference(text=("One.", "Two.", "Three.", "Four.", "Five.")).pieces(random.Random(0))
-    assert re.fullmatch(r"\w{10}(\w+\. ?){3}", pieces.answers[0])
+    pieces = replace(MRCR[0], text=("One.", "Two.", "Three.", "Four.", "Five.")).pieces(random.Random(0))
+    assert re.fullmatch(r"\w{10}(\w+\. ?){3}", pieces.asks[0].answers[0])

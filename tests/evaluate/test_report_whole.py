@@ -10,7 +10,7 @@ import pytest
 
 from ctxext.evaluate.report import pictures
 from ctxext.evaluate.report.findings import findings
-from ctxext.evaluate.report.intervals import mean_interval, wilson_interval
+from ctxext.evaluate.report.intervals import wilson_interval
 from ctxext.evaluate.report.page import render_page, short_names
 from ctxext.evaluate.report.report import effective_lengths, heat_map, make_report, write_report
 from ctxext.evaluate.settings import Settings
@@ -173,25 +173,6 @@ def test_the_cost_is_told_against_the_source_at_the_same_length_alone():
     assert "against" not in stock["short"]
 
 
-@pytest.mark.parametrize("count", range(2, 14))
-def test_student_s_interval(count):
-    """By the incomplete beta function of his distribution, integrated."""
-    values = [math.sin(7 * n) for n in range(count)]
-    mean, half = mean_interval(values)
-    t = half / (np.std(values, ddof=1) / math.sqrt(count))
-    freedom = count - 1
-    ts = np.linspace(0, t, 20001)
-    density = (1 + ts**2 / freedom) ** (-(freedom + 1) / 2)
-    density *= math.gamma((freedom + 1) / 2) / (math.sqrt(freedom * math.pi) * math.gamma(freedom / 2))
-    assert (density[1:] + density[:-1]).sum() / 2 * ts[1] == pytest.approx(0.475, abs=3e-4)
-    assert mean == pytest.approx(np.mean(values))
-
-
-def test_nothing_asked_is_nothing_known():
-    assert wilson_interval(0, 0) == (0.0, 1.0)
-    assert mean_interval([3.0]) == (3.0, math.inf)
-
-
 def counted(task, shares, samples=100):
     return [
         {
@@ -204,13 +185,6 @@ def counted(task, shares, samples=100):
         }
         for length, share in shares.items()
     ]
-
-
-def test_an_effective_length_needs_every_task_and_85_percent_to_the_point():
-    cells = [*counted("a", {256: 100, 512: 85, 1024: 84}), *counted("b", {256: 100, 512: 100})]
-    effective = effective_lengths(cells)
-    assert (effective["length"], effective["figure"]) == (512, 1.0), "at 1024 one task was not asked"
-    assert effective["tasks"]["a"]["length"] == 512, "85 % is enough"
 
 
 @pytest.mark.parametrize(("right", "samples"), [*((right, 40) for right in (20, 29, 32, 35, 40)), (5, 10)])
@@ -255,19 +229,19 @@ def test_sentences_of_the_whole():
 def test_what_the_second_half_of_a_text_does(losses, figures):
     """Of a text twice as long as the context; of a shorter one nothing is said."""
     buckets = [[loss * 256, 256] for loss in losses]
+    (sentence,) = findings_of(buckets)
+    assert sentence.endswith(f": stock {figures} nats per token.")
+    assert findings_of(buckets, length=1023) == []
+
+
+def findings_of(buckets, length=1024):
     text = {"model": "stock", "task": "perplexity", "depth": None, "samples": [0], "width": 256, "lengths": {}}
     header = {"settings": Settings(tasks=("perplexity",)).to_dict(), "models": [facts("stock")], "versions": VERSIONS}
-    (sentence,) = findings(make_report(header, [{**text, "length": 1024, "buckets": buckets, "seconds": 1.0}]))
-    assert sentence.endswith(f": stock {figures} nats per token.")
-    shorter = {**text, "length": 1023, "buckets": buckets, "seconds": 1.0}
-    assert findings(make_report(header, [shorter])) == []
+    return findings(make_report(header, [{**text, "length": length, "buckets": buckets, "seconds": 1.0}]))
 
 
 def test_points_with_more_tokens_count_for_more():
-    text = {"model": "stock", "task": "perplexity", "depth": None, "samples": [0], "width": 256, "lengths": {}}
-    header = {"settings": Settings(tasks=("perplexity",)).to_dict(), "models": [facts("stock")], "versions": VERSIONS}
-    buckets = [[0.0, 255], [256.0, 256], [256.0, 256], [3 * 64.0, 64]]
-    (sentence,) = findings(make_report(header, [{**text, "length": 1024, "buckets": buckets, "seconds": 1.0}]))
+    (sentence,) = findings_of([[0.0, 255], [256.0, 256], [256.0, 256], [3 * 64.0, 64]])
     assert "rises (+0.40)" in sentence
 
 

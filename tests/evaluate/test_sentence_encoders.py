@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
-from tokenizers import processors
 
 from ctxext.checkpoint.sentence_files import read_pipeline
 from ctxext.data.encoding import Encoder
@@ -19,25 +18,13 @@ from ctxext.evaluate.pooling import Pooler, open_pooler
 from ctxext.evaluate.run import evaluate
 from ctxext.evaluate.scoring.similarity import pooled
 from ctxext.evaluate.settings import Settings
-from ctxext.evaluate.tasks.passages import TOPICS, Topics, TopicsAveraged, TopicsBestChunk
+from ctxext.evaluate.tasks.passages import TOPICS, TOPICS_IN_CHUNKS, Topics
 from ctxext.evaluate.tasks.retrieval import make_questions
-from hand_made import make_tokenizer
 from tiny_encodings import save, save_tokenizer
 
 LENGTH, DEPTHS = 900, (0.1, 0.45, 0.55, 0.9)
 SETTINGS = Settings(tasks=("topics",), samples=16, depths=DEPTHS)
 TYPE = "sentence_transformers.models"
-
-
-@pytest.fixture(scope="module")
-def words():
-    """A tokenizer as encoders have one, with an end behind every text."""
-    fast = make_tokenizer()
-    fast.add_special_tokens({"mask_token": "<mask>", "pad_token": "<pad>", "cls_token": "<s>", "sep_token": "</s>"})
-    fast.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
-    )
-    return fast
 
 
 class Topical(torch.nn.Module):
@@ -79,9 +66,9 @@ def test_what_is_read_is_found_and_what_is_cut_is_not(words):
     assert max(others) < 0.4
 
 
-@pytest.mark.parametrize("task", [TopicsAveraged, TopicsBestChunk])
+@pytest.mark.parametrize("task", TOPICS_IN_CHUNKS)
 def test_chunks_find_what_lies_behind_the_cut(words, task):
-    assert min(shares(words, task(), 300)[0]) >= 0.8
+    assert min(shares(words, task, 300)[0]) >= 0.8
 
 
 def test_the_questions_about_the_same_documents(words):
@@ -98,7 +85,7 @@ def test_the_questions_about_the_same_documents(words):
             first, *others = (words.decode(passage, skip_special_tokens=True) for passage in prompt.passages)
             assert first.index(sentence) / len(first) == pytest.approx(depth, abs=0.1)
             assert not any(sentence in other for other in others)
-    again = make_questions(TopicsBestChunk(), Encoder(words), LENGTH, [3], SETTINGS)
+    again = make_questions(TOPICS_IN_CHUNKS[1], Encoder(words), LENGTH, [3], SETTINGS)
     assert again[0][1].passages == questions[3][1].passages
 
 

@@ -4,7 +4,7 @@ import json
 import lzma
 import os
 import random
-from dataclasses import replace
+import re
 from itertools import islice
 
 import pytest
@@ -17,8 +17,7 @@ from ctxext.data.records import read_records
 from ctxext.errors import CtxextError
 from ctxext.evaluate.tasks.documents import Documents, best_subspan_match, read_questions
 from ctxext.evaluate.tasks.kv import KeyValue
-from ctxext.evaluate.tasks.needle import PHRASINGS, Needle
-from ctxext.evaluate.tasks.passkey import PassKey
+from ctxext.evaluate.tasks.needle import PHRASINGS, Needle, PassKey
 
 QUESTION = {
     "question": "Who built the tower?",
@@ -48,24 +47,24 @@ def questions_file(folder, *lines):
 
 def text_of(pieces: Pieces, num_units: int = 5) -> str:
     units = [*islice(pieces.haystack, num_units), *pieces.needles]
-    return pieces.opening + "".join(units) + pieces.padding + pieces.question + pieces.answer
+    return pieces.opening + "".join(units) + pieces.padding + pieces.asks[0].question + pieces.asks[0].answer
 
 
-@pytest.mark.parametrize("task", TASKS, ids=repr)
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_same_seed_same_text(task):
     first, second, other = (text_of(task.pieces(random.Random(seed))) for seed in (1, 1, 2))
     assert first == second != other
 
 
-@pytest.mark.parametrize("task", TASKS, ids=repr)
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_answer_stands_in_the_asked_needle_only(task):
     for seed in range(50):
         pieces = task.pieces(random.Random(seed))
-        bare = pieces.answer.strip(' "').removeprefix("Document ")
+        bare = pieces.asks[0].answer.strip(' "').removeprefix("Document ")
         assert bare in pieces.needles[0]
         assert all(bare not in distractor for distractor in pieces.needles[1:])
         if not isinstance(task, KeyValue):  # a short number may be a key or a value elsewhere
-            assert bare not in pieces.question
+            assert bare not in pieces.asks[0].question
         if not isinstance(task, Documents | KeyValue):  # a made-up place may be named in other documents
             assert bare not in "".join(islice(pieces.haystack, 100))
 
@@ -93,7 +92,7 @@ def test_key_value_text_is_valid_json_with_different_keys(ids):
     data, question = text.split("JSON data:\n")[1].split("\n\nKey: ")
     pairs = json.loads(data, object_pairs_hook=list)
     assert len(pairs) == len(dict(pairs)) == 603
-    assert dict(pairs)[json.loads(question.split("\n")[0])] == pieces.answer.strip(' "')
+    assert dict(pairs)[json.loads(question.split("\n")[0])] == pieces.asks[0].answer.strip(' "')
 
 
 def test_made_up_documents_have_different_numbers():
@@ -110,23 +109,16 @@ def test_documents_come_from_a_file(tmp_path):
     ]
     questions = read_questions(questions_file(tmp_path, QUESTION, "", second))
     assert [question.gold.text for question in questions] == ["It was built by Ada Bell.", "Leo Reed crossed it."]
-    pieces = replace(Documents(), questions=questions[:1]).pieces(random.Random(0))
-    assert pieces.answer == " Ada Bell"
+    pieces = Documents(questions=questions[:1]).pieces(random.Random(0))
+    assert re.fullmatch(
+        r"Write a high-quality answer for the given question using only the provided search results "
+        r"\(some of which might be irrelevant\)\.\n\n(Document \[\d{3}\]\(Title: [\w ]+\) [\w. ]+\n){6}"
+        r"\n\nQuestion: Who built the tower\?\nAnswer: Ada Bell",
+        text_of(pieces),
+    ), "the wording of the Lost in the Middle release"
+    assert pieces.asks[0].answer == " Ada Bell"
     assert "Ada Bell" in pieces.needles[0]
     assert "Ada Bell" not in "".join(islice(pieces.haystack, 50))
-
-
-def test_prompt_of_the_release_moves_the_gold_document(tmp_path):
-    (question,) = read_questions(questions_file(tmp_path, QUESTION))
-    assert question.prompt(0) == (
-        "Write a high-quality answer for the given question using only the provided search results "
-        "(some of which might be irrelevant).\n\n"
-        "Document [1](Title: The tower) It was built by Ada Bell.\n"
-        "Document [2](Title: Towers) Towers are high.\n"
-        "Document [3](Title: Bridges) Bridges are long.\n"
-        "\nQuestion: Who built the tower?\nAnswer:"
-    )
-    assert "Document [3](Title: The tower)" in question.prompt(2)
 
 
 @pytest.mark.parametrize(

@@ -14,30 +14,25 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate import plan, served
 from ctxext.evaluate.checkpoint_info import info_of, open_infos
 from ctxext.evaluate.model import Loading
-from ctxext.evaluate.plan import ModelPlan, check_context_length, check_kind
+from ctxext.evaluate.plan import ModelPlan, check_context_length
 from ctxext.evaluate.results_log import ResultsLog
-from ctxext.evaluate.run import Meter, _header, _run, break_even
+from ctxext.evaluate.run import Meter, _header, break_even
 from ctxext.evaluate.settings import Settings, even_depths, lengths_of, parse_depths
-from ctxext.evaluate.tasks import harness as ruler
-from ctxext.evaluate.tasks.association import Association
 from ctxext.evaluate.tasks.base import Reading
-from ctxext.evaluate.tasks.documents import Documents, Passage, Question, random_document, read_questions
+from ctxext.evaluate.tasks.documents import Documents, read_questions
 from ctxext.evaluate.tasks.kv import KeyValue
-from ctxext.evaluate.tasks.needle import Needle
+from ctxext.evaluate.tasks.needle import Association, Needle, PassKey
 from ctxext.evaluate.tasks.passages import Passages
-from ctxext.evaluate.tasks.passkey import PassKey
-from ctxext.evaluate.tasks.perplexity import Perplexity, PerplexityWork, bucket_width
-from ctxext.evaluate.tasks.retrieval import RetrievalWork, check_fits, make_questions, num_questions
-from ctxext.evaluate.tasks.ruler import NiahMultivalue
+from ctxext.evaluate.tasks.perplexity import Perplexity, bucket_width
+from ctxext.evaluate.tasks.registry import TASKS
+from ctxext.evaluate.tasks.retrieval import make_questions, num_questions
 
 
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"tasks": ("needel",)}, 'no task "needel"'),
         ({"tasks": ()}, "There are no tasks"),
         ({"depths": ()}, "There are no depths"),
-        ({"depths": (0.5, 1.01)}, "A depth is a share"),
         ({"depths": (-0.01,)}, "A depth is a share"),
         *(({name: 0}, f"{name} must be at least 1") for name in ("samples", "num_needles", "stride", "batch_size")),
         ({"kv_ids": "words"}, "not a kind of ids"),
@@ -64,10 +59,12 @@ def test_each_task_has_its_own_settings(tmp_path):
     text = needle.text
     assert " ".join(text) == "One sentence. Another sentence."
     assert needle == Needle(num_needles=7, text=text)
-    assert kv == KeyValue(ids="number", num_needles=7)
-    assert documents == Documents(questions=read_questions(tmp_path / "asked.jsonl"), ask="fact", num_needles=7)
+    assert kv == KeyValue(ids="number", num_needles=7, text=text)
+    assert documents == Documents(
+        questions=read_questions(tmp_path / "asked.jsonl"), ask="fact", num_needles=7, text=text
+    )
     assert association == Association(text=text)
-    assert passkey == PassKey()
+    assert passkey == PassKey(text=text)
     written = settings.to_dict()
     assert (written["haystack"]["name"], written["documents"]["name"]) == ("hay.txt", "asked.jsonl")
     assert len(written["haystack"]["sha256"]) == len(written["documents"]["sha256"]) == 64
@@ -206,6 +203,7 @@ def test_what_a_run_costs_and_how_long_it_takes():
     assert break_even({"text_config": CONFIG}) == even
     assert break_even({**CONFIG, "head_dim": 8}) == 64 * (2 * 6 * 8 + 300) / (4 * 8)
     assert break_even({**CONFIG, "num_key_value_heads": None}) == 64 * (2 * 8 * 16 + 300) / 64
+    assert break_even({}) == break_even({"hidden_size": 64}) == 8192
 
     def cost(length):
         return 1 + round(length * (1 + length / even) / 64)
@@ -262,19 +260,12 @@ def test_time_leftin_words(seconds, shown):
     assert labels[-1].startswith(f"kv ({shown}")
 
 
-class Asked:
-    """A loaded model of which only the sharing of memory matters."""
-
-    model = SimpleNamespace()
-
-
 @pytest.mark.parametrize(("processes", "batch", "size"), [("1", None, 4), ("2", None, 3), ("1", 2, 2), ("4", 5, 2)])
 def test_portions_cover_every_sample_once_and_every_process_has_some(processes, batch, size, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", processes)
-    monkeypatch.setattr("ctxext.evaluate.scoring.batch_size.rows_that_fit", lambda model, length: 4)
     settings = Settings(samples=5, depths=(0.0, 1.0), batch_size=batch)
     made = ModelPlan(SimpleNamespace(name="a"), (64, 128), (PassKey(),), ("document",), settings)
-    *works, last = made.make_work(Asked())
+    *works, last = made.make_work(SimpleNamespace(questions_at_once=lambda length, num_depths: 4))
     assert last == "document"
     assert [work.length for work in works] == sorted(work.length for work in works)
     for length in (64, 128):
@@ -356,40 +347,6 @@ def test_only_who_allows_it_asks_beyond_a_context_length(planned):
     assert planned(Loading(), lengths=(2048,), allow_beyond=True)[0] == {"first": (2048,), "second": (2048,)}
 
 
-@pytest.mark.parametrize(
-    ("kind", "task", "more", "is_refused"),
-    [
-        ("causal", "needle", {}, False),
-        ("causal", "passages", {}, True),
-        ("masked", "passages", {}, False),
-        ("masked", "short", {"harness": ("x",)}, True),
-        ("masked", "needle", {}, True),
-        ("encoder", "short", {}, True),
-        ("causal", "needle", {"harness": ("x",)}, False),
-    ],
-)
-def test_who_can_be_asked_what(kind, task, more, is_refused):
-    settings = Settings(tasks=(task,), **more)
-    if is_refused:
-        with pytest.raises(CtxextError):
-            check_kind(info(kind=kind), settings, Loading())
-    else:
-        check_kind(info(kind=kind), settings, Loading())
-    with pytest.raises(CtxextError, match=r"--engine vllm|--harness|cannot be asked"):
-        check_kind(info(kind="masked"), settings, Loading(engine="vllm"))
-
-
-def test_what_is_asked_where_nothing_is_named_suits_every_model(monkeypatch):
-    for kinds, tasks in (
-        (("causal", "causal"), ("needle", "short")),
-        (("masked",), ("passages", "short")),
-        (("masked", "encoder"), ("passages",)),
-        (("causal", "masked"), ("short",)),
-    ):
-        monkeypatch.setattr(plan, "open_infos", lambda *given, kinds=kinds, **more: [info(kind=kind) for kind in kinds])
-        assert plan.default_tasks(["x"], Loading()) == tasks
-
-
 def test_sources_are_read_from_where_they_are(tmp_path, monkeypatch):
     opened = []
 
@@ -418,7 +375,7 @@ def test_sources_are_read_from_where_they_are(tmp_path, monkeypatch):
 )
 def test_documents_of_the_original_length_or_what_is_nearest_to_it(trained, lengths, expected, monkeypatch):
     """Of a source that does not say its length, those of the longest length that other models are asked at."""
-    read_corpus = lambda data, encoder, **more: SimpleNamespace(documents=[list(range(more["length"]))])  # noqa: E731
+    read_corpus = lambda data, encoder, **more: [list(range(more["length"]))]  # noqa: E731
     monkeypatch.setattr("ctxext.data.texts.read_corpus", read_corpus)
     settings = Settings(tasks=("short",), lengths=lengths)
     (work,) = plan._documents(["short"], info(trained=trained), None, (), 512, settings)
@@ -433,34 +390,6 @@ def test_the_header_of_a_run_holds_no_secret():
     options = header["loading"].keys()
     assert {"device", "dtype", "attention", "chat_template", "trust_remote_code", "revision"} <= options
     assert not {"engine", "token"} & options
-
-
-def test_what_is_done_is_not_asked_again():
-    log, moved = ResultsLog(None), []
-
-    class Work:
-        label = "kv"
-
-        def __init__(self):
-            self.keys = [Length(64), Length(128), Length(256)]
-
-        def run(self, loaded, wanted):
-            self.wanted = wanted
-            yield {"task": "kv", "length": 128, "depth": None, "samples": [0, 1], "correct": [1, 0]}
-
-    class Length(int):
-        @property
-        def length(self):
-            return int(self)
-
-    meter = SimpleNamespace(
-        skip=lambda *given: moved.append(("skip", *given)), advance=lambda *given: moved.append(("advance", *given))
-    )
-    work = Work()
-    _run(SimpleNamespace(name="m"), work, {Length(64)}, log, meter)
-    assert work.wanted == {128, 256}
-    assert moved == [("skip", "m", [64], "m kv"), ("advance", "m", [128, 128], "m kv")]
-    assert log.records()[0]["model"] == "m"
 
 
 def test_names_and_digests_of_checkpoints(tmp_path, monkeypatch):
@@ -512,13 +441,20 @@ def losses_of(monkeypatch, rows=3):
     return calls
 
 
+def work_of(ids, **options):
+    """The work of the task perplexity on a document whose first token is a begin token."""
+    encoder, options = SimpleNamespace(start=lambda: [0]), {"stride": None, **options}
+    reading = SimpleNamespace(encoder=encoder, documents=lambda *_: [ids], longest=0, text="", **options)
+    return Perplexity().documents_to_read(reading)[0]
+
+
 @pytest.mark.parametrize("can_share", [True, False])
 @pytest.mark.parametrize("longest", [100, 512, 513])
 def test_loss_by_position_by_hand(can_share, longest, monkeypatch):
     """Token p is predicted with a loss of p: every sum is one of whole numbers."""
     calls = losses_of(monkeypatch)
     loaded = SimpleNamespace(device="cpu", can_share=can_share, model=None)
-    work = PerplexityWork(list(range(2000)), 5, (longest, 30), 1)
+    work = work_of(list(range(2000)), lengths=(longest, 30))
     (key,) = work.keys
     (record,) = work.run(loaded, {key})
     width = 16 if longest <= 512 else 32
@@ -526,7 +462,7 @@ def test_loss_by_position_by_hand(can_share, longest, monkeypatch):
     spans = [range(max(1, at), min(at + width, longest)) for at in range(0, longest, width)]
     assert record["buckets"] == [[sum(span), len(span)] for span in spans]
     assert record["lengths"] == {str(n): (sum(range(n)), n - 1) for n in (longest, 30)}
-    assert (record["samples"], record["length"], record["depth"]) == ([5], longest, None)
+    assert (record["samples"], record["length"], record["depth"]) == ([0], longest, None)
     assert [len(ids[0]) for ids, _ in calls] == ([longest] if can_share else [longest, 30])
     assert [*work.run(loaded, set())] == []
 
@@ -536,7 +472,7 @@ def test_a_sliding_window_by_hand(rows, monkeypatch):
     """A window of 8 tokens, the begin token among them, that moves on by 3: the mean loss of what is new in each."""
     calls = losses_of(monkeypatch, rows)
     loaded = SimpleNamespace(device="cpu", can_share=True, model=None)
-    work = PerplexityWork([0, *range(1, 19)], 0, (8,), 1, stride=3)
+    work = work_of([0, *range(1, 19)], lengths=(8,), stride=3)
     sliding = next(work.run(loaded, set(work.keys)))["sliding"]["8"]
     windows = [(range(1, 8), 7), (range(4, 11), 3), (range(7, 14), 3), (range(10, 17), 3), (range(13, 19), 2)]
     means = [sum([*span][-new:]) / new for span, new in windows]
@@ -559,150 +495,9 @@ def test_every_question_is_of_its_own_seed_task_length_and_sample(tokenizer):
     questions = [ids(settings, 300, 0), ids(settings, 300, 1), ids(settings, 301, 0), ids(other, 300, 0)]
     assert len(set(map(tuple, questions))) == 4
     assert ids(settings, 300, 0) == questions[0]
-    pieces = [task.pieces(random.Random(f"0 passkey 300 {n} question")) for n in (0, 1)]
-    need = max(task.size(one, encoder) for one in pieces)
-    check_fits(task, encoder, [need, 300], dataclasses.replace(settings, samples=1))
-    with pytest.raises(CtxextError, match="needs at least"):
-        check_fits(task, encoder, [300, 20], settings)
-    with pytest.raises(CtxextError) as refused:
-        check_fits(KeyValue(), encoder, [64], settings)
-    assert refused.value.hint.endswith("--kv-ids number.")
-    assert KeyValue(ids="number").advice == ""
-
-
-def test_tasks_without_depths_ask_as_many_questions(monkeypatch):
-    settings = Settings(samples=3, depths=(0.0, 0.5, 1.0), generate=True)
-    assert (num_questions(PassKey(), settings), num_questions(NiahMultivalue(), settings)) == (3, 9)
-    asked = []
-
-    class Task(PassKey):
-        def score(self, loaded, questions, depths, *, generate):
-            asked.append((questions, list(depths), generate))
-            for depth in depths:
-                yield depth, [1, 0.5]
-
-    monkeypatch.setattr("ctxext.evaluate.tasks.retrieval.make_questions", lambda *given: "questions")
-    work = RetrievalWork(Task(), 64, (4, 5), settings)
-    assert [(key.depth, key.sample) for key in work.keys] == [(d, s) for d in (0.0, 0.5, 1.0) for s in (4, 5)]
-    wanted = {key for key in work.keys if key.depth != 0.5}
-    results = [*work.run(SimpleNamespace(encoder=None), wanted)]
-    assert asked == [("questions", [0, 2], True)]
-    assert [(one["depth"], one["samples"], one["correct"]) for one in results] == [
-        (0.0, [4, 5], [1, 0.5]),
-        (1.0, [4, 5], [1, 0.5]),
-    ]
-
-    class Everywhere(Task):
-        has_depths = False
-
-    (one,) = RetrievalWork(Everywhere(), 64, (4, 5), settings).run(
-        SimpleNamespace(encoder=None), set(RetrievalWork(Everywhere(), 64, (4, 5), settings).keys)
-    )
-    assert one["depth"] is None
-
-
-@pytest.mark.parametrize("ask", ["which", "fact", "any"])
-def test_made_up_documents_answer_what_is_asked(ask):
-    for seed in range(20):
-        pieces = Documents(ask=ask).pieces(random.Random(seed))
-        (gold,) = pieces.needles
-        about_number = pieces.question.startswith("\nQuestion: Which document")
-        assert about_number if ask == "which" else True
-        assert not about_number if ask == "fact" else True
-        answer = pieces.answer.strip()
-        assert answer in gold or f"{answer}](" in gold
-        assert pieces.answers == (answer,)
-        thing = pieces.question.split(" the ")[-1].split(" kept")[0].rstrip("?\nAnswer:").split()[-1]
-        others = [next(pieces.haystack) for _ in range(60)]
-        assert not [one for one in others if f" {thing} is" in one], "no other document is about such a thing"
-
-
-def test_every_made_up_document_tells_its_fact():
-    for seed in range(50):
-        document, _ = random_document(random.Random(seed), "red chair", 7)
-        assert "red chair" in document.text
-        assert document.text.count(".") in (1, 2, 3)
-
-
-def test_other_documents_hold_no_answer():
-    first = Question("Who?", ("Ann",), (Passage("t", "It was Ann.", True), Passage("t", "It was Bob.")))
-    second = Question("When?", ("noon",), (Passage("t", "At noon, says Ann.", True), Passage("t", "At night.")))
-    task = Documents(questions=(first, second))
-    others = task._other_documents([first], random.Random(0))
-    assert {next(others).text for _ in range(30)} == {"It was Bob.", "At night."}
-    alone = Documents(questions=(first,))._other_documents([first], random.Random(0))
-    assert {next(alone).text for _ in range(9)} == {"It was Bob."}
-    assert "Document [1](Title: t) It was Bob.\nDocument [2](Title: t) It was Ann." in first.prompt(1)
-
-
-def test_keys_of_short_numbers_go_on_when_half_are_used():
-    records = KeyValue(ids="number").records(random.Random(0))
-    pairs = [next(records) for _ in range(600)]
-    assert len({key for key, _ in pairs}) == 600
-    assert [len(key) for key, _ in pairs] == [3] * 450 + [4] * 150
-    assert {len(value) for _, value in pairs} == {3}
-
-
-def test_passages_have_the_exact_length_with_what_ends_a_text():
-    class Ends:
-        def start(self):
-            return [1]
-
-        def end(self):
-            return [2, 3]
-
-        def piece(self, text):
-            return [ord(letter) for letter in text]
-
-        def pieces(self, texts):
-            return [self.piece(text) for text in texts]
-
-        document = piece
-
-    task, encoder = Passages(), Ends()
-    pieces = task.pieces(random.Random(0))
-    assert task.size(pieces, encoder) == 3 + max(map(len, pieces.needles))
-    prompts = task.prompts(pieces, encoder, 400, (0.0, 1.0), random.Random(0))
-    for prompt in prompts:
-        assert {len(passage) for passage in prompt.passages} == {400}
-        assert all(passage[0] == 1 and passage[-2:] == [2, 3] for passage in prompt.passages)
-        assert prompt.query[-2:] == (2, 3)
-    asked = "".join(map(chr, prompts[0].query[:-2]))
-    key = asked.partition(" for ")[2].rstrip("?")
-    assert key in pieces.needles[0]
-
-
-def test_the_mean_of_ruler_is_named_by_what_was_run():
-    metrics = {task: {"4096": 0.5, "16384": 1.0, "8192": 0.25} for task in ruler.NO_DOWNLOAD}
-    metrics["ruler_vt"] = {"4096": 0.0, "16384": 1.0}
-    expected = {"4096": 2.5 / 6, "16384": 1.0}
-    ((name, means),) = ruler.summary_rows({**metrics, "other": {"acc": 1.0}}).items()
-    assert (name, list(means)) == ("RULER-6", ["4096", "16384"])
-    assert means == pytest.approx(expected)
-    del metrics["ruler_vt"]
-    assert ruler.summary_rows(metrics) == {}
-    assert ruler.summary_rows({task: {"4096": 1.0} for task in ruler.ALL}) == {"RULER-13": {"4096": 1.0}}
-
-
-@pytest.mark.parametrize(
-    ("tasks", "harness", "loading", "processes", "message"),
-    [
-        (("needle",), (), {}, 1, None),
-        (("needle", "perplexity", "short"), (), {}, 1, "perplexity and short"),
-        (("short",), (), {}, 1, "short cannot be measured"),
-        (("needle",), ("x",), {}, 1, "--harness"),
-        (("needle",), (), {"attention": "eager"}, 1, "chooses device and attention"),
-        (("needle",), (), {"device": "cpu"}, 1, "chooses device and attention"),
-        (("needle",), (), {}, 2, "starts its processes itself"),
-    ],
-)
-def test_what_an_engine_cannot_be_asked(tasks, harness, loading, processes, message, monkeypatch):
-    monkeypatch.setattr(served, "vllm_version", lambda: "1")
-    if message is None:
-        served.check_tasks(tasks, harness, Loading(**loading), processes)
-    else:
-        with pytest.raises(CtxextError, match=message):
-            served.check_tasks(tasks, harness, Loading(**loading), processes)
+    assert (num_questions(task, settings), num_questions(TASKS["niah-multivalue"], settings)) == (2, 2)
+    three = dataclasses.replace(settings, depths=(0.0, 0.5, 1.0))
+    assert (num_questions(task, three), num_questions(TASKS["niah-multivalue"], three)) == (2, 6)
 
 
 def rotary(tmp_path, **changes):
@@ -757,22 +552,8 @@ def test_an_engine_is_given_prompts_without_their_answers():
     prompts = [SimpleNamespace(ids=[1, 2, 3, 4], num_answer=n) for n in (1, 2)]
     assert model.write(prompts) == [[1], [2]]
     assert asked == [([[1, 2, 3], [1, 2]], [1, 2], (7,))]
-    assert served.questions_per_call(2**20, 2) == 2
-    assert served.questions_per_call(2**22, 5) == 1
-
-
-@pytest.mark.parametrize(
-    ("choices", "message"),
-    [
-        ({"dtype": "fp64"}, "not a dtype"),
-        ({"engine": "other"}, "no engine"),
-        ({"engine_arguments": {"a": 1}}, "those of an engine"),
-    ],
-)
-def test_ways_of_loading_that_there_are_not(choices, message):
-    with pytest.raises(CtxextError, match=message):
-        Loading(**choices)
-    Loading(engine="vllm", engine_arguments={"a": 1}, dtype="fp16")
+    assert model.questions_at_once(2**20, 2) == 2
+    assert model.questions_at_once(2**22, 5) == 1
 
 
 @pytest.mark.parametrize(("stride", "most"), [(None, 512), (64, 1024)])
@@ -782,16 +563,15 @@ def test_documents_are_as_long_as_what_is_read_of_them(stride, most, monkeypatch
 
     def read_corpus(data, encoder, **more):
         asked.append((data, more))
-        return SimpleNamespace(documents=[[1], [2]])
+        return [[1], [2]]
 
     monkeypatch.setattr("ctxext.data.texts.read_corpus", read_corpus)
     encoder = SimpleNamespace(start=lambda: [0, 0])
-    first, second = Perplexity.documents_to_read(
+    first, second = Perplexity().documents_to_read(
         Reading("causal", encoder, (128, 256), 512, 64, data=("text.txt",), samples=2, seed=3, stride=stride)
     )
     assert asked == [("text.txt", {"count": 2, "length": 512, "most": most, "seed": 3})]
-    assert first == PerplexityWork([1], 0, (128, 256), 2, stride)
-    assert second == PerplexityWork([2], 1, (128, 256), 2, stride)
+    assert [(work.ids, work.sample, work.length) for work in (first, second)] == [([1], 0, 256), ([2], 1, 256)]
 
 
 @pytest.mark.parametrize("count", [2, 8, len(prose.OBJECTS), len(prose.OBJECTS) + 1, 1000])
@@ -809,7 +589,7 @@ def test_names_of_things_never_double(count):
         (Needle(num_needles=20), r"number for (.+) is"),
         (Needle(num_needles=20, phrasing="opens"), r"that the (.+) is opened"),
         (Passages(num_passages=20), r"number for (.+) is"),
-        (Association(num_needles=16), r"^ (\w+) "),
+        (Association(num_people=16), r"^ (\w+) "),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )

@@ -15,22 +15,6 @@ def read(folder, **changes) -> AdapterConfig:
     return AdapterConfig(folder)
 
 
-@pytest.mark.parametrize(
-    ("changes", "module", "scale"),
-    [
-        ({}, "layers.0.q_proj", 8 / 16),
-        ({"use_rslora": False}, "layers.0.q_proj", 8 / 16),
-        ({"use_rslora": True}, "layers.0.q_proj", 8 / 4),
-        ({"alpha_pattern": {"q_proj": 32}}, "layers.0.q_proj", 32 / 16),
-        ({"alpha_pattern": {"q_proj": 32}}, "layers.0.k_proj", 8 / 16),
-        ({"alpha_pattern": {"q_proj": 32}, "use_rslora": True}, "layers.0.q_proj", 32 / 4),
-        ({"alpha_pattern": None}, "layers.0.q_proj", 8 / 16),
-    ],
-)
-def test_the_factor_is_alpha_over_the_rank_or_its_root(changes, module, scale, tmp_path):
-    assert read(tmp_path, **changes).scale(module, 16) == scale
-
-
 @pytest.mark.parametrize("given", [True, False, None, "gaussian", "eva", "orthogonal"])
 def test_beginnings_that_leave_the_base(given, tmp_path):
     read(tmp_path, init_lora_weights=given)
@@ -41,13 +25,10 @@ def test_beginnings_that_leave_the_base(given, tmp_path):
     [
         ({"peft_type": "IA3"}, "it is IA3, and only LoRA is merged"),
         ({"peft_type": None}, "it is None, and only LoRA is merged"),
-        ({"bias": "all"}, 'it trains biases ("bias": "all")'),
         (
             {"init_lora_weights": "pissa"},
             'it began as "pissa", which changes the base; save it with path_initial_model_for_weight_conversion',
         ),
-        ({"layer_replication": [[0, 2], [0, 2]]}, 'it repeats layers ("layer_replication")'),
-        ({"lora_bias": True}, 'its matrices have biases ("lora_bias")'),
     ],
 )
 def test_what_is_more_than_a_sum_of_matrices(changes, message, tmp_path):
@@ -87,8 +68,8 @@ def test_patterns_of_adapters_are_matched(pattern, tmp_path):
 
 
 def test_what_is_read_beside(tmp_path):
-    plain = read(tmp_path, bias="none", lora_bias=False, layer_replication=None)
-    assert (plain.is_tied, plain.is_transposed) == (False, False)
+    plain = read(tmp_path, bias="none", lora_bias=False, layer_replication=None, alpha_pattern=None)
+    assert (plain.is_tied, plain.is_transposed, plain.scale("q_proj", 16)) == (False, False, 8 / 16)
     assert read(tmp_path, ensure_weight_tying=True).is_tied
     assert read(tmp_path, fan_in_fan_out=True).is_transposed
 

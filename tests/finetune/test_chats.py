@@ -17,11 +17,11 @@ from transformers import PreTrainedTokenizerFast
 from ctxext.errors import CtxextError
 from ctxext.finetune.chats import ChatReader
 from ctxext.finetune.data import write_sequences
-from ctxext.finetune.documents import Documents
+from ctxext.finetune.documents import Documents, parse_source
 from ctxext.finetune.formats import BadRecord, RecordReader
-from ctxext.finetune.mixture import parse_source
 from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.prepare import data_lines
+from tiny_base import write_records
 
 with zipfile.ZipFile(Path(__file__).parents[1] / "data" / "chat_templates.zip") as archive:
     TEMPLATES = {
@@ -254,9 +254,7 @@ def test_an_answer_without_an_end_learns_the_end_of_the_text():
 
 
 def read(tmp_path, name, *records):
-    path = tmp_path / "data.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    tokenizer = tokenizer_for(name)
+    path, tokenizer = write_records(tmp_path / "data.jsonl", records), tokenizer_for(name)
     documents = Documents([parse_source(str(path))], tokenizer, "answers", RecordReader())
     return documents, tokenizer
 
@@ -319,25 +317,6 @@ def test_contents_and_calls_in_other_forms(message, read_as):
     record = {"messages": [{"role": "assistant", **message}], "tools": json.dumps([TOOL])}
     expected = {"messages": [{"role": "assistant", "weight": 1, **read_as}], "tools": [TOOL]}
     assert RecordReader().read(record, "Line 1") == expected
-
-
-@pytest.mark.parametrize(
-    ("record", "message", "hint"),
-    [
-        ({"content": "a text", "id": "7"}, 'it has "content", "id"; wanted', "--text-field content"),
-        ({"text": None}, 'no known format: its "text" is null', "--skip-bad-rows"),
-        ({"prompt": [user("a")], "completion": "b"}, "only one is a list", "--skip-bad-rows"),
-        ({"messages": [user("a"), {"content": "b"}]}, 'has no "role" in message 2', "--skip-bad-rows"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 'type "image" in message 1', "--skip"),
-        ({"messages": [answer("", tool_calls=[{**CALL, "function": {"arguments": "{"}}])]}, "no JSON", "--skip"),
-        ({"messages": [answer("a")], "tools": "none"}, "tools that are no list", "--skip"),
-    ],
-)
-def test_bad_records_say_what_is_wrong(record, message, hint):
-    with pytest.raises(CtxextError) as refused:
-        RecordReader().read(record, "Line 1")
-    assert message in refused.value.message
-    assert hint in (refused.value.hint or "")
 
 
 @pytest.mark.parametrize(

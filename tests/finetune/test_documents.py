@@ -1,16 +1,14 @@
 """Records to documents: what the loss counts of each."""
 
-import json
-
 import pytest
 from transformers import AutoTokenizer
 
 from ctxext.errors import CtxextError
-from ctxext.finetune.documents import Document, Documents
+from ctxext.finetune.documents import Document, Documents, parse_source
 from ctxext.finetune.formats import RecordReader
-from ctxext.finetune.mixture import parse_source
 from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.training_data import TrainingData, training_data
+from tiny_base import write_records
 
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ' w9 ' + message['content'] + ' </s> ' }}{% endfor %}"
@@ -32,9 +30,7 @@ def tokenizer(base):
 
 
 def read(tmp_path, tokenizer, *records, **options):
-    path = tmp_path / "data.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return list(documents_of(path, tokenizer, **options))
+    return list(documents_of(write_records(tmp_path / "data.jsonl", records), tokenizer, **options))
 
 
 def documents_of(path, tokenizer, learn="answers", **reader):
@@ -77,6 +73,13 @@ def test_parquet_has_the_same_fields(tmp_path, tokenizer):
     [
         ({"prompt": "w2"}, 'Line 1 .*known format: it has "prompt"; wanted is "text", or "messages", or "prompt" with'),
         ([1], "it has no fields"),
+        ({"content": "a text", "id": "7"}, 'it has "content", "id"; wanted'),
+        ({"text": None}, 'no known format: its "text" is null'),
+        ({"prompt": CHAT[:1], "completion": "b"}, "only one is a list"),
+        ({"messages": [*CHAT[:1], {"content": "b"}]}, 'has no "role" in message 2'),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 'type "image" in message 1'),
+        ({"messages": [{**CHAT[1], "tool_calls": [{"function": {"arguments": "{"}}]}]}, "no JSON in message 1"),
+        ({"messages": CHAT, "tools": "none"}, "tools that are no list"),
         ({"text": "w2", "messages": CHAT}, "could be text or chat"),
         ({"prompt": "w2", "chosen": "w3", "rejected": "w4"}, "another task .preferences."),
         ({"prompt": "w2", "completion": "w3", "label": False}, "another task .judged answers."),
@@ -89,8 +92,10 @@ def test_parquet_has_the_same_fields(tmp_path, tokenizer):
     ],
 )
 def test_other_records_are_refused(tmp_path, tokenizer, record, message):
-    with pytest.raises(CtxextError, match=message):
+    with pytest.raises(CtxextError, match=message) as refused:
         read(tmp_path, tokenizer, record)
+    ways = ("--skip-bad-rows", "--text-field content", 'Give a "prompt" and a "completion"')
+    assert any(way in refused.value.hint for way in ways)
 
 
 def test_a_template_that_changes_what_was_said_is_refused(tmp_path, tokenizer):
@@ -113,11 +118,7 @@ def test_messages_of_weight_zero_are_read_and_not_learned(tmp_path, tokenizer):
     assert learned(document) == [6, 7, 1]
 
 
-def test_other_formats_say_the_same_as_our_own(tmp_path, tokenizer):
-    names = {"user": "human", "assistant": "gpt"}
-    shared = [{"from": names[turn["role"]], "value": turn["content"]} for turn in CHAT]
-    ids, wanted = (read(tmp_path, tokenizer, record) for record in ({"conversations": shared}, {"messages": CHAT}))
-    assert ids == wanted
+def test_alpaca_s_records_are_messages_where_there_is_a_template(tmp_path, tokenizer):
     asked = {"instruction": "w2 w3", "input": "", "output": "w4"}
     assert read(tmp_path, tokenizer, asked) == read(tmp_path, tokenizer, {"messages": CHAT[:2]})
     tokenizer.chat_template = None
@@ -126,10 +127,8 @@ def test_other_formats_say_the_same_as_our_own(tmp_path, tokenizer):
 
 
 def test_bad_rows_are_counted_where_that_is_asked_for(tmp_path, tokenizer):
-    path = tmp_path / "data.jsonl"
     rows = [{"text": "w2"}, {"txt": "w3"}, {"messages": [{"role": "assistant"}]}, {"text": "w4", "id": 7}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    documents = documents_of(path, tokenizer, skip_bad=True)
+    documents = documents_of(write_records(tmp_path / "data.jsonl", rows), tokenizer, skip_bad=True)
     assert sorted(list(document.ids) for document in documents) == [[2], [4]]
     assert documents.reader.num_bad == 2
     assert "Line 2" in documents.reader.first_bad
@@ -146,8 +145,7 @@ def test_the_text_may_be_in_another_field(tmp_path, tokenizer):
 
 def test_data_in_memory_is_read_as_a_file_with_the_same_records(tmp_path, tokenizer):
     records = [{"prompt": "w2 w3", "completion": " w4"}, {"text": "w5 w6 w7"}, {"messages": CHAT}]
-    path = tmp_path / "data.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    path = write_records(tmp_path / "data.jsonl", records)
     options, wanted = TrainingOptions(length=4), {4: 2}
     forms = [
         path,

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from ctxext.finetune.documents import Document
-from ctxext.finetune.dry_run import dry_run
-from ctxext.finetune.probe import Cost
+from ctxext.finetune.dry_run import Cost, dry_run
 from tiny_base import QUICK, documents, load, make_base, tune
 
 TESTS = Path(__file__).parents[1]
@@ -33,14 +32,18 @@ def test_it_says_what_a_training_reports(base, tmp_path):
 
 
 def test_work_and_logits_grow_as_the_shapes_say(base):
-    options = QUICK.settled(window=128, trained_length=32)
-    cost = Cost(load(base), options, learned_share=0.5)
+    model, options = load(base), QUICK.settled(window=128, trained_length=32)
+    cost = Cost(model, options, learned_share=0.5)
     matrices = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48) + 32 * 5 + 64 * 32
     assert cost.per_token == matrices + 64 * 32 // 2
     assert cost.work(10) == 10 * (cost.per_token + 2 * 32 * 10)
     assert cost.logit_bytes(100) == 12 * 64 * 50
     cost.piece = 10
     assert cost.logit_bytes(100) == 12 * 64 * 10
+    options = dataclasses.replace(options, attention="shifted", group=8, micro_batch=2)
+    grouped = Cost(model, options, learned_share=0.5)
+    assert grouped.work(16) == 16 * (grouped.per_token + 64 * 8)
+    assert grouped.logit_bytes(10) == 12 * 64 * 10
 
 
 REAL = """

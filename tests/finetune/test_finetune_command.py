@@ -79,37 +79,27 @@ def test_before_and_after_in_one_report(base, data, tmp_path):
     assert (tmp_path / "out" / "evaluation" / "report.html").exists()
 
 
-def test_what_was_trained_from_is_asked_by_one_process(base, data, tmp_path, monkeypatch):
-    """Of the same revision; the other processes of a training are gone by then."""
-    asked, train = [], finetune_run.finetune
+def test_an_evaluation_that_fails_leaves_the_training(base, data, tmp_path, monkeypatch):
+    """One process evaluates; the others of a training are gone by then."""
+    counts, train = [], finetune_run.finetune
 
     def trained(*args, **options):
         done = train(*args, **options)
         monkeypatch.setenv("WORLD_SIZE", "2")
         return done
 
-    def evaluated(_models, settings, *, loading, **_options):
-        asked.extend([loading.revision, loading.token, settings.original_length, processes.num_processes()])
-        return {"models": [], "cells": []}
-
-    monkeypatch.setattr(finetune_run, "finetune", trained)
-    monkeypatch.setattr("ctxext.evaluate.run.evaluate", evaluated)
-    monkeypatch.setattr("ctxext.cli.eval_tables.report_tables", lambda *_args: [])
-    words = ("--revision", "v2", "--token", "hf_mine", "--original-length", "32", "--eval", "short")
-    run("finetune", base, tmp_path / "out", "--data", data, *OPTIONS, *words, "--json")
-    assert asked == ["v2", "hf_mine", 32, 1]
-
-
-def test_an_evaluation_that_fails_leaves_the_training(base, data, tmp_path, monkeypatch):
     def fails(*_args, **_options):
+        counts.append(processes.num_processes())
         raise CtxextError("No room.")
 
+    monkeypatch.setattr(finetune_run, "finetune", trained)
     monkeypatch.setattr("ctxext.evaluate.run.evaluate", fails)
     words = ("finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "--eval", "short")
     result = CliRunner().invoke(app, [str(word) for word in words])
     assert isinstance(result.exception, CtxextError)
     assert "is complete; it is its evaluation that failed" in result.stderr
     assert (tmp_path / "out" / "finetune.json").is_file()
+    assert counts == [1]
 
 
 @pytest.mark.parametrize(
@@ -126,6 +116,8 @@ def test_an_evaluation_that_fails_leaves_the_training(base, data, tmp_path, monk
         (("--data", "{data}", "--length", "far"), "far"),
         (("--data", "{data}", "--targets", "q_proj,o_prj"), "o_prj"),
         (("--data", "{empty}"), "no text"),
+        (("--data", "demo", "--epochs", "2"), "demo has no end"),
+        (("--data", "{data}:0.5", "--data", "demo:0.5"), "no records to mix"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(base, data, tmp_path, words, message):
@@ -194,10 +186,6 @@ def test_epochs_see_all_of_the_data(base, data, tmp_path):
     assert content["options"]["steps"] == len(content["losses"]) == 6
     assert content["data"]["num_documents"] == 6
     assert "each sequence is seen 2.0 times" in result.stderr
-    with pytest.raises(CtxextError, match="demo has no end"):
-        run("finetune", base, tmp_path / "other", "--data", "demo", *words)
-    with pytest.raises(CtxextError, match="no records to mix"):
-        run("finetune", base, tmp_path / "other", "--data", f"{data}:0.5", "--data", "demo:0.5")
 
 
 def test_the_loss_on_other_data_is_measured_at_every_save(base, data, tmp_path):
@@ -224,8 +212,10 @@ def test_a_run_is_written_as_a_file_that_runs_again(base, data, tmp_path):
     assert not [word for word in ("quiet", "token", "of-no-known-form") if word in saved.read_text()]
     run("finetune", base, tmp_path / "two", "--config", saved)
     run("finetune", base, tmp_path / "three", "--config", saved, "--seed", "1", "--merge")
-    adapters = [(tmp_path / name / "adapter" / "adapter_model.safetensors").read_bytes() for name in ("one", "two")]
-    assert adapters[0] == adapters[1]
+    adapters = [
+        (tmp_path / name / "adapter" / "adapter_model.safetensors").read_bytes() for name in ("one", "two", "three")
+    ]
+    assert adapters[0] == adapters[1] != adapters[2]
     assert (tmp_path / "two.run.yaml").read_text() == saved.read_text()
     assert (tmp_path / "three" / "config.json").exists()
 

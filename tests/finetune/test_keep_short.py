@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from ctxext.errors import CtxextError
 from ctxext.finetune.base import load_base, open_base
 from ctxext.finetune.loss import use_chunked_loss
-from ctxext.finetune.source_model import WEIGHT, SourceModel, load_source
+from ctxext.finetune.source_model import SourceModel, load_source
 from ctxext.recipes import MsPoE, PositionInterpolation, Yarn
 from tiny_base import QUICK, TRAINED, logits, make_base, save_llama, tune
 
@@ -62,7 +62,7 @@ def test_divergence_and_its_gradients_equal_the_plain_formula(piece, frozen_head
     loss_in_pieces = pieces(**given, labels=labels, num_items_in_batch=10).loss
     mine, said = plain(**given).logits.log_softmax(-1), teacher(**given).logits.log_softmax(-1)
     answers = torch.nn.functional.cross_entropy(mine[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
-    expected = answers / 10 + WEIGHT * (said.exp() * (said - mine)).sum() / 80
+    expected = answers / 10 + SourceModel.weight * (said.exp() * (said - mine)).sum() / 80
     assert abs(loss_in_pieces.item() - expected.item()) < 1e-4
     loss_in_pieces.backward()
     expected.backward()

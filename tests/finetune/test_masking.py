@@ -17,7 +17,7 @@ from ctxext.finetune.loss import use_chunked_loss
 from ctxext.finetune.options import TrainingOptions
 from ctxext.recipes import Ntk, Recipe
 from ctxext.verify import verify
-from tiny_base import Tokens
+from tiny_base import Largest, Tokens
 from tiny_encodings import VOCABULARY, load, save, save_tokenizer
 from tiny_tables import ENCODERS, change, make_base, tune, weights
 
@@ -59,27 +59,15 @@ def test_loss_and_gradients_equal_the_plain_forward(model_type, piece, frozen_he
 
 
 def test_logits_of_what_is_not_masked_never_exist(tokenizer, tmp_path):
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    largest = 0
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            nonlocal largest
-            result = function(*args, **(kwargs or {}))
-            if isinstance(result, torch.Tensor):
-                largest = max(largest, result.numel())
-            return result
-
     model = load(save("bert", tmp_path, more={"vocab_size": 5000, "max_position_embeddings": 400}))
     use_chunked_loss(model, 16, is_masked=True)
     model.get_input_embeddings().weight.requires_grad_(False)
     ids = torch.randint(5, VOCABULARY, (1, 400))
     ids, labels = make_masker(tokenizer, 0.15)(ids, ids.clone(), "seed")
-    with Watch():
+    with Largest() as largest:
         model(input_ids=ids, labels=labels).loss.backward()
     # The attention of 400 tokens by two heads, and a piece's logits; all logits would be 400 × 5000.
-    assert largest <= 2 * 400 * 400
+    assert largest.size <= 2 * 400 * 400
 
 
 def test_masks_are_the_collators_and_never_of_special_tokens(tokenizer):
@@ -163,13 +151,6 @@ def test_a_rotary_encoder_is_trained_beyond_its_original_length_and_merged(model
     assert (after - wanted).abs().max() < 1e-3
     assert (before - wanted).abs().max() > 1e-1
     assert not [check for check in verify(str(tmp_path / "out")) if check.status == "failed"]
-
-
-def test_documents_of_a_row_would_see_each_other(tmp_path):
-    base = rotary_base(tmp_path, tiny_models.ENCODERS[0])
-    for option, message in (({"pack": "restart"}, "--pack restart"), ({"keep_short": 1.0}, "--keep-short")):
-        with pytest.raises(CtxextError, match=f"{message} is for models that see nothing but what came before"):
-            tune(base, tmp_path / "out", change(**option))
 
 
 @pytest.mark.filterwarnings("ignore")

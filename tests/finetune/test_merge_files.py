@@ -77,16 +77,14 @@ def names(folder):
 
 
 def test_every_file_comes_along_but_weights_in_other_forms_and_an_older_adapter(tmp_path):
+    """Nor what would load the base again."""
     others = (
-        "pytorch_model.bin",
-        "onnx/model.onnx",
-        "onnx/more.safetensors",
-        "adapter/old.txt",
-        "adapter/deep/old.txt",
+        *("pytorch_model.bin", "onnx/model.onnx", "onnx/more.safetensors", "adapter/old.txt", "adapter/deep/old.txt"),
+        *("params.json", "adapter_config.json", "config.4.0.0.json", "openvino_model.xml", "trainer_state.json"),
     )
     kept = {"tokenizer.json": "{}", "notes/deep/one.txt": "1"}
-    texts = {**dict.fromkeys(others, ""), **kept, "ctxext.json": '{"source": {"name": "mine"}, "files": {}}'}
-    model = make(tmp_path / "model", **texts)
+    texts = {**dict.fromkeys(others, "{}"), **kept, "ctxext.json": '{"source": {"name": "mine"}, "files": {}}'}
+    model = make(tmp_path / "model", {**LLAMA, "configuration_files": ["config.4.0.0.json"]}, **texts)
     save_file({"other": torch.ones(1)}, model / "onnx" / "more.safetensors")
     adapter = make_adapter(tmp_path / "adapter")
     (adapter / "runs" / "deep").mkdir(parents=True)
@@ -103,7 +101,9 @@ def test_every_file_comes_along_but_weights_in_other_forms_and_an_older_adapter(
     size = (model / "model.safetensors").stat().st_size
     assert seen[-1] == ("merging", size, size)
     assert [done for _, done, _ in seen] == sorted({done for _, done, _ in seen})
-    assert json.loads((out / "config.json").read_text())["ctxext"]["finetune"]["adapter"] == "adapter"
+    config = json.loads((out / "config.json").read_text())
+    assert config["ctxext"]["finetune"]["adapter"] == "adapter"
+    assert "configuration_files" not in config
     manifest = json.loads((out / "ctxext.json").read_text())
     assert (manifest["source"], manifest["base"]["name"]) == ({"name": "mine"}, "model")
     assert sorted(manifest["files"]) == sorted({*names(out)} - {"ctxext.json", "model.safetensors"})
@@ -304,15 +304,6 @@ def test_weights_beside_an_adapter_that_cannot_be_merged_are_refused_by_name(wri
     with pytest.raises(CtxextError, match=message):
         merge(str(model), adapter, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_what_would_load_the_base_again_stays_behind(tmp_path, adapter):
-    config = {**LLAMA, "configuration_files": ["config.4.0.0.json"]}
-    others = ("params.json", "adapter_config.json", "config.4.0.0.json", "openvino_model.xml", "trainer_state.json")
-    model = make(tmp_path / "model", config, **dict.fromkeys(others, "{}"))
-    merge(str(model), adapter, tmp_path / "out")
-    assert not {*others} & {*names(tmp_path / "out")}
-    assert "configuration_files" not in json.loads((tmp_path / "out" / "config.json").read_text())
 
 
 def test_convert_names_merge_for_an_adapter(adapter, tmp_path):

@@ -1,15 +1,10 @@
 """Every kind of LoRA adapter that peft can make, on tied and untied models: merged right, or refused with a reason."""
 
-import json
-import shutil
-
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file, save_file
 
 from ctxext.errors import CtxextError
-from ctxext.files.tensor_files import read_safetensors_header
 from ctxext.finetune import merge
 from tiny_base import load, logits, make_base
 
@@ -92,39 +87,3 @@ def test_what_cannot_be_merged_is_refused_with_its_reason(model, tmp_path, kind)
         merge(str(model), adapter, tmp_path / "out")
     assert "merge_and_unload" in caught.value.hint
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", ["plain", "embedding tied"])
-def test_a_tied_head_that_is_stored_all_the_same_stays_the_embedding(tmp_path, kind):
-    base = make_base(tmp_path, tie_word_embeddings=True)
-    # Before safetensors 0.5 a file that is mapped is written over in place.
-    tensors = {name: tensor.clone() for name, tensor in load_file(base / "model.safetensors").items()}
-    embedding = tensors["model.embed_tokens.weight"]
-    save_file({**tensors, "lm_head.weight": embedding.clone()}, base / "model.safetensors", {"format": "pt"})
-    adapter = save_adapter(base, tmp_path / "adapter", MERGED[kind])
-    merge(str(base), adapter, tmp_path / "out")
-    merged = load_file(tmp_path / "out" / "model.safetensors")
-    assert torch.equal(merged["lm_head.weight"], merged["model.embed_tokens.weight"])
-    assert torch.equal(merged["lm_head.weight"], embedding) == (kind == "plain")
-    assert (logits(load(tmp_path / "out")) - expected(base, adapter)).abs().max() < 1e-4
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_tie_that_training_cut_is_cut_in_shards_too(tmp_path):
-    base = make_base(tmp_path, tie_word_embeddings=True)
-    adapter = save_adapter(base, tmp_path / "adapter", MERGED["both whole"])
-    sharded = tmp_path / "sharded"
-    shutil.copytree(base, sharded)
-    load(base).save_pretrained(tmp_path / "plain", max_shard_size="20KB")
-    (sharded / "model.safetensors").unlink()
-    for path in (tmp_path / "plain").glob("model*"):
-        shutil.copyfile(path, sharded / path.name)
-    for source, out in ((base, tmp_path / "one"), (sharded, tmp_path / "many")):
-        merge(str(source), adapter, out)
-        assert (logits(load(out)) - expected(base, adapter)).abs().max() < 1e-4
-        assert json.loads((out / "config.json").read_text())["tie_word_embeddings"] is False
-    index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())["weight_map"]
-    assert index["lm_head.weight"] == index["model.embed_tokens.weight"]
-    header = read_safetensors_header(tmp_path / "one" / "model.safetensors")
-    assert header["lm_head.weight"]["shape"] == header["model.embed_tokens.weight"]["shape"]

@@ -35,15 +35,6 @@ def changed(folder, tensors, name, old, **config):
     return AdapterChanges(adapter(folder, tensors, **config), {name: tuple(old.shape)}, tied={}).new(name, old).tolist()
 
 
-def test_matrices_are_added_times_alpha_over_rank(tmp_path):
-    tensors = {A: [[1.0, 0.0], [0.0, 2.0]], B: [[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]}
-    old = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
-    assert changed(tmp_path, tensors, "layer.weight", old) == [[4, 2], [3, 10], [8, 12]]
-    # Layers as GPT-2 has them keep the same weight the other way round.
-    turned = changed(tmp_path, tensors, "layer.weight", [*map(list, zip(*old, strict=True))], fan_in_fan_out=True)
-    assert turned == [[4, 3, 8], [2, 10, 12]]
-
-
 def test_with_dora_rows_have_the_length_that_was_learned(tmp_path):
     tensors = {A: [[3.0, 4.0]], B: [[0.0], [1.0]], MAGNITUDE: [2.0, 10.0]}
     old = [[0.0, 5.0], [-15.0, -20.0]]  # And 6 times the product: (0, 5) and (3, 4), of length 5.

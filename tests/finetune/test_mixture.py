@@ -14,10 +14,11 @@ from ctxext.data.records import read_records
 from ctxext.errors import CtxextError
 from ctxext.finetune.batches import Sequences
 from ctxext.finetune.data import START, write_sequences
-from ctxext.finetune.documents import Documents, check_sources
-from ctxext.finetune.mixture import Mixture, Source, parse_source
+from ctxext.finetune.documents import Documents, Source, parse_source
 from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.prepare import data_lines
+from ctxext.finetune.training_data import TrainingData
+from tiny_base import write_records
 
 
 @pytest.fixture
@@ -27,9 +28,7 @@ def tokenizer(base):
 
 def write(path, token, count, length=100):
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = " ".join([f"w{token}"] * length)
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for _ in range(count)))
-    return str(path)
+    return str(write_records(path, [" ".join([f"w{token}"] * length)] * count))
 
 
 def sources(*words):
@@ -56,8 +55,7 @@ def books(path, lengths, seed=0):
     rng = random.Random(seed)
     texts = [" ".join([f"w{2 + number % 62}", f"w{2 + number // 62}"] * (length // 2)) for number, length in lengths]
     rng.shuffle(texts)
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return path
+    return write_records(path, texts)
 
 
 def written(folder, tokenizer, path, **chosen):
@@ -110,9 +108,7 @@ def test_documents_are_sampled_by_their_length(tmp_path, tokenizer):
 
 def test_each_document_gives_its_share_of_the_sequences(tmp_path, tokenizer):
     """A quarter of what the data has is needed: a quarter of every document is taken, not the whole of the first."""
-    path = tmp_path / "data.jsonl"
-    texts = [" ".join([f"w{10 + number}"] * 640) for number in range(10)]
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    path = write_records(tmp_path / "data.jsonl", [" ".join([f"w{10 + number}"] * 640) for number in range(10)])
     report, _, rows = written(tmp_path / "out", tokenizer, path, steps=100)
     assert (report.num_sequences, report.num_used) == (100, 10)
     assert sorted(Counter(int(row[-1]) for row in rows).values()) == [10] * 10
@@ -121,9 +117,7 @@ def test_each_document_gives_its_share_of_the_sequences(tmp_path, tokenizer):
 def test_only_the_first_piece_of_a_document_begins_it(tmp_path, tokenizer):
     """A piece from its middle goes on where the one before it ended: its positions and its attention do not restart."""
     texts = [" ".join(f"w{2 + number}" for number in range(48))] * 20
-    path = tmp_path / "data.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    wanted = {16: 30}
+    path, wanted = write_records(tmp_path / "data.jsonl", texts), {16: 30}
     write_sequences(Documents(sources(path), tokenizer, wanted=wanted), tmp_path, wanted=wanted, pack="off", end=1)
     rows = np.fromfile(tmp_path / "sequences-16.bin", dtype=np.int32).reshape(-1, 16)
     first = int(tokenizer("w2", add_special_tokens=False)["input_ids"][0])
@@ -137,8 +131,7 @@ def test_pieces_are_distinct_and_all_are_there_when_needed(tmp_path, tokenizer):
     """Where the share was too small, as short documents give nothing, the rest of the long ones is used."""
     long = [" ".join(f"w{2 + (start + token) % 60}" for token in range(160)) for start in range(4)]
     short = [" ".join(["w7"] * 8)] * 200
-    path = tmp_path / "mixed.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in [*long, *short]))
+    path = write_records(tmp_path / "mixed.jsonl", [*long, *short])
     report, _, rows = written(tmp_path / "out", tokenizer, path, steps=30)
     assert report.num_sequences == 30
     assert report.num_dropped <= 200 * 8
@@ -150,7 +143,7 @@ def test_a_stream_is_sampled_too(tmp_path, tokenizer, monkeypatch):
     """Its size is not known: a document of average length gives one sequence, a longer one more."""
     records = [{"text": " ".join([f"w{2 + number % 62}", f"w{2 + number // 62}"] * 160)} for number in range(400)]
     monkeypatch.setattr(
-        "ctxext.finetune.mixture.read_records",
+        "ctxext.finetune.documents.read_records",
         lambda *_, **__: ((f"record {number}", record) for number, record in enumerate(records)),
     )
     _, _, rows = written(tmp_path / "out", tokenizer, "user/stream", steps=100)
@@ -160,13 +153,13 @@ def test_a_stream_is_sampled_too(tmp_path, tokenizer, monkeypatch):
 def test_what_the_run_does_not_need_is_not_copied(tmp_path, tokenizer, monkeypatch):
     path = books(tmp_path / "books.jsonl", [(number, 64) for number in range(600)])
     stored = []
-    real = Mixture._store
+    real = Documents._store
 
-    def store(self, group, numbers, name):
+    def store(self, group, numbers, path):
         stored.append(len(numbers))
-        return real(self, group, numbers, name)
+        return real(self, group, numbers, path)
 
-    monkeypatch.setattr(Mixture, "_store", store)
+    monkeypatch.setattr(Documents, "_store", store)
     written(tmp_path / "out", tokenizer, path, steps=20)
     assert stored == [20 + 64]
     seen = sorted(tuple(document.ids) for document in Documents(sources(path), tokenizer, wanted={16: 20}))
@@ -176,31 +169,35 @@ def test_what_the_run_does_not_need_is_not_copied(tmp_path, tokenizer, monkeypat
 
 
 def test_the_order_is_the_seed_s(tmp_path, tokenizer):
-    path = tmp_path / "data.jsonl"
-    path.write_text("".join(json.dumps({"text": f"w{number}"}) + "\n" for number in range(2, 42)))
+    path = write_records(tmp_path / "data.jsonl", [f"w{number}" for number in range(2, 42)])
     orders = [[document.ids[0] for document in Documents(sources(path), tokenizer, seed=seed)] for seed in (1, 1, 2)]
     assert orders[0] == orders[1] != orders[2]
+    assert sorted(orders[0]) == list(range(2, 42))
 
 
 def test_weights_are_shares_of_the_tokens(tmp_path, tokenizer):
-    """However long the documents of each are; a small source is read again until the large one is used up."""
-    large, small = write(tmp_path / "a.jsonl", 5, 70, length=100), write(tmp_path / "b.jsonl", 6, 40, length=10)
-    tokens = Counter()
+    """However long documents are; a small source is read again, in another order, until the large one is used up."""
+    large = write(tmp_path / "a.jsonl", 5, 70, length=100)
+    small = write_records(tmp_path / "b.jsonl", [f"w6 w{10 + number} " * 5 for number in range(40)])
+    tokens, again = Counter(), []
     for document in Documents(sources(f"{large}:0.7", f"{small}:0.3"), tokenizer):
         tokens[document.ids[0]] += len(document.ids)
+        again += [document.ids[1]] if document.ids[0] == 6 else []
     assert tokens[5] == 7000
     assert abs(tokens[6] - 3000) <= 100
+    assert sorted(again[:40]) == sorted(again[40:80])
+    assert again[:40] != again[40:80]
 
 
-def test_long_documents_come_more_often(tmp_path, tokenizer):
-    path = tmp_path / "data.jsonl"
+@pytest.mark.parametrize("share", [0.6, 1.0])
+def test_long_documents_come_more_often(tmp_path, tokenizer, share):
     texts = [" ".join(["w5"] * 100)] * 10 + [" ".join(["w6"] * 10)] * 400
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    path = write_records(tmp_path / "data.jsonl", texts)
     tokens = Counter()
-    for document in Documents(sources(path), tokenizer, long_length=50, long_share=0.6):
+    for document in Documents(sources(path), tokenizer, long_length=50, long_share=share):
         tokens[document.ids[0]] += len(document.ids)
-    assert tokens[6] == 4000
-    assert abs(tokens[5] / (tokens[5] + tokens[6]) - 0.6) < 0.02
+    assert tokens[6] == (4000 if share < 1 else 0)
+    assert abs(tokens[5] / (tokens[5] + tokens[6]) - share) < 0.02
 
 
 def test_a_folder_gives_its_training_split(tmp_path, tokenizer):
@@ -290,7 +287,10 @@ def test_a_missing_file_is_not_asked_of_the_hub(name, monkeypatch):
 
 def test_what_cannot_be_mixed_is_refused():
     assert parse_source("user/name:en") == Source("user/name:en")
-    with pytest.raises(CtxextError, match="Some of --data have a weight"):
-        check_sources(sources("a:0.5", "b"), None)
-    with pytest.raises(CtxextError, match="is streamed"):
-        check_sources(sources("user/name"), 0.5)
+    for words, share, message in (
+        (("a:0.5", "b"), None, "Some of --data have a weight"),
+        (("user/name",), 0.5, "is streamed"),
+        (("user/name", "user/other"), None, "so its size is not known"),
+    ):
+        with pytest.raises(CtxextError, match=message):
+            TrainingData(words, long_share=share).reader(TrainingOptions())

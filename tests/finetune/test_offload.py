@@ -8,7 +8,6 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ctxext.errors import CtxextError
-from ctxext.finetune import TrainingOptions
 from ctxext.finetune.dry_run import dry_run
 from ctxext.finetune.loss import use_chunked_loss
 from tiny_base import QUICK, SIZES, documents, tune
@@ -60,14 +59,6 @@ def test_loss_and_gradients_are_bit_equal_and_only_inputs_of_layers_move(moved):
     assert not [tensor.shape for tensor in moved if tuple(tensor.shape) in weights]
 
 
-def test_nothing_moves_where_it_is_not_asked_for_and_while_nothing_is_learned(moved):
-    model = LlamaForCausalLM(LlamaConfig(**SIZES)).train()
-    use_chunked_loss(model)
-    ids = torch.randint(3, 50, (1, LENGTH))
-    model(input_ids=ids, labels=ids).loss.backward()
-    assert not moved
-
-
 def test_a_processor_has_nothing_to_move(base, tmp_path):
     options = dataclasses.replace(QUICK, offload_activations=True, device="cpu")
     message = "--offload-activations moves what a step keeps out of an accelerator's memory, and none is in use"
@@ -75,6 +66,4 @@ def test_a_processor_has_nothing_to_move(base, tmp_path):
         tune(base, tmp_path / "out", options)
     with pytest.raises(CtxextError, match=message):
         dry_run(str(base), lambda *_: documents(), options)
-    with pytest.raises(CtxextError, match="goes without --no-checkpointing"):
-        TrainingOptions(offload_activations=True, checkpointing=False)
     assert options.settled(window=64, trained_length=32).checkpointing

@@ -1,16 +1,14 @@
 """Documents that share a row: attention equals that of explicit masks, and no tensor grows with the square."""
 
 import copy
-import dataclasses
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, BloomConfig, Lfm2Config, LlamaConfig, MistralConfig, MixtralConfig
 
 from ctxext.errors import CtxextError
-from ctxext.finetune.packed_attention import NAME, attend_by_document, keeps_documents_apart
-from tiny_base import QUICK, SIZES, tune
+from ctxext.finetune.attention import DOCUMENTS, attend_by_document, keeps_documents_apart
+from tiny_base import SIZES, Largest, change, tune
 
 LENGTHS = ([40, 3, 1, 84], [1, 127], [128])
 CONFIGS = {
@@ -36,7 +34,7 @@ def test_it_equals_explicit_masks(config):
     ids, positions = packed(*LENGTHS)
     plain, changed = build(config), build(config)
     assert attend_by_document(changed)
-    assert (changed.config._attn_implementation, plain.config._attn_implementation) == (NAME, "sdpa")
+    assert (changed.config._attn_implementation, plain.config._attn_implementation) == (DOCUMENTS, "sdpa")
     results = []
     for model in (plain, changed):
         logits = model(ids, position_ids=positions, use_cache=False).logits
@@ -48,21 +46,6 @@ def test_it_equals_explicit_masks(config):
     # Each document alone is read the same, so that the stock mask is no mistake of both.
     alone = plain(ids[:1, 44:], use_cache=False).logits
     assert torch.allclose(logits[:1, 44:], alone, atol=1e-5)
-
-
-class Largest(TorchDispatchMode):
-    """The most elements that a tensor has which an operation takes or makes."""
-
-    def __init__(self):
-        super().__init__()
-        self.size = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        some = [*args, *(kwargs or {}).values(), *(result if isinstance(result, (tuple, list)) else [result])]
-        tensors = [one for one in some if torch.is_tensor(one)]
-        self.size = max([self.size, *(one.numel() for one in tensors)])
-        return result
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -104,9 +87,9 @@ def test_models_with_an_attention_of_their_own_stay_as_they_are():
 @pytest.mark.parametrize("is_changed", [True, False])
 def test_a_mask_of_the_square_is_said(base, tmp_path, monkeypatch, is_changed):
     if not is_changed:
-        monkeypatch.setattr("ctxext.finetune.packed_attention.attend_by_document", lambda model: False)
+        monkeypatch.setattr("ctxext.finetune.attention.attend_by_document", lambda model: False)
     lines = []
-    options = dataclasses.replace(QUICK, pack="restart", steps=1)
+    options = change(pack="restart", steps=1)
     tune(base, tmp_path / "out", options, merge=False, tell=lines.append)
     assert any("mask of length × length" in line for line in lines) is not is_changed
 
@@ -129,7 +112,7 @@ def test_what_keeps_documents_apart_is_tried(config):
 
 
 def test_a_model_that_mixes_documents_is_refused(base, tmp_path, monkeypatch):
-    monkeypatch.setattr("ctxext.finetune.packed_attention.keeps_documents_apart", lambda model, first: False)
-    options = dataclasses.replace(QUICK, pack="restart", steps=1)
+    monkeypatch.setattr("ctxext.finetune.attention.keeps_documents_apart", lambda model, first: False)
+    options = change(pack="restart", steps=1)
     with pytest.raises(CtxextError, match="does not keep documents apart"):
         tune(base, tmp_path / "out", options, merge=False)

@@ -19,7 +19,7 @@ SHORT = dataclasses.replace(QUICK, steps=1)
 HOLD = """
 import sys, time
 from pathlib import Path
-from ctxext.files.locks import locked
+from ctxext.files.output_directory import locked
 with locked(Path(sys.argv[1])):
     print("in", flush=True)
     time.sleep(60)
@@ -67,6 +67,8 @@ def test_what_is_put_into_out_meanwhile_stays(given, base, tmp_path):
 def test_only_what_is_said_may_go(base, tmp_path):
     out = tmp_path / "out"
     tune(base, out, SHORT, merge=False)
+    with pytest.raises(CtxextError, match="not empty"):
+        tune(base, out, SHORT)
     tune(base, out, SHORT, merge=False, overwrite=True)
     (out / "adapter" / "mine.txt").write_text("")
     with pytest.raises(CtxextError, match=r'did not make: "adapter/mine\.txt"'):
@@ -82,8 +84,9 @@ def test_what_a_kill_leaves_is_in_nobodys_way(base, tmp_path, monkeypatch):
     folder = training_folder(out)
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    mine = beside(folder, "new").name.replace(str(os.getpid()), str(gone.pid))
-    theirs = f".out.training.ctxext-new-elsewhere-{gone.pid}"
+    with beside(folder) as place:
+        mine = place.name.replace(str(os.getpid()), str(gone.pid))
+    theirs = f".out.training.ctxext-elsewhere-{gone.pid}"
     for name in (mine, theirs, folder.name):
         (tmp_path / name).mkdir()
     (tmp_path / mine / "checkpoint-2").mkdir()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ctxext.errors import CtxextError
-from ctxext.finetune.attention import register_shifted, segments, shifted_attention
+from ctxext.finetune.attention import register_shifted, shifted_attention
 from tiny_base import load, logits, make_base
 
 
@@ -42,12 +42,6 @@ def test_equals_the_reference(heads, key_heads, padding, window):
     expected = reference(query, key, value, mask, 8, window)
     real = torch.ones(2, 18, dtype=torch.bool) if mask is None else mask
     assert (attended - expected)[real].abs().max() < 1e-5
-
-
-def test_groups_cover_the_sequence_once():
-    assert segments(16, 8, 0) == [(0, 8), (8, 16)]
-    assert segments(16, 8, 4) == [(0, 4), (4, 12), (12, 16)]
-    assert segments(5, 8, 4) == [(0, 4), (4, 5)]
 
 
 def test_a_family_calls_it_and_no_token_sees_the_future(tmp_path):

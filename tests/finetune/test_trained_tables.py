@@ -1,7 +1,5 @@
 """Models with a table of positions: it is trained whole, saved, taken up again and merged like everything else."""
 
-import json
-
 import pytest
 import torch
 from peft import PeftModel
@@ -15,7 +13,7 @@ from ctxext.recipes.methods.ntk_alibi import NtkAlibi
 from ctxext.recipes.methods.range import Range
 from ctxext.verify import verify
 from tiny_base import Stopped, stop_after
-from tiny_encodings import LENGTH, VOCABULARY, load, save, save_tokenizer
+from tiny_encodings import LENGTH, VOCABULARY, load
 from tiny_tables import CAUSAL, ENCODERS, OPTIONS, change, make_base, texts, tune, weights
 
 
@@ -115,13 +113,6 @@ def test_what_does_not_go_with_such_a_model_is_refused(model_type, options, mess
     assert not (tmp_path / "out").exists()
     with pytest.raises(CtxextError, match=message):
         dry_run(str(base), lambda *_: (), change(**options))
-
-
-def test_what_was_never_lengthened_is_trained_within_its_length(tmp_path):
-    source, lines = save_tokenizer(save("bert", tmp_path / "source", more={"max_position_embeddings": 24})), []
-    tune(source, tmp_path / "out", change(steps=1, length=None), tell=lines.append)
-    assert lines[0] == "source was not extended: its context length stays 24 tokens"
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["max_position_embeddings"] == 24
 
 
 @pytest.mark.filterwarnings("ignore")

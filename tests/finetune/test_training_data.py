@@ -97,15 +97,6 @@ def test_every_row_of_a_step_jumps_by_itself(tmp_path):
     assert rows == [tuple(again[index]["position_ids"][0].tolist()) for index in range(32)]
 
 
-def test_one_step_in_five_is_short(tmp_path):
-    data = make(tmp_path, short_share=0.2)
-    shapes = [tuple(data[2 * step]["input_ids"].shape) for step in range(10)]
-    assert shapes.count((4, 8)) == 2
-    assert shapes.count((1, 32)) == 8
-    short = data[2 * shapes.index((4, 8))]
-    assert short["position_ids"].tolist() == [list(range(8))] * 4
-
-
 def test_labels_leave_out_what_no_token_predicts(tmp_path):
     data = make(tmp_path, pack="run-on", short_share=0.0)
     rows = torch.tensor(rows_of(tmp_path, 32))
@@ -165,6 +156,7 @@ def test_lengths_double_up_to_the_full_one(tmp_path):
     assert data.lengths == [4, 4, 8, 8, 16, 16, 32, 32]
     shapes = [tuple(data[2 * step]["input_ids"].shape) for step in range(8)]
     assert shapes == [(8, 4), (8, 4), (4, 8), (4, 8), (2, 16), (2, 16), (1, 32), (1, 32)]
+    assert data[0]["position_ids"].tolist() == [list(range(4))] * 8
 
 
 def test_no_sequence_is_repeated_before_all_were_seen(tmp_path):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ctxext.checkpoint.families import FAMILIES, Family
 from ctxext.checkpoint.known_models import known_models
 from ctxext.cli.app import FAULT, NO_MEMORY, TOO_DEEP, TRACEBACK
-from ctxext.files.schemas import Config, Scaling, Sizes
+from ctxext.files.schemas import CONFIG, SCALING, SIZES
 from ctxext.recipes import METHODS
 from ctxext.recipes.encodings.rotary import SENTINEL
 
@@ -159,7 +159,7 @@ SCHEDULE = st.fixed_dictionaries(
     {"rope_type": st.sampled_from(["linear", "dynamic", "yarn", "longrope", "llama3", "default", "proportional"])},
     optional={
         key: st.sampled_from([1, 4.0, 2.0, 128, 1e30, 1e-9, 0.5, [1.0] * 4, None])
-        for key in Scaling.names()
+        for key in SCALING.fields
         if key != "rope_type"
     },
 )
@@ -230,7 +230,7 @@ def put(config: dict[str, Any], key: str, value: Any) -> None:
 OTHER_KEYS = ("quantization_config", "is_encoder_decoder", "pad_token_id", "eos_token_id", "hidden_act", "dtype")
 OTHER_KEYS += ("attention_k_eq_v", "multi_query", "position_embedding_type", "dual_chunk_attention_config", "mem_len")
 OTHER_KEYS += ("max_relative_positions", "position_buckets", "attn_config.alibi_bias_max", "n_ctx", "num_labels")
-ALL_KEYS = sorted({*Config.names(), *Sizes.names(), *Scaling.names(), *OTHER_KEYS})
+ALL_KEYS = sorted({*CONFIG.fields, *SIZES.fields, *SCALING.fields, *OTHER_KEYS})
 
 
 def keys_of(family: Family) -> list[str]:

@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+import tiny_models
+from ctxext.checkpoint.families import FAMILIES, family_of, rotated_layers
 from ctxext.recipes import MsPoE, Recipe
 from ctxext.recipes.encodings.rotary import model_config
 
@@ -38,6 +40,25 @@ def llama(folder, seed=0, **changes):
     return Path(folder)
 
 
+def plain_source(model_type, folder):
+    """A tiny checkpoint whose rotated layers all look back over the whole context, where the family can say so."""
+    folder = tiny_models.save(model_type, folder)
+    config = json.loads((folder / "config.json").read_text())
+    text = config.get("text_config", config)
+    if not rotated_layers(config, family_of(config)):
+        if "layer_types" in text:
+            text["layer_types"] = [
+                "full_attention" if "sliding" in name or "chunked" in name else name for name in text["layer_types"]
+            ]
+        if FAMILIES[text["model_type"]].rotated == "unless_window" or "layer_types" not in text:
+            text["sliding_window"] = None
+    if not MODERN:
+        for key in ("rope_theta", "partial_rotary_factor"):  # 4.57 reads them one level up.
+            (text.get("rope_scaling") or {}).pop(key, None)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder, config
+
+
 def convert(source, target, **options):
     """What `ctxext convert --method mspoe` writes, at a folder named like `target`."""
     # Remote code is cached by folder name, so each gets a name of its own.
@@ -56,10 +77,10 @@ def write(target, *steps):
     return target
 
 
-def load(folder, **options):
+def load(folder, auto=AutoModelForCausalLM, **options):
     """Load a checkpoint in float32, its own code included."""
     options = {"dtype": torch.float32, "trust_remote_code": True} | options
-    return AutoModelForCausalLM.from_pretrained(folder, **options).eval()
+    return auto.from_pretrained(folder, **options).eval()
 
 
 def code_of(model):

@@ -1,17 +1,10 @@
 """Relation methods to test, and a stand-in for the seam: a Llama-style rotary and the calls that it would make."""
 
-import functools
-import sys
-
 import numpy as np
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
 from ctxext.portable import adaptive, bifocal, dual_chunk, rerope, self_extend, sinks, string, window
 from ctxext.portable.method import Frame, Tables, Turn, angles_of
-from ctxext.portable.private_copy import cache_in
 
 RELATIONS = [
     *(adaptive.Adaptive, bifocal.Bifocal, dual_chunk.Dca, rerope.Rerope, self_extend.SelfExtend),
@@ -148,37 +141,3 @@ def base_rotated(query, key, positions, interleaved=False, inverse=None):
 def as_numpy(*tensors):
     """In float64."""
     return [np.asarray(tensor.detach().double()) for tensor in tensors]
-
-
-class Attached:
-    """A method in every attention of a stock Llama, without the seam: by transformers' registry of attentions."""
-
-    def __init__(self, model, method, name, backend="sdpa"):
-        self.model, self.method, self.memory, self.cache, self.backend = model, method, {}, None, backend
-        self.apply = sys.modules[type(model).__module__].apply_rotary_pos_emb
-        AttentionInterface.register(name, functools.partial(self.attend, sdpa_attention_forward))
-        AttentionMaskInterface.register(name, sdpa_mask)
-        model.set_attn_implementation(name)
-        model.model.register_forward_pre_hook(self.begin, with_kwargs=True)
-
-    def begin(self, module, args, kwargs):
-        self.memory, self.cache = {}, cache_in(kwargs)
-        self.seen = self.cache.get_seq_length() if self.cache is not None else 0
-        self.seen = self.seen.clone() if torch.is_tensor(self.seen) else self.seen
-
-    def attend(self, inner, module, query, key, value, mask, **kwargs):
-        call = ModelCall(
-            kwargs["position_ids"], module.layer_idx, self.cache, self.memory, self.backend, seen=self.seen
-        )
-        call.rotary, call.apply, call.scaling = self.model.model.rotary_emb, self.apply, module.scaling
-        return self.method.attend(functools.partial(inner, module), call, query, key, value, mask, **kwargs)
-
-
-class ModelCall(Call):
-    """With the model's own rotary function."""
-
-    def turn(self, tensor, to, since, slowed=None):
-        angles = angles_of(Turn(to, since, slowed), self.rotary.inv_freq.float())
-        angles = torch.cat([angles, angles], -1)
-        one = tensor.float()
-        return self.apply(one, one[:, :1, :1], angles.cos(), angles.sin())[0].to(tensor.dtype)

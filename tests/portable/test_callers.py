@@ -7,9 +7,9 @@ import copy
 import importlib
 import importlib.util
 import io
+import os
 import re
 import shutil
-import subprocess
 import sys
 import threading
 import uuid
@@ -19,6 +19,7 @@ import pytest
 import torch
 from transformers.models.llama import modeling_llama
 
+from ctxext.files.isolated import SETTINGS
 from ctxext.portable.private_copy import arguments_of
 from portable_checkpoints import load, tokens
 from test_padding_matrix import ALIBI, STEPS, models  # noqa: F401
@@ -163,7 +164,7 @@ def test_saved_and_copied(family, name, models):  # noqa: F811
         assert off(found[0], expected[:, 70:]) < TOLERANCE
 
 
-def test_a_model_saved_by_another_process(models, tmp_path):  # noqa: F811
+def test_a_model_saved_by_another_process(models, tmp_path, clean_processes):  # noqa: F811
     """As spawned workers get it: all that they have is the folder of the code."""
     model, ids = models("llama", "self-extend"), tokens(80)
     torch.save(model, tmp_path / "model.pt")
@@ -176,7 +177,8 @@ def test_a_model_saved_by_another_process(models, tmp_path):  # noqa: F811
         "ids, expected = torch.load(sys.argv[2] + '/expected.pt')\n"
         "with torch.inference_mode(): assert torch.equal(model(ids, use_cache=False).logits, expected)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, home, tmp_path], capture_output=True, text=True)
+    words = [sys.executable, "-c", script, str(home), str(tmp_path)]
+    done = clean_processes.run(words, capture_output=True, text=True, env={**os.environ, **SETTINGS})
     assert done.returncode == 0, done.stderr
 
 

@@ -1,6 +1,5 @@
 """The checkpoint as a whole: how it loads, saves, shares a process with others, and stands alone."""
 
-import json
 import os
 import sys
 from types import SimpleNamespace
@@ -8,21 +7,22 @@ from types import SimpleNamespace
 import pytest
 import torch
 from transformers import (
-    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
     pipeline,
 )
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+import tiny_models
 from ctxext.files.isolated import SETTINGS
 from ctxext.portable.private_copy import true_values
-from ctxext.recipes.code.layout import SHARED_FILES, STUB_FILE
-from ctxext.recipes.encodings.rotary import SENTINEL
-from portable_checkpoints import CODE, CODE_FILE, convert, llama, load, tokens
+from portable_checkpoints import convert, llama, load, tokens
 
 ORDERS = ["prompt", "fixed"]
+PLAIN = {"head_order": "fixed", "first_layer": 0}
 
 
 @pytest.fixture(scope="module")
@@ -62,35 +62,12 @@ def test_without_its_code_it_does_not_load(folders, loader, options):
         loader.from_pretrained(folders["fixed"], **options)
 
 
-def test_the_configuration_is_a_stock_one(folders):
-    config = AutoConfig.from_pretrained(folders["fixed"])
-    assert config.model_type == "llama"
-    assert config.architectures == ["CtxextLlamaForCausalLM"]
-    saved = json.loads((folders["fixed"] / "config.json").read_text())
-    assert saved["rope_parameters"]["rope_type"] == saved["rope_scaling"]["rope_type"] == SENTINEL
-    assert saved["rope_parameters"]["rope_theta"] == saved["rope_theta"] == 10000.0
-
-
 @torch.no_grad()
 def test_auto_model(folders):
     base = AutoModel.from_pretrained(folders["prompt"], trust_remote_code=True, dtype=torch.float32).eval()
     model = load(folders["prompt"])
     assert type(base).__name__ == "CtxextLlamaModel"
     assert torch.equal(model.lm_head(base(tokens(30)).last_hidden_state), logits(model))
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_save_and_load_again(folders, order, tmp_path):
-    model = load(folders[order])
-    model.save_pretrained(tmp_path / f"saved_{order}")
-    assert (tmp_path / f"saved_{order}" / CODE_FILE).read_bytes() == CODE.read_bytes()
-    assert all((tmp_path / f"saved_{order}" / name).exists() for name in (STUB_FILE, *SHARED_FILES["rotary"]))
-    again = load(tmp_path / f"saved_{order}")
-    assert torch.equal(logits(again), logits(model))
-    again.save_pretrained(tmp_path / f"twice_{order}")
-    assert torch.equal(logits(load(tmp_path / f"twice_{order}")), logits(model))
-    with pytest.raises((KeyError, ValueError), match="trust_remote_code"):
-        AutoModelForCausalLM.from_pretrained(tmp_path / f"saved_{order}")
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -166,3 +143,41 @@ def test_it_stands_alone(folders, tmp_path, clean_processes):
     done = clean_processes.run(arguments, capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), logits(load(folders["prompt"])))
+
+
+@pytest.mark.parametrize("model_type", ["gemma3", "qwen3_5", "mllama"])
+@torch.no_grad()
+def test_a_model_for_images_and_text_loads_with_the_method(model_type, tmp_path):
+    if model_type not in tiny_models.FAMILIES:
+        pytest.skip(f"this transformers has no {model_type}")
+    torch.manual_seed(0)
+    config = tiny_models.tiny_config(model_type)
+    model = AutoModelForImageTextToText._model_mapping[type(config)]._from_config(config, dtype=torch.float32)
+    for weight in model.parameters():
+        if weight.ndim >= 2:
+            weight.normal_(0, 0.3)
+    model.save_pretrained(tmp_path / "source")
+    ids = torch.arange(3, 40)[None]
+    stock = AutoModelForImageTextToText.from_pretrained(tmp_path / "source", dtype=torch.float32).eval()
+    for ratio in (1.0, 4.0):
+        out = convert(tmp_path / "source", tmp_path / model_type, **PLAIN, ratio_min=ratio, ratio_max=ratio)
+        whole = load(out, auto=AutoModelForImageTextToText)
+        assert type(whole).__name__ == f"Ctxext{type(stock).__name__}"
+        assert torch.equal(whole(input_ids=ids).logits, stock(input_ids=ids).logits) == (ratio == 1.0)
+        assert torch.equal(load(out)(input_ids=ids).logits, whole(input_ids=ids).logits)
+    with pytest.raises((KeyError, ValueError), match="trust_remote_code"):
+        AutoModelForImageTextToText.from_pretrained(out)
+
+
+@pytest.mark.skipif("hrm_text" not in CONFIG_MAPPING, reason="transformers 4.57 does not know the family")
+@torch.no_grad()
+def test_the_last_depth_alone_takes_part(tmp_path):
+    """A method takes each depth for a layer. Keys of all depths before the last are the source's, bit for bit."""
+    source = tiny_models.save("hrm_text", tmp_path / "source")
+    stock = load(source)
+    count = stock.config.num_hidden_layers
+    assert count > stock.config.num_layers_per_stack
+    changed = load(convert(source, tmp_path / "out", **{**PLAIN, "first_layer": count - 1, "ratio_max": 4.0}))
+    own, theirs = (model(tokens(40), use_cache=True).past_key_values for model in (stock, changed))
+    same = [torch.equal(own.layers[i].keys, theirs.layers[i].keys) for i in range(count)]
+    assert same == [True] * (count - 1) + [False]

@@ -1,19 +1,19 @@
 """Distance-aware attention: its numbers are weights, and what they do hangs on the distance alone."""
 
 import json
-import math
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoModelForCausalLM
 
 import tiny_models
 from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.recipes import Recipe, Yarn, method_named
 from ctxext.verify import verify
+from portable_checkpoints import load
 from tiny_base import QUICK, documents, make_base, tune
 
 DistanceAware = method_named("distance-aware")
@@ -34,10 +34,6 @@ def put_numbers(folder):
             weights[name] = torch.randn(weights[name].shape, generator=rng)
     save_file(weights, path, metadata={"format": "pt"})
     return folder
-
-
-def load(folder, **options):
-    return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32, **options).eval()
 
 
 @pytest.fixture(scope="module")
@@ -94,64 +90,6 @@ def test_slopes_alone_say_whether_anything_was_learned(folder, row, changes):
     for weight in numbers:
         weight[row] = 1.0
     assert torch.equal(model(ids).logits, stock) != changes
-
-
-@torch.no_grad()
-def test_chunks_caches_and_padding_agree(folder):
-    model = load(folder)
-    ids = torch.arange(60)[None] * 7 % 90 + 5
-    whole = model(ids, use_cache=False).logits
-    stock = load(folder)
-    for name, weight in stock.named_parameters():
-        if name.endswith("distance.weight"):
-            weight.zero_()
-    assert (stock(ids).logits - whole).abs().max() > 1e-2, "the numbers change something"
-    for sizes in ((60,), (20, 40), (30, *[1] * 30)):
-        cache, start, parts = DynamicCache(config=model.config), 0, []
-        for size in sizes:
-            parts.append(model(ids[:, start : start + size], past_key_values=cache, use_cache=True).logits)
-            start += size
-        assert (torch.cat(parts, 1) - whole).abs().max() < 1e-4
-    padded = torch.cat([torch.zeros(1, 7, dtype=torch.long), ids], 1)
-    mask = torch.cat([torch.zeros(1, 7, dtype=torch.long), torch.ones_like(ids)], 1)
-    both = torch.cat([padded, torch.arange(67)[None] % 90 + 5])
-    batched = model(both, attention_mask=torch.cat([mask, torch.ones_like(mask)]), use_cache=False).logits
-    assert (batched[:1, 7:] - whole).abs().max() < 1e-4
-    eager = load(folder, attn_implementation="eager")(ids, output_attentions=True)
-    assert (eager.logits - whole).abs().max() < 1e-4
-    assert torch.allclose(eager.attentions[0].sum(-1), torch.ones(()))
-
-
-@torch.no_grad()
-def test_one_layer_against_the_formula(folder):
-    """The weights of the first layer's attention from its own queries and keys."""
-    model = load(folder, attn_implementation="eager")
-    attention = model.model.layers[0].self_attn
-    ids = torch.arange(40)[None] * 7 % 90 + 5
-    kept = {}
-    module = __import__(type(attention).__module__, fromlist=["x"])
-    apply = module.apply_rotary_pos_emb
-
-    def told(*args, **kwargs):
-        rotated = apply(*args, **kwargs)
-        kept.setdefault("rotated", rotated)
-        return rotated
-
-    module.apply_rotary_pos_emb = told
-    try:
-        weights = model(ids, output_attentions=True).attentions[0]
-    finally:
-        module.apply_rotary_pos_emb = apply
-    query, key = kept["rotated"]
-    (w, v), length = attention.distance.weight.tolist(), model.config.max_position_embeddings
-    for head, m in ((0, 5), (1, 17), (3, 39)):
-        own = key[0, head * key.shape[1] // query.shape[1]]
-        scores = [float(query[0, head, m] @ own[n]) / math.sqrt(query.shape[-1]) for n in range(m + 1)]
-        factors = [(1 + math.exp(v[head])) / (1 + math.exp(v[head] - w[head] * (m - n) / length)) for n in range(m + 1)]
-        changed = [s * f if s > 0 else s for s, f in zip(scores, factors, strict=True)]
-        total = sum(map(math.exp, changed))
-        expected = torch.tensor([math.exp(s) / total for s in changed])
-        assert (weights[0, head, m, : m + 1] - expected).abs().max() < 1e-5
 
 
 def test_weights_under_another_name_are_not_passed_over(source, tmp_path, monkeypatch):

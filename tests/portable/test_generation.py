@@ -163,12 +163,6 @@ def test_beam_search(model):
     torch.testing.assert_close(output.sequences_scores[0], score, rtol=1e-4, atol=1e-4)
 
 
-def test_without_a_cache(model):
-    ids = tokens(20)
-    with torch.no_grad():
-        assert torch.equal(model(ids, use_cache=False).logits, model(ids).logits)
-
-
 def test_awareness_ignores_what_padding_holds(model):
     awareness = code_of(model).awareness
     generator = torch.Generator().manual_seed(0)

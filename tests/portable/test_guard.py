@@ -31,7 +31,7 @@ from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.methods.ntk_alibi import NtkAlibi
 from ctxext.recipes.methods.self_extend import SelfExtend
 from ctxext.verify import verify
-from portable_checkpoints import MODERN
+from portable_checkpoints import MODERN, load
 
 QUICK = ("llama", "gemma3_text", "gpt_oss", "lfm2", "olmo2", "falcon", "bloom", "falcon-rw")
 IDS = torch.randint(4, 40, (1, 100), generator=torch.Generator().manual_seed(0))
@@ -72,10 +72,6 @@ def attempt(source, method, out):
     except CtxextError:
         return None
     return out
-
-
-def load(folder, auto=AutoModelForCausalLM, **options):
-    return auto.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32, **options).eval()
 
 
 def logits(model):

@@ -22,8 +22,7 @@ from transformers import DynamicCache, GenerationConfig, StaticCache
 import tiny_encodings
 from ctxext.recipes.methods.relation import Relation
 from ctxext.recipes.registry import method_named
-from portable_checkpoints import MODERN, load, tokens, write
-from test_families_mspoe import plain_source
+from portable_checkpoints import MODERN, load, plain_source, tokens, write
 
 LENGTH = 32
 TOLERANCE = 1e-4  # Of the largest logit.
@@ -545,6 +544,40 @@ def test_gaps_of_positions_are_the_same_to_one_call_and_to_a_cache(models, name,
     else:
         one = model(ids, position_ids=positions, attention_mask=torch.ones_like(ids), use_cache=False).logits
     torch.testing.assert_close(torch.cat(parts, 1), one, rtol=0, atol=TOLERANCE * float(one.abs().max()))
+
+
+@torch.no_grad()
+def test_a_row_whose_position_jumps_is_not_taken_for_the_next(models):
+    """Decoding expects the next position; any other is read as without a step before it."""
+    model, cache, ids = models("llama", "self-extend"), DynamicCache(), texts(50)[0]
+    for span in (slice(46), slice(46, 47)):
+        model(ids[:, span], past_key_values=cache)
+    turned = cache.ctxext_state.common["turned keys", 0][2]
+    assert turned == 47, "all keys, so that none turns again for a window's length"
+    for position in (49, 70):
+        jump, fresh = {"position_ids": torch.tensor([[position]])}, copy.deepcopy(cache)
+        fresh.ctxext_state.common.clear()
+        logits, expected = (model(ids[:, 47:48], past_key_values=one, **jump).logits for one in (cache, fresh))
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+        cache.crop(-1)
+        model(ids[:, 47:48], past_key_values=cache)
+
+
+@pytest.mark.parametrize("name", RELATIONS)
+def test_gradients_do_not_depend_on_checkpointing(models, name):
+    model, ids, gradients = models("llama", name).train(), texts(60)[0], []
+    try:
+        for is_on in (False, True):
+            if is_on:
+                model.gradient_checkpointing_enable({"use_reentrant": False})
+            model(ids, labels=ids, use_cache=False).loss.backward()
+            gradients.append([weight.grad.clone() for weight in model.parameters()])
+            model.zero_grad()
+    finally:
+        model.gradient_checkpointing_disable()
+        model.eval()
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
 def line_of(number):

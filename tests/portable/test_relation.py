@@ -1,6 +1,8 @@
 """Relation maps: each method against loops in float64, in every form that its attention takes."""
 
 import functools
+import shutil
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,10 +11,13 @@ import torch
 from transformers import DynamicCache
 
 from ctxext.portable import method as seam
+from ctxext.portable.method import state_of
 from ctxext.portable.mspoe import MsPoE
 from ctxext.portable.relation import Relation
 from ctxext.portable.relation_parts import begins_again
 from ctxext.portable.rerope import Rerope, ReRopeMap
+from ctxext.recipes.methods.self_extend import SelfExtend
+from portable_checkpoints import llama, load, write
 from relation_cases import (
     BASE,
     LENGTH,
@@ -31,33 +36,9 @@ from relation_cases import (
 from relation_reference import attention, relation, rotated_factor, temperature
 
 TOTAL = 300
-ROWS = [
-    0,
-    9,
-    16,
-    17,
-    20,
-    21,
-    22,
-    23,
-    40,
-    47,
-    48,
-    *range(61, 68),
-    90,
-    95,
-    96,
-    112,
-    127,
-    128,
-    129,
-    150,
-    172,
-    173,
-    191,
-    192,
-]
-ROWS += [200, 226, 227, 255, 256, 257, 281, 298, 299]
+# At the borders of every map, on both sides.
+ROWS = [*(0, 9, 16, 17, 20, 21, 22, 23, 40, 47, 48), *range(61, 68), *(90, 95, 96, 112, 127, 128, 129, 150, 172, 173)]
+ROWS += [191, 192, 200, 226, 227, 255, 256, 257, 281, 298, 299]
 LAYOUTS = {
     "grouped": {},
     "multi-head": {"heads": 3, "groups": 3},
@@ -499,3 +480,27 @@ def test_heads_that_a_method_rotates_are_not_taken_for_alike():
     alike = seam.Call.rotates_heads_alike.fget
     assert alike(SimpleNamespace(methods=[made("dca")]))
     assert not alike(SimpleNamespace(methods=[made("dca"), MsPoE({})]))
+
+
+def test_a_cache_goes_with_its_last_user():
+    """Not when garbage is next collected: the caches of several long prompts would be in memory at once."""
+    cache = DynamicCache()
+    state_of(cache)
+    alive = weakref.ref(cache)
+    del cache
+    assert alive() is None
+
+
+@torch.no_grad()
+def test_layers_of_a_loaded_model_share_one_plan(tmp_path, monkeypatch):
+    """Positions and masks are read once for all layers, not once in each."""
+    llama(tmp_path / "source")
+    shutil.copytree(tmp_path / "source", tmp_path / "one_plan")
+    network = load(write(tmp_path / "one_plan", SelfExtend(factor=2)))
+    method, plans = type(network.model.layers[0].ctxext_part.methods[0]), []
+    original = method.cheapest_plan
+    monkeypatch.setattr(method, "cheapest_plan", lambda *args: plans.append(original(*args)) or plans[-1])
+    ids = torch.randint(1, 64, (1, 300), generator=torch.Generator().manual_seed(0))
+    cache = network(ids[:, :299]).past_key_values
+    network(ids[:, 299:], past_key_values=cache)
+    assert [plan.form for plan in plans] == ["tiles", "step"]

@@ -8,10 +8,7 @@ import shutil
 import pytest
 import torch
 
-from ctxext.errors import CtxextError
-from ctxext.recipes import MsPoE, Recipe, method_named
-from ctxext.recipes.encodings.rotary import model_config
-from ctxext.recipes.methods.mspoe import ranks_from_scores, ratio_grid
+from ctxext.recipes import method_named
 from portable_checkpoints import convert, llama, load, tokens, write
 from small_llama import read_json
 
@@ -176,30 +173,6 @@ def test_layers_before_the_first_are_untouched(source, tmp_path):
         changed = load(convert(source, tmp_path / "out", first_layer=2))(tokens(40), **base).hidden_states
     assert torch.equal(plain[2], changed[2])
     assert not torch.equal(plain[3], changed[3])
-
-
-def test_grids_and_ranks():
-    assert ratio_grid(1.2, 1.8, 4) == pytest.approx([1.2, 1.4, 1.6, 1.8])
-    assert ratio_grid(1.2, 1.8, 4, released=True) == pytest.approx([1.2, 1.35, 1.5, 1.65])
-    assert ratio_grid(1.2, 1.8, 1) == [1.2]
-    assert ranks_from_scores([0.1, 0.4, 0.1, 0.2]) == [2, 0, 3, 1]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"first_layer": 3}, "No layer from 3 on"),
-        ({"head_order": "calibrated"}, "calibrated order needs"),
-        ({"head_order": "calibrated", "ranks": ((0, 0),)}, "calibrated order needs"),
-        ({"rescale": "middle", "schedule": "ntk", "rescale_start": 1, "rescale_end": 2}, "schedule linear only"),
-        ({"rescale": "middle"}, "cannot compress"),
-        ({"rescale": "middle", "rescale_start": 5, "rescale_end": 5}, "cannot compress"),
-    ],
-)
-def test_contradictions_are_refused(source, options, message):
-    config = json.loads((source / "config.json").read_text())
-    with pytest.raises(CtxextError, match=message):
-        Recipe([MsPoE(**{"schedule": "linear", "head_order": "prompt", **options})]).edit(model_config(config))
 
 
 def test_by_parts_ends_at_the_last_dimension(source, tmp_path):

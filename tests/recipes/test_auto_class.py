@@ -45,4 +45,5 @@ def test_an_encoder_with_a_decoder_generates():
     config = {"architectures": ["BartForConditionalGeneration"], "is_encoder_decoder": True}
     assert (auto_class(config), pipeline_tag(config)) == ("AutoModelForSeq2SeqLM", "text2text-generation")
     assert auto_class({**config, "is_encoder_decoder": False}) == "AutoModelForCausalLM"
+    assert auto_class({"architectures": ["T5Model"], "is_encoder_decoder": True}) == "AutoModel"
     assert is_causal({"architectures": ["BertForMaskedLM"], "is_encoder_decoder": True}) is False

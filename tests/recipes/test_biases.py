@@ -5,7 +5,6 @@ import pytest
 from ctxext.checkpoint.families import FAMILIES, family_of
 from ctxext.converters.inspection import bound_of
 from ctxext.errors import CtxextError
-from ctxext.recipes.encodings.biases import alibi_slopes
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.alibi_interpolation import AlibiInterpolation
 from ctxext.recipes.methods.ntk_alibi import NtkAlibi
@@ -13,16 +12,6 @@ from ctxext.recipes.methods.ntk_alibi import NtkAlibi
 BLOOM = {"model_type": "bloom", "seq_length": 64, "n_head": 4}
 MPT = {"model_type": "mpt", "max_seq_len": 64, "n_heads": 4}
 T5 = {"model_type": "t5", "n_positions": 64}
-LENGTHS = {"bloom": "seq_length", "mpt": "max_seq_len", "t5": "n_positions"}
-
-
-@pytest.mark.parametrize("config", [BLOOM, MPT, T5], ids=lambda config: config["model_type"])
-def test_the_original_length_is_what_the_user_the_conversion_or_the_file_says(config):
-    noted = {**config, "ctxext": {"trained_length": 32}}
-    assert model_config(config).encoding.trained_length == 64
-    assert model_config(noted).encoding.trained_length == 32
-    assert model_config(noted, 16).encoding.trained_length == 16
-    assert {model_config(one).encoding.context_length for one in (config, noted)} == {64}
 
 
 @pytest.mark.parametrize(
@@ -30,6 +19,7 @@ def test_the_original_length_is_what_the_user_the_conversion_or_the_file_says(co
     [
         (BLOOM, "seq_length"),
         (BLOOM, "n_head"),
+        (MPT, "max_seq_len"),
         (T5, "n_positions"),
         (T5, "relative_attention_max_distance"),
         (T5, "relative_attention_num_buckets"),
@@ -41,17 +31,6 @@ def test_sizes_are_whole_numbers_from_1_to_2_to_the_31(config, key):
     for value in (0, 2**31 + 1, 7.0, "7", True, None):
         with pytest.raises(CtxextError, match=f'no usable {key}: "{value}"'):
             model_config({**config, key: value})
-
-
-def test_what_such_an_encoding_says_of_itself():
-    encoding = model_config(BLOOM).encoding
-    assert (encoding.claimed_length, encoding.usable_length, encoding.first_index) == (64, 64, 0)
-    assert (encoding.is_scaled, encoding.at_length(65).is_scaled, encoding.at_length(63).is_scaled) == (
-        False,
-        True,
-        False,
-    )
-    assert (encoding.lacks_original, encoding.schedule_summary) == (False, "alibi from 64 tokens")
 
 
 def test_alibi_in_words():
@@ -84,31 +63,14 @@ def test_slopes_that_transformers_does_not_read(attention, said):
     assert cautions == ((told,) if said else ())
 
 
-@pytest.mark.parametrize("config", [BLOOM, T5], ids=lambda config: config["model_type"])
-def test_a_recipe_is_taken_back(config):
-    encoding = model_config(config).encoding.at_length(256)
-    assert encoding.plain({"source_length": 96}).context_length == 96
-    assert encoding.plain({}).context_length == 64
-
-
 def test_buckets_are_taken_back_and_written():
     model = model_config({**T5, "relative_attention_max_distance": 40})
     assert model.encoding.noted() == {"trained_length": 64, "source_length": 64, "source_distance": 40}
     assert model.encoding.plain({"source_distance": 20}).distance == 20
     assert model.encoding.plain({}).distance == 40
+    assert model.encoding.at_length(256).plain({"source_length": 96}).context_length == 96
     longer = model.with_context_length(128).config
     assert (longer["n_positions"], longer["relative_attention_max_distance"]) == (128, 40)
-
-
-def test_slopes_of_powers_of_two_and_of_others():
-    """ALiBi, section 3: 2^(-8h/H); for six heads those of four, then the first and the third of eight."""
-    assert alibi_slopes(1) == [2**-8]
-    assert alibi_slopes(4) == [2**-2, 2**-4, 2**-6, 2**-8]
-    assert alibi_slopes(6) == [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]
-    assert AlibiInterpolation(factor=2).exponents(3) == [1, 1, 1]
-    assert NtkAlibi(factor=2).exponents(1) == [0]
-    assert NtkAlibi(factor=2).exponents(2) == [0, 1]
-    assert NtkAlibi(factor=2).exponents(6) == [1 / 5, 3 / 5, 4 / 5, 1, 0, 2 / 5]
 
 
 @pytest.mark.parametrize("rows", ["row-wise", "static"])

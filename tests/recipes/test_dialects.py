@@ -8,9 +8,7 @@ from ctxext.checkpoint.families import FAMILIES
 from ctxext.recipes import Yarn
 from ctxext.recipes.encodings.base import provenance
 from ctxext.recipes.encodings.dialects import (
-    native_type,
     nested_by_type,
-    rope_scaling,
     unsupported,
     write_explicit,
     write_length,
@@ -24,14 +22,6 @@ GEMMA = {"model_type": "gemma3_text", "rope_theta": 1e6, "rope_local_base_freq":
 
 def edited(config):
     return Yarn(factor=2).edit(model_config(config)).config
-
-
-def test_some_classes_of_transformers_4_accept_certain_keys_only():
-    lists = {"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0], "long_factor": [2.0]}
-    assert rope_scaling(FAMILIES["phi3"], lists) == {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
-    assert rope_scaling(FAMILIES["llama"], lists) == lists
-    assert rope_scaling(FAMILIES["olmo2"], {"rope_type": "linear"}) == {"type": "linear"}
-    assert rope_scaling(FAMILIES["olmo2"], {"rope_type": "yarn", "factor": 2.0}) == {"rope_type": "yarn", "factor": 2.0}
 
 
 def test_layer_types_have_schedules_of_their_own():
@@ -69,13 +59,6 @@ def test_the_head_s_size_is_said_where_the_class_takes_it(config, said, written)
     assert text == written
 
 
-@pytest.mark.parametrize("said", [{}, {"rope_local_base_freq": 1e4}])
-def test_the_sliding_base_is_said_where_a_key_is_for_it(said):
-    text, config = {}, {key: value for key, value in GEMMA.items() if key != "rope_local_base_freq"}
-    write_explicit({**config, **said}, {}, text, FAMILIES["gemma3_text"])
-    assert text == {"head_dim": 8, "rope_local_base_freq": 1e4}
-
-
 @pytest.mark.parametrize("said", [{}, {"dtype": "bfloat16"}, {"torch_dtype": "bfloat16"}])
 def test_the_weights_type_is_said_under_both_names(said):
     whole, text = dict(said), {"head_dim": 8, "dtype": "float32"}
@@ -90,21 +73,6 @@ def test_a_length_stands_wherever_the_family_reads_it(above, wanted):
     text = {"max_position_embeddings": 64, "max_seq_len": 64, **above}
     write_length(text, FAMILIES["llama"], 128)
     assert text == {"max_position_embeddings": 128, "max_seq_len": 64, **wanted}
-
-
-@pytest.mark.parametrize(
-    ("name", "rope_type", "carried"),
-    [
-        ("llama", "default", "default"),
-        ("llama", "linear", "linear"),
-        ("llama", "yarn", "yarn"),
-        ("gemma4_text", "default", "proportional"),
-        ("gemma4_text", "linear", "proportional"),
-        ("gemma4_text", "yarn", "yarn"),
-    ],
-)
-def test_linear_is_proportional_where_a_part_of_the_head_rotates_at_the_heads_pace(name, rope_type, carried):
-    assert native_type(FAMILIES[name], rope_type) == carried
 
 
 def test_why_a_family_does_not_carry_a_schedule():

@@ -1,9 +1,10 @@
-"""Frequencies and factors at numbers that published models have, each from its formula written down again."""
+"""Frequencies and factors at numbers that published models have, each from its formula (`by_hand.py`)."""
 
 import math
 
 import pytest
 
+from by_hand import by_hand
 from ctxext.errors import CtxextError
 from ctxext.recipes import METHODS
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
@@ -11,7 +12,6 @@ from ctxext.recipes.encodings.rotary import Rotary, attention_scaling, model_con
 from ctxext.recipes.recipe import step_from_dict
 
 THETA, DIM, LENGTH = 1e4, 16, 128
-PLAIN = [THETA ** (-2 * pair / DIM) for pair in range(DIM // 2)]
 
 
 def rotary(rope_type, context_length=4 * LENGTH, trained_length=LENGTH, **numbers):
@@ -25,81 +25,34 @@ def rotary(rope_type, context_length=4 * LENGTH, trained_length=LENGTH, **number
     )
 
 
-def test_plain_and_linear():
-    assert inverse_frequencies(rotary("default")) == pytest.approx(PLAIN)
-    assert inverse_frequencies(rotary("linear", factor=3.0)) == pytest.approx([one / 3 for one in PLAIN])
+SCHEDULES = [
+    ("pi", "default", {"factor": 1.0}),
+    ("pi", "linear", {"factor": 3.0}),
+    ("dynamic", "dynamic", {"factor": 3.0}),
+    ("yarn", "yarn", {"factor": 4.0}),
+    ("yarn", "yarn", {}),  # The factor of the two lengths.
+    ("yarn", "yarn", {"factor": 2.0, "beta_fast": 8.0, "beta_slow": 0.25}),
+    ("yarn", "yarn", {"factor": 2.0, "beta_fast": 8.0, "beta_slow": 0.25, "truncate": False}),
+    ("yarn", "yarn", {"factor": 4.0, "beta_fast": 1.0, "beta_slow": 1.0, "truncate": False}),  # Kimi K2: a step.
+    ("llama3", "llama3", {"factor": 8.0, "low_freq_factor": 0.5, "high_freq_factor": 6.0}),
+    ("longrope", "longrope", {"short_factor": [1.0] * 8, "long_factor": [float(pair + 1) for pair in range(8)]}),
+]
+
+
+@pytest.mark.parametrize(("method", "rope_type", "numbers"), SCHEDULES)
+def test_frequencies_are_those_of_the_formula(method, rope_type, numbers):
+    schedule = rotary(rope_type, context_length=LENGTH if method == "dynamic" else 4 * LENGTH, **numbers)
+    for at in (1, LENGTH, LENGTH + 64, 2 * LENGTH):
+        wanted, _ = by_hand(method, **{"factor": 4.0, **numbers}, base=THETA, size=DIM, length=LENGTH, at=at)
+        assert inverse_frequencies(schedule, at) == pytest.approx(wanted)
+    assert inverse_frequencies(schedule) == inverse_frequencies(schedule, LENGTH)
+
+
+def test_a_ramp_counts_from_the_schedule_s_own_length_and_parts_of_heads_at_the_whole_heads_pace():
+    longer = rotary("yarn", factor=4.0, original_max_position_embeddings=LENGTH, trained_length=999)
+    assert inverse_frequencies(longer) == inverse_frequencies(rotary("yarn", factor=4.0))
     half = Rotary(theta=THETA, dim=8, span=16, trained_length=9, context_length=9, parameters={})
-    assert inverse_frequencies(half) == pytest.approx(PLAIN[:4]), "a part of a head at the whole head's pace"
-
-
-@pytest.mark.parametrize(
-    ("length", "stretch"), [(1, 1), (LENGTH, 1), (2 * LENGTH, 2 * 3 - 2), (LENGTH + 64, 1.5 * 3 - 2)]
-)
-def test_dynamic_raises_the_base_with_the_length(length, stretch):
-    """emozilla, July 2023: b (s l / L - (s - 1))^(d / (d - 2)), here s = 3."""
-    base = THETA * stretch ** (DIM / (DIM - 2))
-    frequencies = inverse_frequencies(rotary("dynamic", context_length=LENGTH, factor=3.0), length)
-    assert frequencies == pytest.approx([base ** (-2 * pair / DIM) for pair in range(DIM // 2)])
-
-
-def ramp(fast, slow, rounds, factor=4.0, length=LENGTH):
-    """YaRN, section 3.2, as transformers has it: bounds by dimension, clamped at 0 and d - 1."""
-
-    def where(rotations):
-        return DIM * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(THETA))
-
-    low, high = (math.floor(where(fast)), math.ceil(where(slow))) if rounds else (where(fast), where(slow))
-    low, high = max(low, 0), min(high, DIM - 1)
-    frequencies = []
-    for pair, theta in enumerate(PLAIN):
-        slowed = 0.0 if pair <= low else 1.0 if pair >= high else (pair - low) / (high - low)
-        frequencies.append(theta * (1 - slowed) + theta / factor * slowed)
-    return frequencies
-
-
-def test_yarn_with_numbers_and_without():
-    assert inverse_frequencies(rotary("yarn", factor=4.0)) == pytest.approx(ramp(32, 1, True))
-    assert inverse_frequencies(rotary("yarn")) == pytest.approx(ramp(32, 1, True)), "the factor of the two lengths"
-    given = {"factor": 2.0, "beta_fast": 8.0, "beta_slow": 0.25}
-    for rounds in (True, False):
-        frequencies = inverse_frequencies(rotary("yarn", truncate=rounds, **given))
-        assert frequencies == pytest.approx(ramp(8, 0.25, rounds, 2.0))
-    usual = rotary("yarn", factor=4.0, truncate=False, trained_length=4096)
-    assert inverse_frequencies(usual) == pytest.approx(ramp(32, 1, False, length=4096)), "the paper's numbers"
-    longer = inverse_frequencies(
-        rotary("yarn", factor=4.0, original_max_position_embeddings=LENGTH, trained_length=999)
-    )
-    assert longer == pytest.approx(ramp(32, 1, True)), "from the schedule's own length"
-
-
-def test_yarn_s_ramp_may_be_a_step():
-    """Kimi K2 has both ends at one rotation: below it divided, above it kept."""
-    schedule = rotary("yarn", factor=4.0, beta_fast=1.0, beta_slow=1.0, truncate=False)
-    turns = [LENGTH * theta / (2 * math.pi) for theta in PLAIN]
-    wanted = [theta if turn > 1 else theta / 4 for theta, turn in zip(PLAIN, turns, strict=True)]
-    assert inverse_frequencies(schedule) == pytest.approx(wanted)
-
-
-def test_llama3_by_wavelength():
-    """Llama 3.1's code: kept above high_freq_factor rotations, divided below low_freq_factor, blended between."""
-    numbers = {"factor": 8.0, "low_freq_factor": 0.5, "high_freq_factor": 6.0}
-    wanted = []
-    for theta in PLAIN:
-        rotations = LENGTH * theta / (2 * math.pi)
-        smooth = (rotations - 0.5) / (6.0 - 0.5)
-        kinds = {rotations > 6: theta, rotations < 0.5: theta / 8}
-        wanted.append(kinds.get(True, (1 - smooth) * theta / 8 + smooth * theta))
-    assert inverse_frequencies(rotary("llama3", **numbers)) == pytest.approx(wanted)
-    assert any(one not in (theta, theta / 8) for one, theta in zip(wanted, PLAIN, strict=True)), "one is blended"
-
-
-def test_longrope_takes_its_long_list_beyond_the_original_length():
-    short, long = [1.0] * 8, [float(pair + 1) for pair in range(8)]
-    schedule = rotary("longrope", short_factor=short, long_factor=long)
-    assert inverse_frequencies(schedule, LENGTH) == pytest.approx(PLAIN)
-    assert inverse_frequencies(schedule) == pytest.approx(PLAIN)
-    slowed = [theta / by for theta, by in zip(PLAIN, long, strict=True)]
-    assert inverse_frequencies(schedule, LENGTH + 1) == pytest.approx(slowed)
+    assert inverse_frequencies(half) == pytest.approx([THETA ** (-2 * pair / DIM) for pair in range(4)])
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import pytest
 
-from ctxext.checkpoint.families import family_of
 from ctxext.errors import CtxextError
 from ctxext.recipes import MsPoE
 from ctxext.recipes.encodings.rotary import model_config
@@ -95,13 +94,6 @@ def test_families_on_which_awareness_cannot_be_seen():
     assert settings(phi, head_order="fixed")["ranks"] == [[0, 1], [0, 1]]
     # Who measured an order elsewhere may give it.
     assert settings(phi, head_order="calibrated", ranks=((1, 0), (0, 1)))["ranks"] == [[1, 0], [0, 1]]
-
-
-def test_a_family_whose_heads_share_one_key():
-    deepseek = {"model_type": "deepseek_v3", "num_hidden_layers": 2}
-    assert MsPoE.refusal(deepseek, family_of(deepseek)).startswith("latent attention: all heads share one rotated key")
-    assert MsPoE.refusal(dict(LLAMA), family_of(LLAMA)) == ""
-    assert "not rotary position embeddings" in MsPoE.refusal({}, family_of({"model_type": "gpt2"}))
 
 
 def test_a_summary_shows_what_was_learned():

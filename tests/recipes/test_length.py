@@ -3,8 +3,7 @@
 import pytest
 
 from ctxext.errors import CtxextError
-from ctxext.files.length import format_length, parse_length
-from ctxext.files.schemas import LONGEST
+from ctxext.files.length import LONGEST, format_length, parse_length
 from ctxext.recipes import Recipe
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.recipe import step_from_dict

@@ -9,20 +9,19 @@ writes is loaded with few layers and experts.
 
 import copy
 import json
-import math
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+from by_hand import by_hand
 from ctxext.checkpoint.families import family_of, text_config
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.converters import convert, make_plan
+from ctxext.converters import make_plan
 from ctxext.errors import CtxextError
-from ctxext.recipes import Recipe, Yarn, method_named
+from ctxext.recipes import Recipe, method_named
 from ctxext.recipes.encodings.rotary import model_config, unsupported
 from ctxext.verify.carried import rotations
 from published_models import NAMES, published, write_config
@@ -55,49 +54,11 @@ def schedule_of(row):
     return {**numbers, "rope_type": numbers.get("rope_type") or numbers.get("type") or "default"}
 
 
-def ramp(row, numbers):
-    """YaRN's: how far each pair is interpolated, from 0 to 1."""
-    size, base, length = row["rotates"], row["theta"], row["original"]
-    ends = [
-        size * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
-        for turns in (numbers.get("beta_fast") or 32, numbers.get("beta_slow") or 1)
-    ]
-    if numbers.get("truncate", True):
-        ends = [math.floor(ends[0]), math.ceil(ends[1])]
-    low, high = max(ends[0], 0), min(ends[1], size - 1)
-    return [min(max((pair - low) / ((high - low) or 0.001), 0), 1) for pair in range(size // 2)]
-
-
-def by_hand(row, method, factor, numbers, at):
-    """The frequencies and the factor on cosine and sine of a method, from its paper and the row's facts.
-
-    Args:
-        row: The published model.
-        method: The method's name.
-        factor: How many times longer than the original context length.
-        numbers: Numbers of the published schedule that the method keeps.
-        at: The length of the sequence in tokens.
-    """
-    size, base, length = row["rotates"], row["theta"], row["original"]
-    span = row.get("span", size)
-    plain = [base ** (-2 * pair / span) for pair in range(size // 2)]
-    if method == "ntk":
-        return [(base * factor ** (span / (size - 2))) ** (-2 * pair / span) for pair in range(size // 2)], 1.0
-    if method == "dynamic":
-        stretch = factor * max(at, length) / length - (factor - 1)
-        return [(base * stretch ** (size / (size - 2))) ** (-2 * pair / size) for pair in range(size // 2)], 1.0
-    if method == "llama3":
-        low, high = numbers.get("low_freq_factor", 1), numbers.get("high_freq_factor", 4)
-        turns = [length * theta / (2 * math.pi) for theta in plain]
-        shares = [1 - min(max((turn - low) / (high - low), 0), 1) for turn in turns]
-    else:
-        shares = [1.0] * len(plain) if method == "pi" else ramp(row, numbers)
-    frequencies = [theta * (1 - share) + theta / factor * share for theta, share in zip(plain, shares, strict=True)]
-    if method != "yarn" or factor <= 1:
-        return frequencies, 1.0
-    ones = [numbers.get(key) or 0 for key in ("mscale", "mscale_all_dim")]
-    both = [0.1 * one * math.log(factor) + 1 for one in ones]
-    return frequencies, both[0] / both[1] if all(ones) else 0.1 * math.log(factor) + 1
+def expected(row, method, factor, numbers, at):
+    """What a method makes of a published model: the numbers are those of its schedule that the method keeps."""
+    facts = {"base": row["theta"], "size": row["rotates"], "length": row["original"], "span": row.get("span")}
+    kept = {key: value for key, value in numbers.items() if key not in ("factor", "attention_factor")}
+    return by_hand(method, factor, at=at, **facts, **kept)
 
 
 def small(config):
@@ -156,7 +117,7 @@ def check_loaded(row, config, name, factor):
                 assert entry == was, "a sliding layer changed"
                 continue
             checked += 1
-            wanted, scaling = by_hand(row, name, total, published_schedule if is_same_type else {}, length)
+            wanted, scaling = expected(row, name, total, published_schedule if is_same_type else {}, length)
             found = [frequency for frequency in entry.frequencies if frequency > 0]
             assert found == pytest.approx(sorted(set(wanted)), rel=2e-5), length
             assert entry.scaling == pytest.approx(scaling, rel=2e-5)
@@ -225,52 +186,3 @@ def test_all_of_them(tmp_path):
     right, refused, elsewhere = (sum(column) for column in zip(*counts, strict=True))
     print(f"{len(READ)} models: {right} right, {refused} refused, {elsewhere} not for this transformers")  # noqa: T201
     assert right + refused + elsewhere == len(READ) * len(METHODS) * 2
-
-
-REPRESENTATIVES = (
-    "Qwen/Qwen3-8B",
-    "allenai/Olmo-3-7B-Think",
-    "deepseek-ai/DeepSeek-R1",
-    "EleutherAI/pythia-14m",
-    "internlm/internlm3-8b-instruct",
-    "lmsys/vicuna-7b-v1.5-16k",
-    "meta-llama/Llama-3.1-8B",
-    "openai/gpt-oss-20b",
-    "tencent/Hy-MT2-7B",
-)
-"""A model of each kind of schedule, loaded with weights."""
-TINY = {"vocab_size": 64, "intermediate_size": 32, "moe_intermediate_size": 32, "kv_lora_rank": 16, "q_lora_rank": 16}
-
-
-def narrow(row):
-    """A configuration as narrow as the size of its heads allows, with the published schedule."""
-    config = {**small(row["config"]), **TINY, "num_attention_heads": 2, "num_key_value_heads": 2}
-    config.pop("architectures", None)
-    head = row["config"].get("head_dim") or row["config"]["hidden_size"] // row["config"]["num_attention_heads"]
-    config |= {"hidden_size": 2 * head, **({"head_dim": head} if "head_dim" in row["config"] else {})}
-    return {**config, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", REPRESENTATIVES)
-def test_weights_and_all(name, tmp_path):
-    row = ROWS[name]
-    if row["config"]["model_type"] not in CONFIG_MAPPING_NAMES:
-        pytest.skip("unknown to this transformers")
-    narrowed = narrow(row)
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(**narrowed)).save_pretrained(tmp_path / "source")
-    # As published, not as this transformers saves it.
-    (tmp_path / "source" / "config.json").write_text(json.dumps(narrowed))
-    source, total = str(tmp_path / "source"), 4 * row["reads"] / row["original"]
-    step = Yarn(target_length=4 * row["reads"])
-    convert(source, tmp_path / "out", Recipe([step]), replace_scaling=row["reads"] != row["original"])
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    named = ((key, module) for key, module in model.named_modules() if "otary" in type(module).__name__)
-    rotary = [module for key, module in named if "sliding" not in key]
-    same_type = schedule_of(row)["rope_type"] == "yarn"
-    wanted, scaling = by_hand(row, "yarn", total, schedule_of(row) if same_type else {}, 4 * row["reads"])
-    full = [getattr(module, "full_attention_inv_freq", getattr(module, "inv_freq", None)) for module in rotary]
-    scalings = [getattr(module, "full_attention_attention_scaling", None) for module in rotary]
-    assert full
-    assert full[0].tolist() == pytest.approx(wanted, rel=2e-5)
-    assert (scalings[0] or rotary[0].attention_scaling) == pytest.approx(scaling)

@@ -16,7 +16,6 @@ from ctxext.converters import make_plan
 from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.recipes import MsPoE, Ntk, PositionInterpolation, Recipe, Yarn
-from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.self_extend import SelfExtend
 from published_models import NAMES, published, write
 
@@ -31,23 +30,11 @@ STEPS = {
 """Six methods, and whether they come with --replace-scaling."""
 
 
-ROTARY = [name for name in NAMES if "original" in published(name)]
-
-
 def test_there_are_enough():
     assert len(NAMES) >= 30
     for name in NAMES:
         assert published(name)["source"]
         assert set(published(name)["expect"]) == set(STEPS)
-
-
-@pytest.mark.parametrize("name", ROTARY)
-def test_lengths_and_encoding(name):
-    known = published(name)
-    rotary = model_config(known["config"]).rotary
-    assert (rotary.trained_length, rotary.context_length) == (known["original"], known["reads"])
-    assert rotary.declared_length == known.get("declares")
-    assert (rotary.dim, rotary.theta) == (known["rotates"], known["theta"])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,6 +11,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
+from by_hand import by_hand
 from ctxext.checkpoint.families import _SWITCHES, FAMILIES, text_config
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.inspect import inspection_data
@@ -25,7 +26,7 @@ from ctxext.recipes.methods.adaptive import Adaptive
 from ctxext.recipes.methods.ntk_by_parts import NtkByParts
 from ctxext.recipes.methods.self_extend import SelfExtend
 from ctxext.verify.carried import rotations
-from small_llama import make_llama, read_json
+from small_llama import make_llama, read_json, scheduled
 from tiny_models import build
 
 HUNYUAN = ("hunyuan_v1_dense", "hunyuan_v1_moe")
@@ -45,12 +46,7 @@ IS_OLD = transformers.__version__.startswith("4.")
 def hunyuan(model_type, folder, **schedule):
     """A tiny random model, its config.json with the schedule of its makers."""
     build(model_type).save_pretrained(folder)
-    config = read_json(folder / "config.json")
-    for key in ("rope_parameters", "rope_scaling"):
-        config.pop(key, None)
-    config |= {"max_position_embeddings": 64, "rope_theta": 10000.0, "rope_scaling": {**ALPHA, **schedule}}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+    return scheduled(folder, max_position_embeddings=64, rope_theta=10000.0, rope_scaling={**ALPHA, **schedule})
 
 
 def loaded(folder):
@@ -105,23 +101,10 @@ def test_hunyuan_is_converted_from_its_true_base(model_type, method, tmp_path):
     assert torch.equal(logits(tmp_path / "same"), before)
     assert not [line for line in same.plan.cautions if "4.57" in line]
     convert(str(source), tmp_path / "out", Recipe([method(factor=4)]), check=False)
-    dim, theta = 16, 10000.0 * 1000.0 ** (16 / 14)
-    plain = [theta ** (-2 * i / dim) for i in range(dim // 2)]
-    wanted = {
-        "pi": [one / 4 for one in plain],
-        "ntk": [(theta * 4 ** (dim / (dim - 2))) ** (-2 * i / dim) for i in range(dim // 2)],
-        "llama3": [one / 4 if 64 * one / (2 * math.pi) < 1 else one for one in plain],
-    }
     inverse, factor = frequencies(tmp_path / "out", 200)
-    assert inverse.shape == (dim // 2,)
-    if method.name in wanted:
-        inside = [64 * one / (2 * math.pi) for one in plain]
-        clear = torch.tensor([method.name != "llama3" or not 1 <= turns <= 4 for turns in inside])
-        torch.testing.assert_close(inverse[clear], torch.tensor(wanted[method.name])[clear], rtol=1e-5, atol=0)
-    else:
-        # Of the pairs that never turn, all are slowed by the factor, whatever the ramp.
-        torch.testing.assert_close(inverse[-3:], torch.tensor(plain[-3:]) / 4, rtol=1e-5, atol=0)
-        assert factor == pytest.approx(0.1 * math.log(4) + 1 if method is Yarn else 1.0)
+    wanted, scaling = by_hand(method.name, 4, 10000.0 * 1000.0 ** (16 / 14), 16, 64, 200)
+    assert inverse.tolist() == pytest.approx(wanted, rel=1e-5)
+    assert factor == pytest.approx(scaling)
 
 
 @pytest.mark.parametrize("model_type", HUNYUAN)
@@ -168,23 +151,14 @@ ODD = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 3
 @pytest.mark.parametrize("step", [Yarn(factor=8), Ntk(factor=8), Adaptive(factor=2)], ids=lambda step: step.name)
 def test_an_unknown_key_stops_every_change(step, key, tmp_path):
     """DeepSeek-R1-0528-Qwen3-8B has an attn_factor, which transformers does not read and engines do."""
-    make_llama(tmp_path / "source")
-    path = tmp_path / "source" / "config.json"
-    config = read_json(path)
-    for other in ("rope_scaling", "rope_parameters"):
-        config.pop(other, None)
-    path.write_text(json.dumps(config | {key: {**ODD, "rope_theta": 1e4}, "max_position_embeddings": 128}))
+    scheduled(make_llama(tmp_path / "source"), **{key: {**ODD, "rope_theta": 1e4}}, max_position_embeddings=128)
     with pytest.raises(CtxextError, match='has "attn_factor", which') as error:
         make_plan(open_checkpoint(str(tmp_path / "source")), Recipe([step]), replace_scaling=step.name != "adaptive")
     assert "Remove it from" in error.value.hint
 
 
 def test_an_unknown_key_stays_beside_heads(tmp_path):
-    make_llama(tmp_path / "source")
-    path = tmp_path / "source" / "config.json"
-    config = read_json(path)
-    config.pop("rope_parameters", None)
-    path.write_text(json.dumps(config | {"rope_scaling": ODD, "max_position_embeddings": 128}))
+    scheduled(make_llama(tmp_path / "source"), rope_scaling=ODD, max_position_embeddings=128)
     step = MsPoE(head_order="fixed", first_layer=0)
     plan = make_plan(open_checkpoint(str(tmp_path / "source")), Recipe([step]))
     written = json.loads(plan.texts["config.json"])
@@ -352,12 +326,8 @@ OLMO3 = {
     ],
 )
 def test_a_number_of_its_rule_is_worked_out_again(said, factor, wanted, kept, tmp_path):
-    make_llama(tmp_path / "source")
-    path = tmp_path / "source" / "config.json"
-    config = read_json(path)
-    config.pop("rope_parameters", None)
-    config |= {"rope_scaling": {**OLMO3, "attention_factor": said}, "max_position_embeddings": 256}
-    path.write_text(json.dumps(config))
+    schedule = {**OLMO3, "attention_factor": said}
+    scheduled(make_llama(tmp_path / "source"), rope_scaling=schedule, max_position_embeddings=256)
     plan = make_plan(open_checkpoint(str(tmp_path / "source")), Recipe([Yarn(factor=factor)]), replace_scaling=True)
     assert attention_scaling(plan.rotary) == pytest.approx(wanted)
     assert (f"attention_factor {said}" in plan.cautions[0]) == kept
@@ -365,11 +335,8 @@ def test_a_number_of_its_rule_is_worked_out_again(said, factor, wanted, kept, tm
 
 def test_olmo_3_as_loaded_has_the_factor_of_its_new_length(tmp_path):
     build("olmo3").save_pretrained(tmp_path / "source")
-    path = tmp_path / "source" / "config.json"
-    config = read_json(path)
-    config.pop("rope_parameters", None)
-    config |= {"rope_scaling": {**OLMO3, "attention_factor": 1.2079441541679836}, "max_position_embeddings": 256}
-    path.write_text(json.dumps({**config, "rope_theta": 5e5}))
+    schedule = {**OLMO3, "attention_factor": 1.2079441541679836}
+    scheduled(tmp_path / "source", rope_scaling=schedule, max_position_embeddings=256, rope_theta=5e5)
     convert(str(tmp_path / "source"), tmp_path / "out", Recipe([Yarn(factor=32)]), replace_scaling=True)
     model = loaded(tmp_path / "out")
     scalings = {
@@ -379,20 +346,11 @@ def test_olmo_3_as_loaded_has_the_factor_of_its_new_length(tmp_path):
     assert all(value == pytest.approx(0.1 * math.log(32) + 1) or value == 1 for value in scalings)
 
 
-LLAMA2 = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32}
-VICUNA = {
-    **LLAMA2,
-    "max_position_embeddings": 4096,
-    "max_sequence_length": 16384,
-    "rope_scaling": {"factor": 4.0, "type": "linear"},
-}
 QWEN = {"model_type": "qwen3", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 36}
 CARD = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 GLM = {"model_type": "glm4", "hidden_size": 6144, "num_attention_heads": 48, "num_hidden_layers": 61, "head_dim": 128}
-QWEN2 = {"model_type": "qwen2", "hidden_size": 896, "num_attention_heads": 14, "num_hidden_layers": 24}
 MOE = {"model_type": "qwen2_moe", "hidden_size": 3584, "num_attention_heads": 28, "num_hidden_layers": 28}
 LENGTHS = {
-    "vicuna-7b-v1.5-16k": (VICUNA, 4096, 16384),
     "qwen3-8b as its card says": (
         {**QWEN, "max_position_embeddings": 40960, "rope_theta": 1e6, "rope_scaling": CARD},
         32768,
@@ -403,22 +361,7 @@ LENGTHS = {
         32768,
         131072,
     ),
-    "qwen2-0.5b": ({**QWEN2, "max_position_embeddings": 131072, "rope_theta": 1e6}, 32768, 32768),
     "qwen2-57b-a14b": ({**MOE, "max_position_embeddings": 131072, "rope_theta": 1e6}, 32768, 32768),
-    "internlm3-8b-instruct": (
-        {
-            "model_type": "internlm3",
-            "hidden_size": 4096,
-            "num_attention_heads": 32,
-            "num_hidden_layers": 48,
-            "head_dim": 128,
-            "max_position_embeddings": 32768,
-            "rope_theta": 5e7,
-            "rope_scaling": {"rope_type": "dynamic", "factor": 6.0},
-        },
-        32768,
-        196608,
-    ),
 }
 
 
@@ -432,11 +375,7 @@ def test_lengths_as_published(name):
 
 def test_inspect_says_what_convert_says_of_dynamic(tmp_path):
     """InternLM3 reads 196608 by a dynamic schedule of 6 from 32768."""
-    make_llama(tmp_path / "source")
-    path = tmp_path / "source" / "config.json"
-    config = read_json(path)
-    config.pop("rope_parameters", None)
-    path.write_text(json.dumps(config | {"rope_scaling": {"rope_type": "dynamic", "factor": 6.0}}))
+    scheduled(make_llama(tmp_path / "source"), rope_scaling={"rope_type": "dynamic", "factor": 6.0})
     source = open_checkpoint(str(tmp_path / "source"))
     data = inspection_data("source", inspect_checkpoint(source))
     assert data["rotary"]["context_length"] == data["encoding"]["context_length"] == 768
@@ -445,14 +384,8 @@ def test_inspect_says_what_convert_says_of_dynamic(tmp_path):
 
 
 def vicuna(folder):
-    make_llama(folder)
-    path = folder / "config.json"
-    config = read_json(path)
-    config.pop("rope_parameters", None)
-    schedule = {"factor": 4.0, "type": "linear"}
-    config |= {"max_position_embeddings": 32, "max_sequence_length": 128, "rope_scaling": schedule}
-    path.write_text(json.dumps(config))
-    return folder
+    lengths = {"max_position_embeddings": 32, "max_sequence_length": 128}
+    return scheduled(make_llama(folder), rope_scaling={"factor": 4.0, "type": "linear"}, **lengths)
 
 
 def test_a_linear_schedule_may_start_from_the_maximum(tmp_path):
@@ -475,6 +408,8 @@ def test_heads_on_a_schedule_from_the_maximum_read_the_same_length(tmp_path):
 
 
 def test_another_end_says_nothing():
-    rotary = model_config({**VICUNA, "max_sequence_length": 2048}).rotary
+    vicuna = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32}
+    vicuna |= {"max_position_embeddings": 4096, "rope_scaling": {"factor": 4.0, "type": "linear"}}
+    rotary = model_config({**vicuna, "max_sequence_length": 2048}).rotary
     assert rotary.lacks_original
     assert method_named("pi").rope_type == rotary.rope_type

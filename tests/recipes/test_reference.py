@@ -1,25 +1,16 @@
-"""The loaded result against formulas written here from the papers, in float64 and with no code of the package."""
+"""The loaded result against the formulas of the papers (`by_hand.py`)."""
 
 import itertools
-import math
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from by_hand import by_hand
 from ctxext.converters import convert
-from ctxext.recipes import (
-    AdjustedBase,
-    DynamicNtk,
-    Llama3,
-    LongRope,
-    Ntk,
-    NtkByParts,
-    PositionInterpolation,
-    Recipe,
-    Yarn,
-)
+from ctxext.recipes import Recipe, Yarn, method_named
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import attention_scaling, model_config
 from small_llama import make_llama
@@ -28,87 +19,24 @@ FACTORS = (2.0, 4.0, 8.0, 32.0)
 MODELS = tuple(itertools.product((64, 128), (1e4, 5e5), (2048, 8192, 131072)))
 
 
-def plain(base: float, d: int) -> list[float]:
-    return [base ** (-2 * i / d) for i in range(d // 2)]
+NAMES = ("pi", "ntk", "abf", "ntk-by-parts", "yarn", "yarn-other", "llama3", "longrope", "dynamic")
 
 
-def ramp(base: float, d: int, length: int, s: float, fast: float, slow: float) -> list[float]:
-    """NTK-by-parts as YaRN's authors released it: linear in the dimension's index, ends rounded outwards.
-
-    The bounds are clamped at 0 and d - 1, which is what the runtime does (docs/traps.md, trap 6).
-    """
-
-    def index(turns: float) -> float:
-        return d / 2 * math.log(length / (2 * math.pi * turns)) / math.log(base)
-
-    start, end = max(0, math.floor(index(fast))), min(d - 1, math.ceil(index(slow)))
-    result = []
-    for i, theta in enumerate(plain(base, d)):
-        gone = 0.0 if i < start else 1.0 if i > end else (i - start) / (end - start)
-        result.append((1 - gone) * theta + gone * theta / s)
-    return result
-
-
-def bands(base: float, d: int, length: int, s: float) -> list[float]:
-    """Llama 3.1: long wavelengths divided, short ones kept, the rest blended."""
-    result = []
-    for theta in plain(base, d):
-        wavelength = 2 * math.pi / theta
-        if wavelength < length / 4:
-            result.append(theta)
-        elif wavelength > length / 1:
-            result.append(theta / s)
-        else:
-            smooth = (length / wavelength - 1) / (4 - 1)
-            result.append((1 - smooth) * theta / s + smooth * theta)
-    return result
-
-
-def factors_of(d: int) -> tuple[float, ...]:
-    return tuple(1.0 + 0.5 * i for i in range(d // 2))
-
-
-def reference(name: str, s: float, d: int, base: float, length: int, at: int) -> tuple[list[float], float]:
-    """Inverse frequencies and attention scaling for a sequence of `at` tokens."""
-    yarn_scaling = 0.1 * math.log(s) + 1
-    if name == "pi":
-        return [theta / s for theta in plain(base, d)], 1.0
-    if name == "ntk":
-        return plain(base * s ** (d / (d - 2)), d), 1.0
-    if name == "abf":
-        return plain(3e6, d), 1.0
-    if name == "ntk-by-parts":
-        return ramp(base, d, length, s, 32, 1), 1.0
-    if name == "yarn":
-        return ramp(base, d, length, s, 32, 1), yarn_scaling
-    if name == "yarn-other":
-        return ramp(base, d, length, s, 16, 2), 1.25
-    if name == "llama3":
-        return bands(base, d, length, s), 1.0
-    if name == "dynamic":
-        needed = s * max(at, length) / length - (s - 1)
-        return plain(base * needed ** (d / (d - 2)), d), 1.0
-    assert name == "longrope"
-    divisors = factors_of(d) if at > length else (1.0,) * (d // 2)
-    scaled = [theta / divisor for theta, divisor in zip(plain(base, d), divisors, strict=True)]
-    return scaled, math.sqrt(1 + math.log(s) / math.log(length))
+def numbers_of(name: str, d: int) -> dict:
+    """Numbers of a case besides its factor."""
+    return {
+        "abf": {"theta": 3e6},
+        "yarn-other": {"beta_fast": 16, "beta_slow": 2, "attention_factor": 1.25},
+        "longrope": {"short_factor": (1.0,) * (d // 2), "long_factor": tuple(1.0 + 0.5 * i for i in range(d // 2))},
+    }.get(name, {})
 
 
 def method_for(name: str, s: float, d: int):
-    return {
-        "pi": lambda: PositionInterpolation(factor=s),
-        "ntk": lambda: Ntk(factor=s),
-        "abf": lambda: AdjustedBase(theta=3e6, factor=s),
-        "ntk-by-parts": lambda: NtkByParts(factor=s),
-        "yarn": lambda: Yarn(factor=s),
-        "yarn-other": lambda: Yarn(factor=s, beta_fast=16, beta_slow=2, attention_factor=1.25),
-        "llama3": lambda: Llama3(factor=s),
-        "longrope": lambda: LongRope(factor=s, long_factor=factors_of(d)),
-        "dynamic": lambda: DynamicNtk(factor=s),
-    }[name]()
+    return method_named(name.removesuffix("-other"))(factor=s, **numbers_of(name, d))
 
 
-NAMES = ("pi", "ntk", "abf", "ntk-by-parts", "yarn", "yarn-other", "llama3", "longrope", "dynamic")
+def reference(name: str, s: float, d: int, base: float, length: int, at: int) -> tuple[list[float], float]:
+    return by_hand(name.removesuffix("-other"), s, base, d, length, at, **numbers_of(name, d))
 
 
 @pytest.fixture(scope="module")
@@ -162,8 +90,6 @@ def test_loaded_frequencies_equal_the_papers(name, head_dim, theta, length, sour
 
 @pytest.mark.parametrize("name", NAMES)
 def test_our_own_frequencies_equal_the_papers(name):
-    from ctxext.recipes.encodings.rotary import Rotary
-
     for (d, base, length), s in itertools.product(MODELS, FACTORS):
         config = {
             "model_type": "llama",
@@ -174,7 +100,6 @@ def test_our_own_frequencies_equal_the_papers(name):
             "max_position_embeddings": length,
         }
         rotary = model_config(method_for(name, s, d).edit(model_config(config)).config).rotary
-        assert isinstance(rotary, Rotary)
         for at in (length // 2, round(length * s)):
             wanted, scaling = reference(name, s, d, base, length, at)
             assert inverse_frequencies(rotary, at) == pytest.approx(wanted, rel=1e-9)
@@ -183,8 +108,6 @@ def test_our_own_frequencies_equal_the_papers(name):
 
 def test_the_reference_would_notice_a_raised_maximum_taken_for_the_trained_length(sources, tmp_path):
     """docs/traps.md, trap 3, planted: without the original length the ramp is worked out for the wrong window."""
-    import json
-
     out = tmp_path / "out"
     convert(str(sources(64, 1e4, 2048)), out, Recipe([Yarn(factor=4)]))
     config = json.loads((out / "config.json").read_text())

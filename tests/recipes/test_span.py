@@ -9,6 +9,7 @@ import math
 import pytest
 import torch
 
+from by_hand import by_hand
 from ctxext.checkpoint.families import FAMILIES
 from ctxext.portable.mspoe import head_frequencies
 from ctxext.recipes.encodings.rotary import model_config
@@ -29,17 +30,7 @@ def wide(name):
 
 
 def yarn(base, span, pairs, length, factor):
-    """Peng et al., section 3.2, equation 23: the ramp in a pair's own rotations becomes one over its index.
-
-    A pair that makes r rotations within the length has the index i with length * base^(-2i/span) = 2 pi r.
-    """
-
-    def index(rotations):
-        return span * math.log(length / (2 * math.pi * rotations)) / (2 * math.log(base))
-
-    first, last = max(math.floor(index(32)), 0), min(math.ceil(index(1)), span - 1)
-    kept = [1 - min(max((i - first) / (last - first), 0), 1) for i in range(pairs)]
-    return [base ** (-2 * i / span) * (keep + (1 - keep) / factor) for i, keep in enumerate(kept)]
+    return by_hand("ntk-by-parts", factor, base, 2 * pairs, length, length, span)[0]
 
 
 def test_the_list_of_families_is_whole():

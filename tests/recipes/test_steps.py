@@ -9,7 +9,6 @@ from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import make_plan
 from ctxext.errors import CtxextError
 from ctxext.recipes import METHODS, MsPoE, Ntk, Recipe, Yarn
-from ctxext.recipes.code.method import code_files
 from ctxext.recipes.encodings.rotary import Rotary, model_config
 from ctxext.recipes.methods.abf import AdjustedBase
 from ctxext.recipes.methods.adaptive import Adaptive
@@ -168,8 +167,8 @@ def test_what_chooses_by_the_prompt_is_marked(order):
 
 
 def test_the_files_that_travel():
-    assert code_files([Yarn(factor=2)], LLAMA) == {}
-    files = code_files([Yarn(factor=2), MsPoE()], LLAMA)
+    assert Recipe([Yarn(factor=2)]).code_files(LLAMA) == {}
+    files = Recipe([Yarn(factor=2), MsPoE()]).code_files(LLAMA)
     shared = {"configuration_ctxext.py", "method.py", "private_copy.py", "modeling_family.py"}
     assert files.keys() == {"modeling_ctxext.py", "mspoe.py", *shared}
     stub = files["modeling_ctxext.py"]
@@ -177,7 +176,7 @@ def test_the_files_that_travel():
     assert "from .mspoe import MsPoE\n" in stub
     assert 'family(__name__, "transformers.models.llama.modeling_llama", [MsPoE])' in stub
     alibi = step_from_dict({"method": "ntk-alibi", "factor": 2}, "here")
-    assert code_files([alibi], {"model_type": "bloom"}).keys() == {
+    assert Recipe([alibi]).code_files({"model_type": "bloom"}).keys() == {
         "modeling_ctxext.py", "row_slopes.py", "private_copy.py", "modeling_alibi.py"
     }  # fmt: skip
 

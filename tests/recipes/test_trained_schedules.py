@@ -16,6 +16,7 @@ from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import attention_scaling, model_config
 from ctxext.recipes.methods.adaptive import Adaptive
 from ctxext.recipes.methods.self_extend import SelfExtend
+from small_llama import read_json, scheduled
 from tiny_models import build
 
 MSCALE = {"mscale": 1.0, "mscale_all_dim": 0.5}
@@ -41,20 +42,14 @@ def published(name, folder):
     """A tiny random checkpoint with a published schedule, its config.json written as the model's makers wrote it."""
     model_type, schedule, original = SHAPES[name]
     build(model_type).save_pretrained(folder)
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    theta = 1e6 if model_type == "gemma3_text" else 1e4
-    for key in ("rope_parameters", "rope_scaling", "original_max_position_embeddings"):
-        config.pop(key, None)
-    config |= {"max_position_embeddings": 128, "rope_theta": theta, "rope_scaling": dict(schedule)}
-    if model_type == "phi3":
-        config |= {"original_max_position_embeddings": original, "sliding_window": None}
-    elif original:
-        config["rope_scaling"]["original_max_position_embeddings"] = original
-    if model_type == "gemma3_text":
-        config["rope_local_base_freq"] = 1e4
-    path.write_text(json.dumps(config))
-    return folder
+    is_gemma, is_phi = model_type == "gemma3_text", model_type == "phi3"
+    inside = {"original_max_position_embeddings": original} if original and not is_phi else {}
+    beside = {"original_max_position_embeddings": original, "sliding_window": None} if is_phi else {}
+    beside |= {"rope_local_base_freq": 1e4} if is_gemma else {}
+    theta = 1e6 if is_gemma else 1e4
+    return scheduled(
+        folder, max_position_embeddings=128, rope_theta=theta, rope_scaling={**schedule, **inside}, **beside
+    )
 
 
 def logits(folder, *lengths):
@@ -91,11 +86,9 @@ NEUTRAL = {
 
 @pytest.mark.parametrize("step", [SelfExtend(factor=2), Adaptive(factor=2)], ids=lambda step: step.name)
 def test_a_schedule_that_goes_by_the_input_takes_no_map(step, tmp_path):
-    published("llama-3.1", tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["rope_scaling"] = {"rope_type": "dynamic", "factor": 4.0}
+    scheduled(published("llama-3.1", tmp_path), rope_scaling={"rope_type": "dynamic", "factor": 4.0})
     with pytest.raises(CtxextError, match=f"{step.name} depends on each row"):
-        step.edit(model_config(config))
+        step.edit(model_config(read_json(tmp_path / "config.json")))
 
 
 @pytest.mark.parametrize("step", [SelfExtend(factor=2), Adaptive(factor=2)], ids=lambda step: step.name)
@@ -127,12 +120,10 @@ def test_longrope_passes_the_check_after_converting(step, sources, tmp_path):
         ("longrope", "short_factor"),
     ],
 )
-def test_a_schedule_that_lacks_a_number_is_refused(rope_type, missing, tmp_path):
-    published("llama-3.1", tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["rope_scaling"] = {"rope_type": rope_type, "original_max_position_embeddings": 32}
+def test_a_schedule_that_lacks_a_number_is_refused(rope_type, missing):
+    llama = {"model_type": "llama", "rope_scaling": {"rope_type": rope_type, "original_max_position_embeddings": 32}}
     with pytest.raises(CtxextError, match=f'"{rope_type}" of config.json lacks "{missing}"'):
-        model_config(config)
+        model_config(llama)
 
 
 @pytest.mark.parametrize("step", NEUTRAL.values(), ids=NEUTRAL)
@@ -156,13 +147,13 @@ def test_the_same_yarn_again_keeps_what_it_does_not_name(name, sources, tmp_path
     kept = "truncate False" if name == "gpt-oss" else "mscale 1.0, mscale_all_dim 0.5"
     assert kept in plain.plan.cautions[0]
     convert(str(source), tmp_path / "given", Recipe([Yarn(factor=4, beta_fast=16)]), replace_scaling=True)
-    assert json.loads((tmp_path / "given" / "config.json").read_text())["rope_scaling"]["beta_fast"] == 16
+    assert read_json(tmp_path / "given" / "config.json")["rope_scaling"]["beta_fast"] == 16
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_formulas_are_those_of_the_loaded_model(name, sources, tmp_path):
     source, _ = sources(name)
-    rotary = model_config(json.loads((source / "config.json").read_text())).rotary
+    rotary = model_config(read_json(source / "config.json")).rotary
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     modules = dict(model.named_modules())
     (module,) = [one for place, one in modules.items() if place.endswith("rotary_emb")][:1]
@@ -208,7 +199,7 @@ def test_a_model_is_not_shortened_in_silence(sources, tmp_path):
         convert(str(source), tmp_path / "out", step, replace_scaling=True)
     assert "--allow-shorter" in caught.value.hint
     convert(str(source), tmp_path / "out", step, replace_scaling=True, allow_shorter=True)
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["max_position_embeddings"] == 64
+    assert read_json(tmp_path / "out" / "config.json")["max_position_embeddings"] == 64
 
 
 def test_a_linear_schedule_must_say_from_where(sources, tmp_path):

@@ -5,12 +5,7 @@ from typing import TYPE_CHECKING
 from ctxext.lazy import hand_on
 
 if TYPE_CHECKING:
-    from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
+    from ctxext.checkpoint.opening import Checkpoint as Checkpoint
+    from ctxext.checkpoint.opening import open_checkpoint as open_checkpoint
 
-__all__ = ["Checkpoint", "open_checkpoint"]
-
-_NAMES = {
-    "Checkpoint": "ctxext.checkpoint.opening",
-    "open_checkpoint": "ctxext.checkpoint.opening",
-}
-hand_on(__name__, _NAMES)
+__all__ = hand_on(__name__)

@@ -25,7 +25,8 @@ _ENDINGS: Mapping[str, tuple[str, str]] = {
     "Model": ("AutoModel", "feature-extraction"),
     "ColBERT": ("AutoModel", "feature-extraction"),
 }
-_EITHER = "ForConditionalGeneration"
+WHOLE = "ForConditionalGeneration"
+"""How classes of multimodal models end, and those of models with an encoder and a decoder."""
 
 
 def auto_class(config: Mapping[str, Any]) -> str:
@@ -47,11 +48,11 @@ def _found(config: Mapping[str, Any]) -> tuple[str, str]:
     named = config.get("architectures") or ("",)
     name = str(named[0])
     family = FAMILIES.get(str(config.get("model_type")))
-    if family is not None and family.loader == MULTIMODAL and (not name or name.endswith(_EITHER)):
+    if family is not None and family.loader == MULTIMODAL and (not name or name.endswith(WHOLE)):
         return MULTIMODAL, "image-text-to-text"
     if family is not None and family.loader == MASKED and not name:
         name = "ForMaskedLM"
-    if name.endswith(_EITHER) and not config.get("is_encoder_decoder"):
+    if name.endswith(WHOLE) and not config.get("is_encoder_decoder"):
         name = ""  # AutoModelForCausalLM loads other multimodal models too.
     # GPT2LMHeadModel ends with both.
     return next((auto for ending, auto in _ENDINGS.items() if name.endswith(ending)), _ENDINGS["ForCausalLM"])

@@ -32,13 +32,7 @@ _VAGUE = "something else"
 
 
 def unknown_type(config: Mapping[str, Any], known: Iterable[str], others: Mapping[str, str]) -> CtxextError:
-    """The refusal of a configuration whose model type is none of the known ones.
-
-    Args:
-        config: The content of config.json.
-        known: The model types that are.
-        others: What the model types are that transformers has beside them.
-    """
+    """Return the refusal of a configuration whose model type is neither known nor among what others of them are."""
     model_type = str(config["model_type"])
     is_vague = others.get(model_type) == _VAGUE
     if is_vague and not config.get("auto_map"):
@@ -168,30 +162,24 @@ class Family:
     note: str = ""
 
 
-def _load() -> tuple[dict[str, Family], dict[str, Family], dict[str, str]]:
-    table = json.loads(Path(__file__).with_name("families.json").read_text(encoding="utf-8"))
-    families, inner = ({name: _family(name, fields) for name, fields in table[part].items()} for part in _PARTS)
-    return families, inner, table["others"]
+def _families(part: str) -> dict[str, Family]:
+    families = {}
+    for name, row in _TABLE[part].items():
+        fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+        families[name] = Family(model_type=name, **fields)
+    return families
 
 
-_PARTS = ("families", "inner")
+_TABLE = json.loads(Path(__file__).with_name("families.json").read_text(encoding="utf-8"))
 
-
-def _family(model_type: str, fields: Mapping[str, Any]) -> Family:
-    plain: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
-    return Family(model_type=model_type, **plain)
-
-
-FAMILIES: Mapping[str, Family]
+FAMILIES: Mapping[str, Family] = _families("families")
 """Every causal language model family of transformers, rotary or not, by model type, and some that are not causal."""
 
-OTHERS: Mapping[str, str]
+OTHERS: Mapping[str, str] = _TABLE["others"]
 """What the model types of transformers are that no method is for, as AutoModelForCausalLM does not load them."""
 
-INNER: Mapping[str, Family]
+INNER: Mapping[str, Family] = _families("inner")
 """Language models that are converted only inside a multimodal model, by model type."""
-
-FAMILIES, INNER, OTHERS = _load()
 
 
 def text_config(config: Mapping[str, Any], family: Family) -> Mapping[str, Any]:
@@ -201,11 +189,7 @@ def text_config(config: Mapping[str, Any], family: Family) -> Mapping[str, Any]:
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """The family of a checkpoint, with what this very config.json says about its positions.
-
-    Args:
-        config: The content of config.json.
-    """
+    """Return the family of a checkpoint, with what this very config.json says about its positions."""
     return _switched(config, named_family(config))
 
 
@@ -545,12 +529,9 @@ def rotary_dim(config: Mapping[str, Any], family: Family) -> int:
 
 
 def layer_types(config: Mapping[str, Any], family: Family, length: int | None = None) -> list[str]:
-    """The type of each layer, as config.json lists them or as the family's class fills them in.
+    """Return the type of each layer, as config.json lists them or as the family's class fills them in.
 
-    Args:
-        config: The content of config.json.
-        family: Its family.
-        length: The context length in tokens; by default that of config.json.
+    Some depend on the context length in tokens, by default that of config.json.
     """
     text = text_config(config, family)
     count = read(config, family, "num_hidden_layers") or 0
@@ -583,7 +564,7 @@ def layer_types(config: Mapping[str, Any], family: Family, length: int | None = 
 
 
 def _tiled(rule: Mapping[str, Any], length: Any, count: int) -> list[str]:
-    """Layer types by a repeated pattern, whose length a key of config.json may give."""
+    """Repeat a pattern of layer types, whose length a key of config.json may give."""
     period = list(rule.get("period") or ["full_attention"])
     if isinstance(length, int) and length > 0:
         odd = period.index("full_attention") if period.count("full_attention") == 1 else len(period) - 1
@@ -607,13 +588,7 @@ def sliding_layers(config: Mapping[str, Any], family: Family) -> list[int]:
 
 
 def idle_window(config: Mapping[str, Any], family: Family, length: int) -> int | None:
-    """Return the window in tokens that takes effect only beyond the context length of config.json; None without one.
-
-    Args:
-        config: The content of config.json.
-        family: Its family.
-        length: A longer context length in tokens.
-    """
+    """Return the window in tokens that takes effect only at a longer context length; None without one."""
     text, present = text_config(config, family), read(config, family, "max_position_embeddings")
     types = layer_types(config, family, length)
     if family.model_type == "gpt_neo":
@@ -629,14 +604,7 @@ _GPT_NEO_WINDOW = 256
 
 
 def serves_sliding(config: Mapping[str, Any], family: Family, module: str, layer_type: str = "") -> bool:
-    """Whether a rotary embedding serves sliding layers only, by its name, its layer type, or the layer it is in.
-
-    Args:
-        config: The content of config.json.
-        family: Its family.
-        module: The name of the rotary embedding in the model.
-        layer_type: The type of layer, if one module serves several.
-    """
+    """Return whether a rotary embedding serves sliding layers only, by its name, its layer type, or its layer."""
     if any(word in f"{module}.{layer_type}" for word in ("local", *family.sliding_types)):
         return True
     layer = re.search(r"layers\.(\d+)\.", module) if family.local_theta_key else None  # ModernBERT under 4.57.
@@ -644,7 +612,6 @@ def serves_sliding(config: Mapping[str, Any], family: Family, module: str, layer
 
 
 def _entry(listed: Sequence[Any], index: int, key: str) -> Any:
-    """What a list with one entry for each layer says of a layer."""
     if index >= len(listed):
         raise CtxextError(f'"config.json": "{key}" has "{len(listed)}" entries, and none for layer {index}.')
     return listed[index]

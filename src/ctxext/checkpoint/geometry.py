@@ -17,7 +17,7 @@ from ctxext.checkpoint.families import (
     text_config,
 )
 from ctxext.errors import CtxextError
-from ctxext.files.schemas import Config, Sizes, checked
+from ctxext.files.schemas import CONFIG, SIZES, checked
 
 _NEEDED: tuple[str, ...] = ("hidden_size", "num_attention_heads", "num_hidden_layers", "qk_rope_head_dim")
 _NEEDED += ("no_rope_layer_interval", "attn_layer_period", "attn_layer_offset")
@@ -26,12 +26,7 @@ _ONE_PER_LAYER = ("layer_types", "no_rope_layers", "layer_rope_theta")
 
 
 def check_sizes(config: Mapping[str, Any], name: str) -> None:
-    """Check the sizes as this package reads them, under whatever names the family has for them.
-
-    Args:
-        config: The content of a config.json that `check_config` let through.
-        name: What errors call the file.
-    """
+    """Check the sizes of a config.json, under whatever names the family has for them; errors name the file so."""
     try:
         plain = named_family(config)
     except CtxextError:  # Whoever needs the family says why there is none.
@@ -42,18 +37,31 @@ def check_sizes(config: Mapping[str, Any], name: str) -> None:
             f'"{name}" has no "{plain.text_config}", from which "{plain.model_type}" reads its language model.',
             hint="Download the file again, or move the language model's keys there.",
         )
-    sizes = {key: plain_value(text, plain, key) for key in Sizes.names()}
+    sizes = {key: plain_value(text, plain, key) for key in SIZES.fields}
     indices = plain.layers.get("indices")
     aliases = {key: alias for key, alias in plain.aliases.items() if alias in text}
-    checked({**sizes, "attention_layers": indices and plain_value(text, plain, indices)}, Sizes, name, aliases=aliases)
+    checked({**sizes, "attention_layers": indices and plain_value(text, plain, indices)}, SIZES, name, aliases=aliases)
     if null := next((key for key in _NEEDED if key in plain.defaults and sizes[key] is None), None):
         raise CtxextError(f'"{name}": "{plain.aliases.get(null, null)}" is null, expected a number.')
     family = family_of(config)
     if family.positions != "rotary" or family.reason:
         return
-    _check_lists(config, family, name)
-    _check_window(config, family, name)
-    checked({key: read(config, family, key) for key in _DERIVED}, Config, name)
+    count, text = read(config, family, "num_hidden_layers"), text_config(config, family)
+    for key in _ONE_PER_LAYER:
+        listed = text.get(key)
+        if isinstance(listed, list) and len(listed) < count:
+            raise CtxextError(
+                f'"{name}": "{key}" has "{len(listed)}" entries, expected one for each of {count} layers.'
+            )
+    keys = ("sliding_window", "attention_chunk_size")
+    stated = [key for key in keys if family.aliases.get(key, key) in text]
+    # Without a window most classes fail, and some let sliding layers see the whole context.
+    if stated and sliding_layers(config, family) and all(read(config, family, key) is None for key in keys):
+        raise CtxextError(
+            f'"{name}": "{stated[0]}" is null, but the layer types have sliding layers.',
+            hint="Write the window that the model was trained with, or full_attention as the type of these layers.",
+        )
+    checked({key: read(config, family, key) for key in _DERIVED}, CONFIG, name)
     dim = rotary_dim(config, family)
     if dim < 4 or dim % 2:
         raise CtxextError(f'"{name}": "{dim}" dimensions of a head rotate, expected an even number of at least 4.')
@@ -77,12 +85,8 @@ def reached_length(config: Mapping[str, Any], family: Family, schedule: Mapping[
     """What a model reads by a schedule that it came with, in tokens; what config.json claims where nothing says more.
 
     YaRN as model cards give it names its factor and where it starts from, and leaves `max_position_embeddings` as it
-    was (Qwen3, GLM-4). A linear schedule may start from that key, if `max_sequence_length` says where it ends.
-
-    Args:
-        config: The content of config.json.
-        family: Its family.
-        schedule: The full-attention layers' schedule, with `rope_type`.
+    was (Qwen3, GLM-4). A linear schedule may start from that key, if `max_sequence_length` says where it ends. The
+    schedule is that of the full-attention layers, with `rope_type`.
     """
     claimed, factor = int(claimed_length(config, family)), float(schedule.get("factor") or 1)
     if schedule.get("rope_type") == "yarn":
@@ -100,40 +104,11 @@ def default_length(config: Mapping[str, Any], family: Family) -> int | None:
     return int(length) if named is None and isinstance(length, int) and not names_above else None
 
 
-def _check_lists(config: Mapping[str, Any], family: Family, name: str) -> None:
-    """Check the lists that have one entry for each layer."""
-    text = text_config(config, family)
-    count = read(config, family, "num_hidden_layers")
-    for key in _ONE_PER_LAYER:
-        listed = text.get(key)
-        if isinstance(listed, list) and len(listed) < count:
-            raise CtxextError(
-                f'"{name}": "{key}" has "{len(listed)}" entries, expected one for each of {count} layers.'
-            )
-
-
-def _check_window(config: Mapping[str, Any], family: Family, name: str) -> None:
-    """Refuse sliding layers without a window: most classes fail, and some let them see the whole context."""
-    keys = ("sliding_window", "attention_chunk_size")
-    if sliding_layers(config, family) and all(read(config, family, key) is None for key in keys):
-        stated = [key for key in keys if family.aliases.get(key, key) in text_config(config, family)]
-        if stated:
-            raise CtxextError(
-                f'"{name}": "{stated[0]}" is null, but the layer types have sliding layers.',
-                hint="Write the window that the model was trained with, or full_attention as the type of these layers.",
-            )
-
-
 def cache_numbers(config: Mapping[str, Any], family: Family, length: int) -> int:
     """How many numbers the keys and values of one sequence are, as its architecture needs them.
 
     A layer with a window or with chunks keeps no more than that. Latent attention keeps one compressed vector and one
     rotated key for all heads (DeepSeek-V2, section 2.1). States that do not grow with the text are not counted.
-
-    Args:
-        config: The content of config.json.
-        family: Its family.
-        length: The sequence's, in tokens.
     """
     window = read(config, family, "attention_chunk_size") or read(config, family, "sliding_window") or length
     count, num_shared = (read(config, family, key) or 0 for key in ("num_hidden_layers", "num_kv_shared_layers"))

@@ -39,28 +39,6 @@ class KnownModel:
         """Where the original length is written, human-readable."""
         return f"known of {self.names[0]}: {self.source}"
 
-    def has_facts(
-        self,
-        config: Mapping[str, Any],
-        family: Family,
-        schedule: Mapping[str, Any],
-        unstated: Collection[str] = (),
-    ) -> bool:
-        """Return whether a configuration has all of the facts; left-out keys count as their class default."""
-        numbers = {"rope_type": "default", **schedule}
-        return all(
-            (numbers.get(key) if key in _OF_SCHEDULE else read(config, family, key)) in _listed(wanted)
-            for key, wanted in self.facts.items()
-            if key not in unstated
-        )
-
-
-_OF_SCHEDULE = frozenset({"rope_type", "factor"})
-
-
-def _listed(wanted: Any) -> list[Any]:
-    return wanted if isinstance(wanted, list) else [wanted]
-
 
 @cache
 def known_models() -> tuple[KnownModel, ...]:
@@ -79,7 +57,7 @@ def known_model(
     model_types: Collection[str] | None = None,
     unstated: Collection[str] = (),
 ) -> KnownModel | None:
-    """Return the published model with the facts of a configuration, or None.
+    """Return the published model with the facts of a configuration, or None; left-out keys count as the class default.
 
     Names do not count: a copy in a folder has another one, and a fine-tune has the facts of its base.
 
@@ -92,14 +70,16 @@ def known_model(
         unstated: Facts that the file has no key for.
     """
     types = frozenset(language_types(config, family) if model_types is None else model_types)
-    return next(
-        (
-            known
-            for known in known_models()
-            if types.intersection(known.model_types) and known.has_facts(config, family, schedule, unstated)
-        ),
-        None,
-    )
+    numbers = {"rope_type": "default", "factor": None, **schedule}
+
+    def has(key: str, wanted: Any) -> bool:
+        if key in unstated:
+            return True
+        value = numbers[key] if key in ("rope_type", "factor") else read(config, family, key)
+        return value in (wanted if isinstance(wanted, list) else [wanted])
+
+    known = (one for one in known_models() if types.intersection(one.model_types))
+    return next((one for one in known if all(has(*fact) for fact in one.facts.items())), None)
 
 
 def original_length_of(
@@ -110,14 +90,10 @@ def original_length_of(
     given: int | None = None,
     noted: int | None = None,
 ) -> tuple[int, str]:
-    """The original context length in tokens, and where it was read: the surest place that says one.
+    """Return the original context length in tokens, and where it was read: the surest place that says one.
 
-    Args:
-        config: The content of config.json.
-        family: Its family.
-        schedule: The full-attention layers' schedule, with `rope_type`.
-        given: What the user said.
-        noted: What ctxext noted when it converted the model.
+    That is what the user gave, or what ctxext noted when it converted the model, before the full-attention layers'
+    schedule and the rest of config.json.
     """
     if given:
         return given, "--original-length"

@@ -1,14 +1,26 @@
-"""How models are loaded, for every command that loads one: device, number format, and in silence."""
+"""The loader of every command: a model in silence, from these files alone, which hold all that config.json describes.
+
+The files are compared with config.json before anything is loaded. transformers initializes the weights that a file
+lacks, all of them before it reports them: minutes and gigabytes if a config.json is not that of the weights beside it.
+"""
 
 import importlib
 import importlib.util
+import itertools
+import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ctxext.checkpoint.auto_class import WHOLE, auto_class
+from ctxext.checkpoint.opening import Checkpoint, is_loadable
 from ctxext.errors import CtxextError
+from ctxext.files.content import as_json
+from ctxext.files.tensor_files import TORCH_NAMES
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +54,22 @@ _OF_THE_HUB = frozenset(
 
 _BACKBONE, _PRETRAINED_BACKBONE = "backbone", "use_pretrained_backbone"
 """Keys by which a vision model names a model of the Hub or of timm, and whether its weights are fetched."""
+
+_NUMBERS, _PER_BYTE = 100_000_000, 16
+"""The margin is wide, as nothing that loads may be refused: weights of one bit are 8 a byte, tied ones count once here
+and once there, and buffers that no file holds (the masks of GPT-2) are small beside weights."""
+
+_TENSORS, _BYTES_PER_TENSOR = 2_000, 64
+"""The same for how many weights there are: making a hundred thousand modules takes a minute, whatever their size."""
+
+_ROPE = ("rope_scaling", "rope_parameters", "auto_map", "quantization_config")
+"""What does not change how many weights there are; only a checkpoint's own code knows some of it."""
+
+RECORDED = Path(__file__).with_name("weight_names.json")
+"""The names of weights in files, by family; tools/record_weight_names.py writes them."""
+
+_RANGE = re.compile(r"\{([^:}]*):([^}]*)\}")
+_EXPERT = re.compile(r"(.+\.experts\.)(\d+)(\..+)")
 
 _CPU_FLAGS = Path("/proc/cpuinfo")
 _BF16_FLAGS = ("amx_bf16", "avx512_bf16")
@@ -109,9 +137,6 @@ def without_hub(config: Mapping[str, Any]) -> dict[str, Any]:
 
     An implementation of attention is kept where it is transformers' own: `_attn_implementation: "user/kernel"` would
     be fetched from the Hub and run, by `from_config` as by `from_pretrained`.
-
-    Args:
-        config: The content of config.json.
     """
 
     def cleaned(value: Any, *, is_inner: bool = True) -> Any:
@@ -128,23 +153,23 @@ def without_hub(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def hub_kernels(config: Any) -> tuple[str, ...]:
-    """Kernels of the Hub, as user/name, that a configuration or one inside it asks for, sorted."""
-    if isinstance(config, list):
-        return tuple(sorted({name for entry in config for name in hub_kernels(entry)}))
-    if not isinstance(config, Mapping):
-        return ()
-    named = {value for key, value in config.items() if key in _IMPLEMENTATIONS and "/" in str(value)}
-    return tuple(sorted({*map(str, named), *(name for value in config.values() for name in hub_kernels(value))}))
+    """Return the kernels of the Hub, as user/name, that a configuration or one inside it names, sorted."""
+    return tuple(sorted({value for key, value in _texts(config) if key in _IMPLEMENTATIONS and "/" in value}))
 
 
 def hub_backbones(config: Any) -> tuple[str, ...]:
     """Return the backbones that a configuration names instead of describing them, sorted."""
-    if isinstance(config, list):
-        return tuple(sorted({name for entry in config for name in hub_backbones(entry)}))
-    if not isinstance(config, Mapping):
-        return ()
-    named = {config[_BACKBONE]} if isinstance(config.get(_BACKBONE), str) else set[str]()
-    return tuple(sorted(named.union(*map(hub_backbones, config.values()))))
+    return tuple(sorted({value for key, value in _texts(config) if key == _BACKBONE}))
+
+
+def _texts(config: Any) -> Iterator[tuple[str, str]]:
+    """Yield each key of a configuration whose value is a text, at any depth."""
+    for key, value in config.items() if isinstance(config, Mapping) else ():
+        if isinstance(value, str):
+            yield key, value
+    inner = config.values() if isinstance(config, Mapping) else config if isinstance(config, list) else ()
+    for value in inner:
+        yield from _texts(value)
 
 
 def _is_kept(key: str, value: Any) -> bool:
@@ -158,10 +183,7 @@ def sealed(*, kernels: bool = False) -> Iterator[None]:
     """Load from local files alone: nothing is fetched, no question is asked, and no code or kernel of others runs.
 
     A configuration can name a backbone or code elsewhere, at any depth. transformers would fetch it, or ask on the
-    terminal whether to run it; here it raises.
-
-    Args:
-        kernels: The user named a kernel of the Hub, which may be fetched.
+    terminal whether to run it; here it raises. With `kernels` the user named a kernel of the Hub, which may be fetched.
     """
     import huggingface_hub
     import torch
@@ -182,29 +204,21 @@ def sealed(*, kernels: bool = False) -> Iterator[None]:
 
             places = (importlib.import_module("kernels"), "get_kernel"), (hub_kernels, "get_kernel")
             changes += [(place, name, refused) for place, name in (*places, (hub_kernels, "get_kernel_hub"))]
-    originals = [(place, name, getattr(place, name)) for place, name, _ in changes if hasattr(place, name)]
     # Its client of version 0 decides for each session whether it is offline.
     reset = getattr(huggingface_hub.utils, "reset_sessions", lambda: None)
-    try:
+    with ExitStack() as patched:
+        patched.callback(reset)
         for place, name, value in changes:
             if hasattr(place, name):
+                patched.callback(setattr, place, name, getattr(place, name))
                 setattr(place, name, value)
         reset()
         yield
-    finally:
-        for place, name, original in originals:
-            setattr(place, name, original)
-        reset()
 
 
 @contextmanager
 def explain_loading_errors(what: str, hint: str = "") -> Iterator[None]:
-    """Load in silence, and say in one line why it failed: strangers' files break transformers in every way there is.
-
-    Args:
-        what: What is loaded, as errors begin.
-        hint: What to do about it.
-    """
+    """Load in silence, and raise any failure as one line that begins with `what`: files break in every way there is."""
     try:
         with quiet_transformers():
             yield
@@ -241,6 +255,227 @@ def guard_vocabulary(model: Any, tokenizer: Any) -> None:
             )
 
     embedding.register_forward_pre_hook(check)
+
+
+def load_checkpoint(
+    checkpoint: Checkpoint,
+    folder: Path,
+    *,
+    trust: bool,
+    dtype: "str | torch.dtype",
+    device: "torch.device | None" = None,
+    hint: str = "",
+    **options: Any,
+) -> Any:
+    """Load a checkpoint's model in evaluation mode, with every weight that its configuration describes.
+
+    Args:
+        checkpoint: The checkpoint, by which errors and the model are named.
+        folder: The folder in which it is staged.
+        trust: Whether the staged modeling code may run.
+        dtype: auto, bf16, fp16, fp32, or a type of torch.
+        device: Where the model is moved, and for which "auto" is settled; None leaves it as it was loaded.
+        hint: What to do if transformers cannot load it.
+        options: Further arguments of transformers' from_pretrained.
+    """
+    import transformers
+
+    if device is not None:
+        check_device(checkpoint, device.type)
+    check_described(checkpoint, runs_code=trust)
+    loader = getattr(transformers, auto_class(checkpoint.config))
+    options["dtype"] = choose_dtype(dtype) if isinstance(dtype, str) else dtype
+    with explain_loading_errors(f'"{checkpoint.name}" cannot be loaded', hint):
+        model, report = loader.from_pretrained(folder, trust_remote_code=trust, output_loading_info=True, **options)
+    if report["missing_keys"]:
+        raise _lacking(checkpoint, report["missing_keys"])
+    rename(model, checkpoint)
+    return model.eval() if device is None else settle_dtype(model, str(dtype), device).to(device).eval()
+
+
+def rename(loaded: Any, checkpoint: Checkpoint) -> Any:
+    """Set the name of a loaded model or tokenizer to its checkpoint, instead of the temporary folder."""
+    name = str(checkpoint.folder)
+    for part in (loaded, getattr(loaded, "config", loaded)):
+        if hasattr(part, "name_or_path"):
+            part.name_or_path = name
+    if isinstance(settings := getattr(loaded, "init_kwargs", None), dict):
+        settings["name_or_path"] = name
+    return loaded
+
+
+def _lacking(checkpoint: Checkpoint, missing: Iterable[Any]) -> CtxextError:
+    first, *others = sorted(map(str, missing))
+    more = f" and {len(others)} more weights" if len(others) > 1 else f' and "{others[0]}"' if others else ""
+    return CtxextError(
+        f'"{checkpoint.name}" lacks "{first}"{more}, which its config.json describes.',
+        hint="Download the checkpoint again, or save it again as the class that config.json names.",
+    )
+
+
+class _TooMuch(Exception):
+    """More is described than the files hold."""
+
+
+def stock_class(config: Mapping[str, Any], auto: str) -> tuple[Any, Any]:
+    """Return the class of transformers that an Auto class loads a config.json with, and its configuration."""
+    import transformers
+
+    with tempfile.TemporaryDirectory() as folder, quiet_transformers(), sealed():
+        stock = {key: value for key, value in without_hub(config).items() if key != "auto_map"}
+        (Path(folder) / "config.json").write_text(as_json(stock), encoding="utf-8")
+        described = transformers.AutoConfig.from_pretrained(folder)
+    kind = getattr(transformers, auto)._model_mapping[type(described)]
+    kind = kind[0] if isinstance(kind, tuple) else kind
+    is_text = kind.config_class is not type(described)
+    return kind, described.get_text_config(decoder=True) if is_text else described
+
+
+def check_described(checkpoint: Checkpoint, *, runs_code: bool = False) -> None:
+    """Compare the weight files with the class that config.json names, without reading weights.
+
+    transformers itself matches the names: the class is built on the meta device, without numbers, and loads tensors
+    without numbers, since only transformers knows which names it changes, merges or ties. If it fails, loading reports
+    why. Loading alone reports what quantized weights, code of the checkpoint, or a class that config.json does not
+    name, such as one with a new head, lack. Sentence encoders often lack a pooler, which nothing reads.
+    """
+    import torch
+
+    held = sum(map(checkpoint.size_of, checkpoint.weight_files))
+    limits = max(_NUMBERS, _PER_BYTE * held), _TENSORS + held // _BYTES_PER_TENSOR
+    names_differ = runs_code or _is_quantized(checkpoint.config)
+    stored, missing = dict[str, torch.Tensor](), set[str]()
+    try:
+        config = _plain(checkpoint.config) if names_differ else checkpoint.config
+        kind, described = stock_class(config, auto_class(checkpoint.config))
+        with sealed(), quiet_transformers():
+            # Some activations read numbers of their own while they are built.
+            with suppress(NotImplementedError), torch.device("meta"), _counted(*limits):
+                kind._from_config(described)
+            named = [str(name) for name in checkpoint.config.get("architectures") or ()]
+            if names_differ or not any(name.endswith((kind.__name__, WHOLE)) for name in named):
+                return
+            stored = _stored(checkpoint)
+            _, report = kind.from_pretrained(
+                None, config=described, state_dict=dict(stored), device_map={"": "meta"}, output_loading_info=True
+            )
+        missing = {name for name in report["missing_keys"] if "pooler." not in name}
+    except _TooMuch:
+        raise CtxextError(
+            f'"{checkpoint.name}": config.json describes far more weights than its files hold ({held:,} bytes).',
+            hint="Is it the config.json of these weights? Download both again.",
+        ) from None
+    except RuntimeError:  # transformers 5 cannot merge the experts of a layer if one lacks a weight.
+        experts = [match.groups() for name in stored if (match := _EXPERT.fullmatch(name))]
+        missing = {"".join(parts) for parts in itertools.product(*map(set, zip(*experts, strict=True)))} - {*stored, ""}
+    except Exception:  # Whatever transformers cannot make of it, loading tells.
+        return
+    if missing and stored:
+        raise _lacking(checkpoint, missing)
+
+
+def check_complete(checkpoint: Checkpoint) -> None:
+    """Check that the files hold every weight of the class, without torch if the names are recorded for the family."""
+    if not _is_quantized(checkpoint.config) and not _has_recorded_names(checkpoint):
+        check_described(checkpoint)
+
+
+def _is_quantized(config: Mapping[str, Any]) -> bool:
+    return any("quantization_config" in part for part in (config, config.get("text_config") or {}))
+
+
+def _has_recorded_names(checkpoint: Checkpoint) -> bool:
+    """Return whether the headers have all names that are recorded for the family; False if there are none.
+
+    Indices are recorded as ranges `{start:stop}` of numbers of config.json, which may have several names, `one|other`.
+    """
+    config, names = checkpoint.config, {*checkpoint.headers}
+    record = json.loads(RECORDED.read_text(encoding="utf-8")).get(config["model_type"])
+    if record is None or any(config.get(key, usual) != usual for key, usual in record["switches"].items()):
+        return False
+    if config.get("tie_word_embeddings", record["tied"]):
+        names.add("lm_head.weight")
+
+    def number(keys: str) -> int:
+        return int(config[next((key for key in keys.split("|") if key in config), keys)]) if keys else 0
+
+    try:
+        return all(
+            _RANGE.sub("{}", place).format(*indices) + ending in names
+            for place, endings in record["names"].items()
+            for indices in itertools.product(
+                *(range(number(start), number(stop)) for start, stop in _RANGE.findall(place))
+            )
+            for ending in endings
+        )
+    except (KeyError, TypeError, ValueError):  # config.json leaves a number to the class.
+        return False
+
+
+def _stored(checkpoint: Checkpoint) -> "dict[str, torch.Tensor]":
+    """Return the tensors of the weight files by name, without numbers."""
+    import torch
+
+    tensors = {
+        name: torch.empty(entry["shape"], dtype=getattr(torch, TORCH_NAMES.get(entry["dtype"], "uint8")), device="meta")
+        for name, entry in checkpoint.headers.items()
+    }
+    pickled = [] if tensors else [path for path in checkpoint.weight_files if is_loadable(path)]
+    for path in pickled:
+        tensors |= torch.load(checkpoint.folder / path, map_location="meta", mmap=True, weights_only=True)
+    return tensors
+
+
+def needs_accelerator(checkpoint: Checkpoint) -> str:
+    """Return why a checkpoint does not load on a CPU; empty if that is not known.
+
+    bitsandbytes quantizes plain weights only while it moves them to an accelerator.
+    """
+    described: Any = checkpoint.config.get("quantization_config")
+    keys = ("load_in_4bit", "load_in_8bit") if isinstance(described, dict) else ()
+    key = next((key for key in keys if described.get(key)), None)
+    packed = (".weight.absmax", ".SCB", ".weight_format")
+    if key is None or any(name.endswith(packed) for name in checkpoint.headers):
+        return ""
+    return f'config.json has "{key}", which quantizes the weights on an accelerator only'
+
+
+def check_device(checkpoint: Checkpoint, device: str) -> None:
+    """Refuse to load a checkpoint that quantizes its weights while loading on a device of the type "cpu"."""
+    if device == "cpu" and (reason := needs_accelerator(checkpoint)):
+        raise CtxextError(
+            f'"{checkpoint.name}" cannot be loaded on a CPU: {reason}.',
+            hint="Use a GPU, or remove quantization_config from config.json.",
+        )
+
+
+def _plain(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration without its schedule."""
+    return {
+        key: _plain(value) if isinstance(value, dict) else value for key, value in config.items() if key not in _ROPE
+    }
+
+
+@contextmanager
+def _counted(most_numbers: int, most_tensors: int) -> Iterator[None]:
+    """Raise as soon as modules have more parameters and buffers than so many."""
+    from torch.nn.modules import module as hooks
+
+    numbers = tensors = 0
+
+    def count(_module: Any, _name: str, tensor: Any) -> None:
+        nonlocal numbers, tensors
+        numbers, tensors = numbers + (0 if tensor is None else tensor.numel()), tensors + 1
+        if numbers > most_numbers or tensors > most_tensors:
+            raise _TooMuch
+
+    kinds = hooks.register_module_parameter_registration_hook, hooks.register_module_buffer_registration_hook
+    held = [register(count) for register in kinds]
+    try:
+        yield
+    finally:
+        for hook in held:
+            hook.remove()
 
 
 @contextmanager

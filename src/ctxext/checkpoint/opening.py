@@ -7,7 +7,6 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
@@ -118,11 +117,7 @@ class Checkpoint:
             self.check_file(path)
 
     def check_file(self, path: Path) -> None:
-        """Check that a file is a regular one, in the folder or in its part of the Hub's cache.
-
-        Args:
-            path: Relative to the folder.
-        """
+        """Check that a file, relative to the folder, is a regular one in it or in its part of the Hub's cache."""
         if not is_text(str(path)):
             raise CtxextError(f'"{path}" of "{self.name}" has a name that is not text in UTF-8.', hint="Rename it.")
         place = self.folder / path
@@ -164,7 +159,11 @@ class Checkpoint:
             index = self.read_json(index_name) or {}
             weight_map = index.get("weight_map") or {}
             for shard in sorted({str(name) for name in weight_map.values()}):
-                _check_shard(self.name, index_name, shard, names)
+                place = f'"{index_name}" of "{self.name}" names'
+                if Path(shard).is_absolute() or ".." in Path(shard).parts:
+                    raise CtxextError(f'{place} a file outside the folder: "{shard}".')
+                if shard not in names:
+                    raise CtxextError(f'{place} "{shard}", which is not there.', hint="Download the checkpoint again.")
         if not any(LOADABLE.match(name) for name in names):
             raise CtxextError(
                 f'"{self.name}" holds no weights that transformers would load.',
@@ -179,11 +178,12 @@ class Checkpoint:
         """The safetensors files that transformers would load, relative to the folder."""
         return [path for path in self.weight_files if path.suffix == ".safetensors" and LOADABLE.match(str(path))]
 
-    def headers(self) -> Iterator[dict[str, Any]]:
-        """The headers of the safetensors files: tensor name to dtype, shape and offsets."""
-        for path in self.weight_files:
-            if path.suffix == ".safetensors" and LOADABLE.match(path.name) and (self.folder / path).is_file():
-                yield read_safetensors_header(self.folder / path)
+    @property
+    def headers(self) -> dict[str, dict[str, Any]]:
+        """Dtype, shape and offsets of each tensor, from the headers of the safetensors files that are here."""
+        paths = [path for path in self.weight_files if path.suffix == ".safetensors" and LOADABLE.match(path.name)]
+        here = [self.folder / path for path in paths if (self.folder / path).is_file()]
+        return {name: entry for path in here for name, entry in read_safetensors_header(path).items()}
 
     def stored_tensors(self) -> dict[str, tuple[Path, dict[str, Any]]]:
         """Return every tensor that transformers would load from safetensors: its file and its entry."""
@@ -204,8 +204,7 @@ class Checkpoint:
     def num_parameters(self) -> int | None:
         """How many parameters there are, counted from the safetensors headers; None where there are none."""
         bits = _packed_bits(self.config)
-        counts = [_num_in(name, entry, bits) for header in self.headers() for name, entry in header.items()]
-        return sum(counts) or None
+        return sum(_num_in(name, entry, bits) for name, entry in self.headers.items()) or None
 
 
 def _packed_bits(config: dict[str, Any]) -> int:
@@ -241,16 +240,6 @@ def is_loadable(path: Path) -> bool:
 def is_cached(path: Path) -> bool:
     """Whether a file may be one of the Hub's cache, shared by several checkpoints; that is no reason to trust it."""
     return path.parent.name == "blobs"
-
-
-def _check_shard(name: str, index_name: str, shard: str, names: set[str]) -> None:
-    outside = Path(shard).is_absolute() or ".." in Path(shard).parts
-    if outside:
-        raise CtxextError(f'"{index_name}" of "{name}" names a file outside the folder: "{shard}".')
-    if shard not in names:
-        raise CtxextError(
-            f'"{index_name}" of "{name}" names "{shard}", which is not there.', hint="Download the checkpoint again."
-        )
 
 
 def open_checkpoint(
@@ -382,34 +371,24 @@ def _fetch(
 
 def _sizes_of(folder: Path, source: str, revision: str | None, token: str | None) -> dict[str, int]:
     """Return the sizes of the weight files on the Hub, or nothing without it if the cache holds weights too."""
-    from huggingface_hub import errors
+    from huggingface_hub import HfApi, errors
 
     transport: type[Exception] = getattr(errors, "HTTPError")  # noqa: B009
     try:
-        return _remote_sizes(source, revision, token)
+        siblings = HfApi(token=token).model_info(source, revision=revision, files_metadata=True).siblings or []
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
         raise
     except (errors.OfflineModeIsEnabled, transport, OSError):
         if any(LOADABLE.match(path.name) for path in folder.iterdir()):
             return {}
         raise
-
-
-def _remote_sizes(source: str, revision: str | None, token: str | None) -> dict[str, int]:
-    from huggingface_hub import HfApi
-
-    siblings = HfApi(token=token).model_info(source, revision=revision, files_metadata=True).siblings or []
-    weights = [file for file in siblings if file.rfilename.endswith(WEIGHT_SUFFIXES)]
-    return {file.rfilename: file.size or 0 for file in weights}
+    return {file.rfilename: file.size or 0 for file in siblings if file.rfilename.endswith(WEIGHT_SUFFIXES)}
 
 
 def claimed_lengths(checkpoint: Checkpoint, family: Family, context_length: int | None = None) -> dict[str, int]:
-    """The context length in tokens that each file claims, by file name.
+    """Return the context length in tokens that each file claims, by file name.
 
-    Args:
-        checkpoint: Its files.
-        family: Its family.
-        context_length: What config.json says, where another than the plain key says it.
+    For config.json that is `context_length` if another than the plain key says it.
     """
     generation = checkpoint.read_json("generation_config.json") or {}
     tokenizer = checkpoint.read_json("tokenizer_config.json") or {}
@@ -425,12 +404,7 @@ def claimed_lengths(checkpoint: Checkpoint, family: Family, context_length: int 
 
 
 def fingerprint(checkpoint: Checkpoint, *, with_config: bool = True) -> str:
-    """Return a SHA-256 over the configuration and samples of the weights; large files are not read in full.
-
-    Args:
-        checkpoint: A checkpoint whose weights are local.
-        with_config: Whether the configuration counts.
-    """
+    """Return a SHA-256 over the configuration and samples of the weights; large files are not read in full."""
     digest = hashlib.sha256()
     if with_config:
         digest.update(json.dumps(checkpoint.config, sort_keys=True).encode())
@@ -462,7 +436,4 @@ def is_source_of(source: Checkpoint, result: Checkpoint) -> bool:
     if recorded is not None:
         return bool(recorded == fingerprint(source))
     is_extended = isinstance(source.config.get("ctxext"), dict)
-    if is_extended:
-        return False
-    weights = fingerprint(source, with_config=False)
-    return weights == fingerprint(result, with_config=False)
+    return not is_extended and fingerprint(source, with_config=False) == fingerprint(result, with_config=False)

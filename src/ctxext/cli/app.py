@@ -1,13 +1,14 @@
 """The `ctxext` command: its subcommands, and how errors are reported."""
 
 import contextlib
+import functools
 import importlib
 import io
 import os
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,7 +47,8 @@ def print_fault(error: BaseException) -> None:
 def as_error(error: BaseException) -> CtxextError:
     """An exception as an error with a hint."""
     where = f"{TRACEBACK}=1 shows where."
-    if isinstance(error, MemoryError) or _lacks_memory(error):
+    is_torchs = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+    if isinstance(error, MemoryError) or is_torchs:
         return CtxextError(NO_MEMORY, hint=f"Choose a smaller model, batch, length or dtype. {where}")
     if isinstance(error, RecursionError):
         return CtxextError(TOO_DEEP, hint=where)
@@ -58,11 +60,6 @@ def as_error(error: BaseException) -> CtxextError:
         f"{FAULT}: {said} ({_origin(error)}).",
         hint=f"Please report it with what {TRACEBACK}=1 shows and, if you may, the file that leads to it.",
     )
-
-
-def _lacks_memory(error: BaseException) -> bool:
-    """Whether an exception means that memory is full, as torch reports it."""
-    return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
 
 
 def _origin(error: BaseException) -> str:
@@ -116,57 +113,43 @@ _SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 class _Commands(typer.core.TyperGroup):
     """The subcommands. Usage errors are reported in one line like all others, without secrets."""
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        windows_expand_args: bool = True,
-        **extra: Any,
-    ) -> Any:
+    def main(self, *args: Any, **settings: Any) -> Any:
         """Run the command line."""
-        given = (args, prog_name, complete_var, False, windows_expand_args)
-        if not standalone_mode:
-            return super().main(*given, **extra)
+        if not settings.get("standalone_mode", True):
+            return super().main(*args, **settings)
         try:
-            code = super().main(*given, **extra)
+            code = super().main(*args, **{**settings, "standalone_mode": False})
         except typer.Abort:
             sys.exit(1)
         except Exception as error:
             # Typer has no public class for all of these.
             if not hasattr(error, "format_message"):
                 raise
-            _tell_wrong_use(error)
+            # After an empty command line, its help was shown instead.
+            if message := error.format_message():
+                context = getattr(error, "ctx", None)
+                print_error(CtxextError(message, hint=f"{context.command_path if context else 'ctxext'} --help"))
             sys.exit(getattr(error, "exit_code", 2))
         sys.exit(code if isinstance(code, int) else 0)
 
 
-def _tell_wrong_use(error: Any) -> None:
-    """Report a usage error; after an empty command line, its help was shown instead."""
-    context = getattr(error, "ctx", None)
-    if message := error.format_message():
-        hint = f"{context.command_path} --help" if context is not None else "ctxext --help"
-        print_error(CtxextError(message, hint=hint))
+@functools.cache
+def _command(name: str) -> typer.core.TyperCommand:
+    module = importlib.import_module(f"ctxext.cli.{name}")
+    single = typer.Typer(add_completion=False)
+    single.command(name, cls=Command, context_settings=_SETTINGS)(getattr(module, _FUNCTIONS.get(name, name)))
+    command = typer.main.get_command(single)
+    assert isinstance(command, typer.core.TyperCommand)
+    return command
 
 
 class _Loaded(Mapping[str, typer.core.TyperCommand]):
     """The commands by name; each is imported when it is asked for."""
 
-    def __init__(self) -> None:
-        self._commands: dict[str, typer.core.TyperCommand] = {}
-
     def __getitem__(self, name: str) -> typer.core.TyperCommand:
         if name not in SUMMARIES:
             raise KeyError(name)
-        if name not in self._commands:
-            module = importlib.import_module(f"ctxext.cli.{name}")
-            single = typer.Typer(add_completion=False)
-            single.command(name, cls=Command, context_settings=_SETTINGS)(getattr(module, _FUNCTIONS.get(name, name)))
-            command = typer.main.get_command(single)
-            assert isinstance(command, typer.core.TyperCommand)
-            self._commands[name] = command
-        return self._commands[name]
+        return _command(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(SUMMARIES)

@@ -54,16 +54,7 @@ def searched_recipe(
     *,
     original_length: int | None = None,
 ) -> Recipe:
-    """The best recipe of a search with a small budget, or else the best published method.
-
-    Args:
-        source: The checkpoint.
-        given: Method options that were given; only a target length makes sense.
-        budget: How many recipes, how many minutes.
-        hub: How to load the model: device, dtype, revision, token.
-        out: Where to show how it goes.
-        original_length: What the model was trained on, in tokens, where its files do not say it.
-    """
+    """The best recipe of a search with a small budget of recipes and minutes, or else the best published method."""
     if set(given) != {"target_length"}:
         others = ", ".join("--" + name.replace("_", "-") for name in given if name != "target_length")
         raise CtxextError(
@@ -106,20 +97,14 @@ def searched_recipe(
                     )
                 return published.trial.recipe
     left = None if minutes is None else max(_LEAST, minutes - (time.monotonic() - started) / 60)
-    return _best_published(source, options.target_length, left, loading, out, original_length)
-
-
-def _best_published(
-    source: str, target_length: int, minutes: float | None, loading: Any, out: Output, original_length: int | None
-) -> Recipe:
-    """The method that a comparison would take, or that comes nearest to being better."""
+    # The method that a comparison would take, or that comes nearest to being better.
     from ctxext.compare.run import compare
 
     with out.progress("comparing") as progress:
         report = compare(
             source,
-            target_length=target_length,
-            minutes=minutes,
+            target_length=options.target_length,
+            minutes=left,
             original_length=original_length,
             loading=loading,
             progress=progress,
@@ -129,7 +114,7 @@ def _best_published(
     best = content["taken"] or content["nearest"]
     if best is None:
         raise CtxextError(
-            f"The time was too short to measure any method at {format_length(target_length)} tokens.",
+            f"The time was too short to measure any method at {format_length(options.target_length)} tokens.",
             hint="Give more --minutes, or name a --method.",
         )
     out.note(content["verdict"])

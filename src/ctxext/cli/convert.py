@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from ctxext.checkpoint.auto_class import auto_class
 from ctxext.checkpoint.opening import open_checkpoint
@@ -27,10 +26,10 @@ from ctxext.cli.options import (
     with_parameters,
 )
 from ctxext.cli.output import Output, bold, done_line, marked
-from ctxext.converters.convert import Conversion, plan_conversion
 from ctxext.converters.convert import convert as run
+from ctxext.converters.convert import plan_conversion
 from ctxext.converters.options import Calibration, ConvertOptions
-from ctxext.converters.plan import Change, Plan
+from ctxext.converters.plan import Plan
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import KINDS
 from ctxext.files.output_directory import check_out
@@ -123,14 +122,9 @@ def convert(
         done = run(
             source, out, steps, options=wanted, revision=revision, token=token, progress=progress, tell=output.note
         )
-    _tell(output, done, source, time.perf_counter() - started)
-
-
-def _tell(output: Output, done: Conversion, source: str, seconds: float) -> None:
-    """Show the result, what its user must know, and the next command."""
-    out, plan, written = done.out, done.plan, done.written
+    plan, written, seconds = done.plan, done.written, time.perf_counter() - started
     data = {
-        **plan_data(plan, str(out)),
+        **plan_data(plan, str(done.out)),
         "linked": written.num_linked,
         "copied": written.num_copied,
         "weights": dict(written.ways),
@@ -139,37 +133,33 @@ def _tell(output: Output, done: Conversion, source: str, seconds: float) -> None
     }
     trained, reach = plan.encoding.trained_length, plan.encoding.usable_length
     lengths = f"{trained} → {reach} tokens" if reach != trained else f"{trained} tokens as before"
+    checked = []
+    if (verification := done.verification) is not None and verification.skipped:
+        checked = [marked("-", "yellow", f"not verified: {verification.skipped}")]
+    elif verification is not None:
+        is_rotation = verification.of == "frequencies"
+        how = "the installed transformers rotates" if is_rotation else "in a clean process: logits"
+        says = f"verified, {how} as the method says (largest difference {verification.difference:.0e})"
+        checked = [marked("✓", "green", says)]
     lines: list[RenderableType] = [
-        done_line(out, f"{plan.recipe.summary()}   {lengths}   weights {written.how}   {seconds:.2f} s"),
-        *_verification_lines(done),
+        done_line(done.out, f"{plan.recipe.summary()}   {lengths}   weights {written.how}   {seconds:.2f} s"),
+        *checked,
         f"  serves in  {serving_line(plan.serving)}",
     ]
     output.result(data, *lines)
     for caution in (*plan.cautions, *written.notes, *_untested(plan)):
         output.warning(caution)
     if auto_class(plan.model.config) in KINDS:
-        models = (out,) if plan.recipe.rewrites_weights else (source, out)  # The source's own table ends.
+        models = (done.out,) if plan.recipe.rewrites_weights else (source, done.out)  # The source's own table ends.
         output.next_step("ctxext", "eval", *models, why="Not measured yet")
     else:
-        output.next_step("ctxext", "verify", out, "--against", source)
+        output.next_step("ctxext", "verify", done.out, "--against", source)
 
 
 def _untested(plan: Plan) -> list[str]:
     """Return a warning if the result carries code and the installed transformers is newer than the tested ones."""
     notice = untested_notice() if plan.recipe.needs_code else ""
     return [f"{notice}; ctxext verify checks the result's code under other versions."] if notice else []
-
-
-def _verification_lines(done: Conversion) -> list[Text]:
-    verification = done.verification
-    if verification is None:
-        return []
-    if verification.skipped:
-        return [marked("-", "yellow", f"not verified: {verification.skipped}")]
-    how = "the installed transformers rotates" if verification.of == "frequencies" else "in a clean process: logits"
-    return [
-        marked("✓", "green", f"verified, {how} as the method says (largest difference {verification.difference:.0e})")
-    ]
 
 
 def plan_data(plan: Plan, out: str | None) -> dict[str, Any]:
@@ -203,27 +193,20 @@ def _plan_lines(plan: Plan) -> list[Any]:
         if change.file != file:
             file = change.file
             table.add_row(bold(file))
-        table.add_row(f"  {change.key}", _change_text(change))
+        old, new = (_short(value) for value in (change.old, change.new))
+        old, new = "(not there)" if change.old is None else old, "(removed)" if change.new is None else new
+        table.add_row(f"  {change.key}", f"{old} → {new}")
     size = sum(plan.source.size_of(path) for path in plan.weights)
-    table.add_row(bold("weights"), f"{len(plan.weights)} file(s), {size / 1e6:,.1f} MB, {_what_changes(plan)}")
-    table.add_row(bold("kept"), ", ".join(path.as_posix() for path in plan.others) or "-")
-    table.add_row(bold("serves in"), serving_line(plan.serving))
-    return [table, *unconverted_text(plan.unconverted), "nothing written"]
-
-
-def _what_changes(plan: Plan) -> str:
-    """Which tensors the weights will have otherwise."""
     added = [tensor.name for tensor in plan.rewritten if tensor.old_shape is None]
     tensors = [str(tensor) for tensor in plan.rewritten if tensor.old_shape is not None]
     tensors += [f"{grouped(added)}, which are new"] if added else []
+    changes = "unchanged"
     if plan.recipe.rewrites_weights:
-        return f"unchanged but for {', '.join(tensors) or 'what the method writes, once they are fetched'}"
-    return "unchanged"
-
-
-def _change_text(change: Change) -> str:
-    old = "(not there)" if change.old is None else _short(change.old)
-    return f"{old} → " + ("(removed)" if change.new is None else _short(change.new))
+        changes += f" but for {', '.join(tensors) or 'what the method writes, once they are fetched'}"
+    table.add_row(bold("weights"), f"{len(plan.weights)} file(s), {size / 1e6:,.1f} MB, {changes}")
+    table.add_row(bold("kept"), ", ".join(path.as_posix() for path in plan.others) or "-")
+    table.add_row(bold("serves in"), serving_line(plan.serving))
+    return [table, *unconverted_text(plan.unconverted), "nothing written"]
 
 
 def _short(value: Any) -> str:

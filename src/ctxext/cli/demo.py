@@ -1,7 +1,7 @@
 """`ctxext demo`: the main job, on the checkpoint in the package, in about a minute."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -64,12 +64,16 @@ def demo(
             overwrite=True,
             progress=progress,
         )
+    shares: dict[str, dict[int, list[float]]] = {}
+    for model in report["models"]:
+        for cell in model["cells"]:
+            shares.setdefault(model["name"], {}).setdefault(cell["length"], []).append(cell["share"])
     verdict = report["comparison"]["verdict"]
     output.result(
         {
             "samples": samples,
             "lengths": list(lengths),
-            "exact_match": _shares(report),
+            "exact_match": shares,
             "shows": verdict,
             "report": str(out),
         },
@@ -78,12 +82,3 @@ def demo(
     )
     output.note(f"Pictures: {place / 'report.html'}")
     output.next_step("ctxext", "compare", "YOUR_MODEL", "--target-length", "32k")
-
-
-def _shares(report: dict[str, Any]) -> dict[str, dict[int, list[float]]]:
-    """Exact match by model, length and depth."""
-    shares: dict[str, dict[int, list[float]]] = {}
-    for model in report["models"]:
-        for cell in model["cells"]:
-            shares.setdefault(model["name"], {}).setdefault(cell["length"], []).append(cell["share"])
-    return shares

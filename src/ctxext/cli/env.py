@@ -1,6 +1,5 @@
 """`ctxext env`: versions, devices and cache folders, for bug reports."""
 
-import importlib.metadata
 import os
 import platform
 
@@ -8,7 +7,7 @@ from rich.table import Table
 
 from ctxext.cli.options import JsonOption
 from ctxext.cli.output import Output, bold
-from ctxext.files.tested import TESTED, untested_notice
+from ctxext.files.tested import TESTED, installed_version, untested_notice
 from ctxext.version import __version__
 
 _PACKAGES = (
@@ -26,14 +25,16 @@ def env(as_json: JsonOption = False) -> None:
     import torch
     from huggingface_hub.constants import HF_HUB_CACHE
 
+    accelerators = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    accelerators += ["mps"] if torch.backends.mps.is_available() else []
     facts = {
         "ctxext": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        **{name: _version(name) for name in _PACKAGES},
+        **{name: installed_version(name) or "not installed" for name in _PACKAGES},
         "tested transformers": ", ".join(TESTED),
         "processor": f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads",
-        "accelerators": ", ".join(_accelerators()) or "none",
+        "accelerators": ", ".join(accelerators) or "none",
         "hub cache": HF_HUB_CACHE,
     }
     table = Table.grid(padding=(0, 2))
@@ -43,17 +44,3 @@ def env(as_json: JsonOption = False) -> None:
     output.result(facts, table)
     if notice := untested_notice():
         output.warning(f"{notice}.")
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
-def _accelerators() -> list[str]:
-    import torch
-
-    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return names + (["mps"] if torch.backends.mps.is_available() else [])

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ctxext.evaluate.report.colours import hexadecimal, ink, shade
-from ctxext.evaluate.report.findings import effective_text, percent, pooled
+from ctxext.evaluate.report.findings import effective_text, harness_rows, key_token_rows, percent, pooled
 from ctxext.evaluate.report.report import HeatMap, Report, heat_map
 
 _CELL = 5
@@ -23,11 +23,16 @@ def report_tables(report: Report, width: int) -> Iterator[RenderableType]:
     if any(model.get("effective") for model in models):
         yield Text()
         yield from _effective(models, width)
-    tables = {"perplexity": _perplexity, "longppl": _longppl, "short": _short, "harness": _harness}
-    for kind, table_of in tables.items():
-        if any(model.get(kind) for model in models):
+    headings = ("tokens", "loss on key tokens", "key tokens", "of", "documents")
+    for table in (
+        _perplexity(report),
+        results_table("longppl", *headings, rows=key_token_rows(report)),
+        _short(report),
+        results_table("harness", "task", "metric", "value", rows=harness_rows(report)),
+    ):
+        if table.row_count:
             yield Text()
-            yield table_of(report)
+            yield table
 
 
 def heat_maps(report: Report, width: int) -> Iterator[Text]:
@@ -97,10 +102,10 @@ def _effective(models: Sequence[dict[str, Any]], width: int) -> Iterator[Table]:
         used, count = 0, 0
         while count < len(cells) and (not count or used + _width(cells[count]) <= room):
             used, count = used + _width(cells[count]), count + 1
-        table = results_table("effective length", *(heading for heading, *_ in cells[:count]))
-        for row, name in enumerate(names, 1):
-            table.add_row(name, *(column[row] for column in cells[:count]))
-        yield table
+        headings, *rows = zip(*cells[:count], strict=True)
+        yield results_table(
+            "effective length", *headings, rows=[[name, *row] for name, row in zip(names, rows, strict=True)]
+        )
         cells = cells[count:]
 
 
@@ -110,26 +115,16 @@ def _width(texts: Sequence[str]) -> int:
 
 
 def _perplexity(report: Report) -> Table:
-    measured, stride = [model for model in report["models"] if model["perplexity"]], report["settings"]["stride"]
+    measured, stride = [model for model in report["models"] if model["perplexity"]], report["settings"].get("stride")
     lengths = sorted({int(length) for model in measured for length in model["perplexity"]["lengths"]})
-    table = results_table(
-        measured[0]["perplexity"].get("task", "perplexity"), "documents", *(f"{length} tokens" for length in lengths)
-    )
+    name = next((model["perplexity"].get("task") for model in measured), None) or "perplexity"
+    table = results_table(name, "documents", *(f"{length} tokens" for length in lengths))
     kinds = [("lengths", "")] + ([("sliding", f" (sliding, stride {stride})")] if stride else [])
     for model in measured:
         for text, curve in {"": model["perplexity"], **model["perplexity"].get("texts", {})}.items():
             for kind, note in kinds:
                 shown = [f"{curve[kind][str(n)]['perplexity']:.2f}" if str(n) in curve[kind] else "–" for n in lengths]
                 table.add_row(f"  {text}{note}" if text else model["name"] + note, str(curve["documents"]), *shown)
-    return table
-
-
-def _longppl(report: Report) -> Table:
-    table = results_table("longppl", "tokens", "loss on key tokens", "key tokens", "of", "documents")
-    for model in report["models"]:
-        for length, one in (model.get("longppl") or {}).items():
-            loss = f"{one['loss']:.3f}" if one["count"] else "–"
-            table.add_row(model["name"], length, loss, str(one["count"]), str(one["of"]), str(one["documents"]))
     return table
 
 
@@ -146,19 +141,12 @@ def _short(report: Report) -> Table:
     return table
 
 
-def _harness(report: Report) -> Table:
-    table = results_table("harness", "task", "metric", "value")
-    for model in report["models"]:
-        for task, metrics in (model["harness"] or {}).items():
-            for metric, value in metrics.items():
-                table.add_row(model["name"], task, metric, f"{value:.4f}")
-    return table
-
-
-def results_table(name: str, *columns: str, no_wrap: bool = False) -> Table:
+def results_table(name: str, *columns: str, no_wrap: bool = False, rows: Sequence[Sequence[str]] = ()) -> Table:
     """Return a table without lines: names on the left, figures on the right."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column(Text(name, style="bold not dim"), no_wrap=no_wrap)
     for column in columns:
         table.add_column(column, justify="right", no_wrap=no_wrap)
+    for row in rows:
+        table.add_row(*row)
     return table

@@ -31,11 +31,10 @@ from ctxext.cli.output import Output, done_line, wants_json
 from ctxext.errors import CtxextError
 from ctxext.files.content import Progress
 from ctxext.files.extras import install_command
-from ctxext.files.locks import short_name
+from ctxext.files.output_directory import short_name
 from ctxext.files.processes import alone, num_processes, rank
 from ctxext.files.strict import parse_yaml, read_text
-from ctxext.finetune.options import Reporter, RunOptions, TrainingOptions
-from ctxext.finetune.preset import presets
+from ctxext.finetune.options import Reporter, RunOptions, TrainingOptions, presets
 from ctxext.finetune.stopping import Terminated, raised_when_terminated
 from ctxext.finetune.training_data import TrainingData
 
@@ -59,50 +58,12 @@ def _load(context: typer.Context, path: Path | None) -> Path | None:
     content = parse_yaml(read_text(path), str(path)) or {}
     if not isinstance(content, Mapping):
         raise CtxextError(f'"{path}" holds no options.', hint="Write one on each line, as steps: 400.")
-    _take(context, context.default_map, _defaults(context, content, str(path)))
+    _take(context, "config", content, str(path))
     return path
 
 
-_TAKEN_BACK = "ctxext.taken_back"
-
-
-def _take(context: typer.Context, below: Mapping[str, Any] | None, above: Mapping[str, Any] | None) -> None:
-    """Make values the defaults of the command's options, but for what `--without` names."""
-    taken_back = context.meta.get(_TAKEN_BACK, ())
-    context.default_map = {
-        name: value for name, value in {**(below or {}), **(above or {})}.items() if name not in taken_back
-    }
-
-
-def _take_back(context: typer.Context, words: list[str] | None) -> list[str] | None:
-    """Leave options out that a preset or a file names, before or after this."""
-    given = dict.fromkeys(names_in(words or []))
-    context.meta[_TAKEN_BACK] = tuple(_defaults(context, dict.fromkeys(given, ""), "--without"))
-    _take(context, context.default_map, None)
-    return words
-
-
-def _defaults(context: typer.Context, content: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Values of options by parameter, from those of a file by word."""
-    names = {_word_of(option): option for option in context.command.params if _is_kept(option)}
-    defaults: dict[str, Any] = {}
-    for key, value in content.items():
-        word = str(key).replace("_", "-")
-        if word not in names:
-            near = difflib.get_close_matches(word, names, n=1)
-            hint = f'Did you mean "{near[0]}"?' if near else f"It may have: {', '.join(names)}."
-            raise CtxextError(f'"{place}" has an option "{key}" that there is not.', hint=hint)
-        if value is not None:
-            defaults[names[word].name] = _as_typed(names[word], value)
-    return defaults
-
-
 def _take_preset(context: typer.Context, name: str | None) -> str | None:
-    """Make a preset's values the defaults of the command's options, below those of a file; or list the presets.
-
-    Raises:
-        Exit: they were listed.
-    """
+    """Make a preset's values the defaults of the command's options; or list the presets and end."""
     if name is None:
         return None
     known = presets()
@@ -113,34 +74,52 @@ def _take_preset(context: typer.Context, name: str | None) -> str | None:
         raise typer.Exit
     if name not in known:
         raise CtxextError(f'There is no preset "{name}".', hint=f"Presets: {', '.join(known)}; --preset list.")
-    _take(context, _defaults(context, known[name].options, name), context.default_map)
+    _take(context, "preset", known[name].options, name)
     return name
 
 
-def _as_typed(option: Any, value: Any) -> Any:
-    """A value as the command line would have it: an option that is given once takes a list with commas."""
-    if option.multiple:
-        return [str(entry) for entry in (value if isinstance(value, list) else [value])]
-    return ",".join(map(str, value)) if isinstance(value, list) else value
+def _take_back(context: typer.Context, words: list[str] | None) -> list[str] | None:
+    """Leave options out that a preset or a file names, before or after this."""
+    _take(context, "without", dict.fromkeys(names_in(words or []), ""), "--without")
+    return words
 
 
-def _is_kept(option: Any) -> bool:
-    return option.param_type_name == "option" and option.name not in (*_NEVER_KEPT, "help")
+def _take(context: typer.Context, kind: str, content: Mapping[str, Any], place: str) -> None:
+    """Make values by word the defaults of the command's options: a file's stand above a preset's."""
+    names, kinds = _kept_options(context), context.meta.setdefault("ctxext.finetune", {})
+    values = kinds.setdefault(kind, {})
+    for key, value in content.items():
+        word = str(key).replace("_", "-")
+        if word not in names:
+            near = difflib.get_close_matches(word, names, n=1)
+            hint = f'Did you mean "{near[0]}"?' if near else f"It may have: {', '.join(names)}."
+            raise CtxextError(f'"{place}" has an option "{key}" that there is not.', hint=hint)
+        listed = value if isinstance(value, list) else [value]
+        if value is not None and names[word].multiple:
+            values[names[word].name] = [str(entry) for entry in listed]
+        elif value is not None:  # An option that is given once takes a list with commas.
+            values[names[word].name] = ",".join(map(str, value)) if isinstance(value, list) else value
+    above = {**kinds.get("preset", {}), **kinds.get("config", {})}
+    context.default_map = {name: above[name] for name in above.keys() - kinds.get("without", {}).keys()}
 
 
-def _word_of(option: Any) -> str:
-    """The option's word, without the dashes before it."""
-    return str(max(option.opts, key=len)).lstrip("-")
+def _kept_options(context: typer.Context) -> dict[str, Any]:
+    """The options that a file may hold, by their words."""
+    return {
+        max(option.opts, key=len).lstrip("-"): option
+        for option in context.command.params
+        if option.param_type_name == "option" and option.name not in (*_NEVER_KEPT, "help")
+    }
 
 
 def used_options(context: typer.Context) -> str:
     """All options of a call as a file that `--config` reads again."""
-    values = {
-        _word_of(option): context.params[option.name]
-        for option in context.command.params
-        if _is_kept(option) and context.params.get(option.name) is not None
+    values = {word: context.params.get(str(option.name)) for word, option in _kept_options(context).items()}
+    plain = {
+        word: list(value) if isinstance(value, (list, tuple)) else value
+        for word, value in values.items()
+        if value is not None
     }
-    plain = {word: list(value) if isinstance(value, (list, tuple)) else value for word, value in values.items()}
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
 
 

@@ -31,7 +31,11 @@ def convert_file(
         )
     if dry_run:
         plan = plan_gguf(source, recipe, options=options)
-        output.result(plan_data(plan, None), *_plan_lines(plan))
+        table = Table.grid(padding=(0, 2))
+        for key, (old, new) in plan.changes.items():
+            table.add_row(f"  {key}", f"{_shown(old)} → {_shown(new)}")
+        content = plan_data(plan, None)
+        output.result(content, bold(plan.source.path.name), table, f"  {_tensors_text(plan)}", "nothing written")
         for caution in plan.cautions:
             output.warning(caution)
         return
@@ -73,13 +77,6 @@ def _tensors_text(plan: GgufPlan) -> str:
     lists = " and ".join(plan.source.architecture.lists)
     added = "" if plan.factors is None else f", and {lists} with {len(plan.factors)} divisors"
     return f"{count} tensors as they are{added}"
-
-
-def _plan_lines(plan: GgufPlan) -> list[Any]:
-    table = Table.grid(padding=(0, 2))
-    for key, (old, new) in plan.changes.items():
-        table.add_row(f"  {key}", f"{_shown(old)} → {_shown(new)}")
-    return [bold(plan.source.path.name), table, f"  {_tensors_text(plan)}", "nothing written"]
 
 
 def _shown(value: Any) -> str:

@@ -3,7 +3,7 @@
 import re
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -25,7 +25,7 @@ class Command(typer.core.TyperCommand):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         if self.advanced or getattr(self.callback, "help_for", None):
-            self.params.append(_help_all_option())
+            self.params += _help_all_option()
 
     @property
     def advanced(self) -> Collection[str]:
@@ -74,35 +74,28 @@ def _read_plainly(parameter: Any) -> None:
     parameter.process_value = process_value
 
 
-def _help_all_option() -> Any:
+def _help_all_option() -> list[Any]:
     def show(context: typer.Context, wanted: bool) -> None:
         if wanted and not context.resilient_parsing:
             print_help(context.command, context, everything=True)
             raise typer.Exit
 
-    def declared(
-        help_all: bool = typer.Option(
-            False, "--help-all", help="Show every option and exit.", is_eager=True, expose_value=False, callback=show
-        ),
-    ) -> None:
+    option = typer.Option(
+        "--help-all", help="Show every option and exit.", is_eager=True, expose_value=False, callback=show
+    )
+    single = typer.Typer(add_completion=False)
+
+    @single.command()
+    def declared(help_all: Annotated[bool, option] = False) -> None:
         pass
 
-    single = typer.Typer(add_completion=False)
-    single.command()(declared)
-    return typer.main.get_command(single).params[0]
+    return typer.main.get_command(single).params
 
 
 def print_help(
     command: Any, ctx: typer.Context, *, commands: Mapping[str, str] | None = None, everything: bool = False
 ) -> None:
-    """Print the help of a command.
-
-    Args:
-        command: The command.
-        ctx: Its context.
-        commands: The subcommands of a group with what each does.
-        everything: Whether advanced options are shown too.
-    """
+    """Print the help of a command, with what each of its subcommands does; advanced options only with `everything`."""
     console = SafeConsole()
     words: Sequence[str] = ctx.meta.get(_WORDS, ())
     note = getattr(command.callback, "help_for", None)
@@ -112,7 +105,10 @@ def print_help(
         hidden = {*hidden, *advanced}
     parameters = command.get_params(ctx)
     shown = [parameter for parameter in parameters if not parameter.hidden and parameter.name not in hidden]
-    console.print(Text.assemble(("Usage: ", "yellow"), (_usage(command, ctx), "bold")))
+    named = [(one.required, _name_of(one)) for one in command.params if one.param_type_name == "argument"]
+    pieces = [ctx.command_path, "[OPTIONS]", *(name if required else f"[{name}]" for required, name in named)]
+    usage = " ".join([*pieces, *(["COMMAND …"] if commands else [])])
+    console.print(Text.assemble(("Usage: ", "yellow"), (usage, "bold")))
     for line in _prose(command.help or "", width_of(console)):
         console.print(line)
     every = [*_panels(shown, ctx), *sections, *([("Commands", commands.items())] if commands else [])]
@@ -123,16 +119,6 @@ def print_help(
         console.print("\n--help-all shows more options.")
     if command.epilog:
         console.print(f"\n{command.epilog}")
-
-
-def _usage(command: Any, ctx: typer.Context) -> str:
-    """The command with its arguments, in brackets where they may be left out."""
-    pieces = [ctx.command_path, "[OPTIONS]"]
-    for parameter in command.params:
-        if parameter.param_type_name == "argument":
-            name = _name_of(parameter)
-            pieces.append(name if parameter.required else f"[{name}]")
-    return " ".join([*pieces, *(["COMMAND …"] if hasattr(command, "commands") else [])])
 
 
 def _name_of(argument: Any) -> str:
@@ -155,21 +141,17 @@ def _prose(text: str, width: int) -> Iterator[Text]:
 
 
 def _panels(parameters: Iterable[Any], ctx: typer.Context) -> list[tuple[str, list[Row]]]:
-    """The parameters under the headings of their panels."""
     panels: dict[str, list[Row]] = {"Arguments": [], "Options": []}
     for parameter in parameters:
         is_argument = parameter.param_type_name == "argument"
         usual = "Arguments" if is_argument else "Options"
         rows = panels.setdefault(getattr(parameter, "rich_help_panel", None) or usual, [])
         names, explained = parameter.get_help_record(ctx)
-        name = _name_of(parameter) if is_argument else _option_names(names)
+        # An option that may be repeated shows the type of each value.
+        options = re.sub(r"<list\[(\w+)\]>", r"<\1>…", names).replace(" / ", "/")
+        name = _name_of(parameter) if is_argument else options
         rows.append((name, explained.removesuffix("  [required]")))
     return [(title, rows) for title, rows in panels.items() if rows]
-
-
-def _option_names(names: str) -> str:
-    """Names and type of an option; one that may be repeated shows the type of each value."""
-    return re.sub(r"<list\[(\w+)\]>", r"<\1>…", names).replace(" / ", "/")
 
 
 def section(title: str, rows: Iterable[Row], console: SafeConsole) -> Iterator[Text]:

@@ -1,28 +1,21 @@
 """`ctxext inspect`: what a checkpoint's files say about its context."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.table import Table
 
 from ctxext.checkpoint.known_models import MAXIMUM
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.methods import experimental_names
-from ctxext.cli.options import (
-    JsonOption,
-    OriginalLengthOption,
-    QuietOption,
-    RevisionOption,
-    SourceArgument,
-    TokenOption,
-    length_in,
-)
+from ctxext.cli.options import JsonOption, QuietOption, RevisionOption, SourceArgument, TokenOption
 from ctxext.cli.output import Output, bold
 from ctxext.converters.engines import MARKS, Serving
 from ctxext.converters.inspection import Inspection, inspect_checkpoint
-from ctxext.files.length import format_length
+from ctxext.files.length import format_length, parse_length
 from ctxext.gguf import is_gguf
-from ctxext.recipes.encodings.rotary import Rotary
+from ctxext.options import ORIGINAL_LENGTH
 from ctxext.recipes.recipe import describe_step
 
 _ENCODINGS = {
@@ -37,7 +30,9 @@ _ENCODINGS = {
 
 def inspect(
     source: SourceArgument,
-    original_length: OriginalLengthOption = None,
+    original_length: Annotated[
+        str | None, typer.Option("--original-length", help=ORIGINAL_LENGTH, show_default=False)
+    ] = None,
     revision: RevisionOption = None,
     token: TokenOption = None,
     as_json: JsonOption = False,
@@ -51,7 +46,7 @@ def inspect(
     ctxext inspect Qwen/Qwen3-8B --json
     """
     output = Output(as_json=as_json, quiet=quiet)
-    trained = length_in(original_length)
+    trained = parse_length(original_length) if original_length else None
     if is_gguf(source):
         from ctxext.cli.gguf import inspect_file
 
@@ -73,15 +68,14 @@ def inspect(
 
 def inspection_data(source: str, inspection: Inspection) -> dict[str, Any]:
     """An inspection as JSON."""
-    rotary = inspection.rotary
+    rotary, model = inspection.rotary, inspection.model
     return {
         "source": source,
         "model_type": inspection.family.model_type,
         "positions": inspection.positions,
         "num_parameters": inspection.num_parameters,
-        "rotary": None
-        if rotary is None
-        else {
+        "rotary": rotary
+        and {
             "rope_type": rotary.rope_type,
             "parameters": dict(rotary.parameters),
             "theta": rotary.theta,
@@ -91,15 +85,14 @@ def inspection_data(source: str, inspection: Inspection) -> dict[str, Any]:
             "trained_length_from": rotary.length_origin,
             "context_length": rotary.usable_length,
             "declared_length": rotary.claimed_length,
-            "is_extended": inspection.model is not None and inspection.model.is_extended,
+            "is_extended": model is not None and model.is_extended,
         },
-        "encoding": None
-        if inspection.model is None
-        else {
-            "description": inspection.model.encoding.describe(),
-            "trained_length": inspection.model.encoding.trained_length,
-            "context_length": inspection.model.encoding.usable_length,
-            "is_extended": inspection.model.is_extended,
+        "encoding": model
+        and {
+            "description": model.encoding.describe(),
+            "trained_length": model.encoding.trained_length,
+            "context_length": model.encoding.usable_length,
+            "is_extended": model.is_extended,
         },
         "bound": inspection.bound,
         "windows": dict(inspection.windows),
@@ -115,7 +108,10 @@ def inspection_data(source: str, inspection: Inspection) -> dict[str, Any]:
 
 
 def _rows(inspection: Inspection) -> dict[str, str]:
-    rows = {"model": _model(inspection), "encoding": _encoding(inspection)}
+    model = inspection.family.model_type
+    if inspection.num_parameters:
+        model += f" · {_count(inspection.num_parameters)} parameters"
+    rows = {"model": model, "encoding": _encoding(inspection)}
     if inspection.bound:
         rows["bounds"] = inspection.bound
     if inspection.model is not None:
@@ -123,8 +119,17 @@ def _rows(inspection: Inspection) -> dict[str, str]:
     if inspection.pipeline is not None:
         rows["pipeline"] = f"{inspection.pipeline}; reads {min(inspection.windows.values())} tokens"
     if inspection.rotary is not None:
-        rows["original"] = f"{inspection.rotary.trained_length} tokens ({_origin(inspection.rotary)})"
-    rows["attention"] = _attention(inspection)
+        origin = inspection.rotary.length_origin
+        if inspection.rotary.lacks_original:
+            origin = f"{MAXIMUM}, as nothing says from which length its schedule starts; --original-length can"
+        rows["original"] = f"{inspection.rotary.trained_length} tokens ({origin})"
+    numbers = inspection.attention
+    rows["attention"] = "not said in config.json"
+    if numbers["heads"] is not None and numbers["head_dim"] is not None:
+        full, sliding, layers = (numbers[key] for key in ("full_attention_layers", "sliding_layers", "layers"))
+        kinds = f"{full} of {layers} layers full" + (f", {sliding} sliding" if sliding else "")
+        heads = f"{numbers['heads']} heads, {numbers['key_heads']} KV heads of {numbers['head_dim']}"
+        rows["attention"] = f"{heads} · {kinds}"
     if inspection.cache_bytes and any(inspection.cache_bytes.values()):
         sizes = " · ".join(f"{format_length(n)} {_size(size)}" for n, size in inspection.cache_bytes.items())
         rows["cache"] = f"{sizes}   (16 bits, one sequence)"
@@ -143,14 +148,6 @@ def _rows(inspection: Inspection) -> dict[str, str]:
     for number, (reason, names) in enumerate(reasons.items()):
         rows["not" if number == 0 else " " * number] = f"{' '.join(names)}: {reason}"
     return rows
-
-
-def _model(inspection: Inspection) -> str:
-    return (
-        f"{inspection.family.model_type} · {_count(inspection.num_parameters)} parameters"
-        if inspection.num_parameters
-        else (inspection.family.model_type)
-    )
 
 
 def _encoding(inspection: Inspection) -> str:
@@ -180,22 +177,6 @@ def _context_length(inspection: Inspection) -> str:
     if inspection.default_length:
         agree = "config.json names none: this is the default of its configuration class"
     return f"{encoding.usable_length} tokens, {state} ({agree})"
-
-
-def _origin(rotary: Rotary) -> str:
-    """The source of the original context length."""
-    if rotary.lacks_original:
-        return f"{MAXIMUM}, as nothing says from which length its schedule starts; --original-length can"
-    return rotary.length_origin
-
-
-def _attention(inspection: Inspection) -> str:
-    numbers = inspection.attention
-    if numbers["heads"] is None or numbers["head_dim"] is None:
-        return "not said in config.json"
-    full, sliding, layers = numbers["full_attention_layers"], numbers["sliding_layers"], numbers["layers"]
-    kinds = f"{full} of {layers} layers full" + (f", {sliding} sliding" if sliding else "")
-    return f"{numbers['heads']} heads, {numbers['key_heads']} KV heads of {numbers['head_dim']} · {kinds}"
 
 
 def _count(number: int) -> str:

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from ctxext.recipes.recipe import Recipe
 
 
-_SHARED_PANEL = "How far to reach"
-_EXPERIMENTAL_PANEL = "Options of experimental methods"
+_SHARED = ("factor", "target_length")
+_OF_AUTO = ("trials", "minutes")
+_OF_CALIBRATION = ("text", "device", "dtype")
 
 
 def option_owners() -> dict[str, list[str]]:
@@ -37,25 +38,22 @@ def option_owners() -> dict[str, list[str]]:
 
 def method_parameters() -> list[inspect.Parameter]:
     """A keyword parameter with its typer option for every method option, None where not given."""
-    owners, parameters = option_owners(), []
+    parameters = []
     first_owner = {field.name: method for method in reversed(METHODS) for field in options_of(method)}
-    for name in owners:
-        method = first_owner[name]
-        shared = name in ("factor", "target_length")
-        usual = [owner for owner in owners[name] if not method_named(owner).is_experimental]
-        panel = f"Options of {', '.join(usual)}" if usual else _EXPERIMENTAL_PANEL
-        panel = _SHARED_PANEL if shared else panel
-        is_text = get_origin(value_type(method, name)) is tuple or name.endswith("_length")
-        is_switch = value_type(method, name) is bool
+    for name, owners in option_owners().items():
+        kind, flag = value_type(first_owner[name], name), option_name(name)
+        usual = [owner for owner in owners if not method_named(owner).is_experimental]
+        panel = f"Options of {', '.join(usual)}" if usual else "Options of experimental methods"
+        is_file = get_origin(kind) is tuple
         option = typer.Option(
-            f"{option_name(name)}/--no-{option_name(name)[2:]}" if is_switch else option_name(name),
-            help=_shared_help(name, usual or owners[name], always_named=not usual),
-            rich_help_panel=panel,
+            f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
+            help=_shared_help(name, usual or owners, always_named=not usual),
+            rich_help_panel="How far to reach" if name in _SHARED else panel,
             show_default=False,
-            metavar="FILE" if get_origin(value_type(method, name)) is tuple else None,
+            metavar="FILE" if is_file else None,
         )
-        kind: Any = str if is_text else value_type(method, name)
-        annotation = Annotated[kind | None, option]
+        hint: Any = str if is_file or name.endswith("_length") else kind
+        annotation = Annotated[hint | None, option]
         parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
     return parameters
 
@@ -86,13 +84,7 @@ def option_name(name: str) -> str:
 
 
 def build_recipe(methods: Sequence[str], recipe: str | None, options: Mapping[str, Any]) -> "Recipe":
-    """The recipe that `--method`, `--recipe` and the method options describe together.
-
-    Args:
-        methods: Names in order of application.
-        recipe: A recipe file or preset; the options then stand above its numbers.
-        options: Method options that were given, by Python name.
-    """
+    """The recipe of methods in order, or of a recipe file or preset, with options by Python name above its numbers."""
     from ctxext.recipes.recipe import load_recipe, multiplied, recipe_from_dict
 
     if bool(methods) == bool(recipe):
@@ -116,15 +108,15 @@ def build_recipe(methods: Sequence[str], recipe: str | None, options: Mapping[st
             )
         for step in takers:
             step[name] = value
-            if name in ("factor", "target_length"):
+            if name in _SHARED:
                 step.pop("factor" if name == "target_length" else "target_length", None)
-    if {"factor", "target_length"} <= values.keys():
+    if values.keys() >= {*_SHARED}:
         raise CtxextError(
             "Give --factor or --target-length, not both.",
             hint="A recipe file may say both, where the context length is not the factor times the original one.",
         )
     steps = recipe_from_dict(content, recipe or "the command line")
-    reach = next((name for name in ("factor", "target_length") if name in values), None)
+    reach = next((name for name in _SHARED if name in values), None)
     if reach and (names := multiplied(steps.steps)):
         raise CtxextError(
             f"{option_name(reach)} says how far the whole recipe reaches, but {' and '.join(names)} each multiply the "
@@ -143,29 +135,21 @@ def _parsed(name: str, value: Any) -> Any:
     if name.endswith("_length"):
         return parse_length(value)
     owner = next(method for method in METHODS if name in _fields_of(method.name))
-    return _read_numbers(value, name) if get_origin(value_type(owner, name)) is tuple else value
-
-
-def _read_numbers(path: str, name: str) -> list[Any]:
-    """A list of numbers from a JSON or YAML file, alone or under the option's name."""
+    if get_origin(value_type(owner, name)) is not tuple:
+        return value
     try:
-        content = parse_yaml(read_text(Path(path)), path)
+        content = parse_yaml(read_text(Path(value)), value)
     except CtxextError as error:
         raise CtxextError(
-            f'{option_name(name)}: "{path}" cannot be read as a list of numbers.', hint=error.message
+            f'{option_name(name)}: "{value}" cannot be read as a list of numbers.', hint=error.message
         ) from error
     numbers = content.get(name) if isinstance(content, dict) else content
     if not isinstance(numbers, list):
         raise CtxextError(
-            f'{option_name(name)}: "{path}" holds no list of numbers.',
+            f'{option_name(name)}: "{value}" holds no list of numbers.',
             hint=f"Write a list, or an object with {json.dumps(name)}.",
         )
     return numbers
-
-
-_SHARED = ("factor", "target_length")
-_OF_AUTO = ("trials", "minutes")
-_OF_CALIBRATION = ("text", "device", "dtype")
 
 
 def method_sections(method: type[Method], *, options: bool = True) -> list[tuple[str, list[Row]]]:
@@ -210,11 +194,7 @@ def methods_in(words: Sequence[str]) -> list[str]:
 def help_of_convert(words: Sequence[str], everything: bool) -> tuple[list[tuple[str, list[Row]]], Collection[str]]:
     """What the help of `convert` says beside its parameters, and which parameters it leaves out.
 
-    Without a method it lists them; with one it shows that method and its options.
-
-    Args:
-        words: What stands on the command line.
-        everything: Whether every option is shown.
+    Without a method on the command line it lists them; with one it shows that method and its options.
     """
     if everything:
         return [], ()

@@ -33,14 +33,6 @@ TokenOption = Annotated[
         show_default=False,
     ),
 ]
-OriginalLengthOption = Annotated[
-    str | None,
-    typer.Option(
-        "--original-length",
-        help="Tokens that the model was trained on, as 32k, where its files do not say it or you know better.",
-        show_default=False,
-    ),
-]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout.", rich_help_panel=_REPORTING)
 ]
@@ -55,11 +47,6 @@ DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or 
 DtypeOption = Annotated[
     str, typer.Option("--dtype", help="auto (as saved; on a CPU what it is fast in), bf16, fp16 or fp32.")
 ]
-
-
-def length_in(word: str | None) -> int | None:
-    """The length in tokens of an optional option."""
-    return parse_length(word) if word else None
 
 
 def names_in(words: Sequence[str] | None) -> tuple[str, ...]:
@@ -114,13 +101,7 @@ def _parameter(owner: type, field: "dataclasses.Field[Any]", option: Option) -> 
 
 
 def built(owner: Callable[..., _Instance], given: Mapping[str, Any], **others: Any) -> _Instance:
-    """A dataclass from the options of a command line.
-
-    Args:
-        owner: The dataclass.
-        given: The options by name, as typer gives them; what is not the dataclass's is passed over.
-        others: Fields that come from elsewhere.
-    """
+    """A dataclass from the options of a command line, passing over those of others, and from fields from elsewhere."""
     values: dict[str, Any] = {}
     for name, option in options_of(typing.cast("type", owner)).items():
         if name not in others and given.get(name) is not None:
@@ -141,22 +122,15 @@ def with_parameters(
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        _declare(function, parameters, after)
+        signature = inspect.signature(function)
+        declared = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        first = 1 + next(i for i, parameter in enumerate(declared) if parameter.name == after)
+        ordered = [*declared[:first], *parameters, *declared[first:]]
+        function.__signature__ = signature.replace(parameters=ordered)  # type: ignore[attr-defined]
+        del function.__annotations__["options"]
+        function.__annotations__ |= {parameter.name: parameter.annotation for parameter in parameters}
         function.advanced = frozenset(advanced)  # type: ignore[attr-defined]
         function.help_for = help_for  # type: ignore[attr-defined]
         return function
 
     return decorate
-
-
-def _declare(function: Callable[..., None], parameters: Sequence[inspect.Parameter], after: str) -> None:
-    """Give a function the signature that typer reads."""
-    signature = inspect.signature(function)
-    declared = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    first = 1 + next(i for i, parameter in enumerate(declared) if parameter.name == after)
-    ordered = [*declared[:first], *parameters, *declared[first:]]
-    function.__signature__ = signature.replace(parameters=ordered)  # type: ignore[attr-defined]
-    function.__annotations__ = {
-        **{key: hint for key, hint in function.__annotations__.items() if key != "options"},
-        **{parameter.name: parameter.annotation for parameter in parameters},
-    }

@@ -13,7 +13,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ctxext.cli.eval import ChatTemplateOption
 from ctxext.cli.interrupts import answered_at_once
+from ctxext.cli.method_options import option_name
 from ctxext.cli.options import (
     DeviceOption,
     DtypeOption,
@@ -127,53 +129,42 @@ def points_table(points: "list[Point]", stock: "Measurement | None") -> Table:
 
 
 _CAP = 12
-
-
-_RUN, _STUDY = "How it is run", "Study"
-
-OutArgument = Annotated[
-    Path, typer.Argument(metavar="RECIPE", help="The recipe file to write; NAME.png and NAME.db go beside it.")
-]
-ChatTemplateOption = Annotated[
-    bool, typer.Option("--chat-template/--no-chat-template", help="Use it where there is one.", rich_help_panel=_RUN)
-]
-StudyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--study",
-        help="SQLite file of the study, or with --storage its name there. Default: as RECIPE is called.",
-        show_default=False,
-        rich_help_panel=_STUDY,
-    ),
-]
-StorageOption = Annotated[
-    str | None,
-    typer.Option(
-        "--storage",
-        help="Where machines share the study: the URL of a database, as postgresql+psycopg2://host/name, or the path "
-        "of a journal file on a shared disk.",
-        show_default=False,
-        rich_help_panel=_STUDY,
-    ),
-]
-ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Go on with the study; several may at once.", rich_help_panel=_STUDY)
-]
-OverwriteOption = Annotated[
-    bool, typer.Option("--overwrite", help="Replace the study and RECIPE.", rich_help_panel=_STUDY)
-]
+_STUDY = "Study"
 
 
 @with_parameters(parameters_of(SearchOptions), after="out")
 def search_(
     source: SourceArgument,
-    out: OutArgument = Path("best.yaml"),
+    out: Annotated[
+        Path, typer.Argument(metavar="RECIPE", help="The recipe file to write; NAME.png and NAME.db go beside it.")
+    ] = Path("best.yaml"),
     *,
     chat_template: ChatTemplateOption = True,
-    study: StudyOption = None,
-    storage: StorageOption = None,
-    resume: ResumeOption = False,
-    overwrite: OverwriteOption = False,
+    study: Annotated[
+        str | None,
+        typer.Option(
+            "--study",
+            help="SQLite file of the study, or with --storage its name there. Default: as RECIPE is called.",
+            show_default=False,
+            rich_help_panel=_STUDY,
+        ),
+    ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            "--storage",
+            help="Where machines share the study: the URL of a database, as postgresql+psycopg2://host/name, or the "
+            "path of a journal file on a shared disk.",
+            show_default=False,
+            rich_help_panel=_STUDY,
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the study; several may at once.", rich_help_panel=_STUDY)
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the study and RECIPE.", rich_help_panel=_STUDY)
+    ] = False,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "auto",
     revision: RevisionOption = None,
@@ -197,20 +188,32 @@ def search_(
     from ctxext.evaluate.model import Loading
 
     loading = Loading(device=device, dtype=dtype, chat_template=chat_template, revision=revision, token=token)
-    place = _place(out, study, storage)
+    place = StudyPlace(path=Path(study)) if study else study_beside(out)
+    if storage is not None:
+        place = StudyPlace(name=study or out.stem, storage=storage)
 
     def tell_how_to_go_on() -> None:
-        if not wanted.gradient and (place.path is None or place.path.exists()):
-            given: dict[str, Any] = {
-                "--study": study,
-                "--storage": storage and shown_storage(storage),
-                "--data": wanted.data,
-            }
-            given |= {"--lengths": options["lengths"], "--revision": revision}
-            given |= {"--original-length": options["original_length"]}
-            given |= {"--device": device if device != "auto" else None, "--dtype": dtype if dtype != "auto" else None}
-            given |= {"--no-chat-template": None if chat_template else True}
-            output.next_step(*_again(source, out, wanted, given), why="Stopped; go on with")
+        if wanted.gradient or (place.path is not None and not place.path.exists()):
+            return
+        values = {name: getattr(wanted, name) for name in ("keep_short", "samples", "checked", "seed")}
+        words = {
+            "--target-length": wanted.target_length,
+            "--trials": wanted.trials,
+            "--minutes": wanted.minutes,
+            "--methods": ",".join(wanted.methods) or None,
+            **{option_name(n): value for n, value in values.items() if value != getattr(SearchOptions, n)},
+            "--study": study,
+            "--storage": storage and shown_storage(storage),
+            "--data": wanted.data,
+            "--lengths": options["lengths"],
+            "--revision": revision,
+            "--original-length": options["original_length"],
+            "--device": device if device != "auto" else None,
+            "--dtype": dtype if dtype != "auto" else None,
+        }
+        given = [word for item in words.items() if item[1] is not None for word in item]
+        given += [] if chat_template else ["--no-chat-template"]
+        output.next_step("ctxext", "search", source, out, *given, "--resume", why="Stopped; go on with")
 
     with answered_at_once(tell_how_to_go_on), watching(output) as watch:
         result = search(
@@ -223,40 +226,6 @@ def search_(
             loading=loading,
             watch=watch,
         )
-    _tell(output, result, source, out, place, wanted)
-
-
-def _place(out: Path, study: str | None, storage: str | None) -> StudyPlace:
-    if storage is not None:
-        return StudyPlace(name=study or out.stem, storage=storage)
-    return StudyPlace(path=Path(study)) if study else study_beside(out)
-
-
-def _again(source: str, out: Path, options: SearchOptions, given: dict[str, Any]) -> list[str]:
-    """The command that resumes a search."""
-    words: dict[str, Any] = {
-        "--target-length": options.target_length,
-        "--trials": options.trials,
-        "--minutes": options.minutes,
-        "--methods": ",".join(options.methods) or None,
-        **{
-            f"--{name.replace('_', '-')}": getattr(options, name)
-            for name in ("keep_short", "samples", "checked", "seed")
-            if getattr(options, name) != getattr(SearchOptions, name)
-        },
-        **given,
-    }
-    spelled = [
-        str(word)
-        for option, value in words.items()
-        if value is not None
-        for word in ((option,) if value is True else (option, value))
-    ]
-    return ["ctxext", "search", source, str(out), *spelled, "--resume"]
-
-
-def _tell(output: Output, result: Found, source: str, out: Path, study: StudyPlace, options: SearchOptions) -> None:
-    """Show the Pareto front, the figures of the last check, and the command that converts with the recipe."""
     from ctxext.search.study import pareto_front
 
     points = list(result.standing.points)
@@ -268,13 +237,13 @@ def _tell(output: Output, result: Found, source: str, out: Path, study: StudyPla
         "",
         *figures(result.check),
         "",
-        verdict(result, options),
+        verdict(result, wanted),
     ]
-    output.result(result_data(result, options), *lines)
+    output.result(result_data(result, wanted), *lines)
     if result.recipe is not None:
         output.note(done_line(out, result.recipe.summary()))
     picture = out.with_suffix(".png") if is_installed("matplotlib") else f"no picture; {install_command('matplotlib')}"
-    output.note(f"Pareto front: {picture}" + ("" if options.gradient else f"   study: {study}"))
+    output.note(f"Pareto front: {picture}" + ("" if wanted.gradient else f"   study: {place}"))
     if result.recipe is not None:
         output.next_step("ctxext", "convert", source, "OUT", "--recipe", out)
 

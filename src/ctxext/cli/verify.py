@@ -111,7 +111,6 @@ def verify(
 
 
 def _arguments(engine: str | None, text: str | None) -> dict[str, Any]:
-    """The engine's arguments, checked before anything is read."""
     from ctxext.files.strict import parse_json
     from ctxext.verify.engine import vllm_version
 
@@ -141,7 +140,6 @@ def _in_engine(
 
 
 def _table(rows: "Sequence[Compared]") -> list[RenderableType]:
-    """The comparison, one row per prompt."""
     if not rows:
         return []
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))

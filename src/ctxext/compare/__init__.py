@@ -5,13 +5,7 @@ from typing import TYPE_CHECKING
 from ctxext.lazy import hand_on
 
 if TYPE_CHECKING:
-    from ctxext.compare.options import CompareOptions
-    from ctxext.compare.run import compare
+    from ctxext.compare.options import CompareOptions as CompareOptions
+    from ctxext.compare.run import compare as compare
 
-__all__ = ["CompareOptions", "compare"]
-
-_NAMES = {
-    "compare": "ctxext.compare.run",
-    "CompareOptions": "ctxext.compare.options",
-}
-hand_on(__name__, _NAMES, main="compare")
+__all__ = hand_on(__name__, main="compare")

@@ -67,12 +67,7 @@ class CompareOptions(Settings):
             )
 
     def settings(self, tasks: Sequence[str], trained_length: int | None) -> Settings:
-        """What every model is asked.
-
-        Args:
-            tasks: The tasks where none are named.
-            trained_length: The original context length, if known.
-        """
+        """What every model is asked; these tasks unless the user named some."""
         return Settings(
             **{
                 **self._of_settings(),

@@ -1,15 +1,17 @@
-"""A comparison as Markdown, for a page of results or an issue."""
+"""What is written of a comparison beside its report: Markdown for a page of results, and a line for each method."""
 
+import itertools
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ctxext.converters.engines import EXACT, PARTLY
+from ctxext.compare.verdict import engines_of, signed
 from ctxext.evaluate.report.findings import percent, pooled
 from ctxext.evaluate.report.report import HeatMap, Report, heat_map
 from ctxext.files.strict import in_markdown
 
-PAGE = "comparison.md"
-"""The file beside report.json."""
+PAGE, BENCH = "comparison.md", "bench.jsonl"
+"""The files beside report.json."""
 
 
 def markdown(report: Report) -> str:
@@ -31,7 +33,7 @@ def markdown(report: Report) -> str:
     ]
     if texts := texts_apart(content["models"]):
         rows = [
-            [row["name"], *(_signed(row["beyond_by_text"].get(text), 3) for text in texts)]
+            [row["name"], *(signed(row["beyond_by_text"].get(text), 3) for text in texts)]
             for row in content["models"]
             if row.get("beyond_by_text")
         ]
@@ -64,10 +66,9 @@ def _task(scores: HeatMap) -> Iterator[str]:
 
 def _cost(row: Mapping[str, Any]) -> list[str]:
     inside = row["inside"] and {"difference": row["inside"]["loss"], **row["inside"]}
-    engines = [served["engine"] for served in row["serving"] if served["status"] in (EXACT, PARTLY)]
     ratios = [f"× {ratio:.2f}" if ratio else "–" for ratio in (row["time"], row["memory"])]
-    points = _signed(row["against"], 0, 100), _signed(row["beyond"], 3), _signed(inside, 3)
-    return [row["name"], *points, *ratios, ", ".join(engines)]
+    points = signed(row["against"], 0, 100), signed(row["beyond"], 3), signed(inside, 3)
+    return [row["name"], *points, *ratios, ", ".join(engines_of(row))]
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -75,11 +76,48 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return lines + [f"| {' | '.join(map(in_markdown, row))} |" for row in rows]
 
 
-def _signed(difference: Mapping[str, Any] | None, decimals: int, times: int = 1) -> str:
-    """A difference with its interval, in units of which `times` make one."""
-    if not difference:
-        return "–"
-    text = f"{times * difference['difference']:+z.{decimals}f}"
-    if difference["low"] is None:
-        return text
-    return f"{text} ({times * difference['low']:+z.{decimals}f} to {times * difference['high']:+z.{decimals}f})"
+def bench(report: Report) -> str:
+    """One line of JSON for each method, to be put beside those of other devices and models."""
+    rows = {row["name"]: row for row in report["comparison"]["models"]}
+    return "".join(json.dumps(_bench_line(report, model, rows[model["name"]])) + "\n" for model in report["models"])
+
+
+def _bench_line(report: Report, model: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    content, settings = report["comparison"], report["settings"]
+    return {
+        "device": _hardware(model.get("device") or "cpu"),
+        "model": content["source"],
+        "method": model["name"],
+        "target_length": content["target_length"],
+        **{name: model.get(name) for name in ("recipe", "digest", "dtype", "attention")},
+        **{name: settings[name] for name in ("samples", "depths", "seed")},
+        "cells": list(_bench_cells(model)),
+        "seconds": model.get("seconds"),
+        "peak_memory": row.get("peak"),
+        **{f"{name}_against_stock": row.get(name) for name in ("time", "memory")},
+        "versions": report["versions"],
+    }
+
+
+def _bench_cells(model: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The cells of a task at a length in one, over all depths."""
+    for (task, length), group in itertools.groupby(model["cells"], key=lambda cell: (cell["task"], cell["length"])):
+        cells = list(group)
+        share, low, high = pooled(cells)
+        asked = sum(cell["samples"] for cell in cells)
+        seconds = round(sum(cell["seconds"] for cell in cells), 3)
+        yield {
+            "task": task, "length": length, "questions": asked, "share": share, "low": low, "high": high,
+            "seconds": seconds,
+        }  # fmt: skip
+
+
+def _hardware(device: str) -> str:
+    """The name of an accelerator, or the kind of processor."""
+    import platform
+
+    import torch
+
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(torch.device(device))
+    return f"{device}, {platform.machine()}"

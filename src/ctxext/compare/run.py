@@ -8,17 +8,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ctxext.compare.bench import BENCH, bench
 from ctxext.compare.candidates import STOCK, AppliedInfo, Candidate, candidates_of
 from ctxext.compare.estimate import estimate, first_pace
 from ctxext.compare.options import CompareOptions
-from ctxext.compare.page import PAGE, markdown
+from ctxext.compare.page import BENCH, PAGE, bench, markdown
 from ctxext.compare.verdict import comparison
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo, open_infos
 from ctxext.evaluate.plan import ModelPlan, plans_of
 from ctxext.evaluate.report.report import Report
-from ctxext.evaluate.run import Meter, Pace, Place, Run
+from ctxext.evaluate.run import Meter, Pace, Run
 from ctxext.evaluate.tasks.harness import check_harness
 from ctxext.evaluate.tasks.perplexity import Perplexity
 from ctxext.evaluate.tasks.registry import DEFAULTS
@@ -124,7 +123,9 @@ def compare(
             settings,
             loading,
             load=lambda entry: models[entry.info.name],
-            place=Place(out, resume=resume, overwrite=overwrite),
+            out=out,
+            resume=resume,
+            overwrite=overwrite,
             progress=progress,
             end=end_with(len(plans)),
             watches_memory=True,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ctxext.compare.candidates import STOCK, Candidate
@@ -90,15 +90,11 @@ class Measured:
         middle, half = mean_interval(differences, confidence)
         return Difference(middle, middle - half, middle + half, len(documents))
 
-    def against(self, other: "Measured", confidence: float) -> "Against":
-        """All differences."""
+    def loses_more_by_text(self, other: "Measured", confidence: float = 0.95) -> dict[str, Difference]:
+        """The same for each kind of text by its name; empty where there is only one."""
         texts = sorted({text for text, _ in self.losses if text})
         by_text = {text: self.loses_more(other, confidence, text) for text in texts}
-        return Against(
-            self.finds_more(other, confidence),
-            self.loses_more(other, confidence),
-            {text: difference for text, difference in by_text.items() if difference},
-        )
+        return {text: difference for text, difference in by_text.items() if difference}
 
     def times(self, other: "Measured") -> float | None:
         """How many times as long the same records took."""
@@ -107,33 +103,12 @@ class Measured:
         return math.fsum(self.seconds[record] for record in shared) / theirs if theirs else None
 
 
-@dataclass(frozen=True)
-class Against:
-    """A model against another, each difference None where nothing was asked of both.
-
-    Attributes:
-        found: In the share found.
-        beyond: In the loss beyond the original context length.
-        by_text: The latter for each kind of text, by its name; empty where there is only one.
-    """
-
-    found: Difference | None = None
-    beyond: Difference | None = None
-    by_text: Mapping[str, Difference] = field(default_factory=dict)
-
-
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
 def measured(records: Sequence[Record], trained_length: int | None, lengths: Sequence[int] = ()) -> Measured:
-    """Return what the records of one model say.
-
-    Args:
-        records: The records.
-        trained_length: The original context length, if known.
-        lengths: The planned prompt lengths.
-    """
+    """Return what the records of one model say, whose planned prompt lengths are these."""
     answers: dict[_Text, dict[tuple[float | None, int], float]] = {}
     losses, seconds, peaks = dict[tuple[str, int], float](), dict[tuple[Any, ...], float](), []
     for record in records:
@@ -160,14 +135,7 @@ def measured(records: Sequence[Record], trained_length: int | None, lengths: Seq
 def comparison(
     report: Report, records: Sequence[Record], candidates: Sequence[Candidate], plans: Sequence[ModelPlan]
 ) -> dict[str, Any]:
-    """What is added to a report: a row for each model and candidate, and which to take.
-
-    Args:
-        report: The report of the models that were asked, the model as it is first.
-        records: The records that it is made of.
-        candidates: All recipes, those that do not apply among them.
-        plans: What was to be asked.
-    """
+    """What is added to a report: a row for each model, the model as it is first, and candidate; and which to take."""
     by_name = {model["name"]: model for model in report["models"]}
     trained = by_name[STOCK]["trained_length"]
     lengths = {entry.info.name: entry.lengths for entry in plans}
@@ -178,18 +146,30 @@ def comparison(
     stock = figures[STOCK]
     confidence = together(len(figures) - 1)
     asked = {candidate.name: figures[candidate.name] for candidate in candidates if candidate.name in figures}
-    against = {name: mine.against(stock, confidence) for name, mine in asked.items()}
-    rows: list[dict[str, Any]] = [_row(by_name[STOCK], stock)]
+    found = {name: gain for name, mine in asked.items() if (gain := mine.finds_more(stock, confidence))}
+    losses = {name: drop for name, mine in asked.items() if (drop := mine.loses_more(stock, confidence))}
+    loss = _mean(list(stock.losses.values())) if stock.losses else None
+    rows = [_row(by_name[STOCK]) | {"loss_beyond": loss, "peak": stock.peak}]
     for candidate in candidates:
         row: dict[str, Any] = {"name": candidate.name}
         row |= {"convert": list(candidate.words) or None, "refused": candidate.refusal or None}
         if candidate.plan is not None and candidate.name in by_name:
-            row |= _row(by_name[candidate.name], figures[candidate.name], stock, against[candidate.name])
+            mine, gain, drop = asked[candidate.name], found.get(candidate.name), losses.get(candidate.name)
+            by_text = mine.loses_more_by_text(stock, confidence)
+            peaks = mine.peak, stock.peak
+            row |= _row(by_name[candidate.name]) | {
+                "against": gain.to_dict() if gain else None,
+                "beyond": drop.to_dict() if drop else None,
+                "beyond_by_text": {text: difference.to_dict() for text, difference in by_text.items()},
+                "inside": (by_name[candidate.name]["short"] or {}).get("against"),
+                "time": mine.times(stock),
+                "memory": peaks[0] / peaks[1] if peaks[0] and peaks[1] else None,
+            }
             row["serving"] = [served.to_dict() for served in candidate.plan.serving]
         rows.append(row)
     shares = {name: _share(model["cells"], trained if stock.beyond else None) for name, model in by_name.items()}
     by_row = {row["name"]: row for row in rows}
-    taken, nearest, sentence = _choice(by_row, shares, against, asked, stock, trained, confidence)
+    taken, nearest, sentence = _choice(by_row, shares, found, losses, asked, stock, trained, confidence)
     missing = [*_beyond_stock(plans), *_not_reached(plans, figures)]
     if any("none" in sentence for sentence in missing) and (minutes := _minutes_of_a_round(plans, records)):
         missing.append(
@@ -207,52 +187,35 @@ def comparison(
     }
 
 
-def _row(
-    model: Mapping[str, Any], mine: Measured, stock: Measured | None = None, against: Against = Against()
-) -> dict[str, Any]:
-    """The figures of one model."""
+def _row(model: Mapping[str, Any]) -> dict[str, Any]:
+    """What a model finds."""
     share, low, high = pooled(model["cells"])
     found = {"share": share, "low": low, "high": high, "samples": sum(cell["samples"] for cell in model["cells"])}
-    row = {
-        "name": model["name"],
-        "summary": model["summary"],
-        "recipe": model["recipe"],
+    return {
+        **{key: model[key] for key in ("name", "summary", "recipe")},
         "found": found if model["cells"] else None,
         "refused": None,
-    }
-    if stock is None:
-        return {**row, "loss_beyond": _mean(list(mine.losses.values())) if mine.losses else None, "peak": mine.peak}
-    peaks = mine.peak, stock.peak
-    return {
-        **row,
-        "against": against.found.to_dict() if against.found else None,
-        "beyond": against.beyond.to_dict() if against.beyond else None,
-        "beyond_by_text": {text: difference.to_dict() for text, difference in against.by_text.items()},
-        "inside": (model["short"] or {}).get("against"),
-        "time": mine.times(stock),
-        "memory": peaks[0] / peaks[1] if peaks[0] and peaks[1] else None,
     }
 
 
 def _choice(
     rows: Mapping[str, Mapping[str, Any]],
     shares: Mapping[str, str],
-    against: Mapping[str, Against],
+    found: Mapping[str, Difference],
+    losses: Mapping[str, Difference],
     asked: Mapping[str, Measured],
     stock: Measured,
     trained_length: int | None,
     confidence: float,
 ) -> tuple[str | None, str | None, str]:
     """The method to take, if any is better beyond doubt, the one that comes nearest, and both in a sentence."""
-    found = {name: differences.found for name, differences in against.items() if differences.found is not None}
-    losses = {name: differences.beyond for name, differences in against.items() if differences.beyond is not None}
 
     def cheapest(names: Sequence[str]) -> str:
         """Of methods that are equally good: the cheapest inside, then the one with the least loss beyond."""
 
         def price(name: str) -> tuple[float, float, int]:
             loss = losses[name].mean if name in losses else 0.0
-            return round(_inside(rows[name]) or 0.0, _SAME_COST), round(loss, _SAME_COST), -len(_engines(rows[name]))
+            return round(_inside(rows[name]) or 0.0, _SAME_COST), round(loss, _SAME_COST), -len(engines_of(rows[name]))
 
         return min(names, key=price)
 
@@ -280,21 +243,19 @@ def _choice(
             if name == best or not any(worse and worse.low > 0 for worse in (behind[name], fewer[name]))
         ]
         taken, drop = cheapest(alike), losses[cheapest(alike)]
-        more = f"reads on beyond {trained_length} tokens with {_signed(drop)} nats per token against stock"
+        more = f"reads on beyond {trained_length} tokens with {signed(drop.to_dict())} nats per token against stock"
         if found:
             more += f" ({shares[taken]} found, stock {shares[STOCK]}: not apart)"
         return taken, taken, _sentence(taken, more, alike, rows, trained_length)
     if found:
         nearest = max(found, key=lambda name: found[name].mean)
         gain, texts = found[nearest], found[nearest].texts
-        points = Difference(100 * gain.mean, 100 * gain.low, 100 * gain.high, texts)
         of_texts = f"{texts} text{'' if texts == 1 else 's'}"
-        sentence = f"nearest comes {nearest}, which finds {_signed(points, 0)} points more on {of_texts}"
+        sentence = f"nearest comes {nearest}, which finds {signed(gain.to_dict(), 0, 100)} points more on {of_texts}"
     elif losses:
         nearest = min(losses, key=lambda name: losses[name].mean)
-        sentence = (
-            f"nearest comes {nearest}, with {_signed(losses[nearest])} nats per token beyond {trained_length} tokens"
-        )
+        loss = signed(losses[nearest].to_dict())
+        sentence = f"nearest comes {nearest}, with {loss} nats per token beyond {trained_length} tokens"
     else:
         measured_inside = any(mine.answers for mine in asked.values())
         return None, None, f"Nothing was measured of any method{measured_inside * f' beyond {trained_length} tokens'}."
@@ -309,7 +270,7 @@ def _sentence(
     parts = [f"Take {taken}: it {more}"]
     if cost is not None:
         parts.append(f"it costs {f'{cost:+z.3f} nats per token' if cost else 'nothing'} at {trained_length} tokens")
-    if engines := _engines(rows[taken]):
+    if engines := engines_of(rows[taken]):
         parts.append(f"it runs in {_listed(engines)}")
     sentence = _listed(parts)
     others = [
@@ -326,7 +287,8 @@ def _inside(row: Mapping[str, Any]) -> float | None:
     return float(inside["loss"]) if inside else None
 
 
-def _engines(row: Mapping[str, Any]) -> list[str]:
+def engines_of(row: Mapping[str, Any]) -> list[str]:
+    """The engines that run a method, even if only partly."""
     return [served["engine"] for served in row.get("serving") or () if served["status"] in (EXACT, PARTLY)]
 
 
@@ -344,11 +306,14 @@ def _share(cells: Sequence[dict[str, Any]], trained_length: int | None) -> str:
     return f"{percent(share)} % ({percent(low)}–{percent(high)})"
 
 
-def _signed(difference: Difference, decimals: int = 3) -> str:
-    text = f"{difference.mean:+z.{decimals}f}"
-    if math.isfinite(difference.high):
-        text += f" ({difference.low:+z.{decimals}f} to {difference.high:+z.{decimals}f})"
-    return text
+def signed(difference: Mapping[str, Any] | None, decimals: int = 3, times: int = 1) -> str:
+    """A difference with its interval, in units of which `times` make one."""
+    if not difference:
+        return "–"
+    text = f"{times * difference['difference']:+z.{decimals}f}"
+    if difference["low"] is None:
+        return text
+    return f"{text} ({times * difference['low']:+z.{decimals}f} to {times * difference['high']:+z.{decimals}f})"
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -5,15 +5,9 @@ from typing import TYPE_CHECKING
 from ctxext.lazy import hand_on
 
 if TYPE_CHECKING:
-    from ctxext.converters.convert import Conversion, convert
-    from ctxext.converters.plan import Plan, make_plan
+    from ctxext.converters.convert import Conversion as Conversion
+    from ctxext.converters.convert import convert as convert
+    from ctxext.converters.plan import Plan as Plan
+    from ctxext.converters.plan import make_plan as make_plan
 
-__all__ = ["Conversion", "Plan", "convert", "make_plan"]
-
-_NAMES = {
-    "Conversion": "ctxext.converters.convert",
-    "convert": "ctxext.converters.convert",
-    "Plan": "ctxext.converters.plan",
-    "make_plan": "ctxext.converters.plan",
-}
-hand_on(__name__, _NAMES)
+__all__ = hand_on(__name__)

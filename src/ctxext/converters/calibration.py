@@ -4,24 +4,15 @@ import dataclasses
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from ctxext.checkpoint.auto_class import CAUSAL
-from ctxext.checkpoint.described_size import check_described, check_device
-from ctxext.checkpoint.loading import (
-    choose_device,
-    choose_dtype,
-    explain_loading_errors,
-    guard_vocabulary,
-    sealed,
-    settle_dtype,
-)
+from ctxext.checkpoint.loading import choose_device, explain_loading_errors, guard_vocabulary, load_checkpoint, sealed
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
-from ctxext.converters.options import Calibration, ConvertOptions
+from ctxext.converters.options import ConvertOptions
 from ctxext.converters.plan import make_plan
 from ctxext.data.encoding import open_tokenizer, tokenized
 from ctxext.errors import CtxextError
@@ -43,59 +34,56 @@ _USUAL_CHARACTERS = 4
 
 
 def calibrated(source: Checkpoint, recipe: Recipe, options: ConvertOptions, progress: Progress | None = None) -> Recipe:
-    """The same recipe with the order of heads measured on this model, where a step waits for it. Loads the model.
+    """Load the model and return the recipe with the measured order of heads, if a step waits for it.
 
     The statistic of Ms-PoE (`portable/mspoe.py`) is averaged over chunks of the text, each ending where a
     prompt might; the head that stands out most on average takes the first ratio.
-
-    Args:
-        source: The checkpoint to convert.
-        recipe: What to apply.
-        options: How to convert, and how to calibrate.
-        progress: Called with what is being done, how much of it and how much in all.
     """
-    per_prompt = per_prompt_form(recipe)
-    if per_prompt is None:
+    if not waits(recipe):
         return recipe
-    text = read_text(options.calibration.text)
-    plan = make_plan(source, per_prompt, replace_scaling=options.replace_scaling, allow_shorter=options.allow_shorter)
+    text, hint = read_text(options.calibration.text), "Try --head-order fixed."
+    listening = in_order(recipe, "prompt")
+    plan = make_plan(source, listening, replace_scaling=options.replace_scaling, allow_shorter=options.allow_shorter)
+    device, dtype = choose_device(options.calibration.device), options.calibration.dtype
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "out"
         code = {name: text.encode() for name, text in plan.texts.items() if name in CODE_FILES}
         write_stage(folder, plan.source, json.loads(plan.texts["config.json"]), code)
-        model, tokenizer = _load(folder, options.calibration)
+        if not runs_only_own_code(open_checkpoint(str(folder))):
+            raise CtxextError(
+                "The source brings Python code of its own, which calibration would run.", hint="Use --head-order fixed."
+            )
+        with sealed():
+            with explain_loading_errors("The model does not load for calibration", hint):
+                tokenizer = open_tokenizer(folder)
+            model = load_checkpoint(source, folder, trust=True, dtype=dtype, device=device, hint=hint)
+        guard_vocabulary(model, tokenizer)
         scores = head_scores(model, tokenizer, text, plan.encoding.trained_length, progress)
     return with_order(recipe, scores)
 
 
-def per_prompt_form(recipe: Recipe) -> Recipe | None:
-    """The recipe with heads ordered by each prompt, which calibration listens to; None where no step waits for it."""
-    if not any(_waits(step) for step in recipe.steps):
-        return None
-    steps = [dataclasses.replace(step, head_order="prompt") if _waits(step) else step for step in recipe.steps]
-    return Recipe(steps)
-
-
-def by_index(recipe: Recipe) -> Recipe:
-    """The recipe with heads in the order of their index where they wait for a measurement; the same one elsewhere."""
-    if not any(_waits(step) for step in recipe.steps):
-        return recipe
-    steps = [dataclasses.replace(step, head_order="fixed") if _waits(step) else step for step in recipe.steps]
-    return Recipe(steps, recipe.description, recipe.source)
+def waits(recipe: Recipe) -> bool:
+    """Return whether a step waits for the order of its heads to be measured."""
+    return any(map(_waits, recipe.steps))
 
 
 def _waits(step: Method) -> TypeGuard[MsPoE]:
     return isinstance(step, MsPoE) and step.head_order == "calibrated" and not step.ranks
 
 
-def with_order(recipe: Recipe, scores: dict[int, list[float]]) -> Recipe:
-    """The recipe with its heads ordered by their average scores, from layer to one score per KV head."""
-
-    def ordered(step: MsPoE) -> MsPoE:
-        return dataclasses.replace(step, ranks=tuple(_ranks(scores[layer], step.variant) for layer in sorted(scores)))
-
-    steps = [ordered(step) if _waits(step) else step for step in recipe.steps]
+def _changed(recipe: Recipe, changes: Callable[[MsPoE], dict[str, Any]]) -> Recipe:
+    steps = [dataclasses.replace(step, **changes(step)) if _waits(step) else step for step in recipe.steps]
     return Recipe(steps, recipe.description, recipe.source)
+
+
+def in_order(recipe: Recipe, head_order: str) -> Recipe:
+    """Return the recipe with waiting heads in another order: "fixed", or "prompt", to which calibration listens."""
+    return _changed(recipe, lambda _: {"head_order": head_order})
+
+
+def with_order(recipe: Recipe, scores: dict[int, list[float]]) -> Recipe:
+    """Return the recipe with its heads ordered by their average scores, from layer to one score per KV head."""
+    return _changed(recipe, lambda step: {"ranks": tuple(_ranks(scores[one], step.variant) for one in sorted(scores))})
 
 
 def _ranks(scores: list[float], variant: str) -> tuple[int, ...]:
@@ -121,28 +109,9 @@ def _text_of(path: Path, number: int, line: str) -> str:
         raise CtxextError(f'Line {number} of "{path}" is not a JSON object with a "text".') from error
 
 
-def _load(folder: Path, calibration: Calibration) -> tuple[Any, Any]:
-    """The model and the tokenizer."""
-    from transformers import AutoModelForCausalLM
-
-    device, dtype = choose_device(calibration.device), choose_dtype(calibration.dtype)
-    checkpoint = open_checkpoint(str(folder))
-    check_device(checkpoint, device.type)
-    check_described(checkpoint, CAUSAL)
-    if not runs_only_own_code(checkpoint):
-        raise CtxextError(
-            "The source brings Python code of its own, which calibration would run.", hint="Use --head-order fixed."
-        )
-    with sealed(), explain_loading_errors("The model does not load for calibration", "Try --head-order fixed."):
-        tokenizer = open_tokenizer(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=dtype)
-    guard_vocabulary(model, tokenizer)
-    return settle_dtype(model, calibration.dtype, device).to(device).eval(), tokenizer
-
-
 def calibrated_lengths(recipe: Recipe, trained_length: int) -> list[int]:
     """Return about how many tokens each chunk of the calibration text has; nothing if no step waits for it."""
-    if per_prompt_form(recipe) is None:
+    if not waits(recipe):
         return []
     length = len(read_text(None)) // _USUAL_CHARACTERS // _NUM_SEQUENCES
     return [min(trained_length, _MAX_LENGTH, length)] * _NUM_SEQUENCES
@@ -151,14 +120,9 @@ def calibrated_lengths(recipe: Recipe, trained_length: int) -> list[int]:
 def head_scores(
     model: Any, tokenizer: Any, text: str, trained_length: int, progress: Progress | None = None
 ) -> dict[int, list[float]]:
-    """The average share of outliers per KV head, by layer, of an Ms-PoE model that orders heads by each prompt.
+    """Return the average share of outliers per KV head, by layer, of an Ms-PoE model that orders heads by each prompt.
 
-    Args:
-        model: The model, in eval mode.
-        tokenizer: Its tokenizer.
-        text: What it reads, in chunks that each end where a prompt might.
-        trained_length: No chunk is longer.
-        progress: Called with what is being done, how much of it and how much in all.
+    The model, in eval mode, reads the text in chunks of at most `trained_length` tokens.
     """
     import torch
 

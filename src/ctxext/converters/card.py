@@ -103,11 +103,6 @@ class CardFacts:
         return self.recipe.steps if self.recipe else ()
 
     @property
-    def how(self) -> str:
-        """What was done to its positions, in a few words."""
-        return self.recipe.summary() if self.recipe else self.encoding.carrier
-
-    @property
     def is_extended(self) -> bool:
         """Whether its context was extended; a model may be trained within its window too."""
         return bool(self.steps) or self.encoding.is_scaled
@@ -116,11 +111,6 @@ class CardFacts:
     def needs_code(self) -> bool:
         """Whether it carries modeling code."""
         return any(step.needs_code() for step in self.steps)
-
-    @property
-    def has_public_source(self) -> bool:
-        """Whether the source is a repository that a reader can look up."""
-        return self.revision is not None
 
 
 def declared_base(config: Mapping[str, Any]) -> str:
@@ -153,12 +143,14 @@ def render(facts: CardFacts) -> str:
     commands = [*converted, facts.training_command]
     commands += [measured.command] if measured else []
     papers = "\n".join(dict.fromkeys(f"- {step.title}: <{step.paper}>" for step in facts.steps))
+    training = "".join(f"| {key.replace('_', ' ')} | {_short(value)} |\n" for key, value in facts.training.items())
+    curve = f"\n![Loss of the training]({facts.curve})\n" if facts.curve else ""
     return Template(template).substitute(
         front_matter=front,
         title=_title(facts),
         summary=_summary(facts),
         recipe=_recipe(facts, [command for command in commands if command]),
-        training=_training(facts),
+        training=f"\n## Training\n\n| what | value |\n|---|---|\n{training}{curve}" if training else "",
         load_code=_load_code(facts),
         reason=_reason(facts),
         engines=_engines(facts),
@@ -206,7 +198,7 @@ def front_matter(facts: CardFacts) -> dict[str, Any]:
         ours.append("finetuned")
     if facts.is_adapter:
         ours.append("lora")
-    base = facts.base or (facts.source if facts.has_public_source else "")
+    base = facts.base or (facts.source if facts.revision is not None else "")
     # The Hub has no word for a model of the same weights: adapter, finetune, merge and quantized all claim others.
     relation = "adapter" if facts.is_adapter else "finetune" if facts.training else ""
     front = {
@@ -217,21 +209,18 @@ def front_matter(facts: CardFacts) -> dict[str, Any]:
         "pipeline_tag": pipeline_tag(facts.config),
         "tags": list(dict.fromkeys([*tags, *ours])),
     }
-    return _with_results(front, facts) if facts.measured and facts.measured.results else front
-
-
-def _with_results(front: dict[str, Any], facts: CardFacts) -> dict[str, Any]:
-    """The front matter with a model index, in the Hub's own form."""
+    if not (facts.measured and facts.measured.results):
+        return front
     from huggingface_hub import ModelCardData
 
-    assert facts.measured is not None
     name = facts.model_id.rpartition("/")[2] if facts.model_id != ANY_ID else facts.source.rpartition("/")[2]
     data: Any = ModelCardData(model_name=name, eval_results=list(facts.measured.results), **front)
     return {**front, "model-index": data.to_dict()["model-index"]}
 
 
 def _title(facts: CardFacts) -> str:
-    name, how = facts.source.rpartition("/")[2], facts.how
+    name = facts.source.rpartition("/")[2]
+    how = facts.recipe.summary() if facts.recipe else facts.encoding.carrier
     if not facts.is_extended:
         return f"LoRA adapter for {name}" if facts.is_adapter else f"{name}, fine-tuned"
     if facts.is_adapter:
@@ -240,9 +229,8 @@ def _title(facts: CardFacts) -> str:
 
 
 def _summary(facts: CardFacts) -> str:
-    """What was done, in one paragraph."""
     name = facts.source
-    link = f"[{name}](https://huggingface.co/{name})" if facts.has_public_source else f"`{name}`"
+    link = f"[{name}](https://huggingface.co/{name})" if facts.revision is not None else f"`{name}`"
     trained, reach = facts.encoding.trained_length, facts.encoding.usable_length
     length = f"trained on {trained} tokens, the model now accepts {reach}"
     if reach == trained:
@@ -266,15 +254,7 @@ def _summary(facts: CardFacts) -> str:
     return f"{begun} Made with ctxext {__version__}{checked}."
 
 
-def _training(facts: CardFacts) -> str:
-    """What is known of the training, one row per fact."""
-    rows = "".join(f"| {key.replace('_', ' ')} | {_short(value)} |\n" for key, value in facts.training.items())
-    curve = f"\n![Loss of the training]({facts.curve})\n" if facts.curve else ""
-    return f"\n## Training\n\n| what | value |\n|---|---|\n{rows}{curve}" if rows else ""
-
-
 def _load_code(facts: CardFacts) -> str:
-    """How to load it, in Python."""
     flag = ", trust_remote_code=True" if facts.needs_code else ""
     if facts.is_adapter:
         return f"""from peft import PeftModel
@@ -294,10 +274,12 @@ def _engines(facts: CardFacts) -> str:
     """Which engines run it; an adapter alone is run by none."""
     if facts.is_adapter:
         return ""
-    rows = "\n".join(_engine_row(row) for row in facts.serving)
-    table = (
-        f"\n## Serve it\n\n| engine | runs it | start it with | mind |\n|---|---|---|---|\n{rows}\n{_commands(facts)}"
-    )
+    rows = ""
+    for row in facts.serving:
+        arguments = f"`{row.arguments}`" if row.arguments else "nothing more" if row.status == EXACT else "–"
+        rows += f"\n| {row.engine} | {MARKS[row.status]} {row.status} | {arguments} | {row.remark} |"
+    head = "\n## Serve it\n\n| engine | runs it | start it with | mind |\n|---|---|---|---|"
+    table = f"{head}{rows}\n{_commands(facts)}"
     if facts.training or not facts.unconverted:
         return table
     lines = "\n".join(f"$ {wrapped(command)}" for command in facts.unconverted.values())
@@ -329,7 +311,6 @@ def _commands(facts: CardFacts) -> str:
 
 
 def _reason(facts: CardFacts) -> str:
-    """Why the flag is needed, or that it is not."""
     if facts.is_adapter:
         return (
             "An adapter does not carry what was done to positions: it belongs on the extended checkpoint, and "
@@ -352,7 +333,9 @@ def _recipe(facts: CardFacts, commands: Sequence[str]) -> str:
     console = f"```console\n{lines}```\n" if lines else ""
     file = ""
     if facts.recipe and needs_file(facts.recipe):  # The command refers to it as a file.
-        text = recipe_yaml(facts.recipe)
+        text = yaml.safe_dump(
+            facts.recipe.to_dict(), sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
+        )
         file = f"\n<details><summary>{RECIPE_FILE}</summary>\n\n```yaml\n{text}```\n\n</details>\n"
     return f"\n## Recipe\n\n{table}{console}{file}" if table or console else ""
 
@@ -369,11 +352,6 @@ def _step_rows(step: Method) -> list[str]:
     return [first, *rows[1:]]
 
 
-def _engine_row(row: Serving) -> str:
-    arguments = f"`{row.arguments}`" if row.arguments else "nothing more" if row.status == EXACT else "–"
-    return f"| {row.engine} | {MARKS[row.status]} {row.status} | {arguments} | {row.remark} |"
-
-
 def _short(value: Any) -> str:
     if isinstance(value, list):
         return (
@@ -383,14 +361,7 @@ def _short(value: Any) -> str:
 
 
 def convert_command(source: str, revision: str | None, recipe: Recipe, out: str = "OUT") -> str:
-    """The `ctxext convert` line of a recipe; its numbers as options, or as a file where options cannot say them.
-
-    Args:
-        source: A Hub id, or the name of a folder.
-        revision: The commit on the Hub that was converted.
-        recipe: What was applied, resolved.
-        out: What the result is called.
-    """
+    """The `ctxext convert` line of a recipe; its numbers as options, or as a file where options cannot say them."""
     words = ["ctxext", "convert", source, out]
     if needs_file(recipe):
         words += ["--recipe", RECIPE_FILE]
@@ -398,7 +369,9 @@ def convert_command(source: str, revision: str | None, recipe: Recipe, out: str 
         words += [word for step in recipe.steps for word in ("--method", step.name)]
         options = {name: value for step in recipe.steps for name, value in _given(step).items()}
         for name, value in options.items():
-            words += ["--" + name.replace("_", "-"), _plain(value)]
+            # As people write it: 4, not 4.0; all its digits all the same.
+            is_whole = isinstance(value, float) and value == int(value) and abs(value) < 1e15
+            words += ["--" + name.replace("_", "-"), str(int(value) if is_whole else value)]
     if revision:
         words += ["--revision", revision]
     return shlex.join(words)
@@ -429,17 +402,7 @@ def needs_file(recipe: Recipe) -> bool:
     return any(name in options and options[name] != value for name, value in numbers)
 
 
-def recipe_yaml(recipe: Recipe) -> str:
-    """The recipe file."""
-    return yaml.safe_dump(recipe.to_dict(), sort_keys=False, allow_unicode=True, default_flow_style=None, width=100)
-
-
 def _given(step: Method) -> Mapping[str, Any]:
     """The numbers of a step that differ from their defaults."""
     numbers = {field.name: (getattr(step, field.name), field.default) for field in dataclasses.fields(step)}
     return {name: value for name, (value, default) in numbers.items() if value is not None and value != default}
-
-
-def _plain(value: Any) -> str:
-    """A number as people write it: 4, not 4.0; all its digits all the same."""
-    return str(int(value)) if isinstance(value, float) and value == int(value) and abs(value) < 1e15 else str(value)

@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.converters.calibration import by_index, calibrated
+from ctxext.checkpoint.loading import check_complete, check_described
+from ctxext.checkpoint.opening import fingerprint, open_checkpoint
+from ctxext.converters.calibration import calibrated, in_order, waits
 from ctxext.converters.links import COPIED, HARD, REWRITTEN, bring
 from ctxext.converters.options import ConvertOptions, SaveOptions
-from ctxext.converters.plan import Plan, make_plan, manifest
+from ctxext.converters.plan import Plan, make_plan
 from ctxext.files.content import MANIFEST, Progress, as_json, check_room, copy_whole, sha256_of, stamp_of
 from ctxext.files.length import format_length
 from ctxext.files.output_directory import check_out, output_directory
 from ctxext.files.tensor_files import rewrite
+from ctxext.files.tested import installed_version
 from ctxext.notebook import table
 from ctxext.options import accepts_options
 from ctxext.recipes.base import Method
@@ -30,7 +32,9 @@ from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.recipe import Recipe, plain_config, recipe_of
 from ctxext.verify.carried import check_carried
 from ctxext.verify.clean_load import Verification, compare_logits
+from ctxext.version import __version__
 
+_RECORDED_PACKAGES = ("transformers", "torch", "safetensors", "huggingface_hub")
 _MANY = 4
 """Files copied at once; the kernel does the work."""
 
@@ -42,17 +46,9 @@ _HARD_NOTE = (
 
 @dataclass(frozen=True)
 class Written:
-    """What a conversion left behind.
+    """How each weight file came there, by name: "cloned", "hard-linked", "copied" or "rewritten"."""
 
-    Attributes:
-        folder: The new checkpoint.
-        ways: How each weight file came there, by name: "cloned", "hard-linked", "copied" or "rewritten".
-        weight_bytes: Size of all weight files.
-    """
-
-    folder: Path
     ways: Mapping[str, str]
-    weight_bytes: int
 
     @property
     def num_linked(self) -> int:
@@ -141,24 +137,27 @@ def convert(
     checkpoint = open_checkpoint(str(source), revision=revision, token=token, original_length=options.original_length)
     if out is not None:
         check_out(Path(out), checkpoint.folder, options)
-    if by_index(recipe) is not recipe:
-        if tell is not None:
-            tell("Loading the model once to order its heads; where it does not fit, --head-order fixed.")
-        recipe = calibrated(checkpoint, recipe, options, progress)
+    if waits(recipe) and tell is not None:
+        tell("Loading the model once to order its heads; where it does not fit, --head-order fixed.")
+    recipe = calibrated(checkpoint, recipe, options, progress)
     plan = make_plan(checkpoint, recipe, replace_scaling=options.replace_scaling, allow_shorter=options.allow_shorter)
     if out is None:
-        out = default_out(plan)
+        name, methods = Path(plan.source.name).name or "model", "-".join(step.name for step in plan.recipe.steps)
+        out = Path(f"{name}-{methods}-{format_length(plan.encoding.usable_length)}")
         check_out(out, checkpoint.folder, options)
-    verification = check_frequencies(plan) if options.check else None
-    place = Path(out).resolve()
-    with output_directory(place, [checkpoint.folder], options) as work:
+    verification = None
+    if options.check:
+        (check_described if plan.recipe.needs_code else check_complete)(checkpoint)
+        verification = check_frequencies(plan)
+    with output_directory(Path(out).resolve(), [checkpoint.folder], options) as work:
         ways = _write(plan, work, options, progress)
         if options.check and plan.recipe.needs_code:
             if progress is not None:
                 progress("checking the converted model in a clean process", 0, 1)
-            verification = _check_logits(plan, work)
-    size = sum(plan.source.size_of(path) for path in plan.weights)
-    return Conversion(Path(out), plan, Written(place, ways, size), verification)
+            verification = Verification(skipped="the source brings Python code of its own, which is not run")
+            if runs_only_own_code(open_checkpoint(str(work))):
+                verification = compare_logits(work, plan.source, plan.recipe, plan.model, plan.stock)
+    return Conversion(Path(out), plan, Written(ways), verification)
 
 
 @accepts_options(ConvertOptions)
@@ -192,17 +191,10 @@ def plan_conversion(
     )
     if out is not None:
         check_out(Path(out), checkpoint.folder, options)
-    planned = by_index(recipe)
-    if tell is not None and planned is not recipe:
+    if waits(recipe) and tell is not None:
         tell("converting would load the model once to order its heads; the plan shows them by index.")
+    planned = in_order(recipe, "fixed")
     return make_plan(checkpoint, planned, replace_scaling=options.replace_scaling, allow_shorter=options.allow_shorter)
-
-
-def default_out(plan: Plan) -> Path:
-    """The name of the new folder if none is given: the source's name, the methods and the new length."""
-    name = Path(plan.source.name).name or "model"
-    methods = "-".join(step.name for step in plan.recipe.steps)
-    return Path(f"{name}-{methods}-{format_length(plan.encoding.usable_length)}")
 
 
 def check_frequencies(plan: Plan) -> Verification | None:
@@ -212,42 +204,41 @@ def check_frequencies(plan: Plan) -> Verification | None:
     return None if difference is None else Verification(of="frequencies", difference=difference)
 
 
-def _check_logits(plan: Plan, folder: Path) -> Verification:
-    """Load a result that carries code in a clean process, and compare its logits with the reference."""
-    if not runs_only_own_code(open_checkpoint(str(folder))):
-        return Verification(skipped="the source brings Python code of its own, which is not run")
-    return compare_logits(folder, plan.source, plan.recipe, plan.model, plan.stock)
-
-
 def _write(plan: Plan, work: Path, options: SaveOptions, progress: Progress | None) -> dict[str, str]:
     """Write every file of the plan into a folder; returns how each weight file came there."""
     ways = _bring_weights(plan, work, options.link, progress)
-    files = _write_small(plan, work, ways)
-    wanted = options.digest or options.link == "copy"
-    weights = {name: _digest(plan, name, work, how, wanted) for name, how in ways.items()}
-    record = manifest(plan, files, weights)
-    # By its size and time `verify` knows a weight file of which no digest was taken.
-    record["stamps"] = {name: stamp_of(work / name) for name in sorted(ways)}
-    if shared := {name: how for name, how in ways.items() if how == HARD}:
-        record["links"] = shared
-    (work / MANIFEST).write_text(as_json(record), encoding="utf-8")
-    return ways
-
-
-def _write_small(plan: Plan, work: Path, ways: Mapping[str, str]) -> dict[str, str]:
-    digests = {}
-    notes = [_HARD_NOTE] if HARD in ways.values() else []
+    files, weights = dict[str, str](), dict[str, str | None]()
     for name, text in plan.texts.items():
-        remarks = [f"\n> On the disk where this was made, {note}\n" for note in notes if name == "README.md"]
-        content = "".join((text, *remarks)).encode()
+        is_card = name == "README.md"
+        note = f"\n> On the disk where this was made, {_HARD_NOTE}\n" if is_card and HARD in ways.values() else ""
+        content = f"{text}{note}".encode()
         (work / name).write_bytes(content)
-        digests[name] = hashlib.sha256(content).hexdigest()
+        files[name] = hashlib.sha256(content).hexdigest()
     for path in plan.others:
         target = work / path
         target.parent.mkdir(parents=True, exist_ok=True)
         copy_whole(plan.source.folder / path, target)
-        digests[path.as_posix()] = sha256_of(target)
-    return digests
+        files[path.as_posix()] = sha256_of(target)
+    for name, how in ways.items():  # A digest where it costs nothing, or where it was asked for.
+        known = None if how == REWRITTEN else plan.source.known_digest(Path(name))
+        is_wanted = options.digest or options.link == "copy"
+        weights[name] = known or (sha256_of(work / name) if is_wanted else None)
+    source, shared = plan.source, {name: how for name, how in ways.items() if how == HARD}
+    origin = {} if source.revision else {"fingerprint": fingerprint(source)}
+    record = {
+        "ctxext": __version__,
+        "source": {"name": source.public_name, "revision": source.revision, **origin},
+        "recipe": plan.recipe.to_dict(),
+        "versions": {name: installed_version(name) for name in _RECORDED_PACKAGES},
+        "files": dict(sorted(files.items())),
+        "weights": dict(sorted(weights.items())),
+        **({"rewritten": {tensor.name: list(tensor.shape) for tensor in plan.rewritten}} if plan.rewritten else {}),
+        # By its size and time `verify` knows a weight file of which no digest was taken.
+        "stamps": {name: stamp_of(work / name) for name in sorted(ways)},
+        **({"links": shared} if shared else {}),
+    }
+    (work / MANIFEST).write_text(as_json(record), encoding="utf-8")
+    return ways
 
 
 def _bring_weights(plan: Plan, work: Path, link: str, progress: Progress | None) -> dict[str, str]:
@@ -277,9 +268,3 @@ def _bring_weights(plan: Plan, work: Path, link: str, progress: Progress | None)
         finally:  # Nobody waits for the rest of a large file where one has failed, or Ctrl-C was pressed.
             is_over.set()
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _digest(plan: Plan, name: str, work: Path, how: str, wanted: bool) -> str | None:
-    """A weight file's digest: where it costs nothing, or where it was asked for."""
-    known = None if how == REWRITTEN else plan.source.known_digest(Path(name))
-    return known or (sha256_of(work / name) if wanted else None)

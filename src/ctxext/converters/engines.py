@@ -7,6 +7,7 @@ source and not tried: what would be right there is "not known", and says so. ALi
 alone: what the other engines take is one slope for each head.
 """
 
+import dataclasses
 import functools
 import json
 import math
@@ -68,7 +69,7 @@ class Serving:
 
     def to_dict(self) -> dict[str, str]:
         """As JSON."""
-        return {"engine": self.engine, "status": self.status, "arguments": self.arguments, "remark": self.remark}
+        return dict(vars(self))
 
 
 _Row = tuple[str, str, str]
@@ -240,18 +241,16 @@ def schedules_of(model: ModelConfig) -> tuple[str, ...]:
 
 def carried(model: ModelConfig) -> tuple[str, ...]:
     """What a checkpoint carries, as the engines see it: its schedules, and the methods of its code."""
-    is_rotary = isinstance(model.encoding, Rotary)
-    first = schedules_of(model) if is_rotary else (model.encoding.carrier,)
+    first = schedules_of(model) if isinstance(model.encoding, Rotary) else (model.encoding.carrier,)
     return (*first, *_steps_of(model))
 
 
 def _steps_of(model: ModelConfig) -> tuple[str, ...]:
-    return tuple(map(_name_of, model.code.get("steps", ())))
-
-
-def _name_of(step: Mapping[str, Any]) -> str:
     kinds = {"per_prompt": " by the prompt", "heads": " with learned heads"}
-    return str(step["method"]) + "".join(word for key, word in kinds.items() if step.get(key))
+    return tuple(
+        str(step["method"]) + "".join(word for key, word in kinds.items() if step.get(key))
+        for step in model.code.get("steps", ())
+    )
 
 
 def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
@@ -259,6 +258,13 @@ def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
     order, family, steps = (EXACT, PARTLY, UNKNOWN, WRONG), model.family.model_type, _steps_of(model)
     things = carried(model)
     schedules = things[: len(things) - len(steps)]
+    is_longrope = model.encoding.carrier == "longrope"
+    numbers = {
+        "length": model.encoding.context_length,
+        "gguf": gguf_name(model),
+        "attn_factor": f"{attn_factor(model) or 1.0:.6g}",
+        "scaling": f"{attention_scaling(model.rotary) if is_longrope else 1.0:.6g}",
+    }
     served = []
     for engine in ENGINES:
         if isinstance(model.encoding, Rotary):
@@ -277,8 +283,14 @@ def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
             status, remark = UNKNOWN, "; ".join(part for part in (remark, BY_SOURCE) if part)
         if status == WRONG:
             arguments = ""
-        served.append(Serving(engine, status, arguments.format(**_numbers(model)), remark))
-    return (_with_version(served[0], model), *served[1:])
+        served.append(Serving(engine, status, arguments.format(**numbers), remark))
+    # What transformers 4.57 cannot do, where it is known to differ.
+    types, rope_type = model.family.rope_types_4x, native_type(model.family, model.encoding.carrier)
+    if types is not None and rope_type not in types:
+        reads = "does not know the family" if not types else f'does not take the rope type "{rope_type}" here'
+        remark = "; ".join(part for part in (served[0].remark, f"5 or newer, as 4.57 {reads}") if part)
+        served[0] = dataclasses.replace(served[0], remark=remark)
+    return tuple(served)
 
 
 def _of_schedule(variant: str, engine: str, model: ModelConfig) -> _Row:
@@ -286,8 +298,9 @@ def _of_schedule(variant: str, engine: str, model: ModelConfig) -> _Row:
     carrier, family = model.encoding.carrier, model.family.model_type
     arguments, remark = _STARTED.get((carrier, engine), ("", ""))
     if engine == "transformers":
-        care = {"dynamic": _WHOLE}.get(variant, "not invariant under caching, as its two lists differ")
-        return (PARTLY, "", care) if variant == "dynamic" or _TWO_LISTS in variant else _EXACT
+        if variant == "dynamic":
+            return (PARTLY, "", _WHOLE)
+        return (PARTLY, "", "not invariant under caching, as its two lists differ") if _TWO_LISTS in variant else _EXACT
     if engine == "SGLang":
         if variant.endswith(_BARE):
             return (WRONG, "", "ignores attention_factor; convert again, which writes the keys that it reads")
@@ -296,8 +309,8 @@ def _of_schedule(variant: str, engine: str, model: ModelConfig) -> _Row:
         return (UNKNOWN, "", BY_SOURCE)
     if family != "llama" and (variant, engine) in _LLAMA_ONLY:
         return _LLAMA_ONLY[variant, engine]
-    difference, better = worst(variant, engine), worst(variant, f"{engine} with metadata")
-    if reason := measured()["cells"].get(variant, {}).get(engine, {}).get("refused"):
+    data, difference, better = measured(), worst(variant, engine), worst(variant, f"{engine} with metadata")
+    if reason := data["cells"].get(variant, {}).get(engine, {}).get("refused"):
         return (WRONG, "", reason)
     if difference is None:
         return (UNKNOWN, arguments, f"{variant} was not tried")
@@ -306,18 +319,14 @@ def _of_schedule(variant: str, engine: str, model: ModelConfig) -> _Row:
     if better is not None and better <= TOLERANCE and (carrier == "yarn" or gguf_name(model) in _READ_ROPE_FREQS):
         return _METADATA[carrier]
     differs = f"log-probabilities differ by up to {difference:.2g}"
-    if _TWO_LISTS in variant and _worst_beyond(variant, engine) <= TOLERANCE:
+    # Of the prompts beyond the original context length.
+    pairs = zip(data["prompts"], data["cells"][variant][engine]["differences"], strict=True)
+    beyond = max(float(number) for length, number in pairs if length > data["window"])
+    if _TWO_LISTS in variant and beyond <= TOLERANCE:
         return (PARTLY, arguments, f"{remark}; below the original context length {differs}")
     remedy = "convert again, which writes the keys that it reads" if variant.endswith(_BARE) else ""
     remedy = remedy or _REMEDIES.get((carrier, engine), "")
     return (WRONG, "", "; ".join(part for part in (differs, remedy) if part))
-
-
-def _worst_beyond(variant: str, engine: str) -> float:
-    """The largest difference of the prompts beyond the original context length of what was measured."""
-    data = measured()
-    pairs = zip(data["prompts"], data["cells"][variant][engine]["differences"], strict=True)
-    return max(float(number) for length, number in pairs if length > data["window"])
 
 
 def gguf_name(model: ModelConfig) -> str:
@@ -336,17 +345,6 @@ def attn_factor(model: ModelConfig) -> float | None:
     return float(numbers["attention_factor"] / (0.1 * math.log(numbers["factor"]) + 1))
 
 
-def _numbers(model: ModelConfig) -> dict[str, Any]:
-    """What arguments are made of."""
-    is_longrope = model.encoding.carrier == "longrope"
-    return {
-        "length": model.encoding.context_length,
-        "gguf": gguf_name(model),
-        "attn_factor": f"{attn_factor(model) or 1.0:.6g}",
-        "scaling": f"{attention_scaling(model.rotary) if is_longrope else 1.0:.6g}",
-    }
-
-
 def _row(thing: str, engine: str, *, has_code: bool) -> _Row:
     """What one engine makes of one thing that is carried; not known unless somebody tried it."""
     unknown: _Row = (UNKNOWN, "", f"{thing} was not tried")
@@ -354,31 +352,15 @@ def _row(thing: str, engine: str, *, has_code: bool) -> _Row:
     return table.get(engine) or (_CODE.get(engine, (UNKNOWN, _TRUST, unknown[2])) if has_code else unknown)
 
 
-def _with_version(row: Serving, model: ModelConfig) -> Serving:
-    """What transformers 4.57 cannot do, where it is known to differ."""
-    types = model.family.rope_types_4x
-    rope_type = native_type(model.family, model.encoding.carrier)
-    if types is None or rope_type in types:
-        return row
-    reads = "does not know the family" if not types else f'does not take the rope type "{rope_type}" here'
-    remark = "; ".join(part for part in (row.remark, f"5 or newer, as 4.57 {reads}") if part)
-    return Serving(row.engine, row.status, row.arguments, remark)
-
-
 def unconverted_lines(source: str, model: ModelConfig, serving: Sequence[Serving]) -> dict[str, str]:
     """Return by engine the command that serves a source as its recipe would have it, without converting it.
 
     Only for recipes that configuration carries, and only for engines that serve their result. vLLM's lines and
     llama.cpp's are run by `make engines`; SGLang's is as its users write it.
-
-    Args:
-        source: A Hub id or a folder; `demo` is neither, and called SOURCE, as are names that would not stay one word
-            of a command on a page.
-        model: The configuration of the result.
-        serving: Which engines run the result.
     """
     if model.code or model.family.positions != "rotary":  # Neither code nor rows can be said in a line.
         return {}
+    # `demo` is no Hub id and no folder; other names would not stay one word of a command on a page.
     source = source if source != "demo" and source.isprintable() and not set(source) & set("<>`") else "SOURCE"
     run = {row.engine for row in serving if row.status in (EXACT, PARTLY) or BY_SOURCE in row.remark}
     # vLLM takes the same line for any family, and for a multimodal one a nested override.

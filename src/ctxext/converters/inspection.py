@@ -1,5 +1,6 @@
 """What a checkpoint's files say about its context, from configuration and headers alone."""
 
+import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,22 +44,13 @@ _BY_TYPE: Mapping[str, str] = {
         "earlier segments it looks back at"
     ),
 }
-_DEFAULTS: Mapping[str, Any] = {
-    "max_relative_positions": -1,
-    "position_buckets": -1,
-    "mem_len": "not set",
-}
-
-
-class _Numbers(dict[str, Any]):
-    def __missing__(self, key: str) -> Any:
-        return _DEFAULTS[key]
+_DEFAULTS: Mapping[str, Any] = {"max_relative_positions": -1, "position_buckets": -1, "mem_len": "not set"}
 
 
 def bound_of(config: Mapping[str, Any], family: Family) -> str:
     """One sentence, with the numbers of this very configuration."""
     sentence = _BY_TYPE.get(family.model_type, _BY_ENCODING.get(family.positions, ""))
-    return sentence.format_map(_Numbers(text_config(config, family)))
+    return sentence.format_map({**_DEFAULTS, **text_config(config, family)})
 
 
 _CACHE_LENGTHS = (8192, 32768, 131072)
@@ -121,6 +113,12 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
     can_be_read = is_readable(family) and not family.reason
     model = model_config(config, checkpoint.original_length) if can_be_read else None
     rotary = model.encoding if model and isinstance(model.encoding, Rotary) else None
+    unfinished = None
+    if rotary:
+        with contextlib.suppress(CtxextError):
+            frequencies = inverse_frequencies(rotary)
+            unfinished = sum(2 * math.pi / theta > rotary.trained_length for theta in frequencies)
+    heads = read(config, family, "num_attention_heads")
     noted = provenance(config)
     recipe = noted.get("recipe")
     serving = serving_of(model) if recipe and model else ()
@@ -130,11 +128,18 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         positions=family.positions,
         model=model,
         bound="" if model or family.positions == "rotary" else bound_of(config, family),
-        unfinished_pairs=_unfinished_pairs(rotary) if rotary else None,
+        unfinished_pairs=unfinished,
         windows=claimed_lengths(checkpoint, family, model.encoding.context_length if model and not rotary else None),
         pipeline=read_pipeline(checkpoint.folder),
         default_length=default_length(config, family),
-        attention=_attention(config, family),
+        attention={
+            "heads": heads,
+            "key_heads": read(config, family, "num_key_value_heads") or heads,
+            "head_dim": read(config, family, "head_dim"),
+            "layers": read(config, family, "num_hidden_layers"),
+            "full_attention_layers": len(full_attention_layers(config, family)),
+            "sliding_layers": len(sliding_layers(config, family)),
+        },
         cache_bytes={length: _BYTES_PER_NUMBER * cache_numbers(config, family, length) for length in _CACHE_LENGTHS}
         if is_causal(config)
         else {},
@@ -144,23 +149,3 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         serving=serving,
         unconverted=unconverted_lines(str(noted.get("source")), model, serving) if is_copy and model else {},
     )
-
-
-def _unfinished_pairs(rotary: Rotary) -> int | None:
-    try:
-        frequencies = inverse_frequencies(rotary)
-    except CtxextError:
-        return None
-    return sum(2 * math.pi / theta > rotary.trained_length for theta in frequencies)
-
-
-def _attention(config: dict[str, Any], family: Family) -> dict[str, int | None]:
-    heads = read(config, family, "num_attention_heads")
-    return {
-        "heads": heads,
-        "key_heads": read(config, family, "num_key_value_heads") or heads,
-        "head_dim": read(config, family, "head_dim"),
-        "layers": read(config, family, "num_hidden_layers"),
-        "full_attention_layers": len(full_attention_layers(config, family)),
-        "sliding_layers": len(sliding_layers(config, family)),
-    }

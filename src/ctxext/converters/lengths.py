@@ -25,11 +25,8 @@ def with_number(text: str, name: str, keys: Sequence[str], number: int, *, old: 
         text: The text; a byte-order mark is taken away.
         name: What errors call the file.
         keys: The keys of objects on the way, the number's own last.
-        number: What takes its place.
-        old: The number that must stand there; any where None.
-
-    Returns:
-        The new text; None where there is no such place, or another value.
+        number: What takes its place; None is returned if there is no such place.
+        old: The number that must stand there, else None is returned; any where None.
     """
     text = text.removeprefix("\ufeff")
     begin, end = 0, len(text)
@@ -107,20 +104,17 @@ def length_files(folder: Path, before: Encoding, after: Encoding) -> dict[str, s
     versioned = (tokenizer or {}).get("fast_tokenizer_files")
     names = [name for name in versioned if isinstance(name, str)] if isinstance(versioned, list) else []
     for name in dict.fromkeys(("tokenizer.json", *(name for name in names if Path(name).name == name))):
-        texts.update(_truncation(folder / name, old, after.claimed_length))
+        if not (path := folder / name).is_file():
+            continue
+        # Padding stays: that changes no token.
+        keys = ("truncation", "max_length")
+        if text := with_number(read_text(path), str(path), keys, after.claimed_length, old=old):
+            texts[name] = text
     return texts
 
 
 def _read(folder: Path, name: str) -> dict[str, Any] | None:
     return read_json_object(folder / name) if (folder / name).is_file() else None
-
-
-def _truncation(path: Path, old: int | None, new: int) -> dict[str, str]:
-    """Return tokenizer.json if it cuts texts, at the old length if given. Padding stays: that changes no token."""
-    if not path.is_file():
-        return {}
-    text = with_number(read_text(path), str(path), ("truncation", "max_length"), new, old=old)
-    return {} if text is None else {path.name: text}
 
 
 def index_files(folder: Path, rewritten: Sequence[NewTensor]) -> dict[str, str]:
@@ -132,17 +126,13 @@ def index_files(folder: Path, rewritten: Sequence[NewTensor]) -> dict[str, str]:
     added = {tensor.name: tensor.path.as_posix() for tensor in rewritten if tensor.old_shape is None}
     if added:
         texts[_INDEX] = as_json({**index, "weight_map": {**index["weight_map"], **added}})
-    more = {tensor.name: math.prod(tensor.shape) - _old_count(tensor) for tensor in rewritten}
+    more = {tensor.name: math.prod(tensor.shape) - math.prod(tensor.old_shape or (0,)) for tensor in rewritten}
     size = sum(more[tensor.name] * BITS[tensor.dtype] // 8 for tensor in rewritten)
     metadata = index.get("metadata")
     for key, count in (("total_size", size), ("total_parameters", sum(more.values()))):
         if isinstance(metadata, dict) and isinstance(metadata.get(key), int | float):
             _set(folder, texts, _INDEX, key, int(metadata[key]) + count, inside="metadata")
     return texts
-
-
-def _old_count(tensor: NewTensor) -> int:
-    return 0 if tensor.old_shape is None else math.prod(tensor.old_shape)
 
 
 def _set(folder: Path, texts: dict[str, str], name: str, key: str, value: int, *, inside: str = "") -> None:

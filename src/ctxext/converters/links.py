@@ -42,7 +42,8 @@ def _clone(origin: Path, target: Path, _progress: Progress | None) -> str | None
 def _hard(origin: Path, target: Path, _progress: Progress | None) -> str | None:
     """One file under two names, of the user's own only; it loses its write bit, under both."""
     status = origin.stat()
-    if is_guarded(origin) or status.st_uid != os.geteuid():
+    # What belongs to the Hub's cache or to this package is not the user's to share.
+    if is_cached(origin) or _PACKAGE in origin.parents or status.st_uid != os.geteuid():
         return None
     try:
         os.link(origin, target)
@@ -77,14 +78,7 @@ LINKS: Mapping[str, tuple[Way, ...]] = {
 
 
 def bring(origin: Path, target: Path, link: str, progress: Progress | None = None) -> str:
-    """Bring a file into a new folder; gives how it was done.
-
-    Args:
-        origin: The file, resolved.
-        target: Its new place, where nothing is.
-        link: One of `LINKS`.
-        progress: Called with the file's name, bytes done and bytes in all.
-    """
+    """Bring a resolved file to a new place by one of `LINKS`; gives how it was done."""
     for way in LINKS[link]:
         how = way(origin, target, progress)
         if how is not None:
@@ -98,8 +92,3 @@ def bring(origin: Path, target: Path, link: str, progress: Progress | None = Non
         f'"{origin.name}" cannot be cloned: the file system of "{target.parent.parent}" does not do it.',
         hint="Leave --link out to copy, or choose --link hard.",
     )
-
-
-def is_guarded(path: Path) -> bool:
-    """Whether a file is not the user's to share: it belongs to the Hub's cache or to this package."""
-    return is_cached(path) or _PACKAGE in path.parents

@@ -7,7 +7,7 @@ from ctxext.converters.links import LINKS
 from ctxext.errors import CtxextError
 from ctxext.files.length import read_lengths
 from ctxext.files.output_directory import OverwriteOptions
-from ctxext.options import option, with_documented_options
+from ctxext.options import option, original_length_option, with_documented_options
 
 _CALIBRATION = "Calibration of the head order"
 
@@ -61,11 +61,7 @@ class ConvertOptions(SaveOptions):
         help="Take the source's own schedule away first, and what its weights learned with it; says what that is.",
     )
     allow_shorter: bool = option(False, help="Accept a result that reads less than the source.")
-    original_length: int | None = option(
-        None,
-        help="Tokens that the model was trained on, as 32k, where its files do not say it or you know better.",
-        kind="length",
-    )
+    original_length: int | None = original_length_option()
     calibration: Calibration = Calibration()
 
     def __post_init__(self) -> None:

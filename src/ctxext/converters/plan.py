@@ -1,18 +1,16 @@
 """What a conversion would write, worked out before anything is written."""
 
 import dataclasses
-import functools
-import importlib.metadata
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.families import Family, idle_window, read, text_config
+from ctxext.checkpoint.families import idle_window, read, text_config
 from ctxext.checkpoint.geometry import default_length
 from ctxext.checkpoint.loading import hub_kernels
-from ctxext.checkpoint.opening import Checkpoint, fingerprint
+from ctxext.checkpoint.opening import Checkpoint
 from ctxext.checkpoint.other_files import VERSIONED, left_out, other_formats
 from ctxext.checkpoint.sentence_files import LENGTHS
 from ctxext.converters.card import CardFacts, card_metadata, declared_base, render
@@ -36,7 +34,6 @@ _SAME_WEIGHTS = re.compile(
 )
 _FARTHEST = 32
 """The largest scaling factor of the models published with YaRN."""
-_RECORDED_PACKAGES = ("transformers", "torch", "safetensors", "huggingface_hub")
 
 
 @dataclass(frozen=True)
@@ -98,20 +95,17 @@ class Plan:
 def make_plan(
     source: Checkpoint, recipe: Recipe, *, replace_scaling: bool = False, allow_shorter: bool = False
 ) -> Plan:
-    """Work out a conversion.
-
-    Args:
-        source: The checkpoint to convert; its weights are checked by header only.
-        recipe: What to apply.
-        replace_scaling: Take an existing schedule away first.
-        allow_shorter: Accept a result that reads less than the source.
-    """
-    before = model_config(source.config, source.original_length)
+    """Work out a conversion, with the weights checked by header only."""
+    before, noted = model_config(source.config, source.original_length), provenance(source.config)
     undone, model, kept, is_replaced = before, before, dict[str, Any](), False
     if before.code or (before.encoding.is_scaled and recipe.replaces_encoding):
         if not replace_scaling:
             raise already_extended(source, before.encoding)
-        _check_undoable(source)
+        if noted.get("recipe") and recipe_from_dict(noted["recipe"], "config.json").rewrites_weights:
+            raise CtxextError(
+                f'The recipe of "{source.name}" wrote weights, which no configuration brings back.',
+                hint=f'Start from its source "{noted.get("source")}".',
+            )
         is_replaced = True
         undone = model = plain_config(before)
         if model.encoding.is_scaled and recipe.replaces_encoding:
@@ -120,38 +114,62 @@ def make_plan(
         recipe, kept = recipe.taking_over(before)
     recipe = recipe.resolved(model)
     source.check_weights()
-    if not before.code:
-        _check_names(source, recipe.code_files(model.config))
+    weights = tuple(source.weight_files) or tuple(Path(name) for name in source.remote_sizes)
+    names, present = [path.as_posix() for path in (*weights, *source.files)], {*map(Path.as_posix, source.files)}
+    if not before.code and (taken := sorted(present.intersection(recipe.code_files(model.config)))):
+        raise CtxextError(
+            f'"{source.name}" has a file "{taken[0]}" of its own, which is the name of the code of this method.',
+            hint="Take it out of a copy of the folder, or choose a method without code.",
+        )
     edited = recipe.edit(model)
     rewritten = recipe.new_tensors(source, model)
-    stale = _stale(source) if recipe.rewrites_weights else ()
+    stale: list[str] = []
+    if recipe.rewrites_weights:  # Files that hold the same weights in another form, the old table among them.
+        loaded = {path.as_posix() for path in source.loaded_safetensors or map(Path, source.remote_sizes)}
+        beside = dict.fromkeys(name for name in names if "/" not in name)
+        stale = [name for name in beside if _SAME_WEIGHTS.match(name) and name not in loaded]
     # What ctxext put there may be taken back; what the model came with may not be lost in silence.
-    came_with = undone if provenance(source.config).get("recipe") else before
+    came_with = undone if noted.get("recipe") else before
     if not allow_shorter:
         _check_reach(source, came_with.encoding, edited.encoding)
-    others_win = left_out((*_weights(source), *source.files), source.config)
+    others_win = left_out((*weights, *source.files), source.config)
     edited = dataclasses.replace(
         edited, config={key: value for key, value in edited.config.items() if key != VERSIONED}
     )
-    config = {**edited.config, "ctxext": _provenance(source, recipe, model.encoding, edited.encoding)}
+    trained, declared = noted.get("finetune") or noted.get("source_finetune"), edited.encoding.declared_length
+    config = {
+        **edited.config,
+        "ctxext": {  # A published file names no folder of its maker's machine.
+            "version": __version__,
+            "source": source.public_name,
+            "revision": source.revision,
+            **model.encoding.noted(),
+            **({"declared_length": declared} if declared else {}),
+            "recipe": recipe.to_dict(),
+            **({"source_finetune": trained} if trained else {}),
+        },
+    }
     texts = {"config.json": as_json(config), **length_files(source.folder, before.encoding, edited.encoding)}
     texts.update(recipe.code_files(model.config))
     texts.update(index_files(source.folder, rewritten))
     gone = {*texts, *_REPLACED, *(CODE_FILES if before.code else ()), *stale}
     # The source's records of training, its adapter and its figures do not describe the result.
-    names = (path.as_posix() for path in (*_weights(source), *source.files))
     gone.update(name for name in names if records_training(source.folder, name))
-    gone.update(name for names in others_win.values() for name in names)
+    gone.update(name for left in others_win.values() for name in left)
     others = [path for path in source.files if path not in source.weight_files and path.as_posix() not in gone]
     kept_files = [path for path in others if not runs_by_itself(path)]
     serving = serving_of(dataclasses.replace(edited, config=config))
     cautions = cautions_of(source, recipe, edited)
     if is_replaced:
-        cautions = (_loss(source, before.encoding, edited.encoding, kept), *cautions)
+        steps = ", ".join(map(describe_step, (noted.get("recipe") or {}).get("steps", [])))
+        what = steps or f"{before.encoding.schedule_summary}, with which the weights were trained"
+        left = f"; kept of it: {', '.join(f'{name} {value}' for name, value in kept.items())}" if kept else ""
+        lengths = f"from {before.encoding.usable_length} tokens to {edited.encoding.usable_length}"
+        cautions = (f"--replace-scaling took away {what}: {lengths}{left}.", *cautions)
     if stale:
         cautions += (f"left out, as they hold the old table: {', '.join(stale)}.",)
     cautions += tuple(
-        f"left out, as {reason}: {', '.join(dict.fromkeys(names))}." for reason, names in others_win.items()
+        f"left out, as {reason}: {', '.join(dict.fromkeys(left))}." for reason, left in others_win.items()
     )
     if unasked := [path.as_posix() for path in others if runs_by_itself(path)]:
         cautions += (f"left out, as loading the result would run them: {', '.join(unasked)}.",)
@@ -168,41 +186,29 @@ def make_plan(
         cautions=cautions,
         rewritten=[tensor.name for tensor in rewritten],
     )
+    changes: list[Change] = []
+    stating = dict.fromkeys(name for name, _ in LENGTHS)
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json", *stating):
+        if name in texts:
+            old, new = source.read_json(name) or {}, parse_json(texts[name], name)
+            changes += _differences(name, "", old, new)
+        if name == "config.json" and (inner := edited.family.text_config):
+            parts = (text_config(part, edited.family) for part in (old, new))
+            changes += _differences(name, f"{inner}.", *parts)
     texts["README.md"] = render(card)
     return Plan(
         source=source,
         recipe=recipe,
         model=edited,
         texts=texts,
-        weights=tuple(path for path in _weights(source) if path.as_posix() not in gone),
+        weights=tuple(path for path in weights if path.as_posix() not in gone),
         rewritten=rewritten,
         others=tuple(kept_files),
-        changes=tuple(_changes(source, edited.family, texts)),
+        changes=tuple(changes),
         serving=serving,
         cautions=cautions,
         stock=recipe.edit(model, with_code=False),
     )
-
-
-def _weights(source: Checkpoint) -> tuple[Path, ...]:
-    return tuple(source.weight_files) or tuple(Path(name) for name in source.remote_sizes)
-
-
-def _stale(source: Checkpoint) -> tuple[str, ...]:
-    """Files beside the safetensors that hold the same weights in another form, the old table among them."""
-    loaded = {path.as_posix() for path in source.loaded_safetensors or map(Path, source.remote_sizes)}
-    beside = [path.as_posix() for path in (*_weights(source), *source.files) if len(path.parts) == 1]
-    return tuple(dict.fromkeys(name for name in beside if _SAME_WEIGHTS.match(name) and name not in loaded))
-
-
-def _check_undoable(source: Checkpoint) -> None:
-    """Refuse to take back what was written into the weights."""
-    noted = provenance(source.config)
-    if noted.get("recipe") and recipe_from_dict(noted["recipe"], "config.json").rewrites_weights:
-        raise CtxextError(
-            f'The recipe of "{source.name}" wrote weights, which no configuration brings back.',
-            hint=f'Start from its source "{noted.get("source")}".',
-        )
 
 
 def already_extended(source: Checkpoint, encoding: Encoding) -> CtxextError:
@@ -236,16 +242,6 @@ def _check_original(source: Checkpoint, before: Encoding, plain: Encoding) -> No
         )
 
 
-def _check_names(source: Checkpoint, names: Iterable[str]) -> None:
-    """Refuse to put code in the place of a file of the source's own."""
-    taken = sorted({path.as_posix() for path in source.files}.intersection(names))
-    if taken:
-        raise CtxextError(
-            f'"{source.name}" has a file "{taken[0]}" of its own, which is the name of the code of this method.',
-            hint="Take it out of a copy of the folder, or choose a method without code.",
-        )
-
-
 def _check_reach(source: Checkpoint, before: Encoding, after: Encoding) -> None:
     """Refuse to shorten a model in silence."""
     if after.usable_length >= before.usable_length:
@@ -258,77 +254,29 @@ def _check_reach(source: Checkpoint, before: Encoding, after: Encoding) -> None:
     )
 
 
-def _loss(source: Checkpoint, before: Encoding, after: Encoding, kept: Mapping[str, Any]) -> str:
-    """What --replace-scaling took away, by how much, and what it left."""
-    noted = (provenance(source.config).get("recipe") or {}).get("steps", [])
-    what = ", ".join(map(describe_step, noted)) or f"{before.schedule_summary}, with which the weights were trained"
-    left = f"; kept of it: {', '.join(f'{name} {value}' for name, value in kept.items())}" if kept else ""
-    return f"--replace-scaling took away {what}: from {before.usable_length} tokens to {after.usable_length}{left}."
-
-
-def _provenance(source: Checkpoint, recipe: Recipe, plain: Encoding, edited: Encoding) -> dict[str, Any]:
-    """What config.json says of the conversion; a published file names no folder of its maker's machine."""
-    before = provenance(source.config)
-    trained = before.get("finetune") or before.get("source_finetune")
-    return {
-        "version": __version__,
-        "source": source.public_name,
-        "revision": source.revision,
-        **plain.noted(),
-        **({"declared_length": edited.declared_length} if edited.declared_length else {}),
-        "recipe": recipe.to_dict(),
-        **({"source_finetune": trained} if trained else {}),
-    }
-
-
-def manifest(plan: Plan, files: Mapping[str, str], weights: Mapping[str, str | None]) -> dict[str, Any]:
-    """The content of ctxext.json.
-
-    Args:
-        plan: The conversion.
-        files: SHA-256 of each small file, by name.
-        weights: SHA-256 of each weight file where it is known, by name.
-    """
-    return {
-        "ctxext": __version__,
-        "source": {
-            "name": plan.source.public_name,
-            "revision": plan.source.revision,
-            **({} if plan.source.revision else {"fingerprint": fingerprint(plan.source)}),
-        },
-        "recipe": plan.recipe.to_dict(),
-        "versions": {name: _version(name) for name in _RECORDED_PACKAGES},
-        "files": dict(sorted(files.items())),
-        "weights": dict(sorted(weights.items())),
-        **({"rewritten": {tensor.name: list(tensor.shape) for tensor in plan.rewritten}} if plan.rewritten else {}),
-    }
-
-
-@functools.cache
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def cautions_of(source: Checkpoint, recipe: Recipe, model: ModelConfig) -> tuple[str, ...]:
     """What a user of a converted checkpoint must know; SOURCE may be the result as well."""
     family = model.family
     cautions = [f"{step.name}: {caution}" for step in recipe.steps if (caution := step.caution_for(model))]
     scales = any(step.kind == "schedule" for step in recipe.steps)
     cautions += model.encoding.cautions(source.config, family, is_changed=scales)
-    if caution := _window_caution(source.config, model):
-        cautions.append(caution)
+    length = max(model.encoding.usable_length, model.encoding.claimed_length)
+    window = idle_window(source.config, family, length)
+    if window is not None and (read(model.config, family, "sliding_window") or 0) < length:
+        cautions.append(
+            f"layers with a window see {window} tokens back, which has no effect up to "
+            f"{read(source.config, family, 'max_position_embeddings')} tokens but takes effect beyond: set the window "
+            f"to {length} in the source's config.json first to keep these layers whole."
+        )
     factor = model.encoding.usable_length / model.encoding.trained_length
     if scales and factor > _FARTHEST:
         cautions.append(
             f"the result has {factor:.0f} times the original context length; published yarn models reach {_FARTHEST} "
             "times. Measure it with ctxext eval."
         )
-    if length := default_length(source.config, model.family):
+    if usual := default_length(source.config, model.family):
         cautions.append(
-            f"the source's config.json names no context length: {length} tokens are its configuration class's default."
+            f"the source's config.json names no context length: {usual} tokens are its configuration class's default."
         )
     if is_new_only(model):
         cautions.append(f"transformers 4.57 does not carry this schedule for {family.model_type}: load it with 5.x.")
@@ -355,19 +303,6 @@ def cautions_of(source: Checkpoint, recipe: Recipe, model: ModelConfig) -> tuple
     return tuple(cautions)
 
 
-def _window_caution(config: dict[str, Any], model: ModelConfig) -> str:
-    """Warn of a window that takes effect only beyond the source's context length; empty without one."""
-    family, length = model.family, max(model.encoding.usable_length, model.encoding.claimed_length)
-    window = idle_window(config, family, length)
-    if window is None or (read(model.config, family, "sliding_window") or 0) >= length:
-        return ""
-    present = read(config, family, "max_position_embeddings")
-    return (
-        f"layers with a window see {window} tokens back, which has no effect up to {present} tokens but takes effect "
-        f"beyond: set the window to {length} in the source's config.json first to keep these layers whole."
-    )
-
-
 def is_new_only(model: ModelConfig) -> bool:
     """Whether transformers 4.57 does not know the family, or does not carry this schedule for it."""
     types, carrier = model.family.rope_types_4x, model.encoding.carrier
@@ -375,19 +310,6 @@ def is_new_only(model: ModelConfig) -> bool:
     if "factor" in model.family.rope_scaling_keys.get(carrier, ()) and model.encoding.numbers.get("factor") == 1:
         return True
     return types is not None and native_type(model.family, carrier) not in types
-
-
-def _changes(source: Checkpoint, family: Family, texts: Mapping[str, str]) -> list[Change]:
-    changes = []
-    stating = dict.fromkeys(name for name, _ in LENGTHS)
-    for name in ("config.json", "generation_config.json", "tokenizer_config.json", *stating):
-        if name not in texts:
-            continue
-        old, new = source.read_json(name) or {}, parse_json(texts[name], name)
-        changes += _differences(name, "", old, new)
-        if name == "config.json" and family.text_config:
-            changes += _differences(name, f"{family.text_config}.", text_config(old, family), text_config(new, family))
-    return changes
 
 
 def _differences(file: str, prefix: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:

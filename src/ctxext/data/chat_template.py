@@ -30,13 +30,7 @@ _STATM = Path("/proc/self/statm")
 
 
 def rendered(tokenizer: Any, messages: Sequence[Any], **more: Any) -> str:
-    """Render a conversation as one text.
-
-    Args:
-        tokenizer: A transformers tokenizer with a chat template.
-        messages: The messages of the conversation.
-        more: Further variables of the template.
-    """
+    """Render a conversation as one text, with further variables of the template."""
 
     def render() -> tuple[str, Sequence[Any]]:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, **more)), ()
@@ -46,11 +40,6 @@ def rendered(tokenizer: Any, messages: Sequence[Any], **more: Any) -> str:
 
 def rendered_answers(tokenizer: Any, messages: Sequence[Any], **more: Any) -> tuple[str, Sequence[tuple[int, int]]]:
     """Render a conversation as one text, with the answers that the template marks by `{% generation %}`.
-
-    Args:
-        tokenizer: A transformers tokenizer with a chat template.
-        messages: The messages of the conversation.
-        more: Further variables of the template.
 
     Returns:
         The text, and where each answer begins and ends in it; no answers if the template marks none.

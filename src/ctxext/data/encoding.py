@@ -19,12 +19,7 @@ _HINT = "Are its files whole, and those of this model?"
 
 
 def open_tokenizer(folder: Path | str, **more: Any) -> Any:
-    """Load the tokenizer of a checkpoint and try it on a few words.
-
-    Args:
-        folder: The checkpoint.
-        more: Further arguments of transformers' from_pretrained.
-    """
+    """Load the tokenizer of a checkpoint, as `from_pretrained` of transformers does, and try it on a few words."""
     from transformers import AutoTokenizer
 
     with _panics_silenced():

@@ -38,35 +38,27 @@ class Pieces:
     Attributes:
         opening: The instruction before the haystack.
         haystack: Endless filler units: a sentence, a record, a document.
-        needles: Units that must all be in the haystack. The question is about the first, which goes at the given
-            depth; the others are distractors at random depths.
-        question: The text after the haystack; it ends where the answer starts.
-        answer: The answer, with a leading space if the text needs one.
+        needles: Units that must all be in the haystack. One goes at the given depth; the others are distractors at
+            random depths.
+        asks: The questions: one about the first needle, or one about every needle in turn if any can be asked for.
         padding: A unit of one token that is repeated before the question to reach an exact length, for filler whose
             units cannot be cut. Empty if filler may be cut anywhere.
-        answers: All correct answers, for tasks that score generated text; empty if `answer` is the only one.
-        asks: The questions about every needle in turn, if any of them can be asked for; empty if only the first can.
-        wanted: The parts that an answer must contain, in any order; empty if `answers` holds the correct answers.
         places: The depth of each needle, from 0 to 1, in rising order, if that is part of the question.
-        asked: The question alone, if `question` begins with something else.
+        asked: The question alone, if the text of the first begins with something else.
     """
 
     opening: str
     haystack: Iterator[str]
     needles: tuple[str, ...]
-    question: str
-    answer: str
+    asks: tuple[Asked, ...]
     padding: str = ""
-    answers: tuple[str, ...] = ()
-    asks: tuple[Asked, ...] = ()
-    wanted: tuple[str, ...] = ()
     places: tuple[float, ...] = ()
     asked: str = ""
 
     def with_question_first(self) -> Self:
         """The same question, asked before the text and behind it; only the first needle can then be asked for."""
-        asked = self.asked or split_question(self.question)[0].strip()
-        return dataclasses.replace(self, opening=f"{asked}\n\n{self.opening}", asks=())
+        asked = self.asked or split_question(self.asks[0].question)[0].strip()
+        return dataclasses.replace(self, opening=f"{asked}\n\n{self.opening}", asks=self.asks[:1])
 
 
 @dataclass(frozen=True)
@@ -116,17 +108,9 @@ class Parts:
 
 
 def encode_parts(pieces: Pieces, encoder: Encoder, *, answer_room: int = 0) -> Parts:
-    """Encode everything but the haystack.
-
-    Args:
-        pieces: The text of the question.
-        encoder: The tokenizer.
-        answer_room: The least number of tokens for a generated answer.
-    """
+    """Encode everything but the haystack, with at least `answer_room` tokens for a generated answer."""
     asks = []
-    for question, text, answers, wanted in pieces.asks or (
-        Asked(pieces.question, pieces.answer, pieces.answers, pieces.wanted),
-    ):
+    for question, text, answers, wanted in pieces.asks:
         head, tail = encoder.frame(pieces.opening, question)
         answer = encoder.piece(text)
         if not answer:

@@ -6,6 +6,7 @@ download, is the same for the same seed, and contains no digits: a number in a h
 
 import random
 import re
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
@@ -47,11 +48,6 @@ def sentences(rng: random.Random) -> Iterator[str]:
         yield sentence(rng)
 
 
-def paragraph(rng: random.Random, num_sentences: int) -> str:
-    """Some sentences joined by spaces."""
-    return " ".join(sentence(rng) for _ in range(num_sentences))
-
-
 def object_name(rng: random.Random) -> str:
     """The name of a thing, in two words, such as "amber lantern"."""
     return f"{rng.choice(ADJECTIVES)} {rng.choice(OBJECTS)}"
@@ -69,13 +65,7 @@ def object_names(rng: random.Random, count: int) -> list[str]:
 
 
 def different_names(rng: random.Random, draw: Callable[[random.Random], str], count: int) -> Iterator[str]:
-    """An endless stream of different names: as drawn, and with places once the names run short.
-
-    Args:
-        rng: Draws everything.
-        draw: Draws a name.
-        count: How many names it knows.
-    """
+    """An endless stream of different names: as drawn of `count` names, and with places once those run short."""
     used: set[str] = set()
     parts = 1
     while True:
@@ -95,6 +85,11 @@ def person_name(rng: random.Random) -> str:
 def random_number(rng: random.Random, num_digits: int) -> str:
     """A number of `num_digits` digits that does not begin with zero."""
     return str(rng.randrange(10 ** (num_digits - 1), 10**num_digits))
+
+
+def random_uuid(rng: random.Random) -> str:
+    """A uuid of version 4."""
+    return str(uuid.UUID(int=rng.getrandbits(128), version=4))
 
 
 def sentences_of(text: str) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -41,24 +40,12 @@ def kinds_of_text(data: str | None) -> dict[str, str | None]:
     return kinds
 
 
-@dataclass(frozen=True)
-class Corpus:
-    """Tokenized documents.
+def read_corpus(
+    data: str | None, encoder: Encoder, *, count: int, length: int, most: int, seed: int
+) -> list[list[int]]:
+    """Read the token ids of the first documents that are long enough, begin tokens included.
 
-    Attributes:
-        documents: Token ids, begin tokens included; each has at least the wanted length.
-        num_skipped: The number of documents that are too short.
-    """
-
-    documents: list[list[int]]
-    num_skipped: int
-
-
-def read_corpus(data: str | None, encoder: Encoder, *, count: int, length: int, most: int, seed: int) -> Corpus:
-    """Read the first documents that are long enough.
-
-    A plain text file is cut into pieces. Of each record only the beginning is used, and records that are too short are
-    counted and left out.
+    A plain text file is cut into pieces. Of each record only the beginning is used.
 
     Args:
         data: A text, JSON lines or parquet file, or a `datasets` id; None for the prose of the package.
@@ -69,17 +56,15 @@ def read_corpus(data: str | None, encoder: Encoder, *, count: int, length: int, 
         seed: Decides the prose.
     """
     if data is None:
-        return Corpus([_prose(encoder, most, f"{seed} prose {number}") for number in range(count)], 0)
+        return [_prose(encoder, most, f"{seed} prose {number}") for number in range(count)]
     if is_plain_text(data):
         texts = _pieces(next(read_texts(data)), encoder, count, most)
     else:
         texts = (encoder.document(text[: _CHARACTERS_PER_TOKEN * most]) for text in read_texts(data))
-    documents, num_skipped, longest = [], 0, 0
+    documents, longest = [], 0
     for ids in islice(texts, _MAX_READ):
         longest = max(longest, len(ids))
-        if len(ids) < length:
-            num_skipped += 1
-        else:
+        if len(ids) >= length:
             documents.append(ids[:most])
         if len(documents) == count:
             break
@@ -88,7 +73,7 @@ def read_corpus(data: str | None, encoder: Encoder, *, count: int, length: int, 
             f'"{data}" holds no document of {length} tokens; the longest has {longest}.',
             hint="Give longer texts with --data, or ask for shorter --lengths.",
         )
-    return Corpus(documents, num_skipped)
+    return documents
 
 
 def _prose(encoder: Encoder, length: int, seed: str) -> list[int]:

@@ -15,8 +15,7 @@ from ctxext.evaluate.tasks import documents, kv
 from ctxext.evaluate.tasks.base import RetrievalTask
 from ctxext.evaluate.tasks.documents import Documents, random_document
 from ctxext.evaluate.tasks.kv import KeyValue
-from ctxext.evaluate.tasks.needle import PHRASINGS, Needle
-from ctxext.evaluate.tasks.passkey import PassKey
+from ctxext.evaluate.tasks.needle import PHRASINGS, Needle, PassKey
 
 Encode = Callable[[str], list[int]]
 
@@ -87,8 +86,8 @@ def make_prompt(
     """
     pieces = task.pieces(rng)
     needle, *distractors = [encode(needle) for needle in pieces.needles]
-    opening, answer = start + encode(pieces.opening), encode(pieces.answer)
-    question = encode(pieces.question) + answer
+    opening, answer = start + encode(pieces.opening), encode(pieces.asks[0].answer)
+    question = encode(pieces.asks[0].question) + answer
     room = length - len(opening) - len(needle) - sum(map(len, distractors)) - len(question)
     if room < 0:
         return None

@@ -5,13 +5,7 @@ from typing import TYPE_CHECKING
 from ctxext.lazy import hand_on
 
 if TYPE_CHECKING:
-    from ctxext.evaluate.run import evaluate
-    from ctxext.evaluate.settings import Settings
+    from ctxext.evaluate.run import evaluate as evaluate
+    from ctxext.evaluate.settings import Settings as Settings
 
-__all__ = ["Settings", "evaluate"]
-
-_NAMES = {
-    "evaluate": "ctxext.evaluate.run",
-    "Settings": "ctxext.evaluate.settings",
-}
-hand_on(__name__, _NAMES, main="evaluate")
+__all__ = hand_on(__name__, main="evaluate")

@@ -88,11 +88,9 @@ class CheckpointInfo:
         digest = hashlib.sha256()
         for path in self.checkpoint.files:
             if path.suffix in _DIGESTED and path.name not in _NOT_DIGESTED:
-                digest.update(f"{path.as_posix()} {self._digest_of(path)}\n".encode())
+                content = self.checkpoint.known_digest(path) or sha256_of(self.checkpoint.folder / path)
+                digest.update(f"{path.as_posix()} {content}\n".encode())
         return digest.hexdigest()
-
-    def _digest_of(self, path: Path) -> str:
-        return self.checkpoint.known_digest(path) or sha256_of(self.checkpoint.folder / path)
 
     def facts(self) -> dict[str, Any]:
         """The entry in reports, before anything is measured."""

@@ -6,17 +6,15 @@ from typing import Any
 
 import torch
 
-from ctxext.checkpoint.auto_class import auto_class
-from ctxext.checkpoint.described_size import check_described, check_device
 from ctxext.checkpoint.loading import (
     BUILT_IN,
-    DTYPES,
     choose_device,
     choose_dtype,
     explain_loading_errors,
     guard_vocabulary,
     hub_backbones,
-    settle_dtype,
+    load_checkpoint,
+    rename,
 )
 from ctxext.data.encoding import Encoder, open_tokenizer
 from ctxext.errors import CtxextError
@@ -25,7 +23,7 @@ from ctxext.evaluate.pooling import Pooler, open_pooler
 from ctxext.evaluate.scoring.prefix_cache import is_static, sharing_works
 from ctxext.gguf.engine import tokenizer_of
 from ctxext.recipes.code.own_code import carries_code, check_pinned, needs_code
-from ctxext.recipes.code.staging import rename, staged
+from ctxext.recipes.code.staging import staged
 from ctxext.verify.engine import ENGINE_NAMES
 
 
@@ -57,8 +55,7 @@ class Loading:
     engine_arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.dtype not in ("auto", *DTYPES):
-            raise CtxextError(f'"{self.dtype}" is not a dtype.', hint=f"Choose auto, {', '.join(DTYPES)}.")
+        choose_dtype(self.dtype)
         if self.engine not in ENGINE_NAMES:
             raise CtxextError(f'There is no engine "{self.engine}".', hint=f"Choose {', '.join(ENGINE_NAMES)}.")
         if self.engine_arguments and self.engine == "transformers":
@@ -99,6 +96,10 @@ class LoadedModel:
             "chat_template": "yes" if self.encoder.uses_chat else "no",
         }
 
+    def questions_at_once(self, length: int, num_depths: int) -> int | None:
+        """How many questions run together, each at some depths; None for as many as fit into memory."""
+        return None
+
     def close(self) -> None:
         """Release resources besides memory: there are none here."""
 
@@ -135,46 +136,27 @@ def load_tokenizer(info: CheckpointInfo, loading: Loading) -> Any:
 
 def load_model(info: CheckpointInfo, loading: Loading) -> LoadedModel:
     """Load the checkpoint's model and tokenizer."""
-    import transformers
-
     device = choose_device(loading.device)
     pooler = open_pooler(info.pipeline, info.checkpoint.folder, info.cut_at)
-    check_device(info.checkpoint, device.type)
-    check_described(info.checkpoint, auto_class(info.checkpoint.config))
-    tokenizer = load_tokenizer(info, loading)
     extra = {"attn_implementation": loading.attention} if loading.attention else {}
     # Only a kernel that the user names is fetched, and nothing that such a configuration names.
     fetches_kernel = (loading.attention or "eager") not in BUILT_IN and not hub_backbones(info.checkpoint.config)
-    with (
-        staged(info.checkpoint, foreign=runs_foreign_code(info, loading), kernels=fetches_kernel) as stage,
-        explain_loading_errors(f'"{info.name}" cannot be loaded'),
-    ):
-        model, report = getattr(transformers, auto_class(info.checkpoint.config)).from_pretrained(
-            stage.folder,
-            dtype=choose_dtype(loading.dtype),
-            trust_remote_code=stage.trust,
-            output_loading_info=True,
-            **extra,
+    with staged(info.checkpoint, foreign=runs_foreign_code(info, loading), kernels=fetches_kernel) as stage:
+        model = load_checkpoint(
+            info.checkpoint, stage.folder, trust=stage.trust, dtype=loading.dtype, device=device, **extra
         )
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise CtxextError(f'"{info.name}" lacks {len(missing)} weights, "{missing[0]}" among them.')
-    model = settle_dtype(rename(model, info.checkpoint), loading.dtype, device)
+    tokenizer = load_tokenizer(info, loading)
     guard_vocabulary(model, tokenizer)
-    return make_ready(
-        info.name,
-        model.to(device),
-        tokenizer,
-        chat_template=loading.chat_template,
-        kind=info.kind,
-        pooler=pooler,
-    )
+    return make_ready(info.name, model, tokenizer, chat_template=loading.chat_template, kind=info.kind, pooler=pooler)
 
 
-def may_run_code(info: CheckpointInfo, loading: Loading) -> bool:
-    """Whether the checkpoint's Python code runs: ctxext's always does, other code with `trust_remote_code` alone."""
+def runs_foreign_code(info: CheckpointInfo, loading: Loading) -> bool:
+    """Return whether the user allowed code that ctxext did not write, so that the checkpoint is loaded from its folder.
+
+    Without `trust_remote_code` a checkpoint that needs such code is refused; ctxext's own always runs.
+    """
     if info.is_own_code:
-        return True
+        return False
     if loading.trust_remote_code and carries_code(info.checkpoint):
         check_pinned(info.checkpoint, loading.revision)
         return True
@@ -184,8 +166,3 @@ def may_run_code(info: CheckpointInfo, loading: Loading) -> bool:
             hint="Read that code; if you trust it, add --trust-remote-code.",
         )
     return False
-
-
-def runs_foreign_code(info: CheckpointInfo, loading: Loading) -> bool:
-    """Whether the user allowed code that ctxext did not write, so that the checkpoint is loaded from its folder."""
-    return may_run_code(info, loading) and not info.is_own_code

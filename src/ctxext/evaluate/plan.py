@@ -64,7 +64,6 @@ class ModelPlan:
             samples: Which samples of each cell, and which documents; by default all.
         """
         from ctxext.evaluate.scoring.batch_size import rows_that_fit
-        from ctxext.evaluate.served import ServedModel, questions_per_call
         from ctxext.evaluate.tasks.retrieval import RetrievalWork, num_questions
 
         settings, asked = self.settings, samples or range(self.settings.samples)
@@ -72,10 +71,8 @@ class ModelPlan:
             # A task without depths asks as many questions as the others do at all their depths.
             times, depths = num_questions(task, settings) // settings.samples, len(settings.depths)
             for length in self.lengths:
-                is_served, prompts = isinstance(loaded, ServedModel), depths if task.has_depths else 1
-                most = questions_per_call(length, prompts) if is_served else rows_that_fit(loaded.model, length)
-                if isinstance(loaded, ServedModel) and loaded.reads_in_turn:
-                    most = 1
+                most = loaded.questions_at_once(length, depths if task.has_depths else 1)
+                most = most or rows_that_fit(loaded.model, length)
                 size = min(settings.batch_size or most, -(-len(asked) * times // processes.num_processes()))
                 for first in range(asked.start * times, asked.stop * times, size):
                     numbers = tuple(range(first, min(first + size, asked.stop * times)))

@@ -1,7 +1,6 @@
 """The evaluation from top to bottom: check everything, run every model, write the report."""
 
 import dataclasses
-import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +19,8 @@ from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.harness import check_harness
 from ctxext.files import processes
 from ctxext.files.content import Progress
-from ctxext.files.locks import locked
 from ctxext.files.memory import forget_peak, peak_memory
+from ctxext.files.output_directory import locked
 from ctxext.notebook import table
 
 if TYPE_CHECKING:
@@ -106,11 +105,7 @@ class Meter:
 
 
 class Pace:
-    """How long prompts take, from those that ran.
-
-    Args:
-        cost: The cost of a prompt of a length for a model.
-    """
+    """How long prompts take, from those that ran; `cost` is that of a prompt of a length for a model."""
 
     def __init__(self, cost: Callable[[str, int], int]) -> None:
         self.cost = cost
@@ -189,7 +184,7 @@ def evaluate(
     Raises:
         CtxextError: A model, a file or a setting is refused, before anything runs if possible.
     """
-    from ctxext.evaluate.model import Loading
+    from ctxext.evaluate.model import Loading, load_model
 
     sources = [str(model) for model in ([models] if isinstance(models, str | Path) else models)]
     if not sources:
@@ -204,24 +199,15 @@ def evaluate(
     check_harness(settings.harness)
     plans = plan_questions(sources, settings, loading)
     check_harness(settings.harness, sorted({length for plan in plans for length in plan.lengths}))
-    load = functools.partial(_load, loading=loading)
-    place = Place(out, resume=resume, overwrite=overwrite)
-    return Run(plans, settings, loading, load, place, progress).report()
 
+    def load(entry: ModelPlan) -> "LoadedModel":
+        if loading.engine == "transformers":
+            return load_model(entry.info, loading)
+        from ctxext.evaluate.served import load_served
 
-@dataclass(frozen=True)
-class Place:
-    """Where results go.
+        return load_served(entry.info, loading, entry.lengths)
 
-    Attributes:
-        out: The folder; None keeps them in memory.
-        resume: Continue with the results in it.
-        overwrite: Replace them.
-    """
-
-    out: Path | None = None
-    resume: bool = False
-    overwrite: bool = False
+    return Run(plans, settings, loading, load, out, resume, overwrite, progress).report()
 
 
 @dataclass(frozen=True)
@@ -233,7 +219,9 @@ class Run:
         settings: Tasks, depths and samples.
         loading: How models are loaded.
         load: Loads the model of a plan, from its folder or by applying a recipe in memory.
-        place: Where results go.
+        out: The folder of results; None keeps them in memory.
+        resume: Continue with the results in it.
+        overwrite: Replace them.
         progress: Called with a label, the work done and the work in all.
         end: When to stop, on the monotonic clock. All models are then kept loaded and asked in rounds, so that they
             were asked the same, however far the time reaches.
@@ -246,7 +234,9 @@ class Run:
     settings: Settings
     loading: "Loading"
     load: "Callable[[ModelPlan], LoadedModel]"
-    place: Place
+    out: Path | None
+    resume: bool
+    overwrite: bool
     progress: Progress | None = None
     end: float = math.inf
     watches_memory: bool = False
@@ -255,14 +245,14 @@ class Run:
 
     def report(self) -> Report:
         """Ask what is not answered in the folder yet, and write the report; empty in all processes but the first."""
-        out, is_first = self.place.out, processes.rank() == 0
+        out, is_first = self.out, processes.rank() == 0
         if out is None and processes.num_processes() > 1:
             raise CtxextError("Several processes need a folder to meet in.", hint="Add --out report.")
         with _only_run_in(out):
             log = ResultsLog(out, processes.rank())
             header = _header(self.plans, self.settings, self.loading) if is_first else {}
             if is_first:
-                log.begin(header, resume=self.place.resume, overwrite=self.place.overwrite)
+                log.begin(header, resume=self.resume, overwrite=self.overwrite)
             processes.wait_for_everyone(self.loading.device)
             meter = Meter(self.plans, self.progress, self.settings.samples, end=self.end)
             if math.isinf(self.end):
@@ -274,20 +264,16 @@ class Run:
             if not is_first:
                 return {}
             # Only the lines of an earlier run may be other than this one writes them.
-            with explain_malformed(str(out)) if self.place.resume else nullcontext():
-                return self._written(header, log)
-
-    def _written(self, header: dict[str, Any], log: ResultsLog) -> Report:
-        """Make the report and write it to the folder."""
-        records = log.records()
-        report = EvaluationReport(make_report(header, records))
-        if log.num_skipped:
-            report["skipped_lines"] = log.num_skipped
-        if self.complete is not None:
-            self.complete(report, records)
-        if self.place.out is not None:
-            write_report(report, self.place.out)
-        return report
+            with explain_malformed(str(out)) if self.resume else nullcontext():
+                records = log.records()
+                report = EvaluationReport(make_report(header, records))
+                if log.num_skipped:
+                    report["skipped_lines"] = log.num_skipped
+                if self.complete is not None:
+                    self.complete(report, records)
+                if out is not None:
+                    write_report(report, out)
+                return report
 
     def _ask_all(self, entry: ModelPlan, log: ResultsLog, meter: Meter) -> None:
         """Run what is left of a model's work in this process."""
@@ -388,16 +374,6 @@ def _header(plans: Sequence[ModelPlan], settings: Settings, loading: "Loading") 
         "models": [{**entry.info.facts(), "lengths": list(entry.lengths)} for entry in plans],
         "versions": {**versions(), **engine_versions(loading)},
     }
-
-
-def _load(entry: ModelPlan, loading: "Loading") -> "LoadedModel":
-    if loading.engine != "transformers":
-        from ctxext.evaluate.served import load_served
-
-        return load_served(entry.info, loading, entry.lengths)
-    from ctxext.evaluate.model import load_model
-
-    return load_model(entry.info, loading)
 
 
 def _run(loaded: "LoadedModel", work: "Work", done: set[Any], log: ResultsLog, meter: Meter) -> None:

@@ -53,10 +53,10 @@ class ServedModel(LoadedModel):
         }
         return {**facts, "mind": self.mind} if self.mind else facts
 
-    @property
-    def reads_in_turn(self) -> bool:
-        """Whether it reads one prompt after another, so that nothing is gained by many in one call."""
-        return isinstance(self.model, LlamaCpp)
+    def questions_at_once(self, length: int, num_depths: int) -> int:
+        """How many questions go to the engine in one call: all, unless too much would be lost if the run is killed."""
+        # llama.cpp reads one prompt after another, so that nothing is gained by many.
+        return 1 if isinstance(self.model, LlamaCpp) else max(1, _TOKENS_PER_CALL // (length * num_depths))
 
     def write(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Generate a continuation of each prompt, with as many tokens as its answer may have."""
@@ -67,11 +67,6 @@ class ServedModel(LoadedModel):
     def close(self) -> None:
         """Shut the engine down."""
         self.model.close()
-
-
-def questions_per_call(length: int, num_depths: int) -> int:
-    """How many questions go to an engine in one call: all, unless too much work would be lost if the run is killed."""
-    return max(1, _TOKENS_PER_CALL // (length * num_depths))
 
 
 def engine_versions(loading: Loading) -> dict[str, str]:

@@ -10,12 +10,12 @@ from ctxext.data.prose import read_haystack
 from ctxext.data.records import check_place
 from ctxext.data.texts import kinds_of_text
 from ctxext.errors import CtxextError
-from ctxext.evaluate.tasks.base import RetrievalTask, TaskOptions
+from ctxext.evaluate.tasks.base import RetrievalTask
 from ctxext.evaluate.tasks.documents import read_questions
 from ctxext.evaluate.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, expanded
 from ctxext.files.content import sha256_of
 from ctxext.files.length import read_lengths
-from ctxext.options import check_numbers, option, with_documented_options
+from ctxext.options import check_numbers, option, original_length_option, with_documented_options
 
 _ASKED, _RUN = "What is asked", "How it is run"
 
@@ -50,11 +50,7 @@ class Settings:
     samples: int = option(20, help="Questions per cell, and documents to read.", min=1)
     seed: int = option(0, help="Decides every question.")
     allow_beyond: bool = option(False, help="Ask beyond a model's context length too.")
-    original_length: int | None = option(
-        None,
-        help="Tokens that the model was trained on, as 32k, where its files do not say it or you know better.",
-        kind="length",
-    )
+    original_length: int | None = original_length_option()
     num_needles: int = option(
         4,
         help="needle, kv, documents: facts of a text that can be asked for; it is read once for as many depths.",
@@ -123,15 +119,13 @@ class Settings:
 
     def retrieval_tasks(self) -> list[RetrievalTask]:
         """The retrieval tasks with their options; reads the files."""
-        options = TaskOptions(
-            text=read_haystack(self.haystack) if self.haystack else (),
-            questions=read_questions(self.documents) if self.documents else (),
-            num_needles=self.num_needles,
-            kv_ids=self.kv_ids,
-            filler=self.filler,
-        )
+        options = {
+            "text": read_haystack(self.haystack) if self.haystack else (),
+            "questions": read_questions(self.documents) if self.documents else (),
+            **{"num_needles": self.num_needles, "ids": self.kv_ids, "filler": self.filler},
+        }
         tasks = [RETRIEVAL_TASKS[name] for name in dict.fromkeys(self.tasks) if name in RETRIEVAL_TASKS]
-        return [task.from_options(options) for task in tasks]
+        return [task.with_options(options) for task in tasks]
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as in report.json, with files by name and digest, without their folder."""

@@ -10,7 +10,7 @@ import torch
 
 from ctxext.checkpoint.loading import quiet_transformers, sealed, without_hub
 from ctxext.checkpoint.opening import Checkpoint
-from ctxext.converters.calibration import head_scores, per_prompt_form, read_text, with_order
+from ctxext.converters.calibration import head_scores, in_order, read_text, waits, with_order
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.scoring.prefix_cache import is_static
@@ -22,8 +22,6 @@ from ctxext.recipes.recipe import Recipe
 
 _CANNOT = (AttributeError, ImportError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
 """The errors of modeling code that does not fit the installed transformers; verifying a conversion shows them too."""
-
-"""The number formats of tensors that are written anew, by the names of safetensors."""
 
 
 class Workbench:
@@ -45,18 +43,12 @@ class Workbench:
         folder.mkdir()
 
     def prepared(self, recipe: Recipe, progress: Progress | None = None) -> Recipe:
-        """The recipe with everything filled in that depends on the model, a calibrated head order measured.
-
-        Args:
-            recipe: The recipe.
-            progress: Called while a head order is calibrated.
-        """
+        """The recipe with everything filled in that depends on the model, a calibrated head order measured."""
         recipe = recipe.resolved(self.plain)
-        listening = per_prompt_form(recipe)
-        if listening is None:
+        if not waits(recipe):
             return recipe
         encoder = self.stock.encoder
-        model = self.apply(listening).model
+        model = self.apply(in_order(recipe, "prompt")).model
         scores = head_scores(model, encoder.tokenizer, read_text(None), self.plain.rotary.trained_length, progress)
         return with_order(recipe, scores)
 
@@ -71,7 +63,8 @@ class Workbench:
             model = self._built(has_code=bool(code))
             self._adopt(model, rewritten)
             if code:
-                _try_out(model)
+                with torch.inference_mode():
+                    model(input_ids=torch.arange(4, device=model.device)[None], use_cache=False)
         except _CANNOT as error:
             if not code:
                 raise
@@ -136,12 +129,6 @@ def _no_init_weights() -> Any:
     # In transformers 5 it is in a separate module.
     place = "initialization" if importlib.util.find_spec("transformers.initialization") else "modeling_utils"
     return importlib.import_module(f"transformers.{place}").no_init_weights()
-
-
-@torch.inference_mode()
-def _try_out(model: Any) -> None:
-    """Run a few tokens."""
-    model(input_ids=torch.arange(4, device=model.device)[None], use_cache=False)
 
 
 def _attention_of(config: Any) -> dict[str, str]:

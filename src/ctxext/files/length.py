@@ -4,8 +4,10 @@ import re
 from typing import Any
 
 from ctxext.errors import CtxextError
-from ctxext.files.schemas import LONGEST
 from ctxext.options import options_of
+
+LONGEST = 10**10
+"""Tokens that no context is longer than."""
 
 _UNITS = {"": 1, "k": 1024, "m": 1024 * 1024}
 

@@ -1,20 +1,23 @@
-"""A folder made beside its place and renamed when it is whole, so that no half-made one is ever seen."""
+"""Write output completely or not at all: one writer at a time, beside its place, and renamed when it is whole."""
 
 import contextlib
 import errno
+import hashlib
+import itertools
 import os
 import re
 import shutil
+import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST
-from ctxext.files.locks import host_name, locked, short_name
 from ctxext.files.schemas import read_json_object
 from ctxext.options import option, with_documented_options
 
@@ -33,65 +36,43 @@ class OverwriteOptions:
         return self.overwrite or self.overwrite_anything
 
 
-_OF_OTHER_RECORDS: Mapping[str, tuple[str, ...]] = {
-    "finetune.json": (
-        "finetune.json",
-        "loss.png",
-        "steps.jsonl",
-        "adapter/adapter_*",
-        "adapter/README.md",
-        "runs/*",
-        "evaluation/cells*.jsonl",
-        "evaluation/report.*",
-        "evaluation/*.png",
-    )
-}
-"""Records of trainings, and what lies beside them."""
+_TRAINING_RECORD = "finetune.json"
+_OF_TRAINING = (
+    _TRAINING_RECORD,
+    "loss.png",
+    "steps.jsonl",
+    "adapter/adapter_*",
+    "adapter/README.md",
+    "runs/*",
+    "evaluation/cells*.jsonl",
+    "evaluation/report.*",
+    "evaluation/*.png",
+)
+"""The record of a training, and the files beside it."""
 
-_NOBODYS = (MANIFEST, ".gitattributes", ".cache/*", "__pycache__/*")
-"""What the Hub's client and Python leave, and the record itself."""
+_BY_TOOLS = (MANIFEST, ".gitattributes", ".cache/*", "__pycache__/*")
+"""Files left by the Hub's client and Python, and the record itself."""
 
 
 def foreign_files(folder: Path) -> list[str]:
-    """The files of a folder that no record of this package names, sorted; all of them where there is no record."""
-    known = _recorded(folder)
-    foreign = []
-    for root, folders, names in os.walk(folder):
-        inside = Path(root).relative_to(folder)
-        paths = [inside / name for name in names]
-        paths += [inside / name for name in folders if (Path(root) / name).is_symlink()]
-        foreign += [name for path in paths if not _covers(known, name := path.as_posix())]
-    return sorted(foreign)
+    """Return the files of a folder that no record of this package names, sorted; all of them without a record."""
+    names: set[str] = set()
+    patterns: set[str] = set()
+    with contextlib.suppress(CtxextError):
+        manifest = read_json_object(folder / MANIFEST) if (folder / MANIFEST).is_file() else {}
+        if "ctxext" in manifest:
+            names = {*(manifest.get("files") or ()), *(manifest.get("weights") or ())}
+            patterns.update(_BY_TOOLS)
+    if (folder / _TRAINING_RECORD).is_file():
+        patterns.update((*_OF_TRAINING, *_BY_TOOLS))
+    files = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    found = (path.relative_to(folder).as_posix() for path in files)
+    return sorted(name for name in found if name not in names and not any(fnmatch(name, each) for each in patterns))
 
 
 def records_training(folder: Path, name: str) -> bool:
-    """Whether a file of a folder, by its path in it, tells of a training: it is true of no other weights."""
-    others = (others for record, others in _OF_OTHER_RECORDS.items() if (folder / record).is_file())
-    return any(fnmatch(name, pattern) for patterns in others for pattern in patterns)
-
-
-def _covers(known: tuple[set[str], set[str]], name: str) -> bool:
-    names, patterns = known
-    return name in names or any(fnmatch(name, pattern) for pattern in patterns)
-
-
-def _recorded(folder: Path) -> tuple[set[str], set[str]]:
-    """What the records in a folder name: files, and patterns of files."""
-    names: set[str] = set()
-    patterns: set[str] = set()
-    try:
-        manifest = read_json_object(folder / MANIFEST) if (folder / MANIFEST).is_file() else {}
-    except CtxextError:
-        manifest = {}
-    if "ctxext" in manifest:
-        for key in ("files", "weights"):
-            listed = manifest.get(key)
-            names.update(listed if isinstance(listed, dict) else ())
-        patterns.update(_NOBODYS)
-    for record, others in _OF_OTHER_RECORDS.items():
-        if (folder / record).is_file():
-            patterns.update((*others, *_NOBODYS))
-    return names, patterns
+    """Return whether a file of a folder, by its path in it, belongs to a training: it fits no other weights."""
+    return (folder / _TRAINING_RECORD).is_file() and any(fnmatch(name, pattern) for pattern in _OF_TRAINING)
 
 
 _EXPLANATIONS: Mapping[int, tuple[str, str]] = {
@@ -187,8 +168,63 @@ def _what_failed(error: Exception) -> tuple[int, str]:
 
 
 @contextlib.contextmanager
+def locked(out: Path) -> Iterator[None]:
+    """Keep other processes, and other threads of this one, from writing an output until the block ends.
+
+    The lock is `.NAME.ctxext-lock` beside the output and is removed afterwards. A thread that holds it may take it
+    again.
+
+    Args:
+        out: A folder or a file that is about to be written; the folder around it must exist.
+    """
+    out = out.resolve()
+    path = out.parent / f".{short_name(out.name)}.ctxext-lock"
+    lock = FileLock(path, is_singleton=True)
+    is_first = not lock.is_locked
+    try:
+        lock.acquire(timeout=0.1)  # Not 0: a lock that is removed as it is opened is tried again.
+    except Timeout as error:
+        raise CtxextError(
+            f'"{out}" is being written by another run{_holder(path)}.',
+            hint="Wait until it has ended, or choose another place.",
+        ) from error
+    except OSError as error:
+        raise CtxextError(
+            f'"{path.parent}" cannot be written to: {error.strerror}.', hint="Choose another place."
+        ) from error
+    try:
+        if is_first:
+            with contextlib.suppress(OSError):  # A full disk: the process is named for people only.
+                path.write_text(f"process {os.getpid()} on {_host_name()}", encoding="ascii")
+        yield
+    finally:
+        if is_first:  # Removed while it is held: a process that opened it meanwhile notices and creates a new one.
+            with contextlib.suppress(OSError):  # Windows removes no open file.
+                path.unlink()
+        lock.release()
+
+
+def _holder(path: Path) -> str:
+    """Return the process that a lock names, empty if its file has another form."""
+    with contextlib.suppress(OSError):
+        content = path.read_bytes()[:99].decode("ascii", "replace")
+        return f" ({content})" if re.fullmatch(r"process [0-9]+ on \w+", content) else ""
+    return ""
+
+
+def _host_name() -> str:
+    return re.sub(r"[^A-Za-z0-9]", "_", socket.gethostname())[:40] or "host"
+
+
+def short_name(name: str) -> str:
+    """Return a name that leaves room for more in a file name; a long one is cut and distinguished by its digest."""
+    raw = os.fsencode(name)
+    return name if len(raw) <= 120 else f"{name[:24]}-{hashlib.sha256(raw).hexdigest()[:16]}"
+
+
+@contextlib.contextmanager
 def output_directory(out: Path, sources: Iterable[Path], options: OverwriteOptions) -> Iterator[Path]:
-    """A staging folder that takes OUT's name when the block ends without an error; nothing is left after one.
+    """Yield a staging folder that takes OUT's name when the block ends without an error; nothing is left after one.
 
     Args:
         out: The folder to make, resolved.
@@ -205,65 +241,71 @@ def output_directory(out: Path, sources: Iterable[Path], options: OverwriteOptio
 
 @contextlib.contextmanager
 def staging_directory(out: Path) -> Iterator[Path]:
-    """A folder beside OUT, gone afterwards whatever happens; what a killed run leaves, the next one clears.
-
-    OUT is locked meanwhile.
-    """
+    """Lock OUT and yield an empty folder beside it, for `give_name`."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    with locked(out):
+    with locked(out), beside(out) as place:
+        work = place / place.name  # Not the same name in every run: transformers caches modules by it.
+        work.mkdir()
+        yield work
+
+
+@contextlib.contextmanager
+def beside(out: Path) -> Iterator[Path]:
+    """Yield a new folder beside a file or folder, deleted at the end; the next run clears what a kill leaves.
+
+    What stands aside in it as "old" is put back under OUT's name if nothing took that.
+    """
+    place = out.parent / f".{short_name(out.name)}.ctxext-{_host_name()}-{os.getpid()}"
+    try:
         recover(out)
-        work = beside(out, "new")
-        try:
-            work.mkdir()
-            yield work
-            delete(work)
-        except BaseException:
-            delete(work)
-            raise
+        place.mkdir()
+        yield place
+        _clear(place, out)
+    except BaseException:  # Ctrl-C and SIGTERM among them, also while it is being cleared.
+        _clear(place, out)
+        raise
 
 
-def beside(out: Path, kind: str) -> Path:
-    """The place of a folder that is "new" or "old", named so that another run knows whose it is."""
-    return out.parent / f".{short_name(out.name)}.ctxext-{kind}-{host_name()}-{os.getpid()}"
+def recover(out: Path) -> None:
+    """Clear what killed runs of this machine left beside OUT, and put back an OUT caught between two renames."""
+    pattern = re.compile(rf"\.{re.escape(short_name(out.name))}\.ctxext-{_host_name()}-(\d+)")
+    for place in sorted(out.parent.iterdir() if out.parent.is_dir() else ()):
+        match = pattern.fullmatch(place.name)
+        if match and not is_running(int(match[1])):
+            _clear(place, out)
+
+
+def _clear(place: Path, out: Path) -> None:
+    if os.path.lexists(place / "old") and not os.path.lexists(out):
+        (place / "old").rename(out)
+    shutil.rmtree(place, ignore_errors=True)
 
 
 def give_name(work: Path, out: Path, *, overwrite: bool = True, deletable: Collection[str] = ()) -> None:
-    """Give the finished folder its name; an old one steps aside first and is deleted last.
+    """Give the finished folder its name; an old one steps aside first and is deleted with the staging folder.
 
     Args:
-        work: The finished folder.
+        work: The finished folder, in a folder from `beside`.
         out: Its name to be.
         overwrite: Whether what this package made may go.
         deletable: Other files that may go too: what `deletable_files` found when the run began.
     """
-    aside = beside(out, "old")
     try:
         if out.is_dir() and any(out.iterdir()):
             # Looked through again once it has moved, so that nothing can be added behind the look.
-            out.rename(aside)
-            check_contents(aside, overwrite=overwrite, deletable=deletable, named=out)
+            out.rename(work.with_name("old"))
+            check_contents(work.with_name("old"), overwrite=overwrite, deletable=deletable, named=out)
         work.rename(out)
-    except BaseException as error:  # Ctrl-C and SIGTERM among them.
-        if aside.exists():
-            with contextlib.suppress(OSError):
-                aside.rename(out)
-        is_full = isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
-        if not (is_full or isinstance(error, CtxextError)):
+    except (OSError, CtxextError) as error:
+        if isinstance(error, OSError) and error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise
-        kept = next(place for place in _numbered(out) if not place.exists())
+        numbered = (out.with_name(f"{short_name(out.name)}-{number}") for number in itertools.count(2))
+        kept = next(place for place in numbered if not place.exists())
         work.rename(kept)
         raise CtxextError(
             f'OUT "{out}" was filled while this ran: what it holds stays, the result is "{kept}".',
             hint="Rename one of the two.",
         ) from error
-    delete(aside)
-
-
-def _numbered(out: Path) -> Iterator[Path]:
-    number = 2
-    while True:
-        yield out.with_name(f"{short_name(out.name)}-{number}")
-        number += 1
 
 
 def deletable_files(out: Path, options: OverwriteOptions) -> Collection[str]:
@@ -272,64 +314,24 @@ def deletable_files(out: Path, options: OverwriteOptions) -> Collection[str]:
 
 
 def discard(folder: Path) -> None:
-    """Delete a folder so that it is there whole or not at all; what a kill leaves of it, the next run clears."""
-    leftover = beside(folder, "new")
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            folder.rename(leftover)
-        delete(leftover)
-    except BaseException:
-        delete(leftover)
-        raise
-
-
-def delete(folder: Path) -> None:
-    """Delete a folder if it is there; Ctrl-C and SIGTERM in between are raised when it is gone."""
-    try:
-        shutil.rmtree(folder, ignore_errors=True)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-
-def recover(out: Path) -> None:
-    """Clear what killed runs of this machine left beside OUT, and put back an OUT caught between two renames."""
-    pattern = re.compile(rf"\.{re.escape(short_name(out.name))}\.ctxext-(new|old)-(?:(\w+)-)?(\d+)")
-    if not out.parent.is_dir():
-        return
-    for folder in sorted(out.parent.iterdir()):
-        match = pattern.fullmatch(folder.name)
-        if not match or match[2] not in (None, host_name()) or is_running(int(match[3])):
-            continue
-        if match[1] == "old" and not out.exists():
-            folder.rename(out)
-        elif folder.is_dir():
-            shutil.rmtree(folder, ignore_errors=True)
-        else:
-            folder.unlink(missing_ok=True)
+    """Delete a folder so that it is there whole or not at all."""
+    with beside(folder) as place, contextlib.suppress(FileNotFoundError):
+        folder.rename(place / "discarded")
 
 
 def is_running(process: int) -> bool:
-    """Whether another process of this machine is alive; what bears this one's own number was left by an earlier."""
-    if process == os.getpid():
-        return False
+    """Return whether another process of this machine runs; what bears this one's own number is of an earlier one."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         return True
-    return True
+    return process != os.getpid()
 
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file so that it is there in full or not at all."""
-    beside_it = beside(path, "new")
-    with explain_disk_errors(path):
-        recover(path)
-        try:
-            beside_it.write_bytes(content)
-            beside_it.replace(path)
-        finally:
-            with contextlib.suppress(OSError):
-                beside_it.unlink()
+    with explain_disk_errors(path), beside(path) as place:
+        (place / "new").write_bytes(content)
+        (place / "new").replace(path)

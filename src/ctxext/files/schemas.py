@@ -1,274 +1,286 @@
-"""What this package uses of each file that a stranger may have written, and the one line where it is otherwise.
+"""Check what this package uses of each file that others may have written, and report the first fault in one line.
 
-Keys that are not named here are carried along unread. A null stands for a key that is left out.
+Unnamed keys are carried along unread. A null stands for a missing key. The checks are those of pydantic's strict mode,
+by its core: importing pydantic itself would take a third of the time of `ctxext inspect`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
+
+from pydantic_core import PydanticCustomError, SchemaValidator, ValidationError
+from pydantic_core.core_schema import (
+    CoreSchema,
+    any_schema,
+    bool_schema,
+    dict_schema,
+    float_schema,
+    int_schema,
+    list_schema,
+    no_info_after_validator_function,
+    none_schema,
+    nullable_schema,
+    str_schema,
+    typed_dict_field,
+    typed_dict_schema,
+    union_schema,
+)
 
 from ctxext.errors import CtxextError
-from ctxext.files.schema import MAY_BE_MISSING, Limits, Schema, fault_of
+from ctxext.files.length import LONGEST
 from ctxext.files.strict import parse_json, read_text
 
-LONGEST = 10**10
-"""Tokens that no context is longer than."""
-
-Count = Annotated[int, Limits(ge=1, le=10_000_000)]
-Layers = Annotated[int, Limits(ge=1, le=10_000)]
-Index = Annotated[int, Limits(ge=0, le=10_000)]
-Length = Annotated[int, Limits(ge=1, le=LONGEST)]
-Number = Annotated[float, Limits(finite=True)]
-Positive = Annotated[float, Limits(gt=0, le=1e30)]
-Base = Annotated[float, Limits(gt=1, le=1e30)]
-Share = Annotated[float, Limits(gt=0, le=1)]
-Size = Annotated[int, Limits(ge=0, le=10_000_000)]
-Window = Annotated[int, Limits(ge=0, le=LONGEST)]
-Offset = Annotated[int, Limits(ge=0, le=2**63 - 1)]
-Word = Annotated[str, Limits(max_length=10_000)]
-Place = Annotated[str, Limits(pattern=r"^[a-z][A-Za-z0-9_]{0,99}(\.[a-z][A-Za-z0-9_]{0,99}){0,5}$")]
-Digest = Annotated[str, Limits(pattern=r"^[0-9a-f]{64}$")]
-PerLayer = Count | list[Size]
+_ARM = "\0"
+"""The label of a union's alternatives in pydantic's places, which name no key."""
 
 
-class Scaling(Schema):
-    """A schedule: `rope_scaling`, `rope_parameters`, or the part of it for one kind of layers."""
+class Schema:
+    """An object of a file.
 
-    rope_type: Word | None = None
-    type: Word | None = None
-    rope_theta: Base | None = None
-    factor: Positive | None = None
-    alpha: Positive | None = None
-    original_max_position_embeddings: Length | None = None
-    partial_rotary_factor: Share | None = None
-    attention_factor: Number | None = None
-    beta_fast: Positive | None = None
-    beta_slow: Positive | None = None
-    mscale: Number | None = None
-    mscale_all_dim: Number | None = None
-    truncate: bool | None = None
-    low_freq_factor: Positive | None = None
-    high_freq_factor: Positive | None = None
-    short_factor: list[Positive] | None = None
-    long_factor: list[Positive] | None = None
-    short_mscale: Number | None = None
-    long_mscale: Number | None = None
+    Args:
+        fields: What the value of each key that is read must be.
+        required: Keys that must be there, and whose value must not be null.
+        check: Raises a `PydanticCustomError` if the keys are right one by one and not together.
+    """
+
+    def __init__(self, fields: Mapping[str, CoreSchema], required: Sequence[str] = (), check: Any = None) -> None:
+        self.fields = fields
+        entries = {
+            key: typed_dict_field(kind if key in required else nullable_schema(kind), required=key in required)
+            for key, kind in fields.items()
+        }
+        self.kind: CoreSchema = typed_dict_schema(entries)
+        if check is not None:
+            self.kind = no_info_after_validator_function(check, self.kind)
+        self.validator = SchemaValidator(self.kind)
 
 
-class Step(Schema):
-    """One step of a recipe that config.json or ctxext.json notes; `recipes` checks the numbers of its method."""
-
-    method: Word
-    factor: Positive | None = None
-    target_length: Length | None = None
-    theta: Base | None = None
-    ratio_min: Positive | None = None
-    ratio_max: Positive | None = None
-    schedule: Word | None = None
-    head_order: Word | None = None
+def _either(*kinds: CoreSchema) -> CoreSchema:
+    return union_schema([(kind, _ARM) for kind in kinds])
 
 
-class NotedRecipe(Schema):
-    """A recipe as it was applied."""
-
-    description: Word | None = None
-    source: Word | None = None
-    steps: Annotated[list[Step], Limits(min_length=1, max_length=100)]
+def _list(kind: CoreSchema, *, least: int | None = None, most: int | None = None) -> CoreSchema:
+    return list_schema(kind, min_length=least, max_length=most, fail_fast=True)
 
 
-class Note(Schema):
-    """What config.json says of its own making, under `ctxext`."""
-
-    version: Word | None = None
-    source: Word | None = None
-    revision: Word | None = None
-    trained_length: Length | None = None
-    source_theta: Base | None = None
-    source_length: Length | None = None
-    declared_length: Length | None = None
-    recipe: NotedRecipe | None = None
-    finetune: dict[str, Any] | None = None
-    source_finetune: dict[str, Any] | None = None
+def _dict(kind: CoreSchema) -> CoreSchema:
+    return dict_schema(str_schema(), kind)
 
 
-class CodeStep(Schema):
-    """One method in the modeling code of a converted checkpoint; its own numbers are that code's to read."""
-
-    method: Word
-    per_prompt: bool | None = None
+def _all(kind: CoreSchema, *keys: str) -> dict[str, CoreSchema]:
+    return dict.fromkeys(keys, kind)
 
 
-_HIDES = "rope or hidden values"
+_ANY, _BOOL, _INT = any_schema(), bool_schema(), int_schema()
+_COUNT = int_schema(ge=1, le=10_000_000)
+_LAYERS = int_schema(ge=1, le=10_000)
+_INDEX = int_schema(ge=0, le=10_000)
+_LENGTH = int_schema(ge=1, le=LONGEST)
+_WINDOW = int_schema(ge=0, le=LONGEST)
+_SIZE = int_schema(ge=0, le=10_000_000)
+_OFFSET = int_schema(ge=0, le=2**63 - 1)
+NUMBER = float_schema(allow_inf_nan=False)
+_POSITIVE = float_schema(gt=0, le=1e30)
+_BASE = float_schema(gt=1, le=1e30)
+_SHARE = float_schema(gt=0, le=1)
+WORD = str_schema(max_length=10_000)
+_PLACE = str_schema(pattern=r"^[a-z][A-Za-z0-9_]{0,99}(\.[a-z][A-Za-z0-9_]{0,99}){0,5}$")
+_DIGEST = str_schema(pattern=r"^[0-9a-f]{64}$")
+_PAIR = _list(_OFFSET, least=2, most=2)
+_COUNTS = _either(_COUNT, _list(_SIZE))
+_OBJECT = _dict(_ANY)
+
+SCALING = Schema(
+    {
+        **_all(WORD, "rope_type", "type"),
+        "rope_theta": _BASE,
+        "original_max_position_embeddings": _LENGTH,
+        "partial_rotary_factor": _SHARE,
+        "truncate": _BOOL,
+        **_all(_POSITIVE, "factor", "alpha", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"),
+        **_all(_list(_POSITIVE), "short_factor", "long_factor"),
+        **_all(NUMBER, "attention_factor", "mscale", "mscale_all_dim", "short_mscale", "long_mscale"),
+    }
+)
+"""A schedule: `rope_scaling`, `rope_parameters`, or the part of it for one kind of layers."""
+
+_STEP = Schema(
+    {
+        **_all(WORD, "method", "schedule", "head_order"),
+        **_all(_POSITIVE, "factor", "ratio_min", "ratio_max"),
+        "target_length": _LENGTH,
+        "theta": _BASE,
+    },
+    required=["method"],
+)
+"""One step of a recipe that config.json or ctxext.json notes; `recipes` checks the numbers of its method."""
+
+_RECIPE = Schema(
+    {**_all(WORD, "description", "source"), "steps": _list(_STEP.kind, least=1, most=100)},
+    required=["steps"],
+)
+"""A recipe as it was applied."""
+
+_NOTE = Schema(
+    {
+        **_all(WORD, "version", "source", "revision"),
+        **_all(_LENGTH, "trained_length", "source_length", "declared_length"),
+        "source_theta": _BASE,
+        "recipe": _RECIPE.kind,
+        **_all(_OBJECT, "finetune", "source_finetune"),
+    }
+)
+"""The record of its making in config.json, under `ctxext`."""
+
+_CODE_STEP = Schema({"method": WORD, "per_prompt": _BOOL}, required=["method"])
+"""One method in the modeling code of a converted checkpoint, which reads the numbers itself."""
 
 
-class CodeNote(Schema):
-    """What the modeling code of a converted checkpoint reads, under `ctxext_code`."""
-
-    rope: Scaling | None = None
-    held: Scaling | None = None
-    hidden: Annotated[dict[Place, Word | bool | int | Number | None], Limits(max_length=10)] | None = None
-    shown: bool | None = None
-    steps: Annotated[list[CodeStep], Limits(min_length=1, max_length=100)]
-
-    @classmethod
-    def missing(cls, content: Mapping[str, Any]) -> str:
-        """A block hides something."""
-        return "" if any(content.get(key) not in (None, {}) for key in ("rope", "hidden")) else _HIDES
+def _check_hidden(block: dict[str, Any]) -> dict[str, Any]:
+    """Refuse a block that hides nothing."""
+    if any(block.get(key) not in (None, {}) for key in ("rope", "hidden")):
+        return block
+    raise PydanticCustomError("hides_nothing", "rope or hidden values")
 
 
-class Config(Schema):
-    """config.json, or the language model's part of it; sizes under the names that families give them."""
+_CODE = Schema(
+    {
+        **_all(SCALING.kind, "rope", "held"),
+        "hidden": dict_schema(_PLACE, _either(WORD, _BOOL, _INT, NUMBER, none_schema()), max_length=10),
+        "shown": _BOOL,
+        "steps": _list(_CODE_STEP.kind, least=1, most=100),
+    },
+    required=["steps"],
+    check=_check_hidden,
+)
+"""What the modeling code of a converted checkpoint reads, under `ctxext_code`."""
 
-    model_type: Word | None = None
-    architectures: list[Word] | None = None
-    auto_map: dict[str, Word | list[Word | None]] | None = None
-    ctxext: Note | None = None
-    ctxext_code: CodeNote | None = None
-    text_config: dict[str, Any] | None = None
-    hidden_size: Count | None = None
-    n_embd: Count | None = None
-    d_model: Count | None = None
-    vocab_size: Count | None = None
-    num_attention_heads: PerLayer | None = None
-    n_head: Count | None = None
-    n_heads: Count | None = None
-    num_key_value_heads: PerLayer | None = None
-    head_dim: Count | None = None
-    global_head_dim: Count | None = None
-    kv_channels: Count | None = None
-    attention_head_dim: Count | None = None
-    qk_rope_head_dim: Count | None = None
-    num_hidden_layers: Layers | None = None
-    n_layer: Layers | None = None
-    n_layers: Layers | None = None
-    num_layers: Layers | None = None
-    max_position_embeddings: Length | None = None
-    n_positions: Length | None = None
-    max_seq_len: Length | None = None
-    original_max_position_embeddings: Length | None = None
-    rope_theta: Base | None = None
-    global_rope_theta: Base | None = None
-    local_rope_theta: Base | None = None
-    rope_local_base_freq: Base | None = None
-    rotary_emb_base: Base | None = None
-    layer_rope_theta: list[Number | None] | None = None
-    partial_rotary_factor: Share | None = None
-    rotary_pct: Share | None = None
-    rotary_dim: Count | None = None
-    rope_scaling: dict[str, Any] | None = None
-    rope_parameters: dict[str, Any] | None = None
-    layer_types: list[Word] | None = None
-    layers_block_type: list[Word] | None = None
-    attn_layer_indices: list[Index] | None = None
-    hybrid_layer_ids: list[Index] | None = None
-    full_attn_idxs: list[Index] | None = None
-    no_rope_layers: list[int | bool] | None = None
-    no_rope_layer_interval: Layers | None = None
-    max_window_layers: Index | None = None
-    full_attention_interval: Layers | None = None
-    global_attn_every_n_layers: Layers | None = None
-    layer_group_size: Layers | None = None
-    layers_per_block: Layers | None = None
-    use_sliding_window: bool | None = None
-    tie_word_embeddings: bool | None = None
-    per_layer_config: dict[str, Any] | list[Any] | None = None
-    attn_config: dict[str, Any] | None = None
+CONFIG = Schema(
+    {
+        "model_type": WORD,
+        "architectures": _list(WORD),
+        "auto_map": _dict(_either(WORD, _list(nullable_schema(WORD)))),
+        "ctxext": _NOTE.kind,
+        "ctxext_code": _CODE.kind,
+        "text_config": _OBJECT,
+        **_all(_COUNT, "hidden_size", "n_embd", "d_model", "vocab_size", "n_head", "n_heads", "head_dim"),
+        **_all(_COUNT, "global_head_dim", "kv_channels", "attention_head_dim", "qk_rope_head_dim", "rotary_dim"),
+        **_all(_COUNTS, "num_attention_heads", "num_key_value_heads"),
+        **_all(_LAYERS, "num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+        **_all(_LENGTH, "max_position_embeddings", "n_positions", "max_seq_len", "original_max_position_embeddings"),
+        **_all(_BASE, "rope_theta", "global_rope_theta", "local_rope_theta", "rope_local_base_freq", "rotary_emb_base"),
+        "layer_rope_theta": _list(nullable_schema(NUMBER)),
+        **_all(_SHARE, "partial_rotary_factor", "rotary_pct"),
+        **_all(_OBJECT, "rope_scaling", "rope_parameters"),
+        **_all(_list(WORD), "layer_types", "layers_block_type"),
+        **_all(_list(_INDEX), "attn_layer_indices", "hybrid_layer_ids", "full_attn_idxs"),
+        "no_rope_layers": _list(_either(_INT, _BOOL)),
+        "max_window_layers": _INDEX,
+        **_all(_LAYERS, "no_rope_layer_interval", "full_attention_interval", "global_attn_every_n_layers"),
+        **_all(_LAYERS, "layer_group_size", "layers_per_block"),
+        **_all(_BOOL, "use_sliding_window", "tie_word_embeddings"),
+        "per_layer_config": _either(_OBJECT, _list(_ANY)),
+        "attn_config": _OBJECT,
+    }
+)
+"""config.json, or the language model's part of it; sizes under the names that families give them."""
 
+_SIZES_OF_A_LAYER = {
+    **_all(_SIZE, "num_key_value_heads", "num_global_key_value_heads", "swa_num_key_value_heads", "head_dim"),
+    **_all(_SIZE, "v_head_dim", "qk_rope_head_dim", "kv_lora_rank"),
+}
+"""What is read of one layer if layers differ in size; 0 stands for none."""
 
-class LayerSizes(Schema):
-    """What is read of one layer where layers differ in size; 0 stands for none."""
+SIZES = Schema(
+    {
+        **_SIZES_OF_A_LAYER,
+        **_all(_COUNT, "hidden_size", "num_attention_heads"),
+        **_all(_LAYERS, "num_hidden_layers", "no_rope_layer_interval", "attn_layer_period"),
+        **_all(_INDEX, "num_kv_shared_layers", "max_window_layers", "attn_layer_offset"),
+        **_all(_SIZE, "global_head_dim", "swa_head_dim", "rotary_dim"),
+        **_all(_LENGTH, "max_position_embeddings", "model_max_length"),
+        **_all(_WINDOW, "sliding_window", "attention_chunk_size"),
+        "attention_layers": _list(_INDEX),
+        "per_layer_config": _dict(nullable_schema(Schema(_SIZES_OF_A_LAYER).kind)),
+    }
+)
+"""What `families` and `geometry` read, by the standard names of transformers, whatever a family calls it."""
 
-    num_key_value_heads: Size | None = None
-    num_global_key_value_heads: Size | None = None
-    swa_num_key_value_heads: Size | None = None
-    head_dim: Size | None = None
-    v_head_dim: Size | None = None
-    qk_rope_head_dim: Size | None = None
-    kv_lora_rank: Size | None = None
+_CARRIED_CODE = Schema({"auto_map": _dict(WORD)}, required=["auto_map"])
+"""The code beside config.json, if a block specifies that there is some."""
 
+GENERATION_CONFIG = Schema({"max_length": _LENGTH})
 
-class Sizes(LayerSizes):
-    """What `families` and `geometry` read, by the standard names of transformers, whatever a family calls it."""
+TOKENIZER_CONFIG = Schema({"model_max_length": _either(_INT, NUMBER)})
+"""Tokenizers without a limit write a number of thirty digits."""
 
-    hidden_size: Count | None = None
-    num_attention_heads: Count | None = None
-    num_hidden_layers: Layers | None = None
-    num_kv_shared_layers: Index | None = None
-    global_head_dim: Size | None = None
-    swa_head_dim: Size | None = None
-    rotary_dim: Size | None = None
-    max_position_embeddings: Length | None = None
-    model_max_length: Length | None = None
-    sliding_window: Window | None = None
-    attention_chunk_size: Window | None = None
-    max_window_layers: Index | None = None
-    no_rope_layer_interval: Layers | None = None
-    attn_layer_period: Layers | None = None
-    attn_layer_offset: Index | None = None
-    attention_layers: list[Index] | None = None
-    per_layer_config: dict[str, LayerSizes | None] | None = None
+SHARD_INDEX = Schema({"weight_map": _dict(WORD)})
 
+_SOURCE = Schema(_all(WORD, "name", "revision"))
 
-class CarriedCode(Schema):
-    """What config.json says of the code beside it, where a block says that there is some."""
+MANIFEST = Schema(
+    {
+        "ctxext": WORD,
+        **_all(_SOURCE.kind, "source", "base"),
+        "recipe": _RECIPE.kind,
+        "finetune": _OBJECT,
+        "files": _dict(_DIGEST),
+        "weights": _dict(nullable_schema(_DIGEST)),
+        "stamps": _dict(_PAIR),
+        "links": _dict(WORD),
+        "rewritten": _dict(_list(_OFFSET)),
+    }
+)
 
-    auto_map: dict[str, Word] = MAY_BE_MISSING
+_LOGGED = Schema({"step": _OFFSET, **_all(NUMBER, "loss", "eval_loss")}, required=["step"])
 
 
-class GenerationConfig(Schema):
-    """generation_config.json."""
-
-    max_length: Length | None = None
-
-
-class TokenizerConfig(Schema):
-    """tokenizer_config.json. Tokenizers without a limit write a number of thirty digits."""
-
-    model_max_length: int | Number | None = None
+def _check_losses(state: dict[str, Any]) -> dict[str, Any]:
+    """Refuse losses of other steps than those before the save."""
+    learned = [entry["step"] for entry in state["log_history"] if entry.get("loss") is not None]
+    if learned and 1 <= min(learned) <= max(learned) <= state["global_step"] <= state["max_steps"]:
+        return state
+    raise PydanticCustomError("other_steps", "losses of the steps until then")
 
 
-class ShardIndex(Schema):
-    """The index of a sharded checkpoint."""
+TRAINER_STATE = Schema(
+    {
+        **_all(_OFFSET, "global_step", "max_steps"),
+        "epoch": NUMBER,
+        "log_history": _list(_LOGGED.kind),
+        "stateful_callbacks": _dict(_OBJECT),
+    },
+    required=["global_step", "max_steps", "epoch", "log_history", "stateful_callbacks"],
+    check=_check_losses,
+)
 
-    weight_map: dict[str, Word] | None = None
-
-
-class Source(Schema):
-    """Where a checkpoint was made from."""
-
-    name: Word | None = None
-    revision: Word | None = None
-
-
-class Manifest(Schema):
-    """ctxext.json."""
-
-    ctxext: Word | None = None
-    source: Source | None = None
-    base: Source | None = None
-    recipe: NotedRecipe | None = None
-    finetune: dict[str, Any] | None = None
-    files: dict[str, Digest] | None = None
-    weights: dict[str, Digest | None] | None = None
-    stamps: dict[str, Annotated[list[Offset], Limits(min_length=2, max_length=2)]] | None = None
-    links: dict[str, Word] | None = None
-    rewritten: dict[str, list[Offset]] | None = None
-
-
-SCHEMAS: Mapping[str, type[Schema]] = {
-    "config.json": Config,
-    "generation_config.json": GenerationConfig,
-    "tokenizer_config.json": TokenizerConfig,
-    "model.safetensors.index.json": ShardIndex,
-    "pytorch_model.bin.index.json": ShardIndex,
-    "ctxext.json": Manifest,
+SCHEMAS: Mapping[str, Schema] = {
+    "config.json": CONFIG,
+    "generation_config.json": GENERATION_CONFIG,
+    "tokenizer_config.json": TOKENIZER_CONFIG,
+    "model.safetensors.index.json": SHARD_INDEX,
+    "pytorch_model.bin.index.json": SHARD_INDEX,
+    "ctxext.json": MANIFEST,
+    "trainer_state.json": TRAINER_STATE,
 }
 """The schema of a file of this name; others are plain objects."""
+
+_EXPECTED = {
+    "dict_type": "an object",
+    "greater_than": "greater than {gt}",
+    "greater_than_equal": "greater than or equal to {ge}",
+    "less_than_equal": "less than or equal to {le}",
+    "string_pattern_mismatch": "a match of {pattern}",
+    "string_too_long": "at most {max_length} characters",
+    "too_long": "at most {max_length} entries",
+    "too_short": "at least {min_length} entries",
+}
+"""What errors call what was expected, by pydantic's type of error."""
 
 
 def checked(
     content: Mapping[str, Any],
-    schema: type[Schema],
+    schema: Schema,
     name: str,
     prefix: str = "",
     aliases: Mapping[str, str] | None = None,
@@ -282,30 +294,37 @@ def checked(
         prefix: Where the content stands in the file.
         aliases: The names in the file of keys that the schema has under another name.
     """
-    fault = fault_of(content, schema)
-    if fault is None:
+    try:
+        schema.validator.validate_python(content, strict=True)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+    else:
         return
-    key = prefix + ".".join((aliases or {}).get(str(part), str(part)) for part in fault.place)
-    if not fault.expected:
+    place = [part for part in fault["loc"] if part not in (_ARM, "[key]")]
+    key = prefix + ".".join((aliases or {}).get(str(part), str(part)) for part in place)
+    if fault["type"] == "missing":
         raise CtxextError(f'"{name}" lacks "{key}".')
-    raise CtxextError(f'"{name}": "{key}" is {_shown(fault.value)}, expected {fault.expected}.')
+    limits = fault.get("ctx", {})
+    limits = {name: f"{limit:g}" if isinstance(limit, float) else limit for name, limit in limits.items()}
+    expected = _EXPECTED.get(fault["type"], fault["msg"].removeprefix("Input should be ")).format(**limits)
+    raise CtxextError(f'"{name}": "{key}" is {_shown(fault["input"])}, expected {expected}.')
 
 
 def check_config(config: Mapping[str, Any], name: str = "config.json") -> None:
     """Check what is used of a config.json, with the language model's part and the schedules inside it."""
     inner = config.get("text_config")
-    if "ctxext_code" in {*config, *(inner if isinstance(inner, dict) else ())}:
-        checked(config, CarriedCode, name)
+    if "auto_map" in config and "ctxext_code" in {*config, *(inner if isinstance(inner, dict) else ())}:
+        checked(config, _CARRIED_CODE, name)
     for prefix, part in (("", config), *((("text_config.", inner),) if isinstance(inner, dict) else ())):
-        checked(part, Config, name, prefix)
+        checked(part, CONFIG, name, prefix)
         for key in ("rope_scaling", "rope_parameters"):
             schedule = part.get(key)
             if not isinstance(schedule, dict):
                 continue
-            checked(schedule, Scaling, name, f"{prefix}{key}.")
+            checked(schedule, SCALING, name, f"{prefix}{key}.")
             for kind, nested in schedule.items():
                 if isinstance(nested, dict):
-                    checked(nested, Scaling, name, f"{prefix}{key}.{kind}.")
+                    checked(nested, SCALING, name, f"{prefix}{key}.{kind}.")
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

@@ -6,12 +6,17 @@ TESTED = ("5.24.0", "4.57.6")
 """The newest tested release of each major version of transformers, the newest first."""
 
 
+def installed_version(package: str) -> str | None:
+    """Return the installed version of a package; None without one."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def installed_transformers() -> str:
     """Return the installed version of transformers; empty without one."""
-    try:
-        return importlib.metadata.version("transformers")
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+    return installed_version("transformers") or ""
 
 
 def is_newer(version: str) -> bool:

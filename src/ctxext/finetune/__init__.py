@@ -6,24 +6,16 @@ from typing import TYPE_CHECKING
 from ctxext.lazy import hand_on
 
 if TYPE_CHECKING:
-    from ctxext.finetune.merge import Merged, merge
-    from ctxext.finetune.options import Reporter, RunOptions, TrainingOptions
-    from ctxext.finetune.run import Finetuned, finetune
-    from ctxext.finetune.training_data import TrainingData
+    from ctxext.finetune.merge import Merged as Merged
+    from ctxext.finetune.merge import merge as merge
+    from ctxext.finetune.options import Reporter as Reporter
+    from ctxext.finetune.options import RunOptions as RunOptions
+    from ctxext.finetune.options import TrainingOptions as TrainingOptions
+    from ctxext.finetune.run import Finetuned as Finetuned
+    from ctxext.finetune.run import finetune as finetune
+    from ctxext.finetune.training_data import TrainingData as TrainingData
 
-__all__ = ["Finetuned", "Merged", "Reporter", "RunOptions", "TrainingData", "TrainingOptions", "finetune", "merge"]
-
-_NAMES = {
-    "Merged": "ctxext.finetune.merge",
-    "merge": "ctxext.finetune.merge",
-    "Reporter": "ctxext.finetune.options",
-    "RunOptions": "ctxext.finetune.options",
-    "TrainingData": "ctxext.finetune.training_data",
-    "TrainingOptions": "ctxext.finetune.options",
-    "Finetuned": "ctxext.finetune.run",
-    "finetune": "ctxext.finetune.run",
-}
-hand_on(__name__, _NAMES, main="finetune")
+__all__ = hand_on(__name__, main="finetune")
 
 # Trainer and peft import it wherever it is installed, and it logs which kernels it lacks.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

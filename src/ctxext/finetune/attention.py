@@ -1,8 +1,12 @@
-"""LongLoRA's shifted sparse attention, for any family that calls transformers' attention interface.
+"""Attention while training: LongLoRA's shifted groups, or document by document, for families that call transformers'.
 
-Half of the heads attend inside groups of tokens, the other half inside groups that are moved by half a group, so that
-neighbouring groups exchange what they know (arXiv 2309.12307, section 3.2). The paper moves by rolling the sequence,
-which lets its first tokens see its last ones; here the two half groups at the ends stand alone instead.
+Shifted: half of the heads attend inside groups of tokens, the other half inside groups that are moved by half a group,
+so that neighbouring groups exchange what they know (arXiv 2309.12307, section 3.2). The paper moves by rolling the
+sequence, which lets its first tokens see its last ones; here the two half groups at the ends stand alone instead.
+
+By document: transformers tells packed documents apart by positions that restart, and its sdpa builds a mask of
+length × length for them. Here the mask has one number for each token, how far back it sees, and each document is
+attended by itself: memory grows with the tokens, not with their square.
 """
 
 from itertools import pairwise
@@ -12,28 +16,21 @@ import torch
 
 from ctxext.errors import CtxextError
 
-NAME = "ctxext_shifted"
+SHIFTED, DOCUMENTS = "ctxext_shifted", "ctxext_documents"
 
 
 def register_shifted(group: int) -> str:
-    """Make the attention known to transformers.
-
-    Args:
-        group: Tokens in a group.
-
-    Returns:
-        The name to load a model with, as `attn_implementation`.
-    """
+    """Make the attention in groups of so many tokens known to transformers; return its `attn_implementation`."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
 
     def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> tuple[torch.Tensor, None]:
         return shifted_attention(query, key, value, mask, group=group, **options), None
 
-    AttentionInterface.register(NAME, attend)
+    AttentionInterface.register(SHIFTED, attend)
     # The mask stays (batch, length), or None where nothing is padding: length × length never exists.
-    AttentionMaskInterface.register(NAME, flash_attention_mask)
-    return NAME
+    AttentionMaskInterface.register(SHIFTED, flash_attention_mask)
+    return SHIFTED
 
 
 def shifted_attention(
@@ -73,6 +70,7 @@ def shifted_attention(
     half = heads - heads // 2
     outputs = []
     for some, shift in ((slice(0, half), 0), (slice(half, heads), group // 2)):
+        edges = sorted({0, *range(shift, length, group), length})  # The first group may be short.
         pieces = [
             torch.nn.functional.scaled_dot_product_attention(
                 query[:, some, begin:end],
@@ -83,16 +81,10 @@ def shifted_attention(
                 scale=scaling,
                 dropout_p=dropout,
             )
-            for begin, end in segments(length, group, shift)
+            for begin, end in pairwise(edges)
         ]
         outputs.append(torch.cat(pieces, dim=2))
     return torch.cat(outputs, dim=1).transpose(1, 2).contiguous()
-
-
-def segments(length: int, group: int, shift: int) -> list[tuple[int, int]]:
-    """Where the groups begin and end: each `group` tokens, but the first only `shift` where that is not 0."""
-    edges = sorted({0, *range(shift, length, group), length})
-    return list(pairwise(edges))
 
 
 def _seen(
@@ -108,3 +100,132 @@ def _seen(
         return seen[None, None]
     # A padding token sees itself, so that no row is empty; nobody reads what it computes.
     return (seen & mask[:, None, None, begin:end].bool()) | (distance == 0)
+
+
+def attend_by_document(model: Any) -> bool:
+    """Change the attention of a model, if it is a stock one whose attention is sdpa; whether it was."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    is_stock = type(model).__module__.startswith("transformers.models.")
+    # Without an attention backend a family makes its own attention, which would not know this mask.
+    if not (is_stock and model._supports_attention_backend and model.config._attn_implementation == "sdpa"):
+        return False
+    AttentionInterface.register(DOCUMENTS, document_attention)
+    AttentionMaskInterface.register(DOCUMENTS, document_mask)
+    model.set_attn_implementation(DOCUMENTS)
+    return True
+
+
+def attends_by_document(model: Any) -> bool:
+    """Whether documents of a row are attended without a mask of length × length."""
+    attention = str(model.config._attn_implementation)
+    return attention == DOCUMENTS or "flash" in attention
+
+
+_PROBE_LENGTH = 8
+
+
+@torch.no_grad()
+def keeps_documents_apart(model: Any, first_index: int | None) -> bool:
+    """Try it: whether what a document of a row gives stays the same whatever the one before it says.
+
+    It does not where layers hand a state on (Mamba, convolutions, linear attention), where the model counts positions
+    by itself, and where a family makes its mask without looking at them, as gpt-oss does in transformers 5.
+
+    Args:
+        model: A language model of transformers.
+        first_index: What `position_ids` call the first position; None where the model takes none.
+    """
+    size = model.config.get_text_config(decoder=True).vocab_size
+    tokens = torch.arange(_PROBE_LENGTH, device=model.device)
+    places = {} if first_index is None else {"position_ids": tokens.repeat(2)[None] + first_index}
+    was_training = model.training
+    model.eval()
+    try:
+        one, other = (
+            model.base_model(
+                input_ids=torch.cat([before, tokens * 11])[None] % size, use_cache=False, **places
+            ).last_hidden_state[0, _PROBE_LENGTH:]
+            for before in (tokens * 7 + 1, tokens * 5 + 3)
+        )
+    finally:
+        model.train(was_training)
+    # Mixtures of experts round a little differently, as each expert gets other tokens beside these.
+    return float((one - other).abs().max()) <= float(torch.finfo(one.dtype).eps ** 0.5 * one.float().std())
+
+
+def document_mask(**given: Any) -> torch.Tensor | None:
+    """For each token of packed rows how many tokens it sees, itself included: (batch, length); else sdpa's mask."""
+    from transformers.masking_utils import sdpa_mask
+
+    positions = given.get("cache_position")  # transformers 4 gives these, later ones a length.
+    num_queries = int(given["q_length"] if positions is None else positions.shape[0])
+    if given.get("attention_mask") is None and num_queries == given["kv_length"] > 1:
+        device = given["device"] if positions is None else positions.device
+        reach = _reach(given["mask_function"], given["batch_size"], num_queries, device)
+        if reach is not None:
+            return reach
+    mask: torch.Tensor | None = sdpa_mask(**given)
+    return mask
+
+
+def _reach(sees: Any, batch_size: int, length: int, device: torch.device) -> torch.Tensor | None:
+    """How far back each token sees; None if there is one document, or some token sees what comes after it."""
+    rows = torch.arange(batch_size, device=device)[:, None]
+    tokens = torch.arange(length, device=device)[None]
+    shape = (batch_size, length - 1)
+    is_same = sees(rows, 0, tokens[:, 1:], tokens[:, :-1]).expand(shape)
+    if is_same.all() or sees(rows, 0, tokens[:, :-1], tokens[:, 1:]).expand(shape).any():
+        return None
+    begins = torch.nn.functional.pad(tokens[:, 1:].masked_fill(is_same, 0), (1, 0)).cummax(dim=1).values
+    reach = tokens - begins + 1
+    # The last token of the longest document sees all of it, or only a window.
+    row, last = divmod(int(reach.argmax()), length)
+    seen = sees(rows[row : row + 1], 0, tokens[:, last : last + 1], tokens[:, : last + 1])
+    return reach.clamp(max=int((seen.flatten() & (tokens[0, : last + 1] >= begins[row, last])).sum()))
+
+
+def document_attention(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **options: Any
+) -> tuple[torch.Tensor, None]:
+    """Attend as sdpa does, each document by itself where the mask says how far tokens see.
+
+    Args:
+        module: The attention of a layer.
+        query: (batch, heads, length, head_dim).
+        key: (batch, kv_heads, length, head_dim).
+        value: (batch, kv_heads, length, head_dim).
+        mask: From `document_mask`.
+        options: What transformers passes to its own functions.
+
+    Returns:
+        (batch, length, heads, head_dim), and None in the place of weights.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if mask is None or mask.dim() != 2:
+        output: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **options)
+        return output
+    rows = []
+    for row, reach in enumerate(mask.tolist()):
+        edges = [place for place, size in enumerate(reach) if size == 1] + [len(reach)]
+        pieces = []
+        for begin, end in pairwise(edges):
+            window = max(reach[begin:end])
+            # A window is attended in parts of its size, each of which sees the part before it too.
+            step = end - begin if window == end - begin else window
+            for first in range(begin, end, step):
+                last, start = min(first + step, end), max(begin, first - window + 1)
+                seen = None
+                if window < end - begin:
+                    places = torch.arange(start, last, device=query.device)
+                    distance = places[first - start :, None] - places
+                    seen = ((distance >= 0) & (distance < window))[None, None]
+                states = (
+                    query[row : row + 1, :, first:last],
+                    *(of[row : row + 1, :, start:last] for of in (key, value)),
+                )
+                pieces.append(sdpa_attention_forward(module, *states, seen, **options)[0])
+        rows.append(torch.cat(pieces, dim=1))
+    return torch.cat(rows), None

@@ -5,8 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctxext.checkpoint.auto_class import CAUSAL, MASKED, auto_class
-from ctxext.checkpoint.described_size import check_described, check_device
-from ctxext.checkpoint.loading import choose_dtype, explain_loading_errors, guard_vocabulary
+from ctxext.checkpoint.loading import (
+    check_device,
+    choose_dtype,
+    explain_loading_errors,
+    guard_vocabulary,
+    load_checkpoint,
+    rename,
+)
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.data.encoding import open_tokenizer
 from ctxext.errors import CtxextError
@@ -14,7 +20,7 @@ from ctxext.finetune.options import TrainingOptions
 from ctxext.recipes.code.layout import depends_on_prompt
 from ctxext.recipes.code.method import CodeMethod
 from ctxext.recipes.code.own_code import needs_code, runs_only_own_code
-from ctxext.recipes.code.staging import rename, staged
+from ctxext.recipes.code.staging import staged
 from ctxext.recipes.encodings.rotary import ModelConfig, model_config, provenance
 from ctxext.recipes.recipe import recipe_from_dict
 from ctxext.recipes.registry import method_named
@@ -22,20 +28,10 @@ from ctxext.recipes.registry import method_named
 
 @dataclass(frozen=True)
 class Base:
-    """A checkpoint to train, and what its files say about it.
-
-    Attributes:
-        checkpoint: Its files.
-        model: Its configuration.
-    """
+    """A checkpoint to train, and its configuration."""
 
     checkpoint: Checkpoint
     model: ModelConfig
-
-    @property
-    def is_own_code(self) -> bool:
-        """Whether all of its modeling code is written by this version of ctxext, byte for byte."""
-        return runs_only_own_code(self.checkpoint)
 
     @property
     def learned_tensors(self) -> tuple[str, ...]:
@@ -58,24 +54,13 @@ def open_base(
     token: str | None = None,
     original_length: int | None = None,
 ) -> Base:
-    """Find the checkpoint and check that it can be trained at a length.
+    """Find the checkpoint and check that it can be trained at a length in tokens, by default its context length.
 
-    Args:
-        source: A folder, a Hub id, or `demo`.
-        length: The context length to train for, in tokens; None for the base's context length.
-        revision: A branch, tag or commit on the Hub.
-        token: A Hub token.
-        original_length: What it was trained on before it was extended, in tokens, where its files do not say it.
+    The other arguments are those of `open_checkpoint`.
     """
     checkpoint = open_checkpoint(source, revision=revision, token=token, original_length=original_length)
-    base = Base(checkpoint, model_config(checkpoint.config, original_length))
-    _check(base, source, length)
-    checkpoint.check_weights()
-    return base
-
-
-def _check(base: Base, source: str, length: int | None) -> None:
-    encoding, config = base.model.encoding, base.checkpoint.config
+    base, config = Base(checkpoint, model_config(checkpoint.config, original_length)), checkpoint.config
+    encoding = base.model.encoding
     if auto_class(config) not in (CAUSAL, MASKED):
         raise CtxextError(
             f'"{source}" is a {(config.get("architectures") or ["model"])[0]}; what is trained here guesses the next '
@@ -96,30 +81,23 @@ def _check(base: Base, source: str, length: int | None) -> None:
             f'"{source}" chooses again for each prompt, which no training sequence resembles.',
             hint="Convert its source with --head-order calibrated.",
         )
-    if needs_code(config) and not base.is_own_code:
+    if needs_code(config) and not runs_only_own_code(checkpoint):
         raise CtxextError(
             f'"{source}" needs Python code that is not this version\'s, which ctxext does not run for training.',
             hint=f"ctxext verify {shlex.quote(source)} says which; converted again by this version, its source can be "
             "trained.",
         )
+    checkpoint.check_weights()
+    return base
 
 
 def load_base(base: Base, options: TrainingOptions, attention: str | None, *, config: Any = None) -> tuple[Any, Any]:
-    """The model and the tokenizer.
-
-    Args:
-        base: The checkpoint.
-        options: Device and type.
-        attention: An attention implementation of transformers.
-        config: Another configuration for the same weights, of a stock class.
-    """
+    """Load the model, or a stock class with another configuration for the same weights, and the tokenizer."""
     import torch
-    import transformers
 
-    from ctxext.finetune.packed_attention import attend_by_document
+    from ctxext.finetune.attention import attend_by_document
 
     on_cpu = options.device == "cpu" or not torch.cuda.is_available()
-    name = base.checkpoint.name
     is_widened = options.dtype == "auto" and (on_cpu or options.full)
     dtype = torch.float32 if is_widened else choose_dtype(options.dtype)
     extra: dict[str, Any] = {"attn_implementation": attention} if attention else {}
@@ -129,19 +107,12 @@ def load_base(base: Base, options: TrainingOptions, attention: str | None, *, co
         extra["quantization_config"] = _four_bits(dtype)
     else:
         check_device(base.checkpoint, "cpu" if on_cpu else "cuda")
-    check_described(base.checkpoint, auto_class(base.checkpoint.config))
-    with staged(base.checkpoint) as stage, explain_loading_errors(f'"{name}" cannot be loaded'):
-        tokenizer = open_tokenizer(stage.folder)
-        model, report = getattr(transformers, auto_class(base.checkpoint.config)).from_pretrained(
-            stage.folder,
-            dtype=dtype,
-            trust_remote_code=stage.trust and config is None,
-            output_loading_info=True,
-            **extra,
+    with staged(base.checkpoint) as stage:
+        with explain_loading_errors(f'"{base.checkpoint.name}" cannot be loaded'):
+            tokenizer = rename(open_tokenizer(stage.folder), base.checkpoint)
+        model = load_checkpoint(
+            base.checkpoint, stage.folder, trust=stage.trust and config is None, dtype=dtype, **extra
         )
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise CtxextError(f'"{name}" lacks {len(missing)} weights, "{missing[0]}" among them.')
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             # bitsandbytes would repack the weights of a model in eval mode for a kernel that has no gradient.
@@ -150,7 +121,7 @@ def load_base(base: Base, options: TrainingOptions, attention: str | None, *, co
     if options.pack == "restart" and attention is None:
         attend_by_document(model)
     guard_vocabulary(model, tokenizer)
-    return rename(model, base.checkpoint), rename(tokenizer, base.checkpoint)
+    return model, tokenizer
 
 
 def _four_bits(dtype: Any) -> Any:

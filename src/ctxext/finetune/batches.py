@@ -1,5 +1,6 @@
 """What each step is trained on: which sequences, at which length, with which positions."""
 
+import functools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,14 +22,6 @@ def pose_positions(length: int, target: int, rng: random.Random) -> list[int]:
 
     PoSE (arXiv 2309.10400, section 3.2) with two chunks: the first begins at 0, the second is moved by a skip that is
     uniform from 0 to target - length. Where the window is cut is uniform too.
-
-    Args:
-        length: Tokens in the window.
-        target: Tokens in the context that is trained for; all positions are below it.
-        rng: Decides cut and skip.
-
-    Returns:
-        `length` positions that rise.
     """
     cut = rng.randint(1, max(1, length - 1))
     skip = rng.randint(0, max(0, target - length))
@@ -36,11 +29,7 @@ def pose_positions(length: int, target: int, rng: random.Random) -> list[int]:
 
 
 def restarting_positions(starts: Sequence[bool]) -> list[int]:
-    """Positions that start again with each document, which also keeps attention inside it.
-
-    Args:
-        starts: For each token whether a document begins there.
-    """
+    """Positions that start again with each document, which also keeps attention inside it."""
     positions: list[int] = []
     for is_start in starts:
         positions.append(0 if is_start or not positions else positions[-1] + 1)
@@ -54,9 +43,8 @@ Masker = Callable[[torch.Tensor, torch.Tensor, str], tuple[torch.Tensor, torch.T
 def make_masker(tokenizer: Any, probability: float) -> Masker:
     """What masks tokens as BERT was trained (arXiv 1810.04805, section 3.1).
 
-    Args:
-        tokenizer: The model's; its special tokens are never masked, nor what the loss leaves out anyway.
-        probability: Share of the tokens that are chosen: 80 % of them masked, 10 % replaced, 10 % left.
+    Of the share that is chosen 80 % are masked, 10 % replaced, 10 % left; special tokens are never chosen, nor what the
+    loss leaves out anyway.
     """
     from transformers import DataCollatorForLanguageModeling
 
@@ -98,28 +86,22 @@ class Sequences(Dataset[Tensors]):
 
     So the order depends on the seed alone: not on the number of processes, nor on where a run was taken up again. A
     step at a shorter length has as many more sequences as make up the tokens of a step at the full length.
-
-    Args:
-        folder: Where `write_sequences` wrote them.
-        options: The options, settled.
-        reading: How the model takes them.
     """
 
     def __init__(self, folder: Path, options: TrainingOptions, reading: Reading = Reading()) -> None:
         self.options, self.reading = options, reading
-        full, read = options.sequence_length, {}
+        full, self._rows = options.sequence_length, {}
         for length in sorted(options.sequences_wanted()):
             path = sequence_file(folder, length)
             # A length for which the data holds nothing, or that a run of other steps did not have, is left out.
             if path.is_file() and path.stat().st_size:
-                read[length] = np.memmap(path, dtype=np.int32, mode="r").reshape(-1, length)
+                self._rows[length] = np.memmap(path, dtype=np.int32, mode="r").reshape(-1, length)
         self.lengths = [
-            length if length in read else full for length in map(options.length_of_step, range(options.steps))
+            length if length in self._rows else full for length in map(options.length_of_step, range(options.steps))
         ]
-        self._rows = {length: _Shuffled(rows, f"{options.seed} {length}") for length, rows in read.items()}
         # How many sequences were used before each step.
         self._used: list[int] = []
-        used = dict.fromkeys(read, 0)
+        used = dict.fromkeys(self._rows, 0)
         for length in self.lengths:
             self._used.append(used[length])
             used[length] += options.batch_size * (full // length)
@@ -133,7 +115,7 @@ class Sequences(Dataset[Tensors]):
         length = self.lengths[step]
         count = self.options.sequence_length // length
         first = self._used[step] + place * count
-        rows = torch.stack([self._rows[length][number] for number in range(first, first + count)])
+        rows = torch.stack([self._row(length, number) for number in range(first, first + count)])
         ids = rows & (IGNORE - 1)
         starts = (rows & START) != 0
         # Nothing is learned from the end of one document about the beginning of the next.
@@ -150,6 +132,13 @@ class Sequences(Dataset[Tensors]):
             return tensors  # Without a mask transformers sees from the positions where documents begin.
         return {**tensors, "attention_mask": torch.ones_like(ids)}
 
+    def _row(self, length: int, number: int) -> torch.Tensor:
+        """One of rows without end: all of them in a random order, then all of them in another."""
+        rows = self._rows[length]
+        epoch, place = divmod(number, len(rows))
+        order = _order(len(rows), f"{self.options.seed} {length} {epoch}")
+        return torch.from_numpy(rows[order[place]].astype(np.int64))
+
     def _positions(self, starts: list[bool], step: int, number: int) -> list[int]:
         if self.options.pack == "restart":
             return restarting_positions(starts)
@@ -160,20 +149,9 @@ class Sequences(Dataset[Tensors]):
         return list(range(len(starts)))
 
 
-class _Shuffled:
-    """Rows without end: all of them in a random order, then all of them in another."""
-
-    def __init__(self, rows: Any, seed: str) -> None:
-        self.rows, self.seed = rows, seed
-        self._epoch = -1
-        self._order: np.ndarray[Any, Any] = np.empty(0)
-
-    def __getitem__(self, number: int) -> torch.Tensor:
-        epoch, place = divmod(number, len(self.rows))
-        if epoch != self._epoch:
-            seed = random.Random(f"{self.seed} {epoch}").getrandbits(64)
-            self._epoch, self._order = epoch, np.random.default_rng(seed).permutation(len(self.rows))
-        return torch.from_numpy(self.rows[self._order[place]].astype(np.int64))
+@functools.lru_cache(maxsize=8)
+def _order(count: int, seed: str) -> "np.ndarray[Any, Any]":
+    return np.random.default_rng(random.Random(seed).getrandbits(64)).permutation(count)
 
 
 def stacked(entries: list[dict[str, Any]]) -> Tensors:

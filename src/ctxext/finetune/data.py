@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from ctxext.errors import CtxextError
 from ctxext.finetune.documents import Document, Documents, count_pieces
 
-COUNTS = "sequences.json"
+COUNTS, HELD_OUT = "sequences.json", "held-out"
 START, IGNORE = 1 << 30, 1 << 29
 """Bits beside a token's id: a document begins with it; the loss leaves it out."""
 
@@ -87,7 +87,7 @@ def write_sequences(
     full = max(wanted)
     rows = {length: _Rows(folder, length, pack != "off", wanted[length], end) for length in sorted(wanted)}
     share = documents.share if isinstance(documents, Documents) else lambda length: 1.0
-    counts = dict.fromkeys(("documents", "tokens", "used", "short", "long"), 0)
+    counts = dict.fromkeys(("documents", "tokens", "kept", "short", "long"), 0)
     longest = num_used = 0
     try:
         for document in documents:
@@ -96,14 +96,15 @@ def write_sequences(
             counts["tokens"] += size
             longest = max(longest, size)
             if document.is_learned is None:
-                for length, kind in rows.items():
-                    kind.cut(document.ids, share(length))
+                taken = [kind.cut(document.ids, share(length)) for length, kind in rows.items()]
+                num_used += any(taken)
                 counts["short"] += pack == "off" and size < full
             else:
                 home = next((kind for length, kind in rows.items() if size <= length), None)
                 counts["long"] += home is None
-                counts["used"] += home.keep(document.ids, document.is_learned) if home else 0
-            num_used += sum(kind.takes_new() for kind in rows.values()) > 0
+                num_kept = home.keep(document.ids, document.is_learned) if home else 0
+                counts["kept"] += num_kept
+                num_used += num_kept > 0
             if all(kind.is_enough for kind in rows.values()):
                 break
         for kind in rows.values():
@@ -114,17 +115,12 @@ def write_sequences(
             kind.close()
     known: dict[str, Any] = {}
     if isinstance(documents, Documents):
-        known = {
-            "num_in_all": documents.num_in_all,
-            "num_tokens_in_all": documents.num_tokens_in_all,
-            "num_bad": documents.reader.num_bad,
-            "first_bad": documents.reader.first_bad,
-            "unused_fields": dict(documents.reader.unused),
-            "num_turns_left_out": documents.chats.num_turns_left_out,
-            "left_out": dict(documents.chats.left_out),
-        }
-    if not counts["documents"] and known.get("num_bad"):
-        raise CtxextError(f"All {known['num_bad']:,} records were skipped; the first: {known['first_bad']}")
+        reader, chats = documents.reader, documents.chats
+        if not counts["documents"] and reader.num_bad:
+            raise CtxextError(f"All {reader.num_bad:,} records were skipped; the first: {reader.first_bad}")
+        known = {"num_in_all": documents.num_in_all, "num_tokens_in_all": documents.num_tokens_in_all}
+        known |= {"num_bad": reader.num_bad, "first_bad": reader.first_bad, "unused_fields": dict(reader.unused)}
+        known |= {"num_turns_left_out": chats.num_turns_left_out, "left_out": dict(chats.left_out)}
     num_sequences = {length: kind.count for length, kind in rows.items()}
     _check(counts, num_sequences[full], longest, full, pack)
     report = DataReport(
@@ -135,7 +131,7 @@ def write_sequences(
         num_learned=sum(kind.num_learned for kind in rows.values()),
         num_short=counts["short"],
         num_long=counts["long"],
-        num_dropped=max(0, counts["tokens"] - counts["used"] - rows[full].num_cut - rows[full].num_left),
+        num_dropped=max(0, counts["tokens"] - counts["kept"] - rows[full].num_cut - rows[full].num_left),
         num_padding=sum(kind.num_padding for kind in rows.values()),
         num_used=num_used,
         **known,
@@ -154,7 +150,7 @@ def _check(counts: Mapping[str, int], num_sequences: int, longest: int, length: 
             f"Every document is longer than {length} tokens, and those with marked answers are not cut.",
             hint="Raise --length, or learn every token with --learn all and --pack run-on.",
         )
-    if counts["used"]:
+    if counts["kept"]:
         raise CtxextError(
             f"Every document is so short that none needs a sequence of {length} tokens; the longest has {longest}.",
             hint="Give longer documents, or join them at the full length with --short-share 0 --pack run-on.",
@@ -181,34 +177,24 @@ class _Rows:
         self.length, self.is_joined, self.wanted, self.end = length, is_joined, wanted, end
         self.count = self.num_cut = self.num_learned = self.num_padding = 0
         self.rest: list[int] = []
-        self.holds_whole = self.is_new = False
+        self.holds_whole = False
         self.num_left = self.num_spares = 0
         self.rng = random.Random(f"pieces {length}")
         # Sequences of documents that gave only a share of theirs, for the case that the data ends too early.
+        self.spare_file = Path(f"{self.file.name}.spare")
         self.spares = self.spare_file.open("w+b")
 
     @property
     def is_enough(self) -> bool:
         return self.count >= self.wanted
 
-    @property
-    def spare_file(self) -> Path:
-        return Path(f"{self.file.name}.spare")
-
-    def takes_new(self) -> bool:
-        """Whether something of the last document was taken; asked once for each."""
-        is_new, self.is_new = self.is_new, False
-        return is_new
-
-    def cut(self, ids: Any, share: float = 1.0) -> None:
-        """Cut a document, or a share of it, to sequences, joined to the last one or by itself."""
+    def cut(self, ids: Any, share: float) -> bool:
+        """Cut a document, or a share of it, to sequences, joined to the last one or by itself; whether any are used."""
         if self.is_enough or not ids:
-            return
+            return False
         num_pieces, num_chosen = count_pieces(len(ids), self.length, share)
         if num_chosen < num_pieces:
-            self._sample(ids, num_pieces, num_chosen)
-            return
-        self.is_new = self.is_joined or num_pieces > 0
+            return self._sample(ids, num_pieces, num_chosen)
         closing = [] if not self.is_joined or self.end is None or ids[-1] == self.end else [self.end]
         tokens = [*self.rest, ids[0] | START, *ids[1:], *closing]
         before = self.count
@@ -217,8 +203,9 @@ class _Rows:
             tokens = tokens[self.length :]
         self.num_cut += (self.count - before) * self.length
         self.rest = tokens if self.is_joined else []
+        return self.is_joined or num_pieces > 0
 
-    def _sample(self, ids: Any, num_pieces: int, num_chosen: int) -> None:
+    def _sample(self, ids: Any, num_pieces: int, num_chosen: int) -> bool:
         """Write some of a document's sequences, and keep the others apart while they may still be needed."""
         chosen = set(self.rng.sample(range(num_pieces), num_chosen))
         before = self.count
@@ -231,9 +218,9 @@ class _Rows:
                 array("i", tokens).tofile(self.spares)
                 self.num_spares += 1
         num_cut = (self.count - before) * self.length
-        self.is_new = num_cut > 0
         self.num_cut += num_cut
         self.num_left += len(ids) - num_cut
+        return num_cut > 0
 
     def fill(self) -> None:
         """Take what was kept apart, where the data ended too early."""
@@ -259,7 +246,7 @@ class _Rows:
             return 0
         marked = [token if learned else token | IGNORE for token, learned in zip(ids, is_learned, strict=True)]
         self.rest += [marked[0] | START, *marked[1:]]
-        self.holds_whole = self.is_new = True
+        self.holds_whole = True
         if not self.is_joined:
             self.finish()
         return len(ids)

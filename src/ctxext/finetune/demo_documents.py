@@ -23,13 +23,8 @@ def long_documents(tokenizer: Any, wanted: Mapping[int, int], seed: int, learn: 
     """An endless stream of documents like those the demo checkpoint was trained on, of any length.
 
     The loss is taken on answers and on some of the other tokens: most of those are random and teach nothing, but a
-    model that is never trained on them forgets how to write.
-
-    Args:
-        tokenizer: A transformers tokenizer.
-        wanted: The number of documents of each length in tokens, in one round of the stream.
-        seed: Decides every document.
-        learn: "answers", or "all" to take the loss on all tokens.
+    model that is never trained on them forgets how to write. One round of the stream has so many documents of each
+    length in tokens as are wanted.
     """
     encoder = Encoder(tokenizer, chat_template=False)
     start = encoder.start()

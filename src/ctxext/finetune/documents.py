@@ -1,24 +1,71 @@
-"""What is learned from: texts, prompts with their answers, and conversations, as token ids."""
+"""Which documents are learned from, in which order: records of files and data sets, mixed, shuffled, as token ids."""
 
+import dataclasses
+import json
 import math
+import random
 import tempfile
+from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from ctxext.data.encoding import Encoder
-from ctxext.data.records import TRAIN
+from ctxext.data.records import TRAIN, read_records
 from ctxext.errors import CtxextError
 from ctxext.finetune.chats import ChatReader
-from ctxext.finetune.formats import COMPLETION, MESSAGES, PROMPT, TEXT, BadRecord, RecordReader
-from ctxext.finetune.mixture import Mixture, Source
+from ctxext.finetune.formats import COMPLETION, MESSAGES, PROMPT, TEXT, BadRecord, Record, RecordReader
 
-LEARN = ("answers", "all")
 _CHARACTERS = 4
 """About how many characters a token has, to tell long documents before they are tokenized."""
 _MORE = 64
 """Records that are kept beyond the number of sequences, as some are too short for one."""
+_COLUMNS = {"place": "string", "record": "large_string", "size": "int64"}
+Numbered = tuple[str, Record, int]
+"""A record with its place before and its characters behind it."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Data and how much of it is wanted.
+
+    Attributes:
+        data: A file, a folder, or the id of a data set; of records in memory a description.
+        weight: Its share of the tokens beside the other sources'; None where all are read alike.
+        records: Records in memory.
+    """
+
+    data: str
+    weight: float | None = None
+    records: Sequence[Record] | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it lies on this machine, so that all of it can be seen before any is used."""
+        return self.records is not None or Path(self.data).exists()
+
+    def read(self, splits: Sequence[str], seed: int) -> Iterator[tuple[str, Record]]:
+        """The records with their places for error messages."""
+        if self.records is None:
+            return read_records(self.data, splits, seed=seed)
+        return ((f"Record {number} of the data", record) for number, record in enumerate(self.records, start=1))
+
+
+def parse_source(word: str) -> Source:
+    """A source as the command line names it: `books.jsonl`, or `books.jsonl:0.7` for its weight."""
+    data, _, weight = word.rpartition(":")
+    try:
+        share = float(weight)
+    except ValueError:
+        return Source(word)
+    if not data or Path(word).exists():
+        return Source(word)
+    if not 0 < share < float("inf"):
+        raise CtxextError(f'The weight of "{data}" must be above 0, not "{weight}".')
+    return Source(data, share)
 
 
 @dataclass(frozen=True)
@@ -39,8 +86,25 @@ DocumentReader = Callable[[Any, Mapping[int, int]], Iterable[Document]]
 
 
 @dataclass
+class _Pool:
+    """Records of which one is taken at a time, pass after pass, each in another order; None ends a pass."""
+
+    weight: float
+    records: Iterator[Numbered | None]
+    taken: float = 0.0  # Tokens over the weight.
+    is_used_up: bool = False  # Each was taken once.
+
+    def take(self, num_tokens: int) -> None:
+        """Count a record that was taken."""
+        self.taken += max(1, num_tokens) / self.weight
+
+
+@dataclass
 class Documents:
     """The documents of files and data sets, shuffled, in one pass; what is known of them grows while it lasts.
+
+    Of several pools of records (sources with weights, long and short records) the one that gave the fewest tokens for
+    its weight is next.
 
     Args:
         sources: Files, folders and data sets.
@@ -72,11 +136,14 @@ class Documents:
     num_in_all: int | None = None
     num_tokens_in_all: int | None = None
     chats: ChatReader = field(init=False)
+    _encoder: Encoder = field(init=False)
+    _num_characters: int = 0
     _num_read: int = 0
     _num_tokens_read: int = 0
 
     def __post_init__(self) -> None:
         self.chats = ChatReader(self.tokenizer)
+        self._encoder = Encoder(self.tokenizer, chat_template=False)
 
     def share(self, length: int) -> float:
         """The share of a document's sequences of a length that is used: what the run needs of what the data has.
@@ -99,35 +166,133 @@ class Documents:
 
     def __iter__(self) -> Iterator[Document]:
         """The documents."""
-        encoder = Encoder(self.tokenizer, chat_template=False)
         num_tokens = num_characters = 0
         with tempfile.TemporaryDirectory(prefix="ctxext-records-") as folder:
-            mixture = Mixture(
-                self.sources,
-                self.splits,
-                self.reader,
-                Path(folder),
-                self.seed,
-                long_share=self.long_share,
-                is_long=lambda text: len(text) >= self.long_length and len(encoder.document(text)) >= self.long_length,
-                piece_size=_CHARACTERS * max(self.wanted, default=0),
-                num_wanted=sum(self.wanted.values()) + _MORE if self.wanted else None,
-            )
-            for place, record, size in mixture:
-                self.num_in_all = mixture.num_records
+            for pool, (place, record, size) in self._mixed(Path(folder)):
                 try:
-                    document = as_document(record, encoder, self.chats, self.learn)
+                    document = as_document(record, self._encoder, self.chats, self.learn)
                 except BadRecord as error:
-                    mixture.took(0)
+                    pool.take(0)
                     hint = error.hint or f'Give a "{PROMPT}" and a "{COMPLETION}", or "{TEXT}".'
                     self.reader.refuse(f"{place} {error}.", hint)
                     continue
                 num_tokens, num_characters = num_tokens + len(document.ids), num_characters + size
                 self._num_read, self._num_tokens_read = self._num_read + 1, num_tokens
                 if self.num_in_all is not None:
-                    self.num_tokens_in_all = round(num_tokens * mixture.num_characters / max(1, num_characters))
-                mixture.took(self._num_used(document))
+                    self.num_tokens_in_all = round(num_tokens * self._num_characters / max(1, num_characters))
+                pool.take(self._num_used(document))
                 yield document
+
+    def _mixed(self, folder: Path) -> Iterator[tuple[_Pool, Numbered]]:
+        """Records of all pools, until each was taken once, with their pool, which is told how much they had."""
+        is_weighted = self.sources[0].weight is not None
+        groups = [[source] for source in self.sources] if is_weighted else [list(self.sources)]
+        self.num_in_all, self._num_characters = 0, 0
+        pools = [pool for number, group in enumerate(groups) for pool in self._pools_of(group, f"{number}", folder)]
+        while not all(pool.is_used_up for pool in pools):
+            pool = min(pools, key=lambda pool: pool.taken)
+            try:
+                record = next(pool.records)
+            except StopIteration:
+                pools.remove(pool)
+                continue
+            if record is None:
+                pool.is_used_up = True
+            else:
+                yield pool, record
+
+    def _pools_of(self, group: Sequence[Source], name: str, folder: Path) -> list[_Pool]:
+        import numpy as np
+
+        weight = group[0].weight or 1.0
+        if not group[0].is_local:
+            self.num_in_all = None
+            return [_Pool(weight, self._read(group[:1], self.reader))]
+        measured = array("q")
+        kinds: dict[bool, list[int]] = {True: [], False: []}
+        for number, (_, record, size) in enumerate(self._read(group, self.reader)):
+            measured.append(size)
+            if self.long_share is not None:
+                kinds[self._is_long(_as_text(record))].append(number)
+        sizes = np.array(measured, dtype=np.int64)
+        if self.num_in_all is not None:
+            self.num_in_all += len(sizes)
+        self._num_characters += int(sizes.sum())
+        if self.long_share is None:
+            return [_Pool(weight, self._shuffled(group, sizes, range(len(sizes)), name, folder))]
+        shares = {True: self.long_share, False: 1 - self.long_share}
+        return [
+            _Pool(weight * share, self._shuffled(group, sizes, kinds[is_long], f"{name} {is_long}", folder))
+            for is_long, share in shares.items()
+            if kinds[is_long] and share > 0
+        ]
+
+    def _is_long(self, text: str) -> bool:
+        return len(text) >= self.long_length and len(self._encoder.document(text)) >= self.long_length
+
+    def _read(self, group: Sequence[Source], reader: RecordReader) -> Iterator[Numbered]:
+        for source in group:
+            for place, record in source.read(self.splits, self.seed):
+                if (read := reader.read(record, place)) is not None:
+                    yield place, read, len(_as_text(read))
+
+    def _store(self, group: Sequence[Source], numbers: Sequence[int], path: Path) -> Any:
+        """Some records of some sources as a file that is mapped, in the order in which the sources have them."""
+        from datasets import Dataset, Features, Value
+        from datasets.arrow_writer import ArrowWriter
+
+        features = Features({name: Value(kind) for name, kind in _COLUMNS.items()})
+        wanted = set(numbers)
+        # Bad records were counted when the sources were measured.
+        again = dataclasses.replace(self.reader, unused=Counter())
+        with ArrowWriter(features=features, path=str(path), writer_batch_size=100) as writer:
+            for number, (place, record, size) in enumerate(self._read(group, again)):
+                if number in wanted:
+                    writer.write({"place": place, "record": _as_text(record), "size": size})
+            writer.finalize()
+        return Dataset.from_file(str(path))
+
+    def _shuffled(
+        self, group: Sequence[Source], sizes: Any, chosen: Sequence[int], name: str, folder: Path
+    ) -> Iterator[Numbered | None]:
+        """Records in random order, pass after pass; those that are not needed are not copied."""
+        num_first = sum(self.wanted.values()) + _MORE if self.wanted else len(chosen)
+        stored: dict[int, tuple[Any, int]] = {}
+        for epoch in count():
+            order = self._order(sizes, chosen, f"{self.seed} {name} {epoch}")
+            for done, number in enumerate(order):
+                if number not in stored:
+                    # First as many as the run needs, and once those are used up all that are left.
+                    numbers = sorted({*(order[done:] if stored else order[:num_first])} - stored.keys())
+                    path = folder / f"records-{name.replace(' ', '-')}-{len(stored)}.arrow"
+                    rows = self._store(group, numbers, path)
+                    stored |= {other: (rows, row) for row, other in enumerate(numbers)}
+                rows, row = stored[number]
+                entry = rows[row]
+                yield entry["place"], json.loads(entry["record"]), entry["size"]
+            if not chosen:
+                return
+            yield None
+
+    def _order(self, sizes: Any, chosen: Sequence[int], seed: str) -> list[int]:
+        """The records of one pass, those with more than a training sequence earlier, in proportion to their size.
+
+        So every part of the data is as likely to be read.
+        """
+        import numpy as np
+
+        rng, piece_size = random.Random(seed), _CHARACTERS * max(self.wanted, default=0)
+        if not piece_size:
+            return rng.sample(chosen, len(chosen))
+        places = np.array(chosen, dtype=np.int64)
+        # Weighted sampling without replacement: the waiting times of events with these rates (Efraimidis and Spirakis).
+        rates = np.maximum(1.0, sizes[places] / piece_size)
+        times = np.random.default_rng(rng.getrandbits(64)).exponential(size=len(places)) / rates
+        return [int(place) for place in places[np.argsort(times, kind="stable")]]
+
+
+def _as_text(record: Record) -> str:
+    return json.dumps(record, ensure_ascii=False, default=str)
 
 
 def count_pieces(num_tokens: int, length: int, share: float) -> tuple[int, int]:
@@ -156,14 +321,3 @@ def as_document(record: Mapping[str, Any], encoder: Encoder, chats: ChatReader, 
         ids = ids + tokens
         marks += [is_answer] * len(tokens)
     return Document(ids, marks if learn == "answers" else None)
-
-
-def check_sources(sources: Sequence[Source], long_share: float | None) -> None:
-    """Refuse what cannot be mixed before a model is loaded."""
-    if len({source.weight is None for source in sources}) > 1:
-        raise CtxextError("Some of --data have a weight and others none.", hint="Give each one, as --data a.jsonl:0.7.")
-    remote = next((source.data for source in sources if not source.is_local), None)
-    if remote and long_share is not None:
-        raise CtxextError(f'--long-share needs files, and "{remote}" is streamed.', hint="Download it first.")
-    if remote and len(sources) > 1 and sources[0].weight is None:
-        raise CtxextError(f'"{remote}" is streamed, so its size is not known.', hint="Give each --data a weight.")

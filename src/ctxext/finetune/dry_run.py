@@ -1,20 +1,31 @@
-"""What a fine-tune would take, before it is begun: its data as it is cut, memory and time from a few short steps."""
+"""What a fine-tune would take, before it is begun: its data as it is cut, memory and time from a few short steps.
+
+Steps at two short lengths are measured, and memory and time at the full length follow from them.
+"""
 
 import dataclasses
 import math
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from transformers import TrainerCallback
+
 from ctxext.errors import CtxextError
-from ctxext.finetune.base import open_base
+from ctxext.files.memory import forget_peak, peak_memory
+from ctxext.finetune.batches import Tensors
 from ctxext.finetune.data import DataReport
 from ctxext.finetune.documents import DocumentReader
+from ctxext.finetune.loop import OrderedTrainer, Prepared, training_arguments
+from ctxext.finetune.loss import IGNORED, positions_at_once
 from ctxext.finetune.options import TrainingOptions
-from ctxext.finetune.prepare import check_fits, num_tokens_of, prepare
-from ctxext.finetune.served import served_with
+from ctxext.finetune.prepare import num_tokens_of, open_model, prepare
+from ctxext.finetune.tiles import give_blocks_back
+from ctxext.finetune.watch import memory_in_use
 
 
 def _goes(options: TrainingOptions, **changes: Any) -> bool:
@@ -60,11 +71,11 @@ class Plan:
         num_tokens: Tokens in all sequences.
         num_trained: Parameters that would be trained.
         num_parameters: Parameters in all.
-        peak_memory: Bytes that one process would take at its peak: of the accelerator's memory, if there is one.
-        available_memory: Bytes that there are.
-        seconds_per_step: Time of a step at the full length.
-        seconds: Time of all steps.
-        measured_length: Tokens of the sequences that were measured.
+        peak_memory: Bytes that one process takes at its peak: of the accelerator's memory, if there is one.
+        available_memory: Bytes.
+        seconds_per_step: Of a step at the full length.
+        seconds: Of all steps.
+        measured_length: Tokens of the longer sequences that were measured.
     """
 
     options: TrainingOptions
@@ -93,6 +104,117 @@ class Plan:
         return {**dataclasses.asdict(self), "options": self.options.to_dict(), "fits": self.fits}
 
 
+_STEPS = 2
+"""Steps at each length: the first also makes the optimizer's state."""
+_LOGIT_BYTES = 12
+"""Bytes that a logit takes while its piece of the loss is computed: itself, its score and its gradient."""
+
+
+class Cost:
+    """What the known shapes say of a sequence's work and of its logits, if the loss counts a share of its tokens."""
+
+    def __init__(self, model: Any, options: TrainingOptions, learned_share: float) -> None:
+        config = model.config.get_text_config(decoder=True)
+        self.vocabulary, self.learned_share = int(config.vocab_size), learned_share
+        self.rows, self.group = options.micro_batch, options.group
+        self.width = int(config.num_hidden_layers * config.hidden_size)
+        embedding = int(model.get_input_embeddings().weight.numel())
+        num_linear = sum(weight.numel() for weight in model.parameters()) - embedding
+        self.per_token = int(num_linear) + int(learned_share * embedding)
+        self.piece = positions_at_once(model, model.device, options.piece)
+
+    def work(self, length: int) -> float:
+        """Multiplications of a sequence, up to a factor: through the weights, and causal attention."""
+        return length * (self.per_token + self.width * min(length, self.group or length))
+
+    def logit_bytes(self, length: int) -> int:
+        """Memory of the logits that are there at once."""
+        learned = int(self.rows * length * self.learned_share)
+        return _LOGIT_BYTES * self.vocabulary * min(learned, self.piece)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What two short lengths, in tokens, took: peak memory, in bytes.
+
+    Attributes:
+        before: Peak memory before the first step: loading takes more than training sometimes.
+        seconds: Time of a step of one micro-batch at the second length.
+    """
+
+    lengths: tuple[int, int]
+    peaks: tuple[int, int]
+    before: int
+    seconds: float
+
+    def peak_at(self, length: int, cost: Cost) -> int:
+        """Peak memory at another length: all but the logits grows with the tokens."""
+        first, second = (peak - cost.logit_bytes(short) for peak, short in zip(self.peaks, self.lengths, strict=True))
+        slope = max(0.0, (second - first) / (self.lengths[1] - self.lengths[0]))
+        return max(self.before, int(second + slope * (length - self.lengths[1])) + cost.logit_bytes(length))
+
+
+class _Clock(TrainerCallback):  # type: ignore[misc]
+    """Time and peak memory of every step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.began, self.can_forget = device, 0.0, False
+        self.seconds: list[float] = []
+        self.peaks: list[int] = []
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.can_forget = forget_peak(self.device)
+        self.began = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if torch.cuda.is_available():  # It is done later than the call.
+            torch.cuda.synchronize()
+        self.seconds.append(time.perf_counter() - self.began)
+        self.peaks.append(peak_memory(self.device) if self.can_forget else memory_in_use())
+
+
+def _row(length: int, ready: Prepared, cost: Cost) -> Tensors:
+    """A random sequence."""
+    ids = torch.randint(0, cost.vocabulary, (1, length))
+    labels = ids.masked_fill(torch.rand(1, length) >= cost.learned_share, IGNORED)
+    tensors = {"input_ids": ids, "labels": labels, "attention_mask": torch.ones_like(ids)}
+    if ready.reading.first_index is not None:
+        # The last positions of a full sequence: what only short ones do is not measured.
+        first = ready.reading.first_index + ready.options.sequence_length - length
+        tensors["position_ids"] = torch.arange(first, first + length)[None]
+    return tensors
+
+
+def _measure(ready: Prepared, lengths: tuple[int, int], cost: Cost, folder: Path) -> Measured:
+    """Train a few steps on random sequences of two lengths; the model is not what it was afterwards."""
+    model, options, world = ready.model, ready.options, ready.arguments.world_size
+    before = memory_in_use()
+    if model.device.type == "cpu":
+        give_blocks_back()
+    short = dataclasses.replace(
+        options, steps=_STEPS * len(lengths), batch_size=options.micro_batch * world, report_to="none", save_every=10**9
+    )
+    arguments = training_arguments(short, folder, world)
+    arguments.save_strategy = "no"
+    clock = _Clock(model.device)
+    rows = [_row(length, ready, cost) for length in lengths for _ in range(_STEPS * options.micro_batch)]
+    trainer = OrderedTrainer(options, model, args=arguments, train_dataset=rows)
+    trainer.add_callback(clock)
+    trainer.train()
+    return Measured(
+        lengths, (max(clock.peaks[:_STEPS]), max(clock.peaks[_STEPS:])), before, min(clock.seconds[_STEPS:])
+    )
+
+
+def _available_memory() -> int:
+    """Bytes that this process could take, those that it has included."""
+    import psutil
+
+    if torch.cuda.is_available():
+        return int(torch.cuda.get_device_properties(0).total_memory)
+    return int(psutil.virtual_memory().available + psutil.Process().memory_info().rss)
+
+
 def dry_run(
     model: str,
     read_documents: DocumentReader,
@@ -103,24 +225,8 @@ def dry_run(
     merge: bool = True,
     tell: Callable[[str], None] | None = None,
 ) -> Plan:
-    """Read the data, run a few short steps, and say what the whole would take; nothing is kept.
-
-    Args:
-        model: A folder, a Hub id, or `demo`.
-        read_documents: Gives the documents.
-        options: How to train.
-        revision: A branch, tag or commit on the Hub.
-        token: A Hub token.
-        merge: Whether what is trained would be merged.
-        tell: Called with facts, one line each.
-    """
-    from ctxext.finetune.probe import Cost, measure
-
-    base = open_base(model, options.length, revision=revision, token=token, original_length=options.original_length)
-    check_fits(base, options)
-    served_with(base, options.serve_factor)
-    encoding = base.model.encoding
-    options = options.settled(window=encoding.context_length, trained_length=encoding.trained_length)
+    """Read the data, run a few short steps, and say what the whole would take; nothing is kept."""
+    base, _, options = open_model(model, options, revision, token)
     with tempfile.TemporaryDirectory(prefix="ctxext-dry-run-") as folder:
         ready = prepare(base, Path(folder), read_documents, options, merge=merge, tell=tell)
         options = ready.options
@@ -129,10 +235,9 @@ def dry_run(
         longer = max(2, min(full // _SHARE_MEASURED, _MOST_MEASURED))
         guessed = options.mlm_probability if base.is_masked else 1.0
         cost = Cost(ready.model, options, learned_share=guessed * ready.report.num_learned / num_tokens)
-        first = ready.reading.first_index
         if tell:
             tell(f"measuring: two steps of {longer // 2:,} tokens, then two of {longer:,}")
-        measured = measure(ready.model, options, (longer // 2, longer), cost, Path(folder), first_index=first)
+        measured = _measure(ready, (longer // 2, longer), cost, Path(folder))
     at_once = ready.arguments.world_size * options.micro_batch // options.context_parallel
     rounds = math.ceil(options.batch_size / at_once)
     per_step = {
@@ -146,7 +251,7 @@ def dry_run(
         ready.num_trained,
         ready.num_parameters,
         measured.peak_at(full, cost),
-        measured.available,
+        _available_memory(),
         per_step.get(full, max(per_step.values())),
         sum(per_step[options.length_of_step(step)] for step in range(options.steps)),
         longer,

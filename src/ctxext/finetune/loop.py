@@ -21,25 +21,19 @@ from transformers.utils import logging
 
 from ctxext.errors import CtxextError
 from ctxext.files.content import as_json
-from ctxext.files.journal import SavedState, is_as
 from ctxext.files.schemas import read_json_object
 from ctxext.finetune.batches import Reading, Sequences, stacked
-from ctxext.finetune.evaluation import Evaluations, NeedleProbe, PositionLosses
+from ctxext.finetune.data import HELD_OUT, DataReport
 from ctxext.finetune.options import Reporter, TrainingOptions
-from ctxext.finetune.watch import STEPS, LiveLine, StopAfterStep
+from ctxext.finetune.watch import STEPS, LiveLine, NeedleProbe, PositionLosses, StopAfterStep
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
     """Muon (github.com/KellerJordan/Muon, in torch since 2.9) with AdamW beside it.
 
     Muon's update is brought to the size of AdamW's (Moonlight, arXiv 2502.16982, section 2.2), so that one learning
-    rate and one weight decay serve both. Embeddings, output heads, vectors and scalars are AdamW's.
-
-    Args:
-        model: The model; what takes no gradient is left out.
-        learning_rate: Of both.
-        weight_decay: Of both, but for vectors and scalars.
-        betas: AdamW's.
+    rate and one weight decay serve both. Embeddings, output heads, vectors and scalars are AdamW's, and the latter two
+    do not decay.
     """
 
     def __init__(self, model: Any, learning_rate: float, weight_decay: float, betas: tuple[float, float]) -> None:
@@ -97,9 +91,12 @@ OPTIMIZERS = (MUON, *(optimizer.value for optimizer in OptimizerNames))
 class OrderedTrainer(Trainer):  # type: ignore[misc]
     """A Trainer that takes the sequences in the order in which the data set has them, and knows Muon."""
 
-    def __init__(self, options: TrainingOptions, **kwargs: Any) -> None:
+    def __init__(self, options: TrainingOptions, model: Any, **kwargs: Any) -> None:
         self.uses_muon = options.optimizer == MUON
-        super().__init__(data_collator=stacked, **kwargs)
+        if options.checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        super().__init__(model, data_collator=stacked, **kwargs)
+        self.remove_callback(PrinterCallback)
 
     def create_optimizer(self, *args: Any) -> torch.optim.Optimizer:
         """As the Trainer does it, but for Muon."""
@@ -150,7 +147,22 @@ def training_arguments(options: TrainingOptions, folder: Path, num_processes: in
             f"--report-to {options.report_to} needs a package that is not here.",
             hint=f"pip install {options.report_to}",
         )
-    _check_optimizer(options.optimizer)
+    name = options.optimizer
+    if name not in OPTIMIZERS:
+        near = ", ".join(difflib.get_close_matches(name, OPTIMIZERS, n=3, cutoff=0.3))
+        raise CtxextError(
+            f'--optimizer "{name}" is not known.',
+            hint=f"Did you mean {near}?" if near else f"Choose {', '.join(OPTIMIZERS)}.",
+        )
+    if name == MUON:
+        if not hasattr(torch.optim, "Muon"):
+            raise CtxextError(
+                f"--optimizer {MUON} needs torch 2.9; this is {torch.__version__}.", hint="pip install -U torch"
+            )
+        if any(os.environ.get(f"ACCELERATE_USE_{way}") == "true" for way in ("FSDP", "DEEPSPEED")):
+            raise CtxextError(
+                f"--optimizer {MUON} needs whole matrices, not shards of them.", hint="Take adamw_torch_fused there."
+            )
     sharing = options.context_parallel
     if num_processes % sharing or (sharing > 1 and not torch.cuda.is_available()):
         raise CtxextError(
@@ -212,71 +224,53 @@ _PATIENCE = 24 * 3600
 """Seconds that a process waits for the others: the first reads all the data before they begin."""
 
 
-def _check_optimizer(name: str) -> None:
-    """Refuse an optimizer that is not known, or not here, or not for weights in shards."""
-    if name not in OPTIMIZERS:
-        near = ", ".join(difflib.get_close_matches(name, OPTIMIZERS, n=3, cutoff=0.3))
-        raise CtxextError(
-            f'--optimizer "{name}" is not known.',
-            hint=f"Did you mean {near}?" if near else f"Choose {', '.join(OPTIMIZERS)}.",
-        )
-    if name == MUON:
-        if not hasattr(torch.optim, "Muon"):
-            raise CtxextError(
-                f"--optimizer {MUON} needs torch 2.9; this is {torch.__version__}.", hint="pip install -U torch"
-            )
-        if any(os.environ.get(f"ACCELERATE_USE_{way}") == "true" for way in ("FSDP", "DEEPSPEED")):
-            raise CtxextError(
-                f"--optimizer {MUON} needs whole matrices, not shards of them.", hint="Take adamw_torch_fused there."
-            )
-
-
 def held_out_sequences(folder: Path, options: TrainingOptions, count: int, reading: Reading) -> Sequences:
     """Sequences of the full length, each once and in order, to measure on."""
     once: dict[str, Any] = {"steps": count, "batch_size": 1, "micro_batch": 1, "short_share": 0.0, "start_length": None}
     return Sequences(folder, dataclasses.replace(options, **once), reading)
 
 
-def train(
-    model: Any,
-    arguments: TrainingArguments,
-    data: Sequences,
-    reporter: Reporter,
-    last_save: Path | None,
-    *,
-    held_out: Sequences | None = None,
-    measures: tuple[PositionLosses, NeedleProbe | None] | None = None,
-) -> Trainer:
-    """Train to the last step, from the beginning or from where a run was saved.
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """What a training begins with.
 
-    Args:
-        model: The model, its forward returning the loss.
-        arguments: From `training_arguments`.
-        data: The sequences of every step.
-        reporter: Called after each step and with what is measured.
-        last_save: A folder from `newest_save`.
-        held_out: Sequences on which the loss is measured.
-        measures: What adds up their loss by position, and what asks for needles.
-
-    Returns:
-        The Trainer; the losses are in its `state.log_history`.
+    Attributes:
+        model: The model, its forward returning the loss; with LoRA the adapter around it.
+        arguments: The Trainer's.
+        options: The options, with the steps that epochs come to.
+        report: What was read.
+        held_out: What was read to measure the loss on while training.
+        measures: What adds up its loss by position, and what asks for needles.
+        reading: How it takes its sequences.
     """
-    options = data.options
-    if options.checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    if held_out is not None:
+
+    model: Any
+    arguments: Any
+    options: TrainingOptions
+    report: DataReport
+    held_out: DataReport | None
+    measures: tuple[PositionLosses, NeedleProbe | None]
+    reading: Reading
+    num_trained: int
+    num_parameters: int
+
+
+def train(ready: Prepared, folder: Path, reporter: Reporter, last_save: Path | None) -> Trainer:
+    """Train to the last step, from the beginning or from the last save; the losses are in `state.log_history`."""
+    options, arguments = ready.options, ready.arguments
+    data = Sequences(folder, options, ready.reading)
+    held_out = None
+    if ready.held_out is not None:
+        held_out = held_out_sequences(folder / HELD_OUT, options, ready.held_out.num_sequences, ready.reading)
         arguments.eval_strategy = IntervalStrategy.STEPS
         arguments.eval_steps = options.eval_every or options.save_every
         if options.keeps_best:
             arguments.load_best_model_at_end = True
             arguments.metric_for_best_model, arguments.greater_is_better = "eval_loss", False
         arguments.per_device_eval_batch_size, arguments.prediction_loss_only = 1, True
-    trainer = OrderedTrainer(options, model=model, args=arguments, train_dataset=data, eval_dataset=held_out)
-    trainer.remove_callback(PrinterCallback)
-    steps_file = Path(arguments.output_dir) / STEPS
-    trainer.add_callback(LiveLine(reporter.progress, options.batch_size * options.sequence_length, steps_file))
-    if held_out is not None and measures is not None:
-        trainer.add_callback(Evaluations(*measures, steps_file, reporter.tell))
+    trainer = OrderedTrainer(options, ready.model, args=arguments, train_dataset=data, eval_dataset=held_out)
+    tokens_per_step = options.batch_size * options.sequence_length
+    trainer.add_callback(LiveLine(reporter, tokens_per_step, folder / STEPS, *ready.measures))
     if options.patience:
         trainer.add_callback(EarlyStoppingCallback(early_stopping_patience=options.patience))
     stop = StopAfterStep(options.save_minutes)
@@ -327,7 +321,7 @@ def newest_save(folder: Path, steps: int) -> Path | None:
             state = read_json_object(save / STATE)
         except CtxextError:
             continue
-        if is_as(state, SavedState) and state.keys() <= known and state["global_step"] == step:
+        if state.keys() <= known and state["global_step"] == step:
             if step <= steps:
                 return save
             later = step

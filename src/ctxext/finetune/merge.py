@@ -35,10 +35,11 @@ from ctxext.files.schemas import read_json_object
 from ctxext.files.tensor_files import read_safetensors_header, rewrite
 from ctxext.finetune.tensors import (
     TRAINED_BESIDE,
+    AdapterChanges,
     Changes,
-    JoinedChanges,
     WholeChanges,
     changed_tensors,
+    shares_of,
     stored_name,
     stored_shapes,
 )
@@ -51,12 +52,7 @@ from ctxext.version import __version__
 
 
 def render_card(base: Checkpoint, notes: Mapping[str, Any]) -> str:
-    """The whole README.md.
-
-    Args:
-        base: The extended checkpoint that was trained.
-        notes: What is known of the training, as config.json says it.
-    """
+    """The whole README.md, with what is known of the training, as config.json says it."""
     noted, model = provenance(base.config), model_config(base.config)
     recipe = recipe_from_dict(noted["recipe"], "config.json") if noted.get("recipe") else None
     return render(
@@ -76,11 +72,7 @@ def render_card(base: Checkpoint, notes: Mapping[str, Any]) -> str:
 
 
 def adapter_card(base: Checkpoint) -> str:
-    """The README.md of an adapter alone: its base, and the command that makes the base.
-
-    Args:
-        base: The extended checkpoint that it was trained on.
-    """
+    """The README.md of an adapter alone: its base, and the command that makes the base."""
     name, noted = base.public_name, provenance(base.config)
     lines = ["---", "library_name: peft", "tags: [lora, ctxext]", f'base_model: "{name}"', "---", ""]
     if model_config(base.config).is_extended:
@@ -154,18 +146,19 @@ def merge(
     checkpoint.check_weights()
     shapes = stored_shapes(checkpoint)
     is_adapter = (adapter / "adapter_config.json").is_file() or not (adapter / "config.json").is_file()
-    changes: Changes
-    tied = tied_embeddings(checkpoint)
-    if is_adapter:
-        changes = JoinedChanges(adapter, checkpoint, shapes, tied=tied)
-    else:
-        _check_is_training(checkpoint, open_checkpoint(adapter), shapes, tied)
-        changes = WholeChanges(adapter, shapes, tied=tied)
+    if not is_adapter:
+        _check_is_training(checkpoint, open_checkpoint(adapter), shapes)
+    changes = changes_of(checkpoint, adapter, is_adapter=is_adapter)
     notes = {"adapter" if is_adapter else "tuned": adapter.resolve().name}
     out = out.resolve()
     with output_directory(out, [checkpoint.folder], options) as work:
         if is_adapter:
-            _copy_adapter(adapter, work / ADAPTER)
+            # What peft and the tokenizer load; the folder may hold secrets, code, pipes and links besides.
+            (work / ADAPTER).mkdir()
+            for name in (*_OF_AN_ADAPTER, *(path.name for path in adapter.iterdir() if is_of_tokenizer(path.name))):
+                path = adapter / name
+                if path.is_file() and not path.is_symlink():
+                    copy_whole(path, work / ADAPTER / name)
         write_merged(checkpoint, changes, work, notes=notes, progress=progress)
     return Merged(out, len(changes.names), len(shapes))
 
@@ -177,14 +170,20 @@ _ROPE = frozenset({"rope_parameters", "rope_scaling", "rope_theta"})
 """Words for the same rotations, of which each version of transformers writes its own; what they mean is compared."""
 
 
-def _check_is_training(
-    base: Checkpoint, tuned: Checkpoint, stored: Mapping[str, tuple[int, ...]], tied: Mapping[str, str]
-) -> None:
+def changes_of(base: Checkpoint, folder: Path, *, is_adapter: bool) -> Changes:
+    """Read what training changed in the base's tensors, from an adapter or a whole model."""
+    stored, tied = stored_shapes(base), tied_embeddings(base)
+    if is_adapter:
+        return AdapterChanges(folder, stored, tied=tied, shares=shares_of(base, stored))
+    return WholeChanges(folder, stored, tied=tied)
+
+
+def _check_is_training(base: Checkpoint, tuned: Checkpoint, stored: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse a checkpoint that no training of the base gives."""
     headers = [read_safetensors_header(path) for path in sorted(tuned.folder.glob("*.safetensors"))]
     shapes = {name: tuple(entry["shape"]) for header in headers for name, entry in header.items()}
     # Of two embeddings that are one, some files hold both and others the first.
-    for head, name in tied.items():
+    for head, name in tied_embeddings(base).items():
         if name in shapes:
             shapes.pop(head, None)
             shapes |= {head: shapes[name]} if head in stored else {}
@@ -228,15 +227,6 @@ def _pruned(settings: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in settings.items()
         if key not in _OF_ITS_WRITER and key not in _ROPE
     }
-
-
-def _copy_adapter(adapter: Path, folder: Path) -> None:
-    """Copy the files that peft and the tokenizer load; a folder may hold secrets, code, pipes and links besides."""
-    folder.mkdir()
-    for name in (*_OF_AN_ADAPTER, *(path.name for path in adapter.iterdir() if is_of_tokenizer(path.name))):
-        path = adapter / name
-        if path.is_file() and not path.is_symlink():
-            copy_whole(path, folder / name)
 
 
 def tied_embeddings(checkpoint: Checkpoint) -> dict[str, str]:
@@ -289,7 +279,7 @@ def write_merged(
         work: The folder; what it holds already stays.
         notes: What config.json says of the training, under `ctxext`.
         texts: Small files with another content than the base's, by name.
-        progress: Called with a text, bytes done and bytes in all.
+        progress: Called with bytes done and in all.
     """
     headers = {path for path in checkpoint.weight_files if path.suffix == ".safetensors" and len(path.parts) == 1}
     tensors = {path: changed_tensors(changes, checkpoint.folder / path) for path in sorted(headers)}
@@ -316,60 +306,37 @@ def write_merged(
             copy_whole(checkpoint.folder / path, work / path)
     for name, text in (texts or {}).items():
         (work / name).write_text(text, encoding="utf-8")
-    noted = {**provenance(checkpoint.config), "finetune": {"version": __version__, **notes}}
-    config = {**(_untied(checkpoint) if changes.untied else checkpoint.config), "ctxext": noted}
+    config, index = dict(checkpoint.config), work / "model.safetensors.index.json"
     config.pop(VERSIONED, None)
+    noted = provenance(config)
+    if changes.untied:
+        config["tie_word_embeddings"] = False
+        inner = family_of(config).text_config
+        if inner in config:
+            config[inner] = {**config[inner], "tie_word_embeddings": False}
+    if changes.untied and index.is_file():
+        listing = read_json_object(index)
+        for head, embedding in changes.untied.items():
+            listing["weight_map"].setdefault(head, listing["weight_map"][embedding])
+        index.write_text(as_json(listing), encoding="utf-8")
+    config["ctxext"] = {**noted, "finetune": {"version": __version__, **notes}}
     (work / "config.json").write_text(as_json(config), encoding="utf-8")
-    _write_index(work, changes)
     (work / "README.md").write_text(render_card(checkpoint, notes), encoding="utf-8")
-    (work / MANIFEST).write_text(as_json(_manifest(checkpoint, work, weights, notes)), encoding="utf-8")
-
-
-def _untied(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The configuration without tied embeddings."""
-    config = {**checkpoint.config, "tie_word_embeddings": False}
-    inner = family_of(config).text_config
-    return {**config, inner: {**config[inner], "tie_word_embeddings": False}} if inner in config else config
-
-
-def _write_index(work: Path, changes: Changes) -> None:
-    """Name the output embeddings that are new in the list of the shards, where there is one."""
-    path = work / "model.safetensors.index.json"
-    if not path.is_file() or not changes.untied:
-        return
-    index = read_json_object(path)
-    for head, embedding in changes.untied.items():
-        index["weight_map"].setdefault(head, index["weight_map"][embedding])
-    path.write_text(as_json(index), encoding="utf-8")
-
-
-def _manifest(
-    checkpoint: Checkpoint, work: Path, weights: Mapping[str, str], notes: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The content of ctxext.json, with the digests of what lies there now."""
     small = [path for path in sorted(work.rglob("*")) if path.is_file() and path.name not in weights]
-    digests = {path.relative_to(work).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in small}
-    old = checkpoint.read_json(MANIFEST) or {}
-    recipe = provenance(checkpoint.config).get("recipe")
-    return {
-        **old,
-        **({"recipe": recipe} if recipe else {}),
+    manifest = {
+        **(checkpoint.read_json(MANIFEST) or {}),
+        **({"recipe": noted["recipe"]} if noted.get("recipe") else {}),
         "ctxext": __version__,
         "base": {"name": checkpoint.public_name, "revision": checkpoint.revision},
         "finetune": dict(notes),
-        "files": digests,
-        "weights": dict(weights),
+        "files": {path.relative_to(work).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in small},
+        "weights": weights,
     }
+    (work / MANIFEST).write_text(as_json(manifest), encoding="utf-8")
 
 
 def save_adapter(saved: Path, folder: Path, checkpoint: Checkpoint) -> None:
-    """Copy an adapter without its optimizer, naming its base as it may be published.
-
-    Args:
-        saved: A folder in which the Trainer saved.
-        folder: The folder to make.
-        checkpoint: The base.
-    """
+    """Copy an adapter that the Trainer saved, without its optimizer, naming its base as it may be published."""
     if not (saved / "adapter_config.json").is_file():
         raise CtxextError(f'"{saved}" holds no adapter.')
     folder.mkdir(parents=True)

@@ -1,17 +1,18 @@
-"""How a fine-tune is run: every choice that decides its outcome, checked in the constructor."""
+"""How a fine-tune is run: every choice that decides its outcome, checked in the constructor; and published recipes."""
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import resources
 from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.files.content import Progress
 from ctxext.files.length import read_lengths
 from ctxext.files.output_directory import OverwriteOptions
-from ctxext.finetune.documents import LEARN
-from ctxext.options import check_numbers, option, with_documented_options
+from ctxext.files.strict import parse_yaml
+from ctxext.options import check_numbers, option, original_length_option, with_documented_options
 
 _CHOICES = {
     "pack": ("off", "run-on", "restart"),
@@ -20,7 +21,7 @@ _CHOICES = {
     "schedule": ("cosine", "linear", "constant"),
     "dtype": ("auto", "bf16", "fp16", "fp32"),
     "report_to": ("none", "tensorboard", "wandb", "trackio"),
-    "learn": LEARN,
+    "learn": ("answers", "all"),
     "quantize": ("none", "4bit"),
 }
 _AT_LEAST_ONE = (
@@ -68,12 +69,7 @@ class TrainingOptions:
         panel=_LENGTH,
         kind="length",
     )
-    original_length: int | None = option(
-        None,
-        help="Tokens that the model was trained on, as 32k, where its files do not say it or you know better.",
-        panel=_LENGTH,
-        kind="length",
-    )
+    original_length: int | None = original_length_option(panel=_LENGTH)
     short_share: float = option(
         0.2, help="Share of steps on sequences of the original context length, 0 to 1.", panel=_LENGTH
     )
@@ -231,12 +227,7 @@ class TrainingOptions:
             raise CtxextError("--pack restart goes with full positions and full attention only.")
 
     def settled(self, *, window: int, trained_length: int) -> "TrainingOptions":
-        """The same options with everything filled in that depends on the base.
-
-        Args:
-            window: The context length that the base claims, in tokens.
-            trained_length: The context it was trained on, in tokens.
-        """
+        """The same options with what depends on the base: the context length that it claims, and the trained one."""
         length = self.length or window
         num_tokens = length if self.positions == "full" else (self.window or trained_length)
         if self.start_length and self.start_length > num_tokens:
@@ -309,11 +300,7 @@ class TrainingOptions:
         return {length: max(1, count) for length, count in wanted.items()}
 
     def for_data(self, num_sequences: int) -> "TrainingOptions":
-        """The same options with the steps that the epochs come to.
-
-        Args:
-            num_sequences: How many sequences of the full length there are.
-        """
+        """The same options with the steps that the epochs come to, of so many sequences of the full length."""
         if not self.epochs:
             return self
         return dataclasses.replace(
@@ -357,3 +344,47 @@ class Reporter:
 
 def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A recipe of training.
+
+    Attributes:
+        description: What it trains, in a sentence or two.
+        source: Where it was published.
+        memory: What it needs.
+        options: Options of `ctxext finetune` by their words.
+        convert: The command that makes the model it starts from; empty for a model as it is.
+        after: What follows the training; empty where nothing does.
+    """
+
+    description: str
+    source: str
+    memory: str
+    options: Mapping[str, Any]
+    convert: str = ""
+    after: str = ""
+
+    def lines(self) -> list[str]:
+        """What it is and needs, for people; its source comes first."""
+        words = [f"--{word}" if value is True else f"--{word} {value}" for word, value in self.options.items()]
+        after = [f"then     {self.after}"] if self.after else []
+        return [
+            self.description,
+            f"source   {self.source}",
+            *([f"first    {self.convert}"] if self.convert else []),
+            f"options  {' '.join(words)}",
+            *after,
+            f"memory   {self.memory}",
+        ]
+
+
+def presets() -> dict[str, Preset]:
+    """The recipes of the package by name."""
+    folder = resources.files("ctxext.finetune") / "presets"
+    files = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".yaml")), key=lambda entry: entry.name)
+    return {
+        file.name.removesuffix(".yaml"): Preset(**parse_yaml(file.read_text(encoding="utf-8"), file.name))
+        for file in files
+    }

@@ -3,24 +3,25 @@
 import dataclasses
 import difflib
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxext.errors import CtxextError
 from ctxext.files.output_directory import explain_disk_errors
 from ctxext.files.processes import num_processes, rank
-from ctxext.finetune.base import Base, load_base
-from ctxext.finetune.data import DataReport, read_report, write_sequences
+from ctxext.finetune.base import Base, load_base, open_base
+from ctxext.finetune.data import HELD_OUT, DataReport, read_report, write_sequences
 from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.options import TrainingOptions
+from ctxext.finetune.served import Served, served_with
 from ctxext.finetune.tensors import check_type, shares_of, stored_name, stored_shapes, with_shares
 from ctxext.recipes.encodings.learned import tensors_named
 
 if TYPE_CHECKING:
     from ctxext.finetune.batches import Reading
-    from ctxext.finetune.evaluation import NeedleProbe, PositionLosses
+    from ctxext.finetune.loop import Prepared
 
 
 def with_adapter(
@@ -35,10 +36,23 @@ def with_adapter(
         task: What peft calls the model's task. Without it an adapter of a base with custom code cannot be loaded
             again; it has no word for masked language models.
     """
+    import torch
     from peft import LoraConfig, get_peft_model
     from transformers.pytorch_utils import Conv1D
 
-    modules, embedding = list(model.named_modules()), model.get_input_embeddings()
+    modules, embedding, head = list(model.named_modules()), model.get_input_embeddings(), model.get_output_embeddings()
+    # All linear layers but the one that makes the logits; GPT-2 calls its layers convolutions.
+    linear = [name for name, module in modules if isinstance(module, (torch.nn.Linear, Conv1D)) and module is not head]
+    leaves = sorted({name.rsplit(".", 1)[-1] for name in linear})
+    for target in options.targets:
+        # peft compares the ends of full names.
+        if not any(name == target or name.endswith(f".{target}") for name in linear):
+            near = difflib.get_close_matches(target, leaves, n=1)
+            suggestion = f'Did you mean "{near[0]}"? ' if near else ""
+            raise CtxextError(
+                f'--targets "{target}" matches no linear layer of this model.',
+                hint=f"{suggestion}It has: {', '.join(leaves)}.",
+            )
     # Norms are chosen by class: their names differ by family.
     kept = [name for name, module in modules if options.train_norms and "Norm" in type(module).__name__]
     kept += [name for name, module in modules if options.train_embeddings and module is embedding]
@@ -50,7 +64,7 @@ def with_adapter(
         r=options.rank,
         lora_alpha=options.alpha,
         lora_dropout=options.dropout,
-        target_modules=_targets(model, options.targets),
+        target_modules=list(options.targets) or linear,
         # All of GPT-2's layers keep their weights the other way round.
         fan_in_fan_out=any(isinstance(module, Conv1D) for _, module in modules),
         use_rslora=options.rslora,
@@ -61,83 +75,36 @@ def with_adapter(
     return get_peft_model(model, config)
 
 
-def _targets(model: Any, wanted: Sequence[str]) -> list[str]:
-    """The names that peft is given; it compares the ends of full names."""
-    import torch
-    from transformers.pytorch_utils import Conv1D
-
-    # All linear layers but the one that makes the logits; GPT-2 calls its layers convolutions.
-    head, modules = model.get_output_embeddings(), model.named_modules()
-    names = [name for name, module in modules if isinstance(module, (torch.nn.Linear, Conv1D)) and module is not head]
-    leaves = sorted({name.rsplit(".", 1)[-1] for name in names})
-    for target in wanted:
-        if not any(name == target or name.endswith(f".{target}") for name in names):
-            near = difflib.get_close_matches(target, leaves, n=1)
-            suggestion = f'Did you mean "{near[0]}"? ' if near else ""
-            raise CtxextError(
-                f'--targets "{target}" matches no linear layer of this model.',
-                hint=f"{suggestion}It has: {', '.join(leaves)}.",
-            )
-    return list(wanted) or names
-
-
-def count_parameters(model: Any) -> tuple[int, int]:
-    """How many parameters are trained, and how many there are; peft knows how those in 4 bits are packed."""
-    if hasattr(model, "get_nb_trainable_parameters"):
-        trained, in_all = model.get_nb_trainable_parameters()
-        return int(trained), int(in_all)
-    counts = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
-    return sum(count for count, is_trained in counts if is_trained), sum(count for count, _ in counts)
-
-
 _FEW = 0.1
 """Share of the documents below which that is said."""
 _WASTE = 0.1
 """Share of padding, or of dropped tokens, from which packing is suggested."""
+_NUM_HELD_OUT = 32
 
 
 def data_lines(report: DataReport, options: TrainingOptions, joining: str = "restart") -> list[str]:
-    """The lines; `joining` is how --pack joins documents for this model."""
-    in_all = about = ""
-    share = None
+    """What was read and what is left out; `joining` is how --pack joins documents for this model."""
+    in_all = about = percent = ""
+    share = 1.0
     if report.num_in_all is not None and report.num_in_all > report.num_documents:
         share = report.num_documents / report.num_in_all
-        in_all = f" of {report.num_in_all:,}"
+        in_all, percent = f" of {report.num_in_all:,}", f" ({100 * share:.1f} %)"
         if report.num_tokens_in_all is not None:
             about = f" of about {report.num_tokens_in_all:,}"
-    percent = "" if share is None else f" ({100 * share:.1f} %)"
-    lines = [
+    first = (
         f"data: {report.num_documents:,}{in_all} documents{percent}, {report.num_tokens:,}{about} tokens → "
         f"{report.num_sequences:,} sequences of {options.sequence_length:,}; {report.num_dropped:,} tokens dropped"
-    ]
+    )
+    lines = []
     shorter = [f"{count:,} of {int(length):,}" for length, count in report.num_shorter.items()]
     if shorter:
-        lines.append(f"      and {', '.join(shorter)} tokens")
-    lines += [f"      {line}" for line in _left_out(report, options, joining)]
-    if share is not None and share < _FEW:
-        lines.append(
-            "      the run sees less than a tenth of the documents; more --steps or a larger --batch-size see more"
-        )
-    times = options.sequences_wanted()[options.sequence_length] / report.num_sequences
-    if times > 1:
-        lines.append(f"      each sequence is seen {times:.1f} times")
-    return lines
-
-
-def num_tokens_of(report: DataReport, options: TrainingOptions) -> int:
-    """Tokens in all sequences."""
-    shorter = sum(int(length) * count for length, count in report.num_shorter.items())
-    return shorter + report.num_sequences * options.sequence_length
-
-
-def _left_out(report: DataReport, options: TrainingOptions, joining: str) -> list[str]:
-    in_all = num_tokens_of(report, options)
-    lines = []
-    if report.num_learned < in_all:
-        lines.append(f"the loss counts {100 * report.num_learned / in_all:.1f} % of all tokens")
-    if report.num_padding > _WASTE * in_all:
+        lines.append(f"and {', '.join(shorter)} tokens")
+    num_tokens = num_tokens_of(report, options)
+    if report.num_learned < num_tokens:
+        lines.append(f"the loss counts {100 * report.num_learned / num_tokens:.1f} % of all tokens")
+    if report.num_padding > _WASTE * num_tokens:
         remedy = f" (--pack {joining} joins documents)" if options.pack == "off" else ""
-        lines.append(f"{100 * report.num_padding / in_all:.0f} % of all tokens are padding{remedy}")
+        lines.append(f"{100 * report.num_padding / num_tokens:.0f} % of all tokens are padding{remedy}")
     if report.num_bad:
         lines.append(f"{report.num_bad:,} bad records were skipped; the first: {report.first_bad}")
     if report.unused_fields:
@@ -160,37 +127,18 @@ def _left_out(report: DataReport, options: TrainingOptions, joining: str) -> lis
         for length, count in report.num_shorter.items()
         if not count
     ]
-    return lines
+    if share < _FEW:
+        lines.append("the run sees less than a tenth of the documents; more --steps or a larger --batch-size see more")
+    times = options.sequences_wanted()[options.sequence_length] / report.num_sequences
+    if times > 1:
+        lines.append(f"each sequence is seen {times:.1f} times")
+    return [first, *(f"      {line}" for line in lines)]
 
 
-HELD_OUT, _NUM_HELD_OUT = "held-out", 32
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What a training begins with.
-
-    Attributes:
-        model: The model, its forward returning the loss; with LoRA the adapter around it.
-        arguments: The Trainer's.
-        options: The options, with the steps that epochs come to.
-        report: What was read.
-        held_out: What was read to measure the loss on while training.
-        measures: What adds up its loss by position, and what asks for needles.
-        reading: How it takes its sequences.
-        num_trained: Parameters that are trained.
-        num_parameters: Parameters in all.
-    """
-
-    model: Any
-    arguments: Any
-    options: TrainingOptions
-    report: DataReport
-    held_out: DataReport | None
-    measures: "tuple[PositionLosses, NeedleProbe | None]"
-    reading: "Reading"
-    num_trained: int
-    num_parameters: int
+def num_tokens_of(report: DataReport, options: TrainingOptions) -> int:
+    """Tokens in all sequences."""
+    shorter = sum(int(length) * count for length, count in report.num_shorter.items())
+    return shorter + report.num_sequences * options.sequence_length
 
 
 def prepare(
@@ -202,7 +150,7 @@ def prepare(
     merge: bool,
     tell: Callable[[str], None] | None,
     read_held_out: DocumentReader | None = None,
-) -> Prepared:
+) -> "Prepared":
     """Load the model and read the data, unless an earlier run already wrote the sequences.
 
     Args:
@@ -210,23 +158,23 @@ def prepare(
         folder: Where sequences lie and saves will.
         read_documents: Gives the documents.
         options: The options, settled.
-        merge: Whether what is trained will be merged, so that it must have a place in the checkpoint.
+        merge: Whether what is trained needs a place in the checkpoint.
         tell: Called with facts, one line each.
         read_held_out: Gives documents on which the loss is measured while training.
     """
     from transformers import set_seed
 
-    from ctxext.finetune.attention import register_shifted
-    from ctxext.finetune.evaluation import PositionLosses, needle_probe
-    from ctxext.finetune.loop import training_arguments
+    from ctxext.finetune.attention import attends_by_document, register_shifted
+    from ctxext.finetune.loop import Prepared, training_arguments
     from ctxext.finetune.loss import use_chunked_loss
-    from ctxext.finetune.packed_attention import attends_by_document
     from ctxext.finetune.source_model import load_source
     from ctxext.finetune.tiles import tile_mlps
+    from ctxext.finetune.watch import PositionLosses, needle_probe
 
-    if tell is not None and not base.model.is_extended:
+    say = tell or (lambda line: None)
+    if not base.model.is_extended:
         length = base.model.encoding.context_length
-        tell(f"{base.checkpoint.public_name} was not extended: its context length stays {length:,} tokens")
+        say(f"{base.checkpoint.public_name} was not extended: its context length stays {length:,} tokens")
     is_first = rank() == 0
     arguments = training_arguments(options, folder, num_processes())
     if options.offload_activations and arguments.device.type == "cpu":
@@ -258,11 +206,12 @@ def prepare(
         offloads=options.offload_activations,
     )
     set_seed(options.seed)  # Decides the initial weights of the adapter.
-    trained = model
-    if not options.full:
+    if options.full:
+        trained, counts = model, (model.num_parameters(only_trainable=True), model.num_parameters())
+    else:
         task = None if base.is_masked else "CAUSAL_LM"
         trained = with_adapter(model, options, whole=base.learned_tensors, task=task)
-    counts = count_parameters(trained)
+        counts = trained.get_nb_trainable_parameters()  # peft knows how weights in 4 bits are packed.
     if merge and is_first:
         check_mergeable(base, trained)
     with arguments.main_process_first(local=False, desc="reading the data"):
@@ -279,24 +228,31 @@ def prepare(
         )
     options = options.for_data(report.num_sequences)
     arguments.max_steps, arguments.warmup_steps = options.steps, options.warmup_steps
-    if tell is not None:
-        for line in data_lines(report, options, "restart" if can_restart else "run-on"):
-            tell(line)
-        if options.pack == "restart" and not attends_by_document(model):
-            tell(
-                "      this model's attention builds a mask of length × length for --pack restart, "
-                f"{options.sequence_length**2 / 2**30:.2g} GiB or more, which --dry-run does not count"
-            )
-    held_out = read_report(folder / HELD_OUT)
-    if held_out is not None and tell is not None:
+    for line in data_lines(report, options, "restart" if can_restart else "run-on"):
+        say(line)
+    if options.pack == "restart" and not attends_by_document(model):
+        say(
+            "      this model's attention builds a mask of length × length for --pack restart, "
+            f"{options.sequence_length**2 / 2**30:.2g} GiB or more, which --dry-run does not count"
+        )
+    held_out, needle = read_report(folder / HELD_OUT), None
+    if held_out is not None:
         every = options.eval_every or options.save_every
-        tell(f"evaluated on {held_out.num_sequences:,} sequences every {every:,} steps")
-    assert options.length is not None, "the options are settled"
-    can_answer = held_out is not None and not base.is_masked
-    needle = (
-        needle_probe(model, forward, tokenizer, options.length, options.seed, num_processes()) if can_answer else None
-    )
+        say(f"evaluated on {held_out.num_sequences:,} sequences every {every:,} steps")
+        if not base.is_masked:
+            assert options.length is not None, "the options are settled"
+            needle = needle_probe(model, forward, tokenizer, options.length, options.seed, num_processes())
     return Prepared(trained, arguments, options, report, held_out, (by_position, needle), reading, *counts)
+
+
+def open_model(
+    model: str, options: TrainingOptions, revision: str | None, token: str | None
+) -> tuple[Base, Served, TrainingOptions]:
+    """Open the base and what is written of it; refuse options that do not fit, and settle the others."""
+    base = open_base(model, options.length, revision=revision, token=token, original_length=options.original_length)
+    check_fits(base, options)
+    served, encoding = served_with(base, options.serve_factor), base.model.encoding
+    return base, served, options.settled(window=encoding.context_length, trained_length=encoding.trained_length)
 
 
 def check_fits(base: Base, options: TrainingOptions) -> None:
@@ -321,8 +277,8 @@ def check_fits(base: Base, options: TrainingOptions) -> None:
 
 def _can_restart(base: Base, options: TrainingOptions, model: Any, first_index: int | None) -> bool:
     """Whether --pack restart goes with this model and the other options."""
+    from ctxext.finetune.attention import keeps_documents_apart
     from ctxext.finetune.loss import whole_weights
-    from ctxext.finetune.packed_attention import keeps_documents_apart
 
     try:
         check_fits(base, dataclasses.replace(options, pack="restart"))
@@ -357,14 +313,13 @@ def _read(
 def check_mergeable(base: Base, model: Any) -> None:
     """Before anything is trained: every trained weight must have a place in the files, stored as plain numbers."""
     shapes = stored_shapes(base.checkpoint)
-    types = {name: entry["dtype"] for header in base.checkpoint.headers() for name, entry in header.items()}
+    types = {name: entry["dtype"] for name, entry in base.checkpoint.headers.items()}
     shapes = with_shares(shapes, shares_of(base.checkpoint, shapes))
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad or "lm_head" in name:
             continue
         owner = name.removeprefix("base_model.model.")
-        for part in (".lora_", ".modules_to_save", ".base_layer"):
-            owner = owner.split(part)[0] if part == ".lora_" else owner.replace(f"{part}.default", "").replace(part, "")
+        owner = re.sub(r"\.lora_.*|\.(modules_to_save|base_layer)(\.default)?", "", owner)
         owner = owner if owner.endswith((".weight", ".bias")) else f"{owner}.weight"
         place = stored_name(owner, shapes)
         if place is None:

@@ -7,36 +7,35 @@ import json
 import shutil
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ctxext.errors import CtxextError
-from ctxext.files.content import Progress, as_json
+from ctxext.files.content import as_json
 from ctxext.files.extras import is_installed, require
-from ctxext.files.locks import locked, short_name
 from ctxext.files.output_directory import (
     beside,
     check_out,
     deletable_files,
-    delete,
     discard,
     explain_disk_errors,
     give_name,
+    locked,
     recover,
+    short_name,
     staging_directory,
 )
 from ctxext.files.processes import rank
 from ctxext.files.schemas import read_json_object
-from ctxext.finetune.base import Base, open_base
+from ctxext.finetune.base import Base
 from ctxext.finetune.data import DataReport
 from ctxext.finetune.documents import DocumentReader
-from ctxext.finetune.merge import ADAPTER, save_adapter, tied_embeddings, write_merged
+from ctxext.finetune.merge import ADAPTER, changes_of, save_adapter, write_merged
 from ctxext.finetune.options import CHANGEABLE, Reporter, RunOptions, TrainingOptions
-from ctxext.finetune.prepare import HELD_OUT, check_fits, prepare
-from ctxext.finetune.served import Served, check_served, served_with
-from ctxext.finetune.tensors import JoinedChanges, WholeChanges, stored_shapes
+from ctxext.finetune.prepare import open_model, prepare
+from ctxext.finetune.served import check_served
 from ctxext.finetune.training_data import Data, training_data
 from ctxext.notebook import table
 from ctxext.options import accepts_options
@@ -128,13 +127,7 @@ def finetune(
     held_out = None if eval_data is None else training_data(eval_data, split=None)
     readers = chosen.reader(options), held_out.reader(options) if held_out else None
     out = Path(out)
-    base = open_base(
-        str(model), options.length, revision=run.revision, token=run.token, original_length=options.original_length
-    )
-    check_fits(base, options)
-    served = served_with(base, options.serve_factor)
-    encoding = base.model.encoding
-    options = options.settled(window=encoding.context_length, trained_length=encoding.trained_length)
+    base, served, options = open_model(str(model), options, run.revision, run.token)
     if options.full and not run.merge:
         raise CtxextError("--full has no adapter to keep apart.", hint="Leave --no-merge out.")
     if options.serve_factor and not run.merge:
@@ -144,7 +137,13 @@ def finetune(
     check_out(out, base.checkpoint.folder, run)
     out = out.resolve()
     folder = training_folder(out)
-    with _only_run_in(out):
+    with contextlib.ExitStack() as stack:
+        if rank() == 0:
+            with explain_disk_errors(out):
+                out.parent.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(locked(out))  # For the whole run.
+                recover(out)
+                recover(folder)
         deletable = deletable_files(out, run)
         named = {**chosen.described(), **({"eval": held_out.described()["name"]} if held_out else {})}
         if rank() == 0:
@@ -166,27 +165,15 @@ def finetune(
             if run.merge:
                 notes = _notes(base, result, named)
                 notes |= {"schedule": f"trained with {served.summary}"} if served.summary else {}
-                _merge(served, folder, result, work, notes, reporter.progress)
+                trained = folder / FINAL if options.full else work / ADAPTER
+                changes = changes_of(served.checkpoint, trained, is_adapter=not options.full)
+                progress = reporter.progress
+                write_merged(served.checkpoint, changes, work, notes=notes, texts=served.texts, progress=progress)
                 if served.summary:
                     check_served(work)
             give_name(work, out, overwrite=run.replaces, deletable=deletable)
         discard(folder)
     return result
-
-
-@contextlib.contextmanager
-def _only_run_in(out: Path) -> Iterator[None]:
-    """Lock OUT for the whole run, in the first of its processes."""
-    if rank() != 0:
-        yield
-        return
-    with explain_disk_errors(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-    with locked(out):
-        with explain_disk_errors(out):
-            recover(out)
-            recover(training_folder(out))
-        yield
 
 
 def _settings(base: Base, options: TrainingOptions, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,9 +202,12 @@ def _begin(folder: Path, settings: Mapping[str, Any], *, resume: bool, overwrite
         different = [key for key in settings if old.get(key) != json.loads(json.dumps(settings[key]))]
         if different:
             key = different[0]
+            before, now = (
+                " ".join(str(entry)[:40] for entry in value.values()) if isinstance(value, Mapping) else f'"{value}"'
+                for value in (old.get(key), settings[key])
+            )
             raise CtxextError(
-                f'The unfinished run at "{folder}" has another {key.replace("_", " ")}: {_short(old.get(key))}, '
-                f"not {_short(settings[key])}.",
+                f'The unfinished run at "{folder}" has another {key.replace("_", " ")}: {before}, not {now}.',
                 hint="Give the same options as before, or start again with --overwrite.",
             )
         return
@@ -228,21 +218,10 @@ def _begin(folder: Path, settings: Mapping[str, Any], *, resume: bool, overwrite
     else:
         discard(folder)
     # Written under another name and renamed, so that a training folder always has its settings.
-    new = beside(folder, "new")
-    with explain_disk_errors(folder):
-        try:
-            new.mkdir()
-            (new / SETTINGS).write_text(as_json(settings), encoding="utf-8")
-            new.rename(folder)
-        except BaseException:
-            delete(new)
-            raise
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return " ".join(str(entry)[:40] for entry in value.values())
-    return f'"{value}"'
+    with explain_disk_errors(folder), beside(folder) as place:
+        (place / "new").mkdir()
+        (place / "new" / SETTINGS).write_text(as_json(settings), encoding="utf-8")
+        (place / "new").rename(folder)
 
 
 def _train(
@@ -254,34 +233,20 @@ def _train(
     reporter: Reporter,
 ) -> Finetuned:
     """Load the model, read the data, train, and save the trained weights as the folder `final`."""
-    from ctxext.finetune.batches import Sequences
-    from ctxext.finetune.loop import held_out_sequences, newest_save, train
+    from ctxext.finetune.loop import newest_save, train
 
     tell = reporter.tell
     ready = prepare(base, folder, readers[0], options, merge=run.merge, tell=tell, read_held_out=readers[1])
-    options = ready.options
-    last_save = newest_save(folder, options.steps) if run.resume else None
+    last_save = newest_save(folder, ready.options.steps) if run.resume else None
     if run.resume and tell is not None:
         tell(f"going on after step {last_save.name.rsplit('-', 1)[1]}" if last_save else "nothing was saved yet")
-    sequences = Sequences(folder, options, ready.reading)
     started = time.perf_counter()
-    held_out = None
-    if ready.held_out:
-        held_out = held_out_sequences(folder / HELD_OUT, options, ready.held_out.num_sequences, ready.reading)
-    trainer = train(
-        ready.model,
-        ready.arguments,
-        sequences,
-        reporter,
-        last_save,
-        held_out=held_out,
-        measures=ready.measures,
-    )
+    trainer = train(ready, folder, reporter, last_save)
     trainer.save_model(str(folder / FINAL))
     logged = (entry for entry in trainer.state.log_history if entry.get("loss") is not None)
     losses = tuple((entry["step"], entry["loss"]) for entry in logged)
     seconds = round(time.perf_counter() - started, 2)
-    return Finetuned(folder, options, ready.report, losses, ready.num_trained, ready.num_parameters, seconds)
+    return Finetuned(folder, ready.options, ready.report, losses, ready.num_trained, ready.num_parameters, seconds)
 
 
 def _write(base: Base, folder: Path, result: Finetuned, work: Path, data: Mapping[str, Any]) -> None:
@@ -309,11 +274,6 @@ def draw_losses(losses: Sequence[tuple[int, float]], lengths: Sequence[int], pat
     """Draw the loss of every step as a point, and a smoothed curve, in one colour for each length.
 
     The losses of different lengths lie at different heights, so that one curve for all would only show the mixture.
-
-    Args:
-        losses: Step, counted from 1, and loss.
-        lengths: Tokens of a sequence in each step.
-        path: The PNG file to make.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -350,25 +310,6 @@ def smoothed(steps: Sequence[int], values: Sequence[float]) -> list[float]:
         window = [value for step, value in zip(steps, values, strict=True) if abs(step - at) <= near]
         means.append(sum(window) / len(window))
     return means
-
-
-def _merge(
-    served: Served,
-    folder: Path,
-    result: Finetuned,
-    work: Path,
-    notes: Mapping[str, Any],
-    progress: Progress | None,
-) -> None:
-    """Write the full checkpoint."""
-    checkpoint = served.checkpoint
-    shapes, tied = stored_shapes(checkpoint), tied_embeddings(checkpoint)
-    changes = (
-        WholeChanges(folder / FINAL, shapes, tied=tied)
-        if result.options.full
-        else JoinedChanges(work / ADAPTER, checkpoint, shapes, tied=tied)
-    )
-    write_merged(checkpoint, changes, work, notes=notes, texts=served.texts, progress=progress)
 
 
 def _notes(base: Base, result: Finetuned, data: Mapping[str, Any]) -> dict[str, Any]:

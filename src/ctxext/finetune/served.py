@@ -33,12 +33,7 @@ class Served:
 
 
 def served_with(base: Base, factor: float | None) -> Served:
-    """The base with its schedule at another factor, compared with what the installed transformers rotates by.
-
-    Args:
-        base: The checkpoint that is trained.
-        factor: How many times longer than the original context length; None keeps the base as it is.
-    """
+    """The base with its schedule at another factor, compared with what the installed transformers rotates by."""
     checkpoint = base.checkpoint
     if factor is None:
         return Served(checkpoint, {}, "")

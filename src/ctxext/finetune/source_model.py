@@ -1,14 +1,13 @@
 """The model before its window was extended, to stay close to on short sequences; it shares the weights of the base."""
 
-import tempfile
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ctxext.checkpoint.loading import quiet_transformers, sealed, without_hub
+from ctxext.checkpoint.auto_class import CAUSAL
+from ctxext.checkpoint.loading import quiet_transformers, sealed, stock_class
 from ctxext.errors import CtxextError
-from ctxext.files.content import as_json
 from ctxext.finetune.base import Base, load_base
 from ctxext.finetune.comparison import Head
 from ctxext.finetune.loss import logits_of
@@ -16,29 +15,22 @@ from ctxext.finetune.options import TrainingOptions
 from ctxext.recipes.encodings.rotary import provenance
 from ctxext.recipes.recipe import plain_config
 
-WEIGHT = 5.0
-"""How much a nat of divergence weighs beside a nat of loss."""
 
-
+@dataclass(eq=False)
 class SourceModel:
     """What the source says of sequences that fit in the window it was trained on (LongReD, arXiv 2502.07365).
 
-    Args:
+    Attributes:
         model: The source, frozen.
         shared: Its parameters that are another model's too, each with that model's; they follow it to a device.
         trained_length: Tokens of the window that the source was trained on.
+        weight: How much a nat of divergence weighs beside a nat of loss.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        shared: list[tuple[torch.nn.Parameter, torch.nn.Parameter]],
-        *,
-        trained_length: int,
-    ) -> None:
-        self.model, self.shared = model, shared
-        self.weight = WEIGHT
-        self.trained_length = trained_length
+    model: Any
+    shared: list[tuple[torch.nn.Parameter, torch.nn.Parameter]]
+    trained_length: int
+    weight: float = 5.0
 
     def knows(self, positions: torch.Tensor) -> bool:
         """Whether all positions, (batch, length), are ones that the source was trained on."""
@@ -53,7 +45,10 @@ class SourceModel:
             given: Mask and positions.
         """
         if self.model.device != ids.device:
-            self._move(ids.device)
+            for parameter, other in self.shared:
+                if other.device == ids.device and other.shape == parameter.shape:
+                    parameter.data = other.data
+            self.model.to(ids.device)
         output = self.model.base_model(input_ids=ids, use_cache=False, **given)
 
         def head(hidden: torch.Tensor) -> torch.Tensor:
@@ -64,21 +59,9 @@ class SourceModel:
 
         return output.last_hidden_state.flatten(0, 1)[None], head
 
-    def _move(self, device: torch.device) -> None:
-        for parameter, other in self.shared:
-            if other.device == device and other.shape == parameter.shape:
-                parameter.data = other.data
-        self.model.to(device)
-
 
 def load_source(base: Base, model: Any, options: TrainingOptions) -> SourceModel:
-    """The model that a base was extended from, with the weights of the base.
-
-    Args:
-        base: The extended checkpoint.
-        model: The same, loaded, before anything is trained.
-        options: The options, settled.
-    """
+    """Build the model that a base was extended from, with the weights of the base, before anything is trained."""
     if "source_theta" not in provenance(base.checkpoint.config):
         raise CtxextError(
             f'--keep-short needs to know what "{base.checkpoint.name}" was before it was extended.',
@@ -88,29 +71,20 @@ def load_source(base: Base, model: Any, options: TrainingOptions) -> SourceModel
     source.eval().requires_grad_(False)
     source.config.use_cache = False
     is_shared = not options.full and options.quantize == "none"
-    theirs = dict(model.named_parameters())
-    shared = (
-        [(parameter, theirs[name]) for name, parameter in source.named_parameters() if name in theirs]
-        if is_shared
-        else []
-    )
+    theirs = dict(model.named_parameters()) if is_shared else {}
+    shared = [(parameter, theirs[name]) for name, parameter in source.named_parameters() if name in theirs]
     return SourceModel(source, shared, trained_length=base.model.encoding.trained_length)
 
 
 def _built(base: Base, model: Any, options: TrainingOptions) -> Any:
     """The stock class of the family around the trained window; quantized weights are read again."""
     from accelerate import init_empty_weights
-    from transformers import AutoConfig, AutoModelForCausalLM
 
-    with tempfile.TemporaryDirectory() as folder:
-        plain = without_hub(plain_config(base.model).config)
-        (Path(folder) / "config.json").write_text(as_json(plain), encoding="utf-8")
-        with sealed():
-            config = AutoConfig.from_pretrained(folder)
+    kind, config = stock_class(plain_config(base.model).config, CAUSAL)
     if options.quantize != "none":
         return load_base(base, options, None, config=config)[0]
     with sealed(), quiet_transformers(), init_empty_weights(include_buffers=False):
-        source = AutoModelForCausalLM.from_config(config, dtype=model.dtype)
+        source = kind._from_config(config, dtype=model.dtype)
     weights = model.state_dict()
     source.load_state_dict(
         {name: value.clone() for name, value in weights.items()} if options.full else weights, assign=True

@@ -18,11 +18,7 @@ class Terminated(SystemExit):
 
 
 def raise_terminated(number: int, frame: FrameType | None) -> None:
-    """A signal handler.
-
-    Raises:
-        Terminated: always.
-    """
+    """Handle a signal by `Terminated`."""
     raise Terminated
 
 

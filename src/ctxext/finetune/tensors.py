@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from pydantic_core.core_schema import bool_schema, dict_schema
 from safetensors import SafetensorError, safe_open
 
 from ctxext.checkpoint.opening import WEIGHT_SUFFIXES, Checkpoint
@@ -16,8 +17,7 @@ from ctxext.checkpoint.other_files import is_of_trainer
 from ctxext.errors import CtxextError
 from ctxext.files.content import open_regular
 from ctxext.files.extras import require
-from ctxext.files.schema import Schema
-from ctxext.files.schemas import Number, Word, checked, read_json_object
+from ctxext.files.schemas import NUMBER, WORD, Schema, checked, read_json_object
 from ctxext.files.tensor_files import TORCH_NAMES, NewTensor, read_safetensors_header, read_tensor
 from ctxext.recipes.code.layout import without_code
 
@@ -45,22 +45,19 @@ BEFORE_QUANTIZING = "Is it quantized? Take the checkpoint before that; finetune 
 _BY_PEFT = "Train it without that, or merge it with peft's merge_and_unload()."
 
 
-class AdapterFile(Schema):
-    """What a merge uses of adapter_config.json."""
-
-    lora_alpha: Number
-    fan_in_fan_out: bool | None = None
-    alpha_pattern: dict[Word, Number] | None = None
-    use_rslora: bool | None = None
-    ensure_weight_tying: bool | None = None
+_ADAPTER = Schema(
+    {
+        "lora_alpha": NUMBER,
+        "alpha_pattern": dict_schema(WORD, NUMBER),
+        **dict.fromkeys(("fan_in_fan_out", "use_rslora", "ensure_weight_tying"), bool_schema()),
+    },
+    required=["lora_alpha"],
+)
+"""What a merge uses of adapter_config.json."""
 
 
 class AdapterConfig:
-    """How the matrices of a LoRA adapter are scaled.
-
-    Args:
-        folder: The adapter, as peft saves it.
-    """
+    """How the matrices of a LoRA adapter, as peft saves it, are scaled."""
 
     def __init__(self, folder: Path) -> None:
         if not (folder / "adapter_config.json").is_file():
@@ -68,9 +65,18 @@ class AdapterConfig:
         self.content = read_json_object(folder / "adapter_config.json")
         if reason := _refusal(self.content):
             raise CtxextError(f'"{folder}" cannot be merged: {reason}.', hint=_BY_PEFT)
-        checked(self.content, AdapterFile, "adapter_config.json")
+        checked(self.content, _ADAPTER, "adapter_config.json")
         for pattern in self.content.get("alpha_pattern") or {}:
-            _check_pattern(pattern)
+            fault = "may take forever to match" if _choices_in(pattern) > _MOST_CHOICES else ""
+            try:
+                re.compile("" if fault else rf"(.*\.)?({pattern})$")  # As peft's get_pattern_key puts it.
+            except (re.error, OverflowError, RecursionError) as error:
+                fault = f"is not a regular expression: {error}"
+            if fault:
+                raise CtxextError(
+                    f'"adapter_config.json": "alpha_pattern" has "{pattern}", which {fault}.',
+                    hint="Write the end of a module's name, as q_proj.",
+                )
         self.is_tied = bool(self.content.get("ensure_weight_tying"))
         self.is_transposed = bool(self.content.get("fan_in_fan_out"))
 
@@ -82,22 +88,6 @@ class AdapterConfig:
         alphas: Mapping[str, Any] = self.content.get("alpha_pattern") or {}
         alpha = float(alphas.get(get_pattern_key(alphas.keys(), module), self.content["lora_alpha"]))
         return alpha / (rank**0.5 if self.content.get("use_rslora") else rank)
-
-
-def _check_pattern(pattern: str) -> None:
-    """Refuse what peft could not match module names with."""
-    if _choices_in(pattern) > _MOST_CHOICES:
-        raise CtxextError(
-            f'"adapter_config.json": "alpha_pattern" has "{pattern}", which may take forever to match.',
-            hint="Write the end of a module's name, as q_proj.",
-        )
-    try:
-        re.compile(rf"(.*\.)?({pattern})$")  # As peft's get_pattern_key puts it.
-    except (re.error, OverflowError, RecursionError) as error:
-        raise CtxextError(
-            f'"adapter_config.json": "alpha_pattern" has "{pattern}", which is not a regular expression: {error}.',
-            hint="Write the end of a module's name, as q_proj.",
-        ) from error
 
 
 def _choices_in(pattern: str) -> float:
@@ -174,23 +164,9 @@ def _trained_beside(path: Path) -> dict[str, torch.Tensor]:
     return {str(name): tensor for name, tensor in content.items()}
 
 
-class Changes(Protocol):
-    """New values of some tensors."""
-
-    names: frozenset[str]
-    """Names of the tensors that change, as the checkpoint stores them."""
-
-    untied: Mapping[str, str]
-    """Output embeddings that become separate tensors, each with the input embedding that it was tied to."""
-
-    def new(self, name: str, old: torch.Tensor) -> torch.Tensor:
-        """The new value of a tensor, of the old one's shape, in float32 or the type it was trained in."""
-        ...
-
-
 def stored_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     """Return names and shapes of all tensors of a checkpoint, from its headers."""
-    shapes = {name: tuple(entry["shape"]) for header in checkpoint.headers() for name, entry in header.items()}
+    shapes = {name: tuple(entry["shape"]) for name, entry in checkpoint.headers.items()}
     if not shapes:
         raise CtxextError(
             f'"{checkpoint.name}" has no safetensors weights to merge into.',
@@ -200,23 +176,13 @@ def stored_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
 
 
 def check_type(name: str, dtype: str) -> None:
-    """Refuse a tensor that holds no plain numbers, as those of quantized checkpoints do not.
-
-    Args:
-        name: The tensor.
-        dtype: Its type, as safetensors calls it.
-    """
+    """Refuse a tensor that holds no plain numbers, as those of quantized checkpoints do not."""
     if dtype not in TORCH_NAMES:
         raise CtxextError(f'"{name}" is stored as {dtype}, which nothing can be merged into.', hint=BEFORE_QUANTIZING)
 
 
 def changed_tensors(changes: Changes, origin: Path) -> list[NewTensor]:
-    """Return the tensors of a file that training changed, and the output embeddings that it gets.
-
-    Args:
-        changes: What was trained.
-        origin: A safetensors file of the base.
-    """
+    """Return the tensors of one of the base's files that training changed, and the output embeddings that it gets."""
     header = read_safetensors_header(origin)
     tensors = [_tensor(name, origin, entry, changes) for name, entry in header.items() if name in changes.names]
     return tensors + [
@@ -231,42 +197,79 @@ def _tensor(name: str, origin: Path, entry: Mapping[str, Any], changes: Changes,
     dtype, shape = entry["dtype"], tuple(entry["shape"])
 
     def pieces(raw: memoryview) -> Iterator[bytes]:
+        import torch
+
         content = read_tensor(origin, copied) if copied else bytes(raw)
-        yield _changed(content, name, dtype, shape, changes) if name in changes.names else content
+        if name not in changes.names:
+            yield content
+            return
+        check_type(name, dtype)
+        stored = getattr(torch, TORCH_NAMES[dtype])
+        new = changes.new(name, torch.frombuffer(bytearray(content), dtype=stored).reshape(shape))
+        if new.shape != shape:
+            raise CtxextError(f'"{name}" was trained as {tuple(new.shape)} but is stored as {shape}.')
+        new = new.to(stored)  # A number that is finite before may be too large for the stored type.
+        if not torch.isfinite(new).all():
+            raise CtxextError(
+                f'"{name}" would hold numbers that are not finite in {dtype}.',
+                hint="Look at the adapter: its lora_alpha, its alpha_pattern, and infinite numbers or NaN in its "
+                "tensors.",
+            )
+        yield new.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
     return NewTensor(name, Path(origin.name), dtype, None if copied else shape, shape, pieces)
 
 
-def _changed(content: bytes, name: str, dtype: str, shape: tuple[int, ...], changes: Changes) -> bytes:
-    """Return a tensor's new bytes."""
-    import torch
+@dataclass(frozen=True)
+class _Product:
+    """Matrices whose product is added to a weight; DoRA then gives each row its length, of embeddings each column."""
 
-    check_type(name, dtype)
-    stored = getattr(torch, TORCH_NAMES[dtype])
-    old = torch.frombuffer(bytearray(content), dtype=stored).reshape(shape)
-    new = changes.new(name, old)
-    if new.shape != old.shape:
-        raise CtxextError(f'"{name}" was trained as {tuple(new.shape)} but is stored as {shape}.')
-    new = new.to(stored)  # A number that is finite before may be too large for the stored type.
-    if not torch.isfinite(new).all():
-        raise CtxextError(
-            f'"{name}" would hold numbers that are not finite in {dtype}.',
-            hint="Look at the adapter: its lora_alpha, its alpha_pattern, and infinite numbers or NaN in its tensors.",
-        )
-    return new.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    first: torch.Tensor  # (rank, columns)
+    second: torch.Tensor  # (rows, rank)
+    magnitude: torch.Tensor | None
+    across: int  # The dimension along which DoRA measures lengths.
+    is_turned: bool  # The weight is stored the other way round, as those of GPT-2's layers are.
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape = self.second.shape[0], self.first.shape[1]
+        return shape[::-1] if self.is_turned else shape
+
+    def added_to(self, old: torch.Tensor, scale: float) -> torch.Tensor:
+        old = old.T if self.is_turned else old
+        new: torch.Tensor = old.float() + scale * (self.second.float() @ self.first.float())
+        if self.magnitude is not None:
+            new = new * (self.magnitude.float() / new.norm(dim=self.across)).unsqueeze(self.across)
+        return new.T if self.is_turned else new
+
+
+def _product(parts: Mapping[str, torch.Tensor], *, is_transposed: bool) -> _Product | None:
+    """The matrices of a weight; None where one is missing, or they do not go together."""
+    is_embedding = "lora_embedding_A" in parts
+    a, b = ("lora_embedding_A", "lora_embedding_B") if is_embedding else (_A, _B)
+    if a not in parts or b not in parts or {parts[a].ndim, parts[b].ndim} != {2}:
+        return None
+    # Those of an embedding are kept the other way round.
+    first, second = (parts[b].T, parts[a].T) if is_embedding else (parts[a], parts[b])
+    if first.shape[0] != second.shape[1] or not first.shape[0]:
+        return None
+    magnitude = parts.get("lora_magnitude_vector", parts.get("lora_magnitude_vector.weight"))
+    if magnitude is not None and tuple(magnitude.shape) != (first.shape[1] if is_embedding else second.shape[0],):
+        return None
+    return _Product(first, second, magnitude, 0 if is_embedding else 1, is_transposed and not is_embedding)
 
 
 class AdapterChanges:
     """What a LoRA adapter adds: (alpha / rank) · B · A, with DoRA's magnitudes, and whole tensors trained beside.
 
-    Args:
-        folder: The adapter, as peft saves it.
-        stored: Names and shapes of the checkpoint's tensors.
-        tied: The output embedding with the input embedding that it is; empty where they are two.
+    `tied` are output embeddings, each with the input embedding that it is; `untied` those that become separate tensors.
     """
 
-    def __init__(self, folder: Path, stored: Shapes, *, tied: Mapping[str, str]) -> None:
-        self.config = AdapterConfig(folder)
+    def __init__(
+        self, folder: Path, stored: Shapes, *, tied: Mapping[str, str], shares: Mapping[str, Share] | None = None
+    ) -> None:
+        self.config, self.shares = AdapterConfig(folder), shares or {}
+        stored = with_shares(stored, self.shares)
         path = folder / "adapter_model.safetensors"
         if not path.is_file():
             raise CtxextError(f'"{folder}" has no adapter_model.safetensors.')
@@ -285,57 +288,75 @@ class AdapterChanges:
                 owners.setdefault(key.removeprefix(_PREFIX), {})["whole"] = tensor
         # Beside the matrices of an embedding peft saves the embedding itself, unchanged.
         owners = {owner: parts for owner, parts in owners.items() if set(parts) != {"base_layer.weight"}}
-        self.parts = _known(folder, owners, stored, tied, is_transposed=self.config.is_transposed)
+        self.parts = self._known(folder, owners, stored, tied)
         self.untied: Mapping[str, str] = {} if self._stay_tied(tied) else dict(tied)
         for head, embedding in tied.items():
             if not self.untied:
                 self.parts.pop(head, None)
                 if head in stored and embedding in self.parts:
                     self.parts[head] = self.parts[embedding]
-        self.names = frozenset(self.parts)
+        self.names = frozenset(self.shares[name].name if name in self.shares else name for name in self.parts)
+
+    def _known(
+        self, folder: Path, owners: Mapping[str, dict[str, torch.Tensor]], stored: Shapes, tied: Mapping[str, str]
+    ) -> dict[str, torch.Tensor | _Product]:
+        """The parts by stored name; a tied output embedding is not stored, and keeps the adapter's name."""
+        parts: dict[str, torch.Tensor | _Product] = {}
+        for owner, tensors in owners.items():
+            name = stored_name(owner, stored) or stored_name(owner, tied)
+            if name is None:
+                raise CtxextError(
+                    f'"{folder}" changes "{owner}", which this checkpoint does not have.', hint="Is it another model's?"
+                )
+            whole = tensors.get("whole")
+            part = _product(tensors, is_transposed=self.config.is_transposed) if whole is None else whole
+            if part is None:
+                raise CtxextError(f'"{folder}" does not hold matrices for "{owner}" that go together.')
+            wanted = stored[name] if name in stored else stored[tied[name]]
+            if tuple(part.shape) != tuple(wanted):
+                raise CtxextError(
+                    f'"{folder}" does not fit: "{name}" is {wanted}, the adapter\'s {tuple(part.shape)}.',
+                    hint=BEFORE_QUANTIZING,
+                )
+            parts[name] = part
+        return parts
 
     def _stay_tied(self, tied: Mapping[str, str]) -> bool:
         """Whether input and output embedding are one tensor in the adapter too."""
         for head, embedding in tied.items():
             first, second = self.parts.get(embedding), self.parts.get(head)
-            if first is None and second is None:
-                continue
-            if second is None and self.config.is_tied:
+            if second is None and (first is None or self.config.is_tied):
                 continue
             if first is None or second is None or not _are_alike(first, second):
                 return False
         return True
 
     def new(self, name: str, old: torch.Tensor) -> torch.Tensor:
-        """The tensor with the adapter added, in float32."""
-        parts = self.parts[name]
-        if "whole" in parts:
-            return parts["whole"]
-        if self._is_transposed(parts):
-            old = old.T
-        first, second = _matrices(parts)
-        new = old.float() + self.config.scale(name.removesuffix(".weight"), first.shape[0]) * (second @ first)
-        magnitude = parts.get("lora_magnitude_vector", parts.get("lora_magnitude_vector.weight"))
-        if magnitude is None:
-            return new.T if self._is_transposed(parts) else new
-        # DoRA: every row of the sum is scaled to the length that was learned for it; of embeddings every column.
-        across = 0 if "lora_embedding_A" in parts else 1
-        scaled: torch.Tensor = new * (magnitude.float() / new.norm(dim=across)).unsqueeze(across)
-        return scaled.T if self._is_transposed(parts) else scaled
+        """The tensor with the adapter added, in float32 or the type it was trained in, put together from its shares."""
+        import torch
 
-    def _is_transposed(self, parts: Mapping[str, torch.Tensor]) -> bool:
-        """Whether a layer keeps its weight the other way round, as those of GPT-2 do."""
-        return self.config.is_transposed and _A in parts
+        shares = sorted((share.index, part) for part, share in self.shares.items() if share.name == name)
+        if not shares:
+            return self._changed(name, old)
+        rows = old.chunk(len(shares))
+        return torch.cat([self._changed(part, some) for (_, part), some in zip(shares, rows, strict=True)])
+
+    def _changed(self, name: str, old: torch.Tensor) -> torch.Tensor:
+        part = self.parts.get(name)
+        if isinstance(part, _Product):
+            return part.added_to(old, self.config.scale(name.removesuffix(".weight"), part.first.shape[0]))
+        return old.float() if part is None else part
+
+
+def _are_alike(first: torch.Tensor | _Product, second: torch.Tensor | _Product) -> bool:
+    if isinstance(first, _Product) and isinstance(second, _Product):
+        pairs = (first.first, second.first), (first.second, second.second)
+        return all(one.float().equal(two.float()) for one, two in pairs)
+    return not isinstance(first, _Product) and not isinstance(second, _Product) and first.equal(second)
 
 
 class WholeChanges:
-    """Weights that were trained whole, as transformers saves them.
-
-    Args:
-        folder: The trained model.
-        stored: Names and shapes of the checkpoint's tensors.
-        tied: The output embedding with the input embedding that it is; empty where they are two.
-    """
+    """Weights that were trained whole, as transformers saves them; what is tied stays tied."""
 
     def __init__(self, folder: Path, stored: Shapes, *, tied: Mapping[str, str]) -> None:
         self.untied: Mapping[str, str] = {}
@@ -377,68 +398,6 @@ def _split(key: str) -> tuple[str, str]:
     return key, "whole"
 
 
-def _known(
-    folder: Path,
-    owners: Mapping[str, dict[str, torch.Tensor]],
-    stored: Shapes,
-    tied: Mapping[str, str],
-    *,
-    is_transposed: bool,
-) -> dict[str, dict[str, torch.Tensor]]:
-    """The parts by stored name; a tied output embedding is not stored, and keeps the adapter's name."""
-    parts = {}
-    for owner, tensors in owners.items():
-        name = stored_name(owner, stored) or stored_name(owner, tied)
-        if name is None:
-            raise CtxextError(
-                f'"{folder}" changes "{owner}", which this checkpoint does not have.', hint="Is it another model's?"
-            )
-        shape = tuple(tensors["whole"].shape) if "whole" in tensors else _product_shape(tensors)
-        if shape is None:
-            raise CtxextError(f'"{folder}" does not hold matrices for "{owner}" that go together.')
-        wanted = stored[name] if name in stored else stored[tied[name]]
-        if is_transposed and _A in tensors:
-            shape = shape[::-1]
-        if shape != tuple(wanted):
-            raise CtxextError(
-                f'"{folder}" does not fit: "{name}" is {wanted}, the adapter\'s {shape}.', hint=BEFORE_QUANTIZING
-            )
-        parts[name] = tensors
-    return parts
-
-
-def _matrices(parts: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """A and B, so that B · A has the shape of the weight; those of an embedding are kept the other way round."""
-    if "lora_embedding_A" in parts:
-        return parts["lora_embedding_B"].float().T, parts["lora_embedding_A"].float().T
-    return parts[_A].float(), parts[_B].float()
-
-
-def _are_alike(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> bool:
-    """Whether two changes are the same."""
-    if ("whole" in first) != ("whole" in second):
-        return False
-    if "whole" in first:
-        return first["whole"].equal(second["whole"])
-    pairs = zip(_matrices(first), _matrices(second), strict=True)
-    return all(one.equal(two) for one, two in pairs)
-
-
-def _product_shape(tensors: Mapping[str, torch.Tensor]) -> tuple[int, ...] | None:
-    """The shape of what matrices make of a weight; None where one is missing, or they do not go together."""
-    a, b = ("lora_embedding_A", "lora_embedding_B") if "lora_embedding_A" in tensors else (_A, _B)
-    if a not in tensors or b not in tensors or {tensors[a].ndim, tensors[b].ndim} != {2}:
-        return None
-    first, second = _matrices(tensors)
-    if first.shape[0] != second.shape[1] or not first.shape[0]:
-        return None
-    magnitude = tensors.get("lora_magnitude_vector", tensors.get("lora_magnitude_vector.weight"))
-    across = first.shape[1] if "lora_embedding_A" in tensors else second.shape[0]
-    if magnitude is not None and tuple(magnitude.shape) != (across,):
-        return None
-    return second.shape[0], first.shape[1]
-
-
 @dataclass(frozen=True)
 class Share:
     """A parameter's part of a stored tensor, as of Nomic BERT's queries, keys and values.
@@ -457,12 +416,7 @@ class Share:
 
 
 def shares_of(checkpoint: Checkpoint, stored: Shapes) -> dict[str, Share]:
-    """The shares by parameter; empty if files and class agree, or if more than joining and renaming is between them.
-
-    Args:
-        checkpoint: The base.
-        stored: Names and shapes of its tensors.
-    """
+    """The shares by parameter; empty if files and class agree, or if more than joining and renaming is between them."""
     try:
         from transformers.conversion_mapping import get_checkpoint_conversion_mapping
         from transformers.core_model_loading import Chunk, WeightConverter, revert_weight_conversion
@@ -494,31 +448,4 @@ def with_shares(stored: Shapes, shares: Mapping[str, Share]) -> dict[str, tuple[
     return {**stored, **{name: (shape[0] // shares[name].count, *shape[1:]) for name, shape in whole.items()}}
 
 
-class JoinedChanges:
-    """The changes of an adapter to parameters and their shares, by stored tensor.
-
-    Args:
-        folder: The adapter, as peft saves it.
-        checkpoint: The base.
-        stored: Names and shapes of its tensors.
-        tied: The output embedding with the input embedding that it is; empty where they are two.
-    """
-
-    def __init__(self, folder: Path, checkpoint: Checkpoint, stored: Shapes, *, tied: Mapping[str, str]) -> None:
-        self.shares = shares_of(checkpoint, stored)
-        self.changes = AdapterChanges(folder, with_shares(stored, self.shares), tied=tied)
-        self.untied = self.changes.untied
-        self.names = frozenset(self.shares[name].name if name in self.shares else name for name in self.changes.names)
-
-    def new(self, name: str, old: torch.Tensor) -> torch.Tensor:
-        """The new value of a stored tensor, put together from its shares."""
-        import torch
-
-        parts = sorted((share.index, part) for part, share in self.shares.items() if share.name == name)
-        if not parts:
-            return self.changes.new(name, old)
-        values = [
-            self.changes.new(part, rows) if part in self.changes.names else rows.float()
-            for (_, part), rows in zip(parts, old.chunk(len(parts)), strict=True)
-        ]
-        return torch.cat(values)
+Changes = AdapterChanges | WholeChanges

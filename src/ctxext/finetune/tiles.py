@@ -21,16 +21,8 @@ _PROBE, _PROBE_TILE, _TOLERANCE = 8, 3, 1e-4
 _MMAP_THRESHOLD, _BLOCK = -3, 1 << 20
 
 
-def tile_mlps(model: Any, size: int) -> int:
-    """Compute the feed-forward parts of all layers tile by tile.
-
-    Args:
-        model: A language model of transformers, before or after it gets an adapter.
-        size: Tokens of a tile, of each row.
-
-    Returns:
-        How many parts there are.
-    """
+def tile_mlps(model: Any, size: int) -> None:
+    """Compute the feed-forward parts of all layers in tiles of `size` tokens of each row."""
     width = model.config.get_text_config(decoder=True).hidden_size
     sample = torch.randn(1, _PROBE, width, generator=torch.Generator().manual_seed(0))
     sample = sample.to(device=model.device, dtype=model.dtype)
@@ -47,7 +39,6 @@ def tile_mlps(model: Any, size: int) -> int:
         )
     if model.device.type == "cpu":
         give_blocks_back()
-    return len(parts)
 
 
 def give_blocks_back() -> None:

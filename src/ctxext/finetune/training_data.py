@@ -6,21 +6,17 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from ctxext.data.records import HELD_OUT, check_place
 from ctxext.errors import CtxextError
 from ctxext.files.content import sha256_of
+from ctxext.finetune.documents import DocumentReader, Documents, Source, parse_source
+from ctxext.finetune.formats import FORMATS, RecordReader
+from ctxext.finetune.options import TrainingOptions
 from ctxext.options import option, with_documented_options
 
-if TYPE_CHECKING:
-    from ctxext.finetune.documents import DocumentReader
-    from ctxext.finetune.mixture import Source
-    from ctxext.finetune.options import TrainingOptions
-
-DEMO = "demo"
-
-
-_DATA = "Data"
+DEMO, _DATA = "demo", "Data"
 
 
 @with_documented_options
@@ -60,13 +56,8 @@ class TrainingData:
         """Whether documents are generated."""
         return self.words == (DEMO,) and not Path(DEMO).exists()
 
-    def reader(self, options: "TrainingOptions") -> "DocumentReader":
-        """How the documents are read, once the tokenizer is there."""
-        from ctxext.data.records import HELD_OUT, check_place
-        from ctxext.finetune.demo_documents import long_documents
-        from ctxext.finetune.documents import Documents, check_sources
-        from ctxext.finetune.formats import FORMATS, RecordReader
-
+    def reader(self, options: TrainingOptions) -> DocumentReader:
+        """How the documents are read, once the tokenizer is there; what cannot be mixed is refused."""
         if not self.words and not self.records:
             raise CtxextError("--data is missing.", hint="Name a file, or --data demo for made-up documents.")
         if self.words and self.records:
@@ -82,13 +73,23 @@ class TrainingData:
             )
         if self.is_demo and options.epochs:
             raise CtxextError("--data demo has no end, so --epochs means nothing.", hint="Give --steps.")
-        if any(not source.is_local for source in sources) and options.epochs:
+        remote = next((source.data for source in sources if not source.is_local), None)
+        if remote is not None and options.epochs:
             raise CtxextError("--epochs needs files: what is streamed is not read to its end.", hint="Give --steps.")
         if self.is_demo:
+            from ctxext.finetune.demo_documents import long_documents
+
             return lambda tokenizer, wanted: long_documents(tokenizer, wanted, options.seed, options.learn)
-        check_sources(sources, self.long_share)
-        for word in sources if not self.records else ():
-            check_place(word.data)
+        if len({source.weight is None for source in sources}) > 1:
+            raise CtxextError(
+                "Some of --data have a weight and others none.", hint="Give each one, as --data a.jsonl:0.7."
+            )
+        if remote and self.long_share is not None:
+            raise CtxextError(f'--long-share needs files, and "{remote}" is streamed.', hint="Download it first.")
+        if remote and len(sources) > 1 and sources[0].weight is None:
+            raise CtxextError(f'"{remote}" is streamed, so its size is not known.', hint="Give each --data a weight.")
+        for source in sources if not self.records else ():
+            check_place(source.data)
         return lambda tokenizer, wanted: Documents(
             sources,
             tokenizer,
@@ -123,9 +124,7 @@ class TrainingData:
         long = {} if self.long_share is None else {"long_share": self.long_share}
         return {"name": ", ".join(names), **({"sha256": digest} if digests else {}), **changed, **long}
 
-    def _sources(self) -> "list[Source]":
-        from ctxext.finetune.mixture import Source, parse_source
-
+    def _sources(self) -> list[Source]:
         if self.records:
             return [Source(f"{len(self.records)} record{'s' * (len(self.records) > 1)}", records=self.records)]
         return [] if self.is_demo else [parse_source(word) for word in self.words]
@@ -136,12 +135,7 @@ Data = str | Path | TrainingData | Iterable[str | Path | Mapping[str, Any]]
 
 
 def training_data(data: Data, **others: Any) -> TrainingData:
-    """What the data of a call names. In a list a string is a text, and a Path a file.
-
-    Args:
-        data: The data.
-        others: Other fields of `TrainingData`.
-    """
+    """What the data of a call names. In a list a string is a text, and a Path a file."""
     if isinstance(data, TrainingData):
         return data
     if isinstance(data, str | Path):

@@ -1,4 +1,4 @@
-"""What is said and written while a training runs, and how it is stopped between two steps."""
+"""What is measured, shown and written while a training runs, and how it is stopped between two steps."""
 
 import json
 import math
@@ -13,25 +13,103 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from ctxext.data.encoding import Encoder
 from ctxext.errors import CtxextError
-from ctxext.files.content import Progress
+from ctxext.evaluate.settings import Settings
+from ctxext.evaluate.tasks.needle import Needle
+from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
+from ctxext.finetune.loss import logits_of
+from ctxext.finetune.options import Reporter
 from ctxext.finetune.stopping import Terminated, raise_terminated
 
 STEPS = "steps.jsonl"
 """One line for each step: loss, learning rate, gradient norm, speed, memory."""
 
 
-class LiveLine(TrainerCallback):  # type: ignore[misc]
-    """Tells step, loss, speed, memory and time left after every step, and stops where the loss is lost.
+NUM_PARTS = 4
+"""Number of equal parts of a sequence for the loss by position."""
 
-    Args:
-        progress: Called with a text, steps done and steps in all.
-        tokens_per_step: Tokens of a step over all processes.
-        path: A file that gets a line for each step.
+_NEEDLES = Settings(tasks=("needle",), samples=2)
+
+
+class PositionLosses:
+    """Adds up the loss of each part of the positions, over all batches of an evaluation."""
+
+    def __init__(self) -> None:
+        self.sums = torch.zeros(2, NUM_PARTS, dtype=torch.float64)
+
+    def add(self, part: int, total: torch.Tensor, count: int) -> None:
+        """The summed loss of so many tokens that lie in a part."""
+        self.sums[:, part] += torch.tensor([float(total), count], dtype=torch.float64)
+
+    def take(self, device: torch.device) -> list[float | None]:
+        """The mean of each part over all processes, None where nothing is learned; then it begins again."""
+        sums, self.sums = self.sums, torch.zeros_like(self.sums)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            sums = sums.float().to(device)
+            torch.distributed.all_reduce(sums)
+        return [float(total / count) if count else None for total, count in sums.T.cpu()]
+
+
+class NeedleProbe:
+    """Asks a causal language model that is being trained for needles, in prompts of the target length.
+
+    `forward` is the model's forward as it was before it returned the loss.
     """
 
-    def __init__(self, progress: Progress | None, tokens_per_step: int, path: Path) -> None:
-        self.progress, self.tokens_per_step, self.path = progress, tokens_per_step, path
+    def __init__(self, model: Any, forward: Any, tokenizer: Any, length: int, seed: int) -> None:
+        self.model, self.forward, self.length = model, forward, length
+        encoder, task = Encoder(tokenizer), Needle(num_needles=len(_NEEDLES.depths))
+        check_fits(task, encoder, [length], _NEEDLES)
+        numbers = range(seed * _NEEDLES.samples, (seed + 1) * _NEEDLES.samples)
+        questions = make_questions(task, encoder, length, numbers, _NEEDLES)
+        self.prompts = [prompt for question in questions for prompt in question]
+
+    @torch.no_grad()
+    def __call__(self) -> float:
+        """The share of prompts whose answer would be written."""
+        return sum(map(self._is_answered, self.prompts)) / len(self.prompts)
+
+    def _is_answered(self, prompt: Any) -> bool:
+        ids = torch.tensor([prompt.ids], device=self.model.device)
+        output = self.model.base_model(input_ids=ids, use_cache=False)
+        asked = slice(-prompt.num_answer - 1, -1)
+        hidden = output.last_hidden_state[:, asked]
+        logits = logits_of(self.model, self.forward, type(output), ids[:, asked], hidden)
+        return bool((logits[0].argmax(-1) == ids[0, -prompt.num_answer :]).all())
+
+
+def needle_probe(
+    model: Any, forward: Any, tokenizer: Any, length: int, seed: int, num_processes: int
+) -> NeedleProbe | None:
+    """What asks for needles; None where no question fits, or where processes may hold parts of the model."""
+    try:
+        return NeedleProbe(model, forward, tokenizer, length, seed) if num_processes == 1 else None
+    except CtxextError:
+        return None
+
+
+class LiveLine(TrainerCallback):  # type: ignore[misc]
+    """Shows and writes each step and each evaluation, and stops where the loss is lost.
+
+    Args:
+        reporter: Gets a line with the time left after each step, and one for each evaluation.
+        tokens_per_step: Tokens of a step over all processes.
+        path: A file that gets a line for each of both.
+        by_position: What the loss of an evaluation adds up to.
+        needle: Asks for needles; None where it cannot be asked.
+    """
+
+    def __init__(
+        self,
+        reporter: Reporter,
+        tokens_per_step: int,
+        path: Path,
+        by_position: PositionLosses,
+        needle: NeedleProbe | None = None,
+    ) -> None:
+        self.reporter, self.tokens_per_step, self.path = reporter, tokens_per_step, path
+        self.by_position, self.needle = by_position, needle
         self.started, self.first_step = 0.0, 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -43,7 +121,7 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
             self.path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Show the line."""
+        """Show and write a step."""
         logs = logs or {}
         loss = logs.get("loss")
         if loss is None:
@@ -61,10 +139,25 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
         figures = {name: logs[name] for name in ("loss", "learning_rate", "grad_norm") if name in logs}
         line = {"step": state.global_step, **figures, "tokens_per_second": round(speed, 1), "memory": memory}
         self._write({**line, "seconds": round(seconds, 3)})
-        if self.progress is not None:
+        if self.reporter.progress is not None:
             text = f"step {state.global_step} / {state.max_steps} · loss {loss:.3f} · {speed:,.0f} tokens/s · "
             text = f"{text}{memory / 2**30:.1f} GiB · {span(left)} left"
-            self.progress(text, state.global_step, state.max_steps)
+            self.reporter.progress(text, state.global_step, state.max_steps)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        """Ask for needles too, and show and write all of it."""
+        loss, parts = metrics["eval_loss"], self.by_position.take(args.device)
+        results = {"step": state.global_step, "eval_loss": loss, "eval_loss_by_position": parts}
+        said = ", ".join("–" if part is None else f"{part:.3f}" for part in parts)
+        text = f"step {state.global_step}: loss {loss:.3f} on the evaluation data ({said} by position)"
+        if self.needle is not None:
+            results["needle"] = share = self.needle()
+            text += f", {share:.0%} of {len(self.needle.prompts)} needles at {self.needle.length:,} tokens"
+        if not state.is_world_process_zero:
+            return
+        self._write(results)
+        if self.reporter.tell is not None:
+            self.reporter.tell(text)
 
     def _write(self, line: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
@@ -82,13 +175,10 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
 
     Args:
         save_minutes: Minutes after which a step is saved too, since the last save; None to save by steps alone.
-
-    Attributes:
-        asked: The signal that asked for the end; 0 if there was none.
     """
 
     def __init__(self, save_minutes: float | None = None) -> None:
-        self.asked = 0
+        self.asked = 0  # The signal that asked for the end.
         self._before: dict[int, Any] = {}
         self._seconds = math.inf if save_minutes is None else 60 * save_minutes
         self._saved = time.monotonic()
@@ -146,10 +236,7 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
             control.should_save = True
 
     def _agreed(self, args: Any, *, is_time: bool) -> tuple[bool, bool]:
-        """Whether a process was asked to end, and whether it is time in one: all must do the same.
-
-        Signals and clocks reach the processes at different moments.
-        """
+        """Whether a process was asked to end, and whether it is time in one: signals and clocks reach them apart."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             asked = torch.tensor([self.asked, int(is_time)], device=args.device)
             torch.distributed.all_reduce(asked, op=torch.distributed.ReduceOp.MAX)
@@ -161,15 +248,7 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
         self._saved, self._saved_step = time.monotonic(), state.global_step
 
     def check(self, *, is_complete: bool) -> None:
-        """End the run if it was stopped.
-
-        Args:
-            is_complete: Whether the last step was done. After SIGTERM there is no time for what follows it.
-
-        Raises:
-            KeyboardInterrupt: it was stopped by Ctrl-C.
-            Terminated: it was stopped by SIGTERM.
-        """
+        """End the run if it was stopped; after SIGTERM there is no time for what follows the last step."""
         if self.asked == signal.SIGTERM:
             raise Terminated
         if self.asked and not is_complete:

@@ -1,5 +1,6 @@
 """Convert a GGUF file: other keys and, where they do not suffice, one small tensor; all weights stay the same bytes."""
 
+import contextlib
 import filecmp
 import json
 import math
@@ -14,8 +15,7 @@ from ctxext.converters.options import ConvertOptions
 from ctxext.errors import CtxextError
 from ctxext.files.content import Progress, check_room
 from ctxext.files.length import format_length
-from ctxext.files.locks import locked
-from ctxext.files.output_directory import OverwriteOptions, beside, explain_disk_errors, recover
+from ctxext.files.output_directory import OverwriteOptions, beside, explain_disk_errors, locked
 from ctxext.files.tensor_files import BLOCK, copy_range
 from ctxext.gguf import SUFFIX, is_gguf, part_paths
 from ctxext.gguf.header import F32, INT32, Header, Tensor, Value, read_header, value_of
@@ -102,7 +102,6 @@ class GgufConversion:
     difference: float
 
     def __repr__(self) -> str:
-        """The file, the methods and the lengths."""
         encoding = self.plan.model.encoding
         lengths = f"{encoding.trained_length} → {encoding.usable_length} tokens"
         return f"GgufConversion({self.out.name!r}: {self.plan.recipe.summary()}, {lengths})"
@@ -113,13 +112,7 @@ class GgufConversion:
 
 @accepts_options(ConvertOptions)
 def plan_gguf(source: str | Path, recipe: Recipe, *, options: ConvertOptions) -> GgufPlan:
-    """Work out a conversion of a GGUF file; only its header is read.
-
-    Args:
-        source: The file, or the first of a split model's.
-        recipe: What to apply.
-        options: How to convert. Each field is a keyword of this function too.
-    """
+    """Work out a conversion of a GGUF file, or of the first of a split model's; only its header is read."""
     model = open_gguf(source, options.original_length)
     if recipe.needs_code:
         names = ", ".join(step.name for step in recipe.steps if step.needs_code())
@@ -140,7 +133,41 @@ def plan_gguf(source: str | Path, recipe: Recipe, *, options: ConvertOptions) ->
     cautions = [f"{step.name}: {caution}" for step in recipe.steps if (caution := step.caution_for(edited))]
     if start is not model.model:
         cautions.insert(0, f"--replace-scaling took away {_schedule_text(model)}: from {before} tokens to {after}.")
-    return replace(_plan(model, recipe, start, edited, schedule), cautions=tuple(cautions))
+    header = model.header
+    values, replaced = dict(header.values), dict[str, Any](model.recipe.get("replaced", {}))
+    for name, content in schedule.keys.items():
+        key = model.key(name)
+        if key not in replaced and (content is not None or key in values):
+            replaced[key] = header.get(key)
+        if content is not None:
+            values[key] = value_of(content)
+        else:
+            values.pop(key, None)
+    tensors, factors, lists = header.tensors, schedule.factors, model.architecture.lists
+    present = factors_of(model.files, model.architecture)
+    if present and factors is None:
+        factors = (1.0,) * len(present)  # Dividing by 1 changes nothing, and the file keeps its layout.
+    if factors is not None:
+        replaced.setdefault(FACTORS, list(present) or None)
+    if factors is not None and not present:
+        for name in lists:
+            end = max((tensor.offset + tensor.size for tensor in tensors), default=0)  # Whatever lies behind them.
+            end += -end % header.alignment
+            tensors += (Tensor(name, (len(factors),), F32, end),)
+        if TENSORS_KEY in values:  # llama.cpp reads an int32.
+            values[TENSORS_KEY] = Value(INT32, struct.pack("<i", model.num_tensors + len(lists)))
+    noted = {
+        "version": __version__,
+        "recipe": recipe.to_dict(),
+        "trained_length": start.encoding.trained_length,
+        "replaced": replaced,
+    }
+    values[RECIPE_KEY] = value_of(json.dumps(noted))
+    edited_header = replace(header, values=values, tensors=tensors)
+    # Tensors that move by whole blocks are shared with the source where the file system can clone.
+    room = (header.data_start - len(edited_header.packed())) % BLOCK
+    values[RECIPE_KEY] = value_of(json.dumps(noted) + " " * room)
+    return GgufPlan(model, recipe, edited, replace(edited_header, values=values), factors, tuple(cautions))
 
 
 def _start(model: GgufModel, options: ConvertOptions) -> ModelConfig:
@@ -204,10 +231,19 @@ def schedule_of(rotary: Rotary, architecture: Architecture) -> Schedule:
         keys["rope.scaling.original_context_length"] = rotary.schedule_length
         own = 0.1 * math.log(factor) + 1
         if not math.isclose(scaling, own, rel_tol=1e-7):
-            _check_layers(architecture, "an attention factor of its own")
+            if architecture.has_sliding_base:
+                raise CtxextError(
+                    "llama.cpp would apply an attention factor of its own to the sliding-window layers of "
+                    f'"{architecture.name}" too.',
+                    hint="pi, ntk, abf and yarn have none.",
+                )
             keys["rope.scaling.attn_factor"] = scaling / own
         return Schedule(keys)
-    _check_static(rotary)
+    if kind == "dynamic" or numbers.get("long_factor") != numbers.get("short_factor"):
+        raise CtxextError(
+            f"{kind} changes with the length of the text, and llama.cpp has one schedule for a whole run.",
+            hint=f"Choose one of {_CARRIED}, or a longrope recipe with one list.",
+        )
     if not architecture.lists:
         raise CtxextError(
             f'llama.cpp reads no list of frequencies for "{architecture.name}", which this schedule ({kind}) needs.',
@@ -219,63 +255,6 @@ def schedule_of(rotary: Rotary, architecture: Architecture) -> Schedule:
     if scaling != 1:
         keys["rope.scaling.attn_factor"] = scaling
     return Schedule(keys, factors)
-
-
-def _check_layers(architecture: Architecture, what: str) -> None:
-    """Refuse a factor on all layers where some of them keep their own schedule."""
-    if architecture.has_sliding_base:
-        raise CtxextError(
-            f'llama.cpp would apply {what} to the sliding-window layers of "{architecture.name}" too.',
-            hint="pi, ntk, abf and yarn have none.",
-        )
-
-
-def _check_static(rotary: Rotary) -> None:
-    """Refuse a schedule that is not the same at all lengths."""
-    numbers = rotary.parameters
-    if rotary.rope_type == "dynamic" or numbers.get("long_factor") != numbers.get("short_factor"):
-        raise CtxextError(
-            f"{rotary.rope_type} changes with the length of the text, and llama.cpp has one schedule for a whole run.",
-            hint=f"Choose one of {_CARRIED}, or a longrope recipe with one list.",
-        )
-
-
-def _plan(model: GgufModel, recipe: Recipe, start: ModelConfig, edited: ModelConfig, schedule: Schedule) -> GgufPlan:
-    header = model.header
-    values, replaced = dict(header.values), dict[str, Any](model.recipe.get("replaced", {}))
-    for name, content in schedule.keys.items():
-        key = model.key(name)
-        if key not in replaced and (content is not None or key in values):
-            replaced[key] = header.get(key)
-        if content is not None:
-            values[key] = value_of(content)
-        else:
-            values.pop(key, None)
-    tensors, factors, lists = header.tensors, schedule.factors, model.architecture.lists
-    present = factors_of(model.files, model.architecture)
-    if present and factors is None:
-        factors = (1.0,) * len(present)  # Dividing by 1 changes nothing, and the file keeps its layout.
-    if factors is not None:
-        replaced.setdefault(FACTORS, list(present) or None)
-    if factors is not None and not present:
-        for name in lists:
-            end = max((tensor.offset + tensor.size for tensor in tensors), default=0)  # Whatever lies behind them.
-            end += -end % header.alignment
-            tensors += (Tensor(name, (len(factors),), F32, end),)
-        if TENSORS_KEY in values:  # llama.cpp reads an int32.
-            values[TENSORS_KEY] = Value(INT32, struct.pack("<i", model.num_tensors + len(lists)))
-    noted = {
-        "version": __version__,
-        "recipe": recipe.to_dict(),
-        "trained_length": start.encoding.trained_length,
-        "replaced": replaced,
-    }
-    values[RECIPE_KEY] = value_of(json.dumps(noted))
-    edited_header = replace(header, values=values, tensors=tensors)
-    # Tensors that move by whole blocks are shared with the source where the file system can clone.
-    room = (header.data_start - len(edited_header.packed())) % BLOCK
-    values[RECIPE_KEY] = value_of(json.dumps(noted) + " " * room)
-    return GgufPlan(model, recipe, edited, replace(edited_header, values=values), factors, ())
 
 
 def carried_methods(model: GgufModel) -> dict[str, str]:
@@ -315,41 +294,25 @@ def convert_gguf(
         progress: Called with what is being done, how many bytes of it and how many in all.
     """
     plan = plan_gguf(source, recipe, options=options)
-    target = Path(out) if out is not None else default_gguf(plan)
-    targets = _targets(plan.source, target)
+    count, name = len(plan.source.parts), plan.source.path.name
+    stem = name[: -len(SUFFIX)].removesuffix(f"-00001-of-{count:05d}")
+    methods = "-".join(step.name for step in plan.recipe.steps)
+    target = Path(out or f"{stem}-{methods}-{format_length(plan.model.encoding.usable_length)}{SUFFIX}")
+    if not is_gguf(target):
+        raise CtxextError(f'OUT "{target}" is no name of a GGUF file.', hint=f"Name it {target}{SUFFIX}.")
+    targets = [target] if count == 1 else list(part_paths(target, count))
     with explain_disk_errors(target):
         _check_folder(target)
         target.parent.mkdir(parents=True, exist_ok=True)
-    with explain_disk_errors(target), locked(targets[0].resolve()):
-        works = [beside(place, "new") for place in targets]
-        try:
-            for place in targets:
-                recover(place)
-            _check_places(targets, plan.source, options)
-            _write(plan, works, progress)
-            written = [Part(work, read_header(work)) for work in works]
-            difference = check_rotation(written, plan.source.architecture, plan.model)
-            _check_places(targets, plan.source, options, works)
-            _give_names(works, targets)
-        finally:
-            for work in works:
-                work.unlink(missing_ok=True)
+    with explain_disk_errors(target), locked(targets[0].resolve()), contextlib.ExitStack() as stack:
+        works = [stack.enter_context(beside(place)) / "new" for place in targets]
+        _check_places(targets, plan.source, options)
+        _write(plan, works, progress)
+        written = [Part(work, read_header(work)) for work in works]
+        difference = check_rotation(written, plan.source.architecture, plan.model)
+        _check_places(targets, plan.source, options, works)
+        _give_names(works, targets)
     return GgufConversion(targets[0], plan, difference)
-
-
-def default_gguf(plan: GgufPlan) -> Path:
-    """The name of the new file if none is given: the source's, the methods and the new length."""
-    stem = plan.source.path.name[: -len(SUFFIX)].removesuffix(f"-00001-of-{len(plan.source.parts):05d}")
-    methods = "-".join(step.name for step in plan.recipe.steps)
-    return Path(f"{stem}-{methods}-{format_length(plan.model.encoding.usable_length)}{SUFFIX}")
-
-
-def _targets(source: GgufModel, out: Path) -> list[Path]:
-    """The files to write."""
-    if not is_gguf(out):
-        raise CtxextError(f'OUT "{out}" is no name of a GGUF file.', hint=f"Name it {out}{SUFFIX}.")
-    count = len(source.parts)
-    return [out] if count == 1 else list(part_paths(out, count))
 
 
 def _check_places(
@@ -358,13 +321,8 @@ def _check_places(
     """Refuse to replace a file that must stay; `check_file` for every part.
 
     A later part holds no record. It is ctxext's if it belongs to a first part that is, or if it has the content that
-    is written anyway, as a killed run leaves it.
-
-    Args:
-        targets: The files to write.
-        source: The source.
-        options: What may be replaced.
-        works: The new files once they are written; before, only sizes and descriptions of tensors are compared.
+    is written anyway, as a killed run leaves it. Until the new files are written and given as `works`, only sizes and
+    descriptions of tensors are compared.
     """
     with_parts = replace(options, overwrite_anything=options.replaces)
     is_ours = _is_ours(targets[0])
@@ -417,32 +375,26 @@ def _is_ours(place: Path) -> bool:
 def _give_names(works: Sequence[Path], targets: Sequence[Path]) -> None:
     """Rename finished files; one alone replaces an old one in a single step.
 
-    The first part of several goes first and comes last, so that nothing loads a mixture of old and new parts. What a
-    kill leaves aside, `recover` puts back.
+    The first part of several goes first and comes last, so that nothing loads a mixture of old and new parts. Old parts
+    stand aside and are put back if no new ones take their names.
     """
     if len(works) == 1:
         works[0].replace(targets[0])
         return
-    asides = [beside(place, "old") for place in targets]
     try:
-        for place, aside in zip(targets, asides, strict=True):
+        for work, place in zip(works, targets, strict=True):
             if place.exists() or place.is_symlink():
-                place.rename(aside)
+                place.rename(work.with_name("old"))
         for work, place in reversed(list(zip(works, targets, strict=True))):
             work.rename(place)
     except BaseException:
-        for place, work, aside in reversed(list(zip(targets, works, asides, strict=True))):
+        for work, place in reversed(list(zip(works, targets, strict=True))):
             if not work.exists():
                 place.unlink(missing_ok=True)
-            if aside.exists() or aside.is_symlink():
-                aside.replace(place)
         raise
-    for aside in asides:
-        aside.unlink(missing_ok=True)
 
 
 def _write(plan: GgufPlan, works: list[Path], progress: Progress | None) -> None:
-    """Write every part of the result beside its place."""
     files, packed = plan.source.files, plan.header.packed()
     sizes = [part.path.stat().st_size for part in files]
     check_room(works[0].parent, sum(sizes) + len(packed))
@@ -462,21 +414,17 @@ def _write(plan: GgufPlan, works: list[Path], progress: Progress | None) -> None
             for tensor in header.tensors if plan.factors is not None else ():
                 if tensor.name in plan.source.architecture.lists:
                     target.seek(data_start + tensor.offset)
-                    target.write(_packed_factors(header, tensor, plan.factors or ()))
+                    packed_factors = struct.pack(f"<{len(plan.factors or ())}f", *(plan.factors or ()))
+                    # Padded where it ends the file.
+                    padding = -len(packed_factors) % header.alignment if header.tensors[-1] is tensor else 0
+                    target.write(packed_factors + bytes(padding))
             os.fsync(target.fileno())
-
-
-def _packed_factors(header: Header, tensor: Tensor, factors: tuple[float, ...]) -> bytes:
-    """The bytes of a list of divisors, padded where it ends the file."""
-    packed = struct.pack(f"<{len(factors)}f", *factors)
-    return packed + bytes(-len(packed) % header.alignment if header.tensors[-1] is tensor else 0)
 
 
 def check_rotation(files: Sequence[Part], architecture: Architecture, model: ModelConfig) -> float:
     """Hold what llama.cpp makes of written files against what the methods say.
 
-    Returns:
-        The largest relative difference of a frequency or of the factor on cos and sin.
+    Returns the largest relative difference of a frequency or of the factor on cos and sin.
     """
     frequencies, attention = rotation_in_llama_cpp(files, architecture)
     wanted = [*inverse_frequencies(model.rotary), attention_scaling(model.rotary)]

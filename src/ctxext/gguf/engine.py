@@ -125,11 +125,7 @@ class LlamaCpp:
 
 
 class LlamaTokenizer:
-    """The tokenizer of a GGUF file, called like a tokenizer of transformers.
-
-    Args:
-        engine: llama.cpp with the file.
-    """
+    """The tokenizer of a GGUF file in llama.cpp, called like a tokenizer of transformers."""
 
     def __init__(self, engine: LlamaCpp) -> None:
         self.engine = engine

@@ -66,7 +66,15 @@ def export_gguf(
         revision: A branch, tag or commit on the Hub.
         token: A Hub token; the usual places are read if None.
     """
-    converter, target = _converter(llama_cpp), Path(out)
+    sources, target = llama_cpp or os.environ.get(_ENVIRONMENT), Path(out)
+    if not sources:
+        raise CtxextError(
+            "Writing a GGUF file takes llama.cpp's converter.",
+            hint="git clone https://github.com/ggml-org/llama.cpp, then --llama-cpp FOLDER.",
+        )
+    converter = Path(sources) / _CONVERTER
+    if not converter.is_file():
+        raise CtxextError(f'"{sources}" has no {_CONVERTER}.', hint="Name the folder with llama.cpp's sources.")
     if outtype not in TYPES:
         raise CtxextError(f'"{outtype}" is no type of weights to export.', hint=f"Choose {', '.join(TYPES)}.")
     if not is_gguf(target):
@@ -87,7 +95,17 @@ def export_gguf(
         with tempfile.TemporaryDirectory(dir=target.resolve().parent, prefix=".ctxext-export-") as place:
             folder, file = Path(place) / "checkpoint", Path(place) / "plain.gguf"
             write_stage(folder, checkpoint, plain.config, {})
-            _run(converter, folder, file, outtype)
+            # The folder holds no code.
+            words: list[str | Path] = [sys.executable, converter.resolve(), folder, "--outfile", file]
+            words += ["--outtype", outtype]
+            environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+            result = subprocess.run(words, capture_output=True, input="", text=True, check=False, env=environment)
+            if result.returncode or not file.is_file():
+                errors = [line for line in result.stderr.splitlines() if line.strip()]
+                raise CtxextError(
+                    f"llama.cpp's converter failed: {errors[-1] if errors else f'exit code {result.returncode}'}.",
+                    hint="What it needs stands in its requirements/requirements-convert_hf_to_gguf.txt.",
+                )
             if recipe is None:
                 difference = _difference(file, model)
                 check_file(target, (), options)
@@ -113,35 +131,3 @@ def _difference(file: Path, model: ModelConfig) -> float | None:
     except CtxextError:
         return None
     return check_rotation(opened.files, opened.architecture, model)
-
-
-def _converter(llama_cpp: str | Path | None) -> Path:
-    folder = llama_cpp or os.environ.get(_ENVIRONMENT)
-    if not folder:
-        raise CtxextError(
-            "Writing a GGUF file takes llama.cpp's converter.",
-            hint="git clone https://github.com/ggml-org/llama.cpp, then --llama-cpp FOLDER.",
-        )
-    converter = Path(folder) / _CONVERTER
-    if not converter.is_file():
-        raise CtxextError(f'"{folder}" has no {_CONVERTER}.', hint="Name the folder with llama.cpp's sources.")
-    return converter.resolve()
-
-
-def _run(converter: Path, folder: Path, file: Path, outtype: str) -> None:
-    """Run llama.cpp's converter on a folder that holds no code."""
-    words = [sys.executable, str(converter), str(folder), "--outfile", str(file), "--outtype", outtype]
-    result = subprocess.run(
-        words,
-        capture_output=True,
-        input="",
-        text=True,
-        check=False,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )
-    if result.returncode or not file.is_file():
-        lines = [line for line in result.stderr.splitlines() if line.strip()]
-        raise CtxextError(
-            f"llama.cpp's converter failed: {lines[-1] if lines else f'exit code {result.returncode}'}.",
-            hint="What it needs stands in its requirements/requirements-convert_hf_to_gguf.txt.",
-        )

@@ -193,7 +193,9 @@ def read_header(path: Path) -> Header:
             raise reader.damaged(f"it claims {num_values} keys and {num_tensors} tensors")
         values = dict(reader.values(num_values))
         tensors = tuple(reader.tensors(num_tensors))
-        alignment = _alignment(values, path)
+        alignment = values[ALIGNMENT_KEY].content if ALIGNMENT_KEY in values else _USUAL_ALIGNMENT
+        if type(alignment) is not int or not 0 < alignment <= _PIECE or alignment & (alignment - 1):
+            raise CtxextError(f'"{path}" is damaged: its alignment is {alignment}.', hint="Fetch the file again.")
         data_start = reader.place + -reader.place % alignment
         if data_start > reader.size:
             raise reader.cut_off()
@@ -289,14 +291,6 @@ class _Reader:
                 raise self.damaged(f'the tensor "{name}" has {dimensions} dimensions')
             *shape, kind, offset = self.unpack(f"{dimensions}QIQ")
             yield Tensor(name, tuple(shape), kind, offset)
-
-
-def _alignment(values: Mapping[str, Value], path: Path) -> int:
-    value = values.get(ALIGNMENT_KEY)
-    alignment = _USUAL_ALIGNMENT if value is None else value.content
-    if type(alignment) is not int or not 0 < alignment <= _PIECE or alignment & (alignment - 1):
-        raise CtxextError(f'"{path}" is damaged: its alignment is {alignment}.', hint="Fetch the file again.")
-    return alignment
 
 
 def _fault_of(header: Header) -> str:

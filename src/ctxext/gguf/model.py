@@ -147,12 +147,7 @@ class GgufModel:
 
 
 def open_gguf(path: str | Path, original_length: int | None = None) -> GgufModel:
-    """Read a GGUF file's header and the rotary encoding that it says.
-
-    Args:
-        path: The file, or the first of a split model's.
-        original_length: What the model was trained on, in tokens, where the user knows better.
-    """
+    """Read the header of a GGUF file, the first of a split model's, and the rotary encoding that it says."""
     place = Path(path)
     if not place.is_file():
         raise CtxextError(f'There is no file "{path}".', hint="Name a .gguf file.")
@@ -176,34 +171,23 @@ def open_gguf(path: str | Path, original_length: int | None = None) -> GgufModel
             return default if content is None else content
 
         before = _config(files, architecture, get, replaced.get(FACTORS))
-    plain = _model_config(before, architecture, original_length or noted.get("trained_length"))
+    length, schedule = original_length or noted.get("trained_length"), before.get("rope_scaling")
+    if length is not None and length < _LEAST:
+        raise CtxextError(f"{length} is not a length that a model was trained on.", hint="Give --original-length.")
+    if length or _ORIGINAL in (schedule or ()):
+        plain = model_config(before, length)
+    else:
+        length, origin, schedule = before["max_position_embeddings"], MAXIMUM, schedule or {"rope_type": "default"}
+        types = architecture.model_types
+        if known := known_model(before, family_of(before), schedule, model_types=types, unstated=_UNSTATED):
+            length, origin = known.original_length, known.origin
+        plain = model_config(before, length)
+        plain = replace(plain, encoding=replace(plain.rotary, length_origin=origin))
     model = model_config(now, plain.encoding.trained_length) if noted else plain
     return GgufModel(files, architecture, model, plain, noted)
 
 
-def _model_config(config: dict[str, Any], architecture: Architecture, length: int | None) -> ModelConfig:
-    """Read a configuration of `_config`.
-
-    Args:
-        config: The configuration.
-        architecture: What llama.cpp reads.
-        length: The original length that the user or the record of a conversion gives, in tokens.
-    """
-    if length is not None and length < _LEAST:
-        raise CtxextError(f"{length} is not a length that a model was trained on.", hint="Give --original-length.")
-    schedule = config.get("rope_scaling") or {"rope_type": "default"}
-    if length or _ORIGINAL in schedule:
-        return model_config(config, length)
-    length, origin = config["max_position_embeddings"], MAXIMUM
-    types = architecture.model_types
-    if known := known_model(config, family_of(config), schedule, model_types=types, unstated=_UNSTATED):
-        length, origin = known.original_length, known.origin
-    model = model_config(config, length)
-    return replace(model, encoding=replace(model.rotary, length_origin=origin))
-
-
 def _whole_number(path: Path, header: Header, key: str, default: int) -> int:
-    """Return a number of parts or of tensors."""
     number = header.get(key, default)
     if type(number) is not int or number < 0:
         shown = "a list" if number is None else shortened(number)
@@ -292,11 +276,7 @@ def _config(
 ) -> dict[str, Any]:
     """Return the configuration of a Llama that rotates as the file says: all that a recipe asks of a model.
 
-    Args:
-        files: All files of the model.
-        architecture: What llama.cpp reads there.
-        get: Returns the content of a key, or a default.
-        factors: The content of the lists of divisors.
+    `get` returns the content of a key, or a default; `factors` is the content of the lists of divisors.
     """
     path, header = files[0].path, files[0].header
 
@@ -463,12 +443,9 @@ def _numbers_of(part: Part, tensor: Tensor) -> Sequence[float]:
 
 
 def rotation_in_llama_cpp(files: Sequence[Part], architecture: Architecture) -> tuple[list[float], float]:
-    """Return the inverse frequencies and the factor on cos and sin that llama.cpp makes of a model (`ggml_rope_yarn`).
+    """Return what llama.cpp makes of a model: inverse frequencies, one per pair, and the factor on cos and sin.
 
-    Read from the files alone, so that it checks whatever wrote them.
-
-    Returns:
-        One frequency per pair, in radians per token, and the factor.
+    It is that of `ggml_rope_yarn`, read from the files alone, so that it checks whatever wrote them.
     """
 
     def value(name: str, default: Any) -> Any:

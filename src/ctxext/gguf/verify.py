@@ -16,13 +16,7 @@ _PIECE = 1 << 22
 
 @dataclass(frozen=True)
 class GgufCheck:
-    """One check.
-
-    Attributes:
-        name: What is checked.
-        is_passed: Whether it holds.
-        detail: What was seen, for people.
-    """
+    """One check: what is checked, whether it holds, and what was seen."""
 
     name: str
     is_passed: bool
@@ -32,13 +26,7 @@ class GgufCheck:
 def verify_gguf(
     path: str | Path, against: str | Path | None = None, progress: Progress | None = None
 ) -> tuple[GgufCheck, ...]:
-    """Check a converted GGUF file.
-
-    Args:
-        path: The file.
-        against: The file that it was made from; keys and tensors are compared with it.
-        progress: Called with what is being done, how many tensors of it and how many in all.
-    """
+    """Check a converted GGUF file, and compare its keys and tensors with those of the file that it was made from."""
     model = open_gguf(path)
     if not model.recipe:
         raise CtxextError(f'"{path}" was not converted by ctxext.', hint="ctxext inspect says what it is.")

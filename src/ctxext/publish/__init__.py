@@ -5,14 +5,9 @@ from typing import TYPE_CHECKING
 from ctxext.lazy import hand_on
 
 if TYPE_CHECKING:
-    from ctxext.publish.push import Push, PushOptions, plan_push, push
+    from ctxext.publish.push import Push as Push
+    from ctxext.publish.push import PushOptions as PushOptions
+    from ctxext.publish.push import plan_push as plan_push
+    from ctxext.publish.push import push as push
 
-__all__ = ["Push", "PushOptions", "plan_push", "push"]
-
-_NAMES = {
-    "Push": "ctxext.publish.push",
-    "PushOptions": "ctxext.publish.push",
-    "plan_push": "ctxext.publish.push",
-    "push": "ctxext.publish.push",
-}
-hand_on(__name__, _NAMES)
+__all__ = hand_on(__name__)

@@ -15,7 +15,7 @@ from ctxext.errors import CtxextError
 from ctxext.files.content import Progress
 from ctxext.files.tokens import LOG_IN, hub_token, redacted
 from ctxext.notebook import table
-from ctxext.options import accepts_options
+from ctxext.options import accepts_options, option, with_documented_options
 from ctxext.publish.upload_plan import UploadPlan, adapter_in, pack, pack_adapter, seal, stage
 
 if TYPE_CHECKING:
@@ -37,11 +37,7 @@ _AGAIN = "Run the same command again: what has arrived is not sent twice."
 
 @contextlib.contextmanager
 def hub_errors_in_one_line(name: str) -> Iterator[None]:
-    """Report exceptions of the Hub's client in one line each.
-
-    Args:
-        name: The repository.
-    """
+    """Report exceptions of the Hub's client, about a repository, in one line each."""
     from huggingface_hub import errors
 
     # The client's transport errors descend from the base of its HTTP errors, in both of its generations.
@@ -49,7 +45,7 @@ def hub_errors_in_one_line(name: str) -> Iterator[None]:
     try:
         yield
     except errors.HFValidationError as error:
-        raise illegal_name(name) from error
+        raise _illegal_name(name) from error
     except errors.OfflineModeIsEnabled as error:
         raise CtxextError(
             "The Hub is switched off: HF_HUB_OFFLINE is set.", hint="Unset it, then run the same command again."
@@ -57,7 +53,11 @@ def hub_errors_in_one_line(name: str) -> Iterator[None]:
     except errors.HfHubHTTPError as error:
         raise _of_status(error, name) from error
     except (transport, OSError) as error:
-        raise CtxextError(f"The Hub cannot be reached: {_reason(error)}.", hint=_AGAIN) from error
+        text = _clean(str(error)).rstrip(".")
+        # One generation of the client wraps the system's message in several layers.
+        known = re.search(r"(Connection refused|Name or service not known|timed out|Network is unreachable)", text)
+        reason = known[1] if known else text[:120] or type(error).__name__
+        raise CtxextError(f"The Hub cannot be reached: {reason}.", hint=_AGAIN) from error
     except RuntimeError as error:
         # The client wraps what stops the upload of one file.
         if not isinstance(error.__cause__, transport | OSError):
@@ -74,8 +74,7 @@ def hub_errors_in_one_line(name: str) -> Iterator[None]:
         raise CtxextError(f"The Hub does not accept the model card: {_clean(str(error))}") from error
 
 
-def illegal_name(name: str) -> CtxextError:
-    """The refusal of a name that the Hub does not allow."""
+def _illegal_name(name: str) -> CtxextError:
     return CtxextError(
         f'"{name}" is not a name that the Hub allows.',
         hint="Write user/name with letters, digits, -, _ and dots, at most 96 characters in all.",
@@ -95,13 +94,6 @@ def _of_status(error: Exception, name: str) -> CtxextError:
     return CtxextError(message.format(name=name, said=said, status=status), hint=hint)
 
 
-def _reason(error: Exception) -> str:
-    text = _clean(str(error)).rstrip(".")
-    # One generation of the client wraps the system's message in several layers.
-    known = re.search(r"(Connection refused|Name or service not known|timed out|Network is unreachable)", text)
-    return known[1] if known else text[:120] or type(error).__name__
-
-
 def _clean(text: str) -> str:
     """A message on one line and without anything that looks like a token."""
     return redacted(" ".join(text.split()))
@@ -111,33 +103,26 @@ _ATTEMPTS = 3
 _DEFAULT_BRANCH = "main"
 _OF_THE_HUB = (".gitattributes",)
 _Result = TypeVar("_Result")
-MESSAGE = "Upload a checkpoint made by ctxext"
+_MESSAGE = "Upload a checkpoint made by ctxext"
 
 
+@with_documented_options
 @dataclass(frozen=True, kw_only=True)
 class PushOptions:
-    """How to share a checkpoint.
+    """How to share a checkpoint."""
 
-    Attributes:
-        private: Make the repository private.
-        revision: The branch to push to; created if it does not exist.
-        create_pr: Open a pull request instead.
-        message: The commit's title.
-        adapter: Share the LoRA adapter alone.
-        base: The Hub id of the checkpoint that the adapter belongs to, or of the model that a checkpoint descends
-            from; as they say themselves where None.
-        report: The folder of an evaluation that belongs on the card.
-        check: Refuse a checkpoint that is not what was recorded.
-    """
-
-    private: bool = False
-    revision: str | None = None
-    create_pr: bool = False
-    message: str = MESSAGE
-    adapter: bool = False
-    base: str | None = None
-    report: str | Path | None = None
-    check: bool = True
+    private: bool = option(False, help="Make the repository private.")
+    revision: str | None = option(None, help="The branch to push to; made if it is not there.")
+    create_pr: bool = option(False, help="Open a pull request instead.")
+    message: str | None = option(None, help="The commit's title.")
+    report: Path | str | None = option(None, help="Results of ctxext eval, for the model card.", metavar="DIR")
+    adapter: bool = option(False, help="Push the LoRA adapter alone.")
+    base: str | None = option(
+        None, help="The model it comes from, for the card; an adapter's checkpoint.", metavar="USER/NAME"
+    )
+    check: bool = option(
+        True, help="Refuse a checkpoint that is not what was recorded.", flags=("--verify/--no-verify",)
+    )
 
 
 @dataclass(frozen=True)
@@ -159,7 +144,6 @@ class Push:
     others: tuple[str, ...]
 
     def __repr__(self) -> str:
-        """Where it is, and how much."""
         return f"Push({self.url!r}: {len(self.sizes)} files, {sum(self.sizes.values())} bytes)"
 
     def _repr_html_(self) -> str:
@@ -174,24 +158,16 @@ def prepare(
     read_weights: bool = True,
     progress: Progress | None = None,
 ) -> UploadPlan:
-    """Plan the upload. Writes nothing and makes no request.
-
-    Args:
-        folder: The checkpoint.
-        repository: The Hub id, user/name.
-        options: How to share it.
-        read_weights: Whether weights with recorded digests are read and compared.
-        progress: Called with a file's name, how much is done and how much in all.
-    """
+    """Plan the upload; weights with recorded digests are read on request. Writes nothing and makes no request."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
         validate_repo_id(repository)
     except HFValidationError as error:
-        raise illegal_name(repository) from error
+        raise _illegal_name(repository) from error
     if repository.count("/") != 1:
-        raise illegal_name(repository)
+        raise _illegal_name(repository)
     if options.create_pr and options.revision not in (None, _DEFAULT_BRANCH):
         raise CtxextError("A pull request is opened against main.", hint="Leave out --revision or --create-pr.")
     is_adapter = options.adapter or (not (folder / "config.json").is_file() and adapter_in(folder) is not None)
@@ -250,16 +226,7 @@ def send(
     progress: Progress | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Push:
-    """Write the planned files into the folder, and upload it.
-
-    Args:
-        plan: From `prepare`.
-        repository: The Hub id, user/name.
-        options: How to share it.
-        token: A Hub token that may write; the usual places are read where it is None.
-        progress: Called with the file that is read, bytes done and bytes in all.
-        tell: Called with facts beside the result, one line each.
-    """
+    """Write the planned files into the folder, and upload it; arguments as for `push`."""
     from huggingface_hub import HfApi
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
@@ -300,7 +267,6 @@ def _patiently(action: Callable[[], _Result], tell: Callable[[str], None] | None
 
 
 def _open(api: "HfApi", repository: str, options: PushOptions) -> None:
-    """Create the repository and the branch if they do not exist."""
     with hub_errors_in_one_line(repository):
         api.create_repo(repository, private=options.private or None, exist_ok=True)
         if options.private and not api.model_info(repository).private:
@@ -312,15 +278,24 @@ def _open(api: "HfApi", repository: str, options: PushOptions) -> None:
 
 
 def _upload(api: "HfApi", folder: Path, repository: str, options: PushOptions) -> Push:
-    """Upload missing files, and check that all have arrived."""
-    sizes = _sizes(folder)
+    """Upload missing files that are not hidden, and check that all have arrived."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    names = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
+    sizes = {name: size for name, size in names.items() if not re.search(r"(^|/)(\.|__pycache__/)", name)}
+    title, revision, create_pr = options.message or _MESSAGE, options.revision, options.create_pr
     with hub_errors_in_one_line(repository):
-        revision, create_pr = _target(api, repository, options)
+        if create_pr:
+            # An open one with this title is reused, of this user alone: the title has a default.
+            revision, user = None, api.whoami()["name"]
+            pulls = api.get_repo_discussions(repository, discussion_type="pull_request", discussion_status="open")
+            number = next((pull.num for pull in pulls if pull.author == user and pull.title == title), None)
+            if number is not None:
+                revision, create_pr = f"refs/pr/{number}", False
         head = api.model_info(repository, revision=revision).sha
         done: Any = api.upload_folder(
             repo_id=repository,
             folder_path=folder,
-            commit_message=options.message,
+            commit_message=title,
             revision=revision,
             create_pr=create_pr,
             allow_patterns=[glob.escape(name) for name in sizes],
@@ -334,23 +309,3 @@ def _upload(api: "HfApi", folder: Path, repository: str, options: PushOptions) -
         )
     others = tuple(sorted(there - sizes.keys() - set(_OF_THE_HUB)))
     return Push(str(done.pr_url or done.commit_url), str(done.oid), done.oid != head, sizes, others)
-
-
-def _target(api: "HfApi", repository: str, options: PushOptions) -> tuple[str | None, bool]:
-    """The branch to push to, and whether to open a pull request: an open one of the user with this title is reused.
-
-    One of another user may have the same title, as the title has a default.
-    """
-    if not options.create_pr:
-        return options.revision, False
-    user = api.whoami()["name"]
-    pulls = api.get_repo_discussions(repository, discussion_type="pull_request", discussion_status="open")
-    number = next((pull.num for pull in pulls if pull.author == user and pull.title == options.message), None)
-    return (None, True) if number is None else (f"refs/pr/{number}", False)
-
-
-def _sizes(folder: Path) -> dict[str, int]:
-    """The files of a folder to upload: all but hidden ones."""
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    names = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
-    return {name: size for name, size in names.items() if not re.search(r"(^|/)(\.|__pycache__/)", name)}

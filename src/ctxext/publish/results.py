@@ -64,10 +64,11 @@ def perplexity_table(report: Report, entry: Mapping[str, Any], pictures: Sequenc
     if not models:
         return ""
     lengths = sorted({int(length) for model in models for length in model["perplexity"]["lengths"]})
-    rows = [
-        [_name(model, entry), *(_figure(model["perplexity"]["lengths"].get(str(length))) for length in lengths)]
-        for model in models
-    ]
+    rows = []
+    for model in models:
+        figures = [model["perplexity"]["lengths"].get(str(length)) for length in lengths]
+        cells = ["–" if figure is None else f"{figure['perplexity']:.2f}" for figure in figures]
+        rows.append([_name(model, entry), *cells])
     task = models[0]["perplexity"].get("task", "perplexity")
     head = [f"{task} over the first", *(f"{length} tokens" for length in lengths)]
     picture = _picture("perplexity.png", "Loss by position", pictures)
@@ -147,10 +148,6 @@ def _name(model: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
     return f"**{summary}**" if model["digest"] == entry["digest"] else summary
 
 
-def _figure(figure: Mapping[str, Any] | None) -> str:
-    return "–" if figure is None else f"{figure['perplexity']:.2f}"
-
-
 def _picture(name: str, label: str, pictures: Sequence[str]) -> list[str]:
     """A link to a picture, if the report has one with this name, or with this name and a model."""
     stem = name.removesuffix(".png")
@@ -222,35 +219,25 @@ def files_of(folder: Path, body: str = "") -> list[Path]:
 
 
 def measured(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) -> Measured:
-    """The part of a card that comes from a report.
-
-    Args:
-        report: The content of report.json.
-        entry: The entry of this checkpoint.
-        pictures: Names of the report's pictures that are uploaded.
-    """
+    """The part of a card that comes from a report, with links to those of its pictures that are uploaded."""
     with explain_malformed("report.json"):
-        return _measured(report, entry, pictures)
-
-
-def _measured(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) -> Measured:
-    tasks = dict.fromkeys(cell["task"] for model in report["models"] for cell in model["cells"])
-    summary = "\n".join(f"- {in_markdown(sentence)}" for sentence in findings(report))
-    name = f"`{in_markdown(entry['name'])}` is the name under which this checkpoint was measured."
-    parts = [f"{name}\n\n{summary}", *(retrieval_table(report, entry, task, pictures) for task in tasks)]
-    parts.append(effective_table(report, entry))
-    parts += [
-        perplexity_table(report, entry, pictures),
-        short_table(report, entry),
-        harness_table(entry),
-        conditions(report, entry),
-    ]
-    return Measured(
-        body="\n\n".join(part for part in parts if part),
-        command=_command(report, entry),
-        missing=[in_markdown(sentence) for sentence in _missing(report, entry)],
-        results=model_index(report, entry),
-    )
+        tasks = dict.fromkeys(cell["task"] for model in report["models"] for cell in model["cells"])
+        summary = "\n".join(f"- {in_markdown(sentence)}" for sentence in findings(report))
+        parts = [
+            f"`{in_markdown(entry['name'])}` is the name under which this checkpoint was measured.\n\n{summary}",
+            *(retrieval_table(report, entry, task, pictures) for task in tasks),
+            effective_table(report, entry),
+            perplexity_table(report, entry, pictures),
+            short_table(report, entry),
+            harness_table(entry),
+            conditions(report, entry),
+        ]
+        return Measured(
+            body="\n\n".join(part for part in parts if part),
+            command=_command(report, entry),
+            missing=[in_markdown(sentence) for sentence in _missing(report, entry)],
+            results=model_index(report, entry),
+        )
 
 
 def _missing(report: Report, entry: Mapping[str, Any]) -> list[str]:

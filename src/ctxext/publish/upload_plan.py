@@ -40,12 +40,7 @@ _OF_THE_DATA = {
 
 
 def training_command(folder: Path, trained: str = EXTENDED) -> str:
-    """The `ctxext finetune` line; empty where the folder does not say how it was trained.
-
-    Args:
-        folder: The result of the training.
-        trained: The name of the checkpoint that was trained.
-    """
+    """The `ctxext finetune` line of a training's result; empty where the folder does not say how it was trained."""
     if not (folder / REPORT).is_file():
         return ""
     report = read_json_object(folder / REPORT)
@@ -100,7 +95,6 @@ class UploadPlan:
     known: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        """The folder, and how much of it."""
         return f"UploadPlan({self.folder.name!r}: {total(self.sizes)})"
 
     @property
@@ -134,17 +128,7 @@ def pack(
     read_weights: bool = True,
     progress: Progress | None = None,
 ) -> UploadPlan:
-    """Plan the push of a whole checkpoint. Writes nothing.
-
-    Args:
-        folder: A checkpoint made by this package.
-        repository: The Hub id it will have.
-        base: The Hub id of the model that it descends from; as its source says where None.
-        report: The folder of an evaluation; None where nothing was measured.
-        check: Refuse a checkpoint that is not what was recorded.
-        read_weights: Whether that reads the weights.
-        progress: Called with a file's name, how much is done and how much in all.
-    """
+    """Plan the push of a whole checkpoint, with options as in `PushOptions`. Writes nothing."""
     subject = _subject(folder, rewritten=FOLDER if report else None, progress=progress)
     subject.checkpoint.check_files()  # Without the checks too: what a link leads to elsewhere is not to be shared.
     checks = [item for item in READING if check and (read_weights or item is not check_weights)]
@@ -154,7 +138,12 @@ def pack(
             f'"{folder}" is not what was recorded: {failed[0].check}: {failed[0].detail}.',
             hint=f"ctxext verify {shlex.quote(str(folder))} says more; --no-verify shares it all the same.",
         )
-    results = _measured(subject.checkpoint, report) if report else None
+    results = None
+    if report:  # The report's entry for this checkpoint, by digest with and without a report published before.
+        content, checkpoint = read_report(report), subject.checkpoint
+        stripped = _AsMeasured(checkpoint.name, checkpoint.folder, checkpoint.config)
+        digests = [info_of("this", version).digest for version in (stripped, checkpoint)]
+        results = measured(content, entry_of(content, digests), [path.name for path in files_of(report)])
     files = files_of(report, results.body) if report and results else []
     if report:
         _check_links(report, files)
@@ -169,13 +158,7 @@ def pack(
 
 
 def pack_adapter(folder: Path, repository: str, base: str | None = None) -> UploadPlan:
-    """Plan the push of the LoRA adapter alone: its configuration, its weights, a card.
-
-    Args:
-        folder: A fine-tuned checkpoint with its adapter, or the folder of the adapter.
-        repository: The Hub id it will have.
-        base: The Hub id of the checkpoint that it belongs to; as the adapter names it where None.
-    """
+    """Plan the push of the LoRA adapter alone, from its folder or its checkpoint's: configuration, weights, a card."""
     place = adapter_in(folder)
     if place is None:
         raise CtxextError(f'"{folder}" has no adapter.', hint="ctxext finetune leaves one in OUT/adapter.")
@@ -256,7 +239,6 @@ def _edited_card(subject: Subject) -> str | None:
 def _facts(
     subject: Subject, repository: str, results: Measured | None, *, base: str | None = None, is_adapter: bool = False
 ) -> CardFacts:
-    """The facts about a checkpoint for its card."""
     checkpoint, manifest = subject.checkpoint, subject.manifest
     source = manifest.get("source") or manifest.get("base") or {}
     serving = serving_of(subject.model)
@@ -276,32 +258,26 @@ def _facts(
         cautions=cautions_of(checkpoint, recipe, subject.model) if recipe else (),
         training=training_of(subject),
         training_command=training_command(checkpoint.folder, trained),
-        curve="" if is_adapter else (CURVE if (checkpoint.folder / CURVE).is_file() else ""),
+        curve="" if is_adapter else CURVE * (checkpoint.folder / CURVE).is_file(),
         model_id=repository,
         is_adapter=is_adapter,
         measured=results,
     )
 
 
-def _measured(checkpoint: Checkpoint, folder: Path) -> Measured:
-    """The report's entry for this checkpoint, matched by digest with and without a report published before."""
-    report = read_report(folder)
-    stripped = _AsMeasured(checkpoint.name, checkpoint.folder, checkpoint.config)
-    digests = [info_of("this", version).digest for version in (stripped, checkpoint)]
-    return measured(report, entry_of(report, digests), [path.name for path in files_of(folder)])
-
-
 def seal(plan: UploadPlan, progress: Progress | None = None) -> None:
-    """Write the card, the report and the record with the digest of every file, weights included, into the folder.
-
-    Args:
-        plan: From `pack`.
-        progress: Called with a word, bytes read and bytes in all.
-    """
+    """Write the card, the report and the record with the digest of every file, weights included, into the folder."""
     for name, content in plan.texts.items():
         _write(plan.folder / name, content)
     checkpoint = open_checkpoint(str(plan.folder))
-    record = _record(checkpoint.folder, checkpoint.files, plan.known, progress)
+    record: dict[str, str] = {}
+    sizes = [(checkpoint.folder / path).stat().st_size for path in checkpoint.files]
+    for number, path in enumerate(checkpoint.files, 1):
+        name = path.as_posix()
+        if name not in (MANIFEST, ".gitattributes"):
+            record[name] = plan.known.get(name) or sha256_of(checkpoint.folder / path)
+        if progress is not None:
+            progress("digests", sum(sizes[:number]), sum(sizes))
     weights = [path.as_posix() for path in checkpoint.weight_files if len(path.parts) == 1]
     # Times and links are of this machine, and digests say more than they do.
     noted = {key: value for key, value in (checkpoint.read_json(MANIFEST) or {}).items() if key not in _OF_THE_DISK}
@@ -311,19 +287,6 @@ def seal(plan: UploadPlan, progress: Progress | None = None) -> None:
         "weights": {name: record[name] for name in weights},
     }
     _write(checkpoint.folder / MANIFEST, as_json(written).encode())
-
-
-def _record(folder: Path, files: Sequence[Path], known: Mapping[str, str], progress: Progress | None) -> dict[str, str]:
-    """The digest of each file by name; known ones are not computed again."""
-    digests: dict[str, str] = {}
-    sizes = [(folder / path).stat().st_size for path in files]
-    for number, path in enumerate(files, 1):
-        name = path.as_posix()
-        if name not in (MANIFEST, ".gitattributes"):
-            digests[name] = known.get(name) or sha256_of(folder / path)
-        if progress is not None:
-            progress("digests", sum(sizes[:number]), sum(sizes))
-    return digests
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -336,12 +299,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def stage(plan: UploadPlan, place: Path) -> None:
-    """Copy an adapter and its card to a separate folder, as its folder belongs to a recorded checkpoint.
-
-    Args:
-        plan: From `pack_adapter`.
-        place: An empty folder.
-    """
+    """Copy an adapter and its card to a separate folder, as its folder belongs to a recorded checkpoint."""
     for name in plan.names:
         (place / name).write_bytes((plan.folder / name).read_bytes())
     for name, content in plan.texts.items():

@@ -5,50 +5,19 @@ from typing import TYPE_CHECKING
 from ctxext.lazy import hand_on
 
 if TYPE_CHECKING:
-    from ctxext.recipes.base import Method
-    from ctxext.recipes.methods.abf import AdjustedBase
-    from ctxext.recipes.methods.dynamic import DynamicNtk
-    from ctxext.recipes.methods.llama3 import Llama3
-    from ctxext.recipes.methods.longrope import LongRope
-    from ctxext.recipes.methods.mspoe import MsPoE
-    from ctxext.recipes.methods.ntk import Ntk
-    from ctxext.recipes.methods.ntk_by_parts import NtkByParts
-    from ctxext.recipes.methods.pi import PositionInterpolation
-    from ctxext.recipes.methods.yarn import Yarn
-    from ctxext.recipes.recipe import Recipe, load_recipe
-    from ctxext.recipes.registry import METHODS, method_named
+    from ctxext.recipes.base import Method as Method
+    from ctxext.recipes.methods.abf import AdjustedBase as AdjustedBase
+    from ctxext.recipes.methods.dynamic import DynamicNtk as DynamicNtk
+    from ctxext.recipes.methods.llama3 import Llama3 as Llama3
+    from ctxext.recipes.methods.longrope import LongRope as LongRope
+    from ctxext.recipes.methods.mspoe import MsPoE as MsPoE
+    from ctxext.recipes.methods.ntk import Ntk as Ntk
+    from ctxext.recipes.methods.ntk_by_parts import NtkByParts as NtkByParts
+    from ctxext.recipes.methods.pi import PositionInterpolation as PositionInterpolation
+    from ctxext.recipes.methods.yarn import Yarn as Yarn
+    from ctxext.recipes.recipe import Recipe as Recipe
+    from ctxext.recipes.recipe import load_recipe as load_recipe
+    from ctxext.recipes.registry import METHODS as METHODS
+    from ctxext.recipes.registry import method_named as method_named
 
-__all__ = [
-    "METHODS",
-    "AdjustedBase",
-    "DynamicNtk",
-    "Llama3",
-    "LongRope",
-    "Method",
-    "MsPoE",
-    "Ntk",
-    "NtkByParts",
-    "PositionInterpolation",
-    "Recipe",
-    "Yarn",
-    "load_recipe",
-    "method_named",
-]
-
-_NAMES = {
-    "Method": "ctxext.recipes.base",
-    "AdjustedBase": "ctxext.recipes.methods.abf",
-    "DynamicNtk": "ctxext.recipes.methods.dynamic",
-    "Llama3": "ctxext.recipes.methods.llama3",
-    "LongRope": "ctxext.recipes.methods.longrope",
-    "MsPoE": "ctxext.recipes.methods.mspoe",
-    "Ntk": "ctxext.recipes.methods.ntk",
-    "NtkByParts": "ctxext.recipes.methods.ntk_by_parts",
-    "PositionInterpolation": "ctxext.recipes.methods.pi",
-    "Yarn": "ctxext.recipes.methods.yarn",
-    "Recipe": "ctxext.recipes.recipe",
-    "load_recipe": "ctxext.recipes.recipe",
-    "METHODS": "ctxext.recipes.registry",
-    "method_named": "ctxext.recipes.registry",
-}
-hand_on(__name__, _NAMES)
+__all__ = hand_on(__name__)

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self, dataclass_transform, get_args
 
 from ctxext.checkpoint.families import Family
 from ctxext.checkpoint.opening import Checkpoint
@@ -23,9 +23,10 @@ CARRIED_BY_CODE: frozenset[Kind] = frozenset({"heads", "attention", "slopes"})
 """Kinds that no configuration key can carry, so that the checkpoint carries modeling code."""
 
 
+@dataclass_transform(kw_only_default=True, frozen_default=True)
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """One step of a recipe. A subclass is a method, an instance is that method with its numbers."""
+    """One step of a recipe. A subclass is a method and a dataclass too, an instance is that method with its numbers."""
 
     name: ClassVar[str]
     title: ClassVar[str]
@@ -47,6 +48,9 @@ class Method:
     """How it differs from its paper by default and what was measured of either; help begins with it."""
     caution: ClassVar[str] = ""
     """A warning for users of the result, in one sentence; shown after converting and on the card."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -76,12 +80,7 @@ class Method:
         return encoding.context_length
 
     def new_tensors(self, source: Checkpoint, model: ModelConfig) -> tuple[NewTensor, ...]:
-        """The tensors that differ between the result and its source; by default none.
-
-        Args:
-            source: The checkpoint to convert.
-            model: Its configuration before this step.
-        """
+        """The tensors that differ between the result and its source, for its configuration before this step; none."""
         return ()
 
     def caution_for(self, model: ModelConfig) -> str:
@@ -137,7 +136,6 @@ def _listed(value: Any) -> Any:
 _REACH = ("factor", "target_length")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Reaching(Method):
     """A method that reaches a longer context, given as a factor or as a length."""
 
@@ -186,7 +184,6 @@ class Reaching(Method):
         return self.target_length or round(self.stretch * encoding.trained_length)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Scaling(Reaching):
     """A schedule of a rotary embedding's frequencies that configuration keys carry."""
 
@@ -202,9 +199,7 @@ class Scaling(Reaching):
     def taken_over(self, replaced: Mapping[str, Any], method: str | None) -> dict[str, Any]:
         """The unset numbers of this step that a replaced schedule of the same type has.
 
-        Args:
-            replaced: The replaced schedule, as transformers writes it.
-            method: The method of that schedule; None if ctxext did not write it.
+        `replaced` is as transformers writes it, and `method` None if ctxext did not write it.
         """
         if replaced.get("rope_type") != self.rope_type or method not in (None, self.name):
             return {}

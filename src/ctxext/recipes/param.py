@@ -4,9 +4,8 @@ The command line, the recipe files, the docs page and the search space are all r
 """
 
 import dataclasses
+import functools
 import typing
-import weakref
-from collections.abc import Sequence
 from typing import Any
 
 from ctxext.errors import CtxextError
@@ -17,7 +16,17 @@ _LARGEST = 1e30
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a parameter accepts and how it is described."""
+    """What a parameter accepts and how it is described.
+
+    Attributes:
+        help: One sentence for the user.
+        min: The smallest legal value.
+        max: The largest legal value.
+        choices: The legal words of a text parameter.
+        search: The range, or the values, that a search tries.
+        usual: The value that None stands for; for a required parameter, the paper's value, at which a search starts.
+        measured: Whether it is the result of a measurement: kept in recipe files, not an option of the command line.
+    """
 
     help: str
     min: float | None = None
@@ -37,33 +46,9 @@ class Limits:
         return f"{self.help} ({', '.join(parts)})" if parts else self.help
 
 
-def param(
-    default: Any = dataclasses.MISSING,
-    *,
-    help: str,
-    min: float | None = None,
-    max: float | None = None,
-    choices: Sequence[str] = (),
-    search: Sequence[Any] = (),
-    usual: Any = None,
-    measured: bool = False,
-) -> Any:
-    """Declare a method's parameter.
-
-    Args:
-        default: The default; without one, the parameter is required.
-        help: One sentence for the user.
-        min: The smallest legal value.
-        max: The largest legal value.
-        choices: The legal words of a text parameter.
-        search: The range, or the values, that a search tries.
-        usual: The value that None stands for; for a required parameter, the paper's value, at which a search starts.
-        measured: Whether it is the result of a measurement: kept in recipe files, not an option of the command line.
-    """
-    limits = Limits(
-        help=help, min=min, max=max, choices=tuple(choices), search=tuple(search), usual=usual, measured=measured
-    )
-    return dataclasses.field(default=default, metadata={"limits": limits})
+def param(default: Any = dataclasses.MISSING, **limits: Any) -> Any:
+    """Declare a method's parameter, required if it has no default; `Limits` describes the other arguments."""
+    return dataclasses.field(default=default, metadata={"limits": Limits(**limits)})
 
 
 def limits_of(field: "dataclasses.Field[Any]") -> Limits:
@@ -121,22 +106,14 @@ def search_start(owner: type, name: str) -> Any:
     return limits_of(field).usual if default is dataclasses.MISSING else default
 
 
-_TYPES: "weakref.WeakKeyDictionary[type, dict[str, Any]]" = weakref.WeakKeyDictionary()
-
-
-def _types(owner: type) -> dict[str, Any]:
-    """The declared types of a class's parameters, cached, as reading annotations is slow."""
-    if owner not in _TYPES:
-        _TYPES[owner] = typing.get_type_hints(owner)
-    return _TYPES[owner]
+_types = functools.cache(typing.get_type_hints)  # Reading annotations is slow.
 
 
 def value_type(owner: type, name: str) -> Any:
     """The type of a parameter's value, without the None that means "not given"."""
     hint = _types(owner)[name]
-    members = [member for member in typing.get_args(hint) if member is not type(None)]
-    is_union = type(None) in typing.get_args(hint)
-    return members[0] if is_union else hint
+    members = typing.get_args(hint)
+    return members[0] if type(None) in members else hint
 
 
 def checked(owner: type, label: str, field: "dataclasses.Field[Any]", value: Any) -> Any:

@@ -1,5 +1,6 @@
 """A recipe: methods in the order in which they apply, with their numbers, as Python objects or as a YAML file."""
 
+import contextlib
 import dataclasses
 import difflib
 import itertools
@@ -15,8 +16,8 @@ from ctxext.files.length import check_length, parse_length
 from ctxext.files.strict import parse_yaml, read_text
 from ctxext.files.tensor_files import NewTensor
 from ctxext.recipes.base import Method, Scaling
-from ctxext.recipes.code.layout import without_code
-from ctxext.recipes.code.method import code_files
+from ctxext.recipes.code.layout import SHARED_FILES, STUB_FILE, family_classes, render_stub, without_code
+from ctxext.recipes.code.method import PORTABLE, CodeMethod
 from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary, provenance, without_derived
 from ctxext.recipes.param import value_type
 from ctxext.recipes.registry import method_named
@@ -80,14 +81,7 @@ class Recipe:
         return Recipe(steps, self.description, self.source)
 
     def taking_over(self, model: ModelConfig) -> tuple["Recipe", dict[str, Any]]:
-        """The recipe with unset numbers taken from the schedule of the same type that it replaces.
-
-        Args:
-            model: The model with the schedule.
-
-        Returns:
-            The recipe, and the numbers that were taken over.
-        """
+        """The recipe with unset numbers from the schedule of the same type that it replaces, and those numbers."""
         noted = (provenance(model.config).get("recipe") or {}).get("steps", [])
         names = [name for name in (str(step.get("method")) for step in noted) if not method_named(name).needs_code()]
         previous = names[-1] if names else None
@@ -100,12 +94,7 @@ class Recipe:
         return Recipe(steps, self.description, self.source), kept
 
     def edit(self, model: ModelConfig, *, with_code: bool = True) -> ModelConfig:
-        """The configuration after all steps.
-
-        Args:
-            model: The source's configuration; not changed.
-            with_code: Without, only the steps that stock transformers carries are applied.
-        """
+        """The configuration after all steps, or after those only that stock transformers carries."""
         for step in self.steps:
             if with_code or not step.needs_code():
                 model = step.edit(model)
@@ -113,17 +102,20 @@ class Recipe:
         return model
 
     def new_tensors(self, source: Checkpoint, model: ModelConfig) -> tuple[NewTensor, ...]:
-        """The tensors that differ between the result and its source.
-
-        Args:
-            source: The checkpoint to convert.
-            model: Its configuration, for which the recipe was resolved.
-        """
+        """The tensors that differ between the result and its source, for whose configuration it was resolved."""
         return tuple(tensor for step in self.steps for tensor in step.new_tensors(source, model))
 
     def code_files(self, config: Config) -> Mapping[str, str]:
-        """The modeling code that the result must carry, by file name."""
-        return code_files(self.steps, config)
+        """The modeling code that the result must carry, by file name; empty if no step needs any."""
+        with_code = [step for step in self.steps if isinstance(step, CodeMethod)]
+        if not with_code:
+            return {}
+        shared = SHARED_FILES[with_code[0].encoding]
+        files = [*(PORTABLE / name for name in shared), *(file for step in with_code for file in step.code)]
+        methods = [(step.title, step.code[0].name.removesuffix(".py"), step.code_class) for step in with_code]
+        modules = [file.name.removesuffix(".py") for file in files]
+        stub = render_stub(family_classes(config), methods, modules, shared[-1].removesuffix(".py"))
+        return {**{file.name: file.read_bytes().decode() for file in files}, STUB_FILE: stub}
 
     def to_dict(self) -> dict[str, Any]:
         """The content of the recipe file."""
@@ -195,12 +187,7 @@ def plain_config(model: ModelConfig) -> ModelConfig:
 
 
 def step_from_dict(entry: Any, place: str) -> Method:
-    """One step of a recipe file.
-
-    Args:
-        entry: The mapping with `method` and its numbers.
-        place: Its place in the file, for errors.
-    """
+    """One step of a recipe file; errors name its place there."""
     if not isinstance(entry, Mapping) or "method" not in entry:
         raise CtxextError(f'{place}: each step needs a "method".')
     method = method_named(str(entry["method"]))
@@ -216,28 +203,17 @@ def step_from_dict(entry: Any, place: str) -> Method:
         if key.endswith("_length") and isinstance(numbers[key], str):
             numbers[key] = parse_length(numbers[key])
         elif value_type(method, key) is float and isinstance(numbers[key], str):
-            numbers[key] = _number(numbers[key])
+            with contextlib.suppress(ValueError):  # YAML 1.1 reads "1e6" as text; other text is left to the checks.
+                numbers[key] = float(numbers[key])
     required = [
         field.name
         for field in dataclasses.fields(method)
         if field.default is dataclasses.MISSING and numbers.get(field.name) is None
     ]
     if required:
-        raise CtxextError(f"{method.name} needs {', '.join(required)}.", hint=option_hint(required))
+        options = " ".join(f"--{name.replace('_', '-')} …" for name in required)
+        raise CtxextError(f"{method.name} needs {', '.join(required)}.", hint=f"Add {options}.")
     return method(**numbers)
-
-
-def option_hint(names: Iterable[str]) -> str:
-    """A hint to give missing numbers on the command line."""
-    return "Add " + " ".join(f"--{name.replace('_', '-')} …" for name in names) + "."
-
-
-def _number(text: str) -> Any:
-    """A number that YAML 1.1 reads as text ("1e6"); other text is left to the checks."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def recipe_of(recipe: "Recipe | Method | Iterable[Method] | str | Path") -> Recipe:

@@ -5,14 +5,8 @@ from typing import TYPE_CHECKING
 from ctxext.lazy import hand_on
 
 if TYPE_CHECKING:
-    from ctxext.search.options import SearchOptions
-    from ctxext.search.run import Found, search
+    from ctxext.search.options import SearchOptions as SearchOptions
+    from ctxext.search.run import Found as Found
+    from ctxext.search.run import search as search
 
-__all__ = ["Found", "SearchOptions", "search"]
-
-_NAMES = {
-    "SearchOptions": "ctxext.search.options",
-    "Found": "ctxext.search.run",
-    "search": "ctxext.search.run",
-}
-hand_on(__name__, _NAMES, main="search")
+__all__ = hand_on(__name__, main="search")

@@ -96,17 +96,7 @@ def run_off(bench: Workbench, eval_set: EvalSet, points: Sequence[Point], keep_s
 
     The search's own prompts are few and its recipes many, so that its best is partly a lucky one. Only recipes count
     that keep the loss at the original context length by the upper end of the 95 % interval. Those that have surely
-    lost are asked no further.
-
-    Args:
-        bench: The model.
-        eval_set: The prompts and documents.
-        points: The recipes that the search measured.
-        keep_short: The bound.
-        end: The deadline, on the monotonic clock in seconds.
-
-    Returns:
-        Those with the lowest loss first.
+    lost are asked no further. The lowest loss comes first; `end` is on the monotonic clock in seconds.
     """
 
     def has_lost(key: int, measurements: Mapping[int, Measurement]) -> bool:
@@ -140,18 +130,12 @@ def check(
     """Measure the plain model and the recipes of interest on unseen prompts, and choose the best that keeps the bound.
 
     These are all that kept the bound so far, the best published recipe, and the one that answered the most prompts,
-    whatever they lose. A recipe that kept the bound by luck so far does not keep it on unseen documents.
-
-    Args:
-        bench: The model.
-        eval_set: The prompts and documents.
-        points: The recipes that the search measured.
-        kept: The run-off's, best first.
-        keep_short: The bound.
-        end: The deadline, on the monotonic clock in seconds.
+    whatever they lose. A recipe that kept the bound by luck so far does not keep it on unseen documents. `end` is on
+    the monotonic clock in seconds.
     """
     published = min((point for point in points if point.trial.published), key=lambda point: point.loss, default=None)
-    most = max(points, key=lambda point: (_share(point.trial), -point.loss), default=None)
+    shares = {point.trial.number: point.trial.measurement.share for point in points if point.trial.measurement}
+    most = max(points, key=lambda point: (shares.get(point.trial.number, 0.0), -point.loss), default=None)
     wanted = {point.trial.number: point for point in (*kept, published, most) if point is not None}
     measurements = _asked(bench, eval_set, [point.trial for point in wanted.values()], end)
     stock = measurements.pop(_STOCK)
@@ -165,10 +149,6 @@ def check(
     winner = next((wanted[number] for number in ranked if not rank(number)[0]), None)
     best_published = next((wanted[number] for number in ranked if wanted[number].trial.published), None)
     return Check(winner, best_published, stock, wanted, measurements, keep_short)
-
-
-def _share(trial: Trial) -> float:
-    return trial.measurement.share if trial.measurement else 0.0
 
 
 def _asked(

@@ -47,12 +47,7 @@ Numbers = dict[str, list[torch.Tensor]]
 
 
 class Learner:
-    """The numbers during training.
-
-    Args:
-        bench: The model.
-        options: How far to reach, and what may be lost.
-    """
+    """The numbers during training."""
 
     def __init__(self, bench: Workbench, options: SearchOptions) -> None:
         self.bench, self.options = bench, options
@@ -65,7 +60,16 @@ class Learner:
         self.logs = {name: torch.zeros(layers, heads, requires_grad=True) for name in self.starts}
         self.model = bench.apply(self.recipe()).model
         self.model.requires_grad_(False)
-        self._give()
+        # The numbers pass to the model's code as tensors: training runs the code that is shipped.
+        methods = {
+            id(method): method
+            for module in self.model.modules()
+            for method in getattr(module, "ctxext_methods", ())
+            if method.name == "mspoe"
+        }
+        if not methods:
+            raise CtxextError(f'The heads of "{bench.source.name}" cannot be learned.', hint="Leave --gradient out.")
+        self.methods = list(methods.values())
 
     def numbers(self) -> dict[str, torch.Tensor]:
         """The numbers, (layers, heads) each; a ratio below one would speed a head up."""
@@ -78,21 +82,8 @@ class Learner:
             name: tuple(tuple(float(f"{number:.{_DIGITS}g}") for number in row) for row in values.tolist())
             for name, values in self.numbers().items()
         }
-        return Recipe([_step(rows, self.options.target_length)])
-
-    def _give(self) -> None:
-        """Pass the numbers to the model's code as tensors: training runs the code that is shipped."""
-        methods = {
-            id(method): method
-            for module in self.model.modules()
-            for method in getattr(module, "ctxext_methods", ())
-            if method.name == "mspoe"
-        }
-        if not methods:
-            raise CtxextError(
-                f'The heads of "{self.bench.source.name}" cannot be learned.', hint="Leave --gradient out."
-            )
-        self.methods = list(methods.values())
+        numbers: Any = {**rows, "ramp_fast": _FAST, "ramp_slow": _SLOW, "reaches": self.options.target_length}
+        return Recipe([MsPoE(schedule="by-parts", head_order="fixed", first_layer=0, **numbers)])
 
     def refresh(self) -> None:
         """Update the numbers from the parameters of the optimizer."""
@@ -101,26 +92,10 @@ class Learner:
             method.settings["heads"] = {name: list(values.unbind(0)) for name, values in numbers.items()}
 
 
-def _step(rows: dict[str, Any], target_length: int) -> MsPoE:
-    return MsPoE(
-        schedule="by-parts",
-        head_order="fixed",
-        first_layer=0,
-        ramp_fast=_FAST,
-        ramp_slow=_SLOW,
-        reaches=target_length,
-        **rows,
-    )
-
-
 def learn(bench: Workbench, options: SearchOptions, end: float, report: Callable[[float, float], None]) -> Recipe:
-    """Learn the heads' numbers until the time is up.
+    """Learn the heads' numbers until the time is up, `end` on the monotonic clock in seconds.
 
-    Args:
-        bench: The model.
-        options: How far to reach, and what may be lost.
-        end: When to stop, on the monotonic clock in seconds.
-        report: Called after each step with the loss of the answers and the divergence from the source, in nats.
+    `report` is called after each step with the loss of the answers and the divergence from the source, in nats.
     """
     learner = Learner(bench, options)
     optimizer = torch.optim.Adam(learner.logs.values(), lr=_RATE)
@@ -187,7 +162,7 @@ def _joined(prompts: list[Prompt]) -> tuple[torch.Tensor, torch.Tensor]:
 def _documents(encoder: Encoder, options: SearchOptions, length: int) -> Iterator[torch.Tensor]:
     """Documents of the original context length, (documents, length), again and again."""
     seed = options.seed + _ALREADY
-    documents = read_corpus(options.data, encoder, count=64, length=length, most=length, seed=seed).documents
+    documents = read_corpus(options.data, encoder, count=64, length=length, most=length, seed=seed)
     rows = torch.tensor(documents)
     while True:
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
@@ -236,14 +211,7 @@ def learned_standing(
 ) -> Standing:
     """The points for the last checks, as a search by trials has them: YaRN as published, and the learned recipe.
 
-    Args:
-        bench: The model.
-        options: How far to reach, what may be lost, how long to learn.
-        eval_set: The eval set of both.
-        stock: The plain model's answers to that.
-        stock_seconds: How long they took.
-        watch: Called after each step.
-        end: When the whole run must be over, on the monotonic clock in seconds.
+    The whole run must be over at `end`, on the monotonic clock in seconds.
     """
     factor = options.target_length / bench.plain.rotary.trained_length
     trials: list[Trial] = []

@@ -56,17 +56,9 @@ class TimeIsUp(Exception):
 
 @dataclass(frozen=True)
 class SearchLoop:
-    """Tries recipes on one model.
+    """Tries recipes on one model, since `started` on the monotonic clock in seconds.
 
-    Attributes:
-        bench: The model.
-        space: The search space.
-        options: How long to try, and what may be lost.
-        eval_set: The eval set of every trial.
-        stock: The plain model's answers to that.
-        stock_seconds: How long they took.
-        watch: Called before each recipe.
-        started: When the run began, on the monotonic clock in seconds.
+    `stock` are the plain model's answers to the eval set of every trial, and `watch` is called before each recipe.
     """
 
     bench: Workbench
@@ -89,7 +81,10 @@ class SearchLoop:
         study.begin(header)
         while True:
             study.rescue()
-            standing = self._standing(study)
+            trials = study.trials()
+            points = points_of(trials, self.stock)
+            best, most = best_of(points, self.options.keep_short), self.options.trials
+            standing = Standing("trying recipes", self.stock, trials, points, best, self.end, most)
             stop_at = self.end - self._reserve(standing.points)
             is_due = study.is_due(self.options.trials) or study.has_waiting
             if not is_due or time.monotonic() > stop_at:
@@ -114,12 +109,6 @@ class SearchLoop:
             return 0.0
         most = MOST_FOR_CHECKS * self.options.seconds
         return min(most, _SPARE * seconds_of_end(points, self.stock_seconds, self.options) + WRITING)
-
-    def _standing(self, study: Study) -> Standing:
-        trials = study.trials()
-        points = points_of(trials, self.stock)
-        best = best_of(points, self.options.keep_short)
-        return Standing("trying recipes", self.stock, trials, points, best, self.end, self.options.trials)
 
     def _tried(
         self, parameters: Parameters, standing: Standing, is_start: bool, look: Callable[[], None]

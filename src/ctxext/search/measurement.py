@@ -123,7 +123,7 @@ def _documents(
 
 
 def _read(data: str | None, encoder: Encoder, count: int, length: int, seed: int) -> list[list[int]]:
-    return read_corpus(data, encoder, count=count, length=length, most=length, seed=seed).documents
+    return read_corpus(data, encoder, count=count, length=length, most=length, seed=seed)
 
 
 def _own_sentences(data: str | None) -> list[tuple[str, ...]]:
@@ -263,39 +263,25 @@ def measure(
 ) -> Measurement:
     """Measure a model: documents first, then rounds of needles, each from the shortest prompts to the longest.
 
-    Args:
-        loaded: The model.
-        eval_set: The prompts and documents.
-        is_hopeless: Called before each length of each round; if it returns true, the rest is left out.
+    `is_hopeless` is called before each length of each round; if it returns true, the rest is left out.
     """
-    measurement = Measurement(
-        _document_losses(loaded, eval_set), {}, {}, eval_set.lengths, eval_set.num_prompts, eval_set.num_depths
-    )
+    size = rows_that_fit(loaded.model, eval_set.documents.shape[1])
+    starts = range(0, len(eval_set.documents), size)
+    pieces = [token_losses(loaded, eval_set.documents[start : start + size].to(loaded.device)) for start in starts]
+    short = [float(loss) for piece in pieces for loss in piece.mean(1)]
+    measurement = Measurement(short, {}, {}, eval_set.lengths, eval_set.num_prompts, eval_set.num_depths)
     for first in range(0, eval_set.num_questions, _ROUND):
         for length, questions in eval_set.questions.items():
             if is_hopeless is not None and is_hopeless(measurement):
                 return measurement
-            losses, correct = _answers(loaded, length, questions[first : first + _ROUND])
+            losses, correct, asked = list[float](), list[bool](), questions[first : first + _ROUND]
+            size = rows_that_fit(loaded.model, length)
+            for start in range(0, len(asked), size):
+                # In the order of the prompts, however much of them a model could share.
+                by_depth = sorted(answer_losses(loaded, asked[start : start + size]))
+                losses += itertools.chain.from_iterable(zip(*(own for _, own, _ in by_depth), strict=True))
+                correct += itertools.chain.from_iterable(zip(*(right for _, _, right in by_depth), strict=True))
             answers = {**measurement.answers, length: measurement.answers.get(length, []) + losses}
             right = {**measurement.correct, length: measurement.correct.get(length, []) + correct}
             measurement = dataclasses.replace(measurement, answers=answers, correct=right)
     return measurement
-
-
-def _answers(loaded: LoadedModel, length: int, questions: Sequence[Sequence[Prompt]]) -> tuple[list[float], list[bool]]:
-    losses: list[float] = []
-    correct: list[bool] = []
-    size = rows_that_fit(loaded.model, length)
-    for first in range(0, len(questions), size):
-        # In the order of the prompts, however much of them a model could share.
-        by_depth = sorted(answer_losses(loaded, questions[first : first + size]))
-        losses += itertools.chain.from_iterable(zip(*(own for _, own, _ in by_depth), strict=True))
-        correct += itertools.chain.from_iterable(zip(*(right for _, _, right in by_depth), strict=True))
-    return losses, correct
-
-
-def _document_losses(loaded: LoadedModel, eval_set: EvalSet) -> list[float]:
-    size = rows_that_fit(loaded.model, eval_set.documents.shape[1])
-    starts = range(0, len(eval_set.documents), size)
-    pieces = [token_losses(loaded, eval_set.documents[start : start + size].to(loaded.device)) for start in starts]
-    return [float(loss) for piece in pieces for loss in piece.mean(1)]

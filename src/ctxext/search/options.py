@@ -8,7 +8,7 @@ from ctxext.data.records import check_place
 from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import even_depths
 from ctxext.files.length import format_length, read_lengths
-from ctxext.options import check_numbers, option, with_documented_options
+from ctxext.options import check_numbers, option, original_length_option, with_documented_options
 
 DEFAULT_MINUTES = 20.0
 
@@ -32,11 +32,7 @@ class SearchOptions:
         kind="names",
         repeats=True,
     )
-    original_length: int | None = option(
-        None,
-        help="Tokens that the model was trained on, as 32k, where its files do not say it or you know better.",
-        kind="length",
-    )
+    original_length: int | None = original_length_option()
     gradient: bool = option(
         False,
         help="Learn ratio, ramp and temperature of every KV head by gradient, the weights frozen; --trials counts "

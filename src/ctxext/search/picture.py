@@ -14,14 +14,7 @@ _MARKERS = "osDv^P*X"
 
 
 def pareto_picture(points: Sequence[Point], best: Point | None, keep_short: float, title: str) -> bytes:
-    """A PNG with the rise at the original context length across and the loss of the answers upwards.
-
-    Args:
-        points: Recipes that were measured to the end.
-        best: The one that was taken.
-        keep_short: The share that may be lost.
-        title: The title of the picture.
-    """
+    """A PNG with the rise at the original context length across and the loss of the answers upwards."""
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     axes = figure.subplots()
     groups: dict[str, list[Point]] = {}

@@ -5,7 +5,6 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,7 +52,6 @@ class Found:
     files: tuple[Path, ...]
 
     def __repr__(self) -> str:
-        """The recipe in a few words."""
         return f"Found({self._words()})"
 
     def _repr_html_(self) -> str:
@@ -114,6 +112,14 @@ def search(
     from ctxext.search.loop import WRITING, SearchLoop, Standing
     from ctxext.search.measurement import make_eval_sets, measure
 
+    def in_time(measurement: "Measurement") -> bool:
+        if time.monotonic() > end:
+            raise NothingMeasuredError(
+                f"{options.minutes:g} minutes were too short to ask even the plain model.",
+                hint="Give more --minutes, or ask less: --samples 4, shorter --lengths.",
+            )
+        return False
+
     watch = watch or (lambda standing: None)
     end = started + options.seconds
     with tempfile.TemporaryDirectory() as folder:
@@ -130,7 +136,7 @@ def search(
         _check_time(info, stock, trial_set, options, end)
         watch(Standing("asking the plain model", end=end))
         began = time.monotonic()
-        asked = measure(stock, trial_set, _in_time(end, options))
+        asked = measure(stock, trial_set, in_time)
         seconds = time.monotonic() - began
         if options.gradient:
             standing = learned_standing(bench, options, trial_set, asked, seconds, watch, end)
@@ -177,20 +183,6 @@ def _check_time(
         )
 
 
-def _in_time(end: float, options: SearchOptions) -> "Callable[[Measurement], bool]":
-    """A callback that ends measuring the plain model if it takes so long that no time would be left."""
-
-    def look(measurement: "Measurement") -> bool:
-        if time.monotonic() > end:
-            raise NothingMeasuredError(
-                f"{options.minutes:g} minutes were too short to ask even the plain model.",
-                hint="Give more --minutes, or ask less: --samples 4, shorter --lengths.",
-            )
-        return False
-
-    return look
-
-
 def _written(
     standing: "Standing", checked: "Check", out: Path | None, checkpoint: Checkpoint, options: SearchOptions
 ) -> Found:
@@ -208,7 +200,9 @@ def _written(
         write_whole(files[-1], pareto_picture(standing.points, checked.winner, options.keep_short, title))
     if out is not None and recipe is not None:
         files.append(out)
-        write_whole(out, recipe_text(recipe, figures(checked)).encode())
+        comments = "".join(f"# {line}\n" for line in figures(checked))
+        text = yaml.safe_dump(recipe.to_dict(), sort_keys=False, allow_unicode=True, width=120)
+        write_whole(out, f"{comments}{text}".encode())
     elif out is not None:
         out.unlink(missing_ok=True)  # One that is there was to be replaced, and this search would not recommend it.
     return Found(recipe, standing, checked, tuple(files))
@@ -238,7 +232,6 @@ def _line(name: str, answers: "Measurement") -> str:
 def _header(
     checkpoint: Checkpoint, digest: str, options: SearchOptions, trained_length: int, stock: "LoadedModel"
 ) -> dict[str, Any]:
-    """The header that a study must have to be resumed."""
     import optuna
     import torch
     import transformers
@@ -256,17 +249,6 @@ def _header(
         **versions,
         **stock.facts(),
     }
-
-
-def recipe_text(recipe: Recipe, lines: Sequence[str]) -> str:
-    """The text of a recipe file, with the figures of the search in comments above it.
-
-    Args:
-        recipe: The recipe.
-        lines: The comment lines above it.
-    """
-    comments = "".join(f"# {line}\n" for line in lines)
-    return comments + yaml.safe_dump(recipe.to_dict(), sort_keys=False, allow_unicode=True, width=120)
 
 
 def check_recipe_place(out: Path, *, overwrite: bool) -> None:

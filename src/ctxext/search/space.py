@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ctxext.checkpoint.families import family_of
 from ctxext.checkpoint.opening import Checkpoint
@@ -14,28 +14,15 @@ from ctxext.recipes.param import SearchRange
 from ctxext.recipes.recipe import Recipe
 from ctxext.recipes.registry import METHODS, method_named
 
+if TYPE_CHECKING:
+    from optuna.trial import BaseTrial
+
 NONE = "-"
 """The choice of a slot that stays empty."""
 
 _DIGITS = 4
 
 Parameters = dict[str, Any]
-
-
-class Trial(Protocol):
-    """Draws parameters: an optuna trial."""
-
-    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
-        """One of several choices."""
-        ...
-
-    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
-        """A number between two bounds."""
-        ...
-
-    def suggest_int(self, name: str, low: int, high: int) -> int:
-        """A whole number between two bounds."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -52,25 +39,20 @@ class Space:
     factor: float
     slots: Mapping[str, tuple[type[Method], ...]]
 
-    def draw(self, trial: Trial) -> Parameters:
+    def draw(self, trial: "BaseTrial") -> Parameters:
         """Let a trial choose methods and their numbers."""
         drawn: Parameters = {}
         for slot, methods in self.slots.items():
             drawn[slot] = trial.suggest_categorical(slot, [NONE, *(method.name for method in methods)])
             for method in methods:
-                if method.name == drawn[slot]:
-                    drawn |= self._draw_numbers(trial, method)
-        return drawn
-
-    def _draw_numbers(self, trial: Trial, method: type[Method]) -> Parameters:
-        drawn: Parameters = {}
-        for number, choices in method.search_space(self.rotary, self.factor).items():
-            name = f"{method.name}.{number}"
-            if choices.optional:
-                drawn[f"{name}.given"] = trial.suggest_categorical(f"{name}.given", [False, True])
-                if not drawn[f"{name}.given"]:
-                    continue
-            drawn[name] = _draw(trial, name, choices)
+                ranges = method.search_space(self.rotary, self.factor) if method.name == drawn[slot] else {}
+                for number, choices in ranges.items():
+                    name = f"{method.name}.{number}"
+                    if choices.optional:
+                        drawn[f"{name}.given"] = trial.suggest_categorical(f"{name}.given", [False, True])
+                        if not drawn[f"{name}.given"]:
+                            continue
+                    drawn[name] = _draw(trial, name, choices)
         return drawn
 
     def recipe(self, parameters: Parameters) -> Recipe:
@@ -85,8 +67,10 @@ class Space:
     def _numbers(self, parameters: Parameters, method: type[Method]) -> Parameters:
         ranges = method.search_space(self.rotary, self.factor)
         values = {number: parameters.get(f"{method.name}.{number}") for number in ranges}
-        return {
-            number: value if value == ranges[number].start else _rounded(value)
+        return {  # Rounded as in a recipe file.
+            number: float(f"{value:.{_DIGITS}g}")
+            if isinstance(value, float) and value != ranges[number].start
+            else value
             for number, value in values.items()
             if value is not None
         }
@@ -108,7 +92,7 @@ class Space:
         return starts
 
 
-def _draw(trial: Trial, name: str, choices: SearchRange) -> Any:
+def _draw(trial: "BaseTrial", name: str, choices: SearchRange) -> Any:
     if choices.is_choice:
         return trial.suggest_categorical(name, list(choices.values))
     low, high = choices.values
@@ -118,19 +102,8 @@ def _draw(trial: Trial, name: str, choices: SearchRange) -> Any:
     return trial.suggest_float(name, low, high, log=low > 0)
 
 
-def _rounded(value: Any) -> Any:
-    """A drawn number, rounded as in a recipe file."""
-    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
-
-
 def space_of(source: Checkpoint, target_length: int, names: Sequence[str] = ()) -> Space:
-    """What can be tried on a model.
-
-    Args:
-        source: The checkpoint, plain.
-        target_length: The wanted context in tokens.
-        names: The methods to try; by default all that apply and are not experimental.
-    """
+    """What can be tried on a plain model: the methods named, or by default all that apply and are not experimental."""
     rotary = model_config(source.config, source.original_length).rotary
     wanted = [method_named(name) for name in names] or [method for method in METHODS if not method.is_experimental]
     refused = {method: _refusal(method, source) for method in wanted}
@@ -141,10 +114,9 @@ def space_of(source: Checkpoint, target_length: int, names: Sequence[str] = ()) 
     if not able:
         raise CtxextError(f'No method applies to "{source.name}": {next(iter(refused.values()))}.')
     slots: dict[str, tuple[type[Method], ...]] = {
-        kind: tuple(method for method in able if method.kind == kind) for kind in KINDS
+        kind: methods for kind in KINDS if (methods := tuple(method for method in able if method.kind == kind))
     }
-    filled = {slot: methods for slot, methods in slots.items() if methods}
-    return Space(rotary, target_length / rotary.trained_length, filled)
+    return Space(rotary, target_length / rotary.trained_length, slots)
 
 
 def _refusal(method: type[Method], source: Checkpoint) -> str:

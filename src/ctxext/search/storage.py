@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ctxext.errors import CtxextError
 from ctxext.files.tokens import redacted, remember
@@ -36,8 +36,18 @@ class StudyPlace:
     storage: str | None = None
 
     def __post_init__(self) -> None:
-        if self.storage is not None:
-            check_storage(self.storage)
+        if self.storage is None or (scheme := _SCHEME.match(self.storage)) is None:
+            return
+        from sqlalchemy.engine import make_url
+        from sqlalchemy.exc import ArgumentError
+
+        with contextlib.suppress(ArgumentError, ValueError):
+            if "://" in self.storage and make_url(self.storage):
+                return
+        raise CtxextError(  # Which shows no part of it that may be a password.
+            f'--storage "{scheme[1]}..." is not the URL of a database.',
+            hint="Write it as postgresql+psycopg2://USER:PASSWORD@HOST:PORT/NAME.",
+        )
 
     def __str__(self) -> str:
         return str(self.path) if self.path else f"{self.name} in {shown_storage(self.storage or '')}"
@@ -76,14 +86,17 @@ class StudyPlace:
             raise CtxextError(f'The study "{self}" cannot be used: {reason}', hint=hint) from error
 
     @property
+    def file(self) -> Path | None:
+        """The study's file or journal; None for a database."""
+        return self.path or (Path(self.storage) if self.storage and "://" not in self.storage else None)
+
+    @property
     def is_there(self) -> bool:
         """Whether the study exists."""
         import optuna
 
-        if self.path is not None:
-            return self.path.exists()
-        if "://" not in (self.storage or "") and not Path(self.storage or "").exists():
-            return False
+        if self.file is not None and (self.path or not self.file.exists()):
+            return self.file.exists()
         with self.errors_named():
             return self.name in optuna.get_all_study_names(self.open())
 
@@ -98,12 +111,10 @@ class StudyPlace:
 
     def check(self, *, resume: bool, overwrite: bool) -> None:
         """Refuse to start over an existing study, or to resume one that does not exist."""
-        folder = _folder_of(self)
-        if folder is not None and not folder.is_dir():
+        if self.file is not None and not (folder := self.file.resolve().parent).is_dir():
             raise CtxextError(f'There is no folder "{folder}" for the study.', hint="Make it, or choose another place.")
-        file = self.path or (Path(self.storage) if self.storage and "://" not in self.storage else None)
-        if file is not None and file.exists() and not file.is_file():
-            raise CtxextError(f'"{file}" is not a regular file.', hint="Choose another place for the study.")
+        if self.file is not None and self.file.exists() and not self.file.is_file():
+            raise CtxextError(f'"{self.file}" is not a regular file.', hint="Choose another place for the study.")
         is_there = self.is_there
         if is_there and not (resume or overwrite):
             raise CtxextError(
@@ -111,12 +122,6 @@ class StudyPlace:
             )
         if resume and not is_there:
             raise CtxextError(f'There is no study "{self}" to go on with.', hint="Leave --resume away.")
-
-
-def _folder_of(place: StudyPlace) -> Path | None:
-    """The folder that a study's file lies in; None for a database."""
-    file: Any = place.path or (place.storage if "://" not in (place.storage or "") else None)
-    return Path(file).resolve().parent if file else None
 
 
 def study_beside(out: Path) -> StudyPlace:
@@ -137,22 +142,3 @@ def shown_storage(storage: str) -> str:
         return storage.split("://", 1)[0] + "://..."
     remember(url.password)
     return redacted(url.render_as_string(hide_password=True))
-
-
-def check_storage(storage: str) -> None:
-    """Refuse what is neither the URL of a database nor the path of a journal; the message shows no part of it."""
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError
-
-    scheme = _SCHEME.match(storage)
-    if scheme is None:
-        return
-    try:
-        if "://" in storage and make_url(storage):
-            return
-    except (ArgumentError, ValueError):
-        pass
-    raise CtxextError(
-        f'--storage "{scheme[1]}..." is not the URL of a database.',
-        hint="Write it as postgresql+psycopg2://USER:PASSWORD@HOST:PORT/NAME.",
-    ) from None

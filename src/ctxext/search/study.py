@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.exceptions import ExperimentalWarning
-from optuna.samplers import BaseSampler, TPESampler
+from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
 from ctxext.errors import CtxextError
@@ -38,7 +38,7 @@ _SPREAD = 0.15
 """The standard deviation of a mutation, as a share of the number's range."""
 
 
-class SteadySampler(BaseSampler):
+class SteadySampler(TPESampler):
     """Draws every second recipe by a multi-objective TPE sampler (Ozaki et al. 2022), the others by mutation.
 
     A mutation changes one of the best recipes a little, as in LongRoPE's evolution (Ding et al. 2024, section 3.2):
@@ -46,19 +46,17 @@ class SteadySampler(BaseSampler):
     the trial's number, so that a trial which a kill cut short is drawn again as it was, and those after it as if
     nothing had happened.
 
-    Args:
-        seed: The search's.
-        num_known: How many trials are given and not drawn.
+    Of all trials, `num_known` are given and not drawn.
     """
 
     def __init__(self, seed: int, num_known: int) -> None:
         self.seed, self.num_known = seed, num_known
-        self._tpe = self._made(0)
+        self._begin(0)
 
-    def _made(self, number: int) -> TPESampler:
+    def _begin(self, number: int) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
-            return TPESampler(
+            super().__init__(
                 n_startup_trials=self.num_known + _RANDOM_AT_FIRST,
                 multivariate=True,
                 group=True,
@@ -71,12 +69,12 @@ class SteadySampler(BaseSampler):
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
         """Seed again."""
-        self._tpe = self._made(trial.number)
+        self._begin(trial.number)
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """The parameters that are drawn together."""
         parent = self._parent(study, trial.number)
-        return parent.distributions if parent else self._tpe.infer_relative_search_space(study, trial)
+        return parent.distributions if parent else super().infer_relative_search_space(study, trial)
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -84,21 +82,9 @@ class SteadySampler(BaseSampler):
         """Draw them."""
         parent = self._parent(study, trial.number)
         if parent is None:
-            return self._tpe.sample_relative(study, trial, search_space)
+            return super().sample_relative(study, trial, search_space)
         rng = self._random(trial.number)
         return {name: _mutated(rng, parent.params[name], space) for name, space in search_space.items()}
-
-    def sample_independent(
-        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        """Draw a single parameter."""
-        return self._tpe.sample_independent(study, trial, param_name, param_distribution)
-
-    def after_trial(
-        self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
-    ) -> None:
-        """Record the constraints of a trial."""
-        self._tpe.after_trial(study, trial, state, values)
 
     def _parent(self, study: optuna.Study, number: int) -> FrozenTrial | None:
         """The recipe to mutate: one of the best that keep the bound, or nearly do."""
@@ -120,7 +106,6 @@ def _kind(trial: FrozenTrial) -> set[tuple[str, str]]:
 
 
 def _mutated(rng: random.Random, value: Any, space: Any) -> Any:
-    """A value near another."""
     if isinstance(space, CategoricalDistribution):
         return rng.choice(space.choices) if rng.random() < _CHANCE else value
     step = rng.gauss(0.0, _SPREAD)
@@ -186,14 +171,7 @@ def _errors_named(method: Callable[..., _Found]) -> Callable[..., _Found]:
 
 
 class Study:
-    """A study in one of optuna's storages.
-
-    Args:
-        place: Where it is kept.
-        space: The search space.
-        seed: Decides what is drawn.
-        keep_short: The share by which the loss at the original context length may rise.
-    """
+    """A study in one of optuna's storages."""
 
     def __init__(self, place: StudyPlace, space: Space, seed: int, keep_short: float) -> None:
         self.place, self.space = place, space
@@ -234,15 +212,12 @@ class Study:
         """Queue again the trials of processes that have ended, with the same parameters."""
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if not _is_alive(trial):
-                self._line_up(trial.number)
+                self.put_back(trial)
 
-    def put_back(self, trial: optuna.trial.Trial) -> None:
-        """Queue again a trial that ran out of time."""
-        self._line_up(trial.number)
-
-    def _line_up(self, number: int) -> None:
+    def put_back(self, trial: optuna.trial.Trial | FrozenTrial) -> None:
+        """Queue a trial again, one that ran out of time for example."""
         study_id = self._storage.get_study_id_from_name(self.place.name)
-        known = self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
+        known = self._storage.get_trial_id_from_study_id_trial_number(study_id, trial.number)
         # Another process may have been faster: then this one has come to its end, or is tried twice.
         with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
             self._storage.set_trial_user_attr(known, "owner", None)
@@ -300,27 +275,26 @@ class Study:
     @_errors_named
     def trials(self) -> list[Trial]:
         """Every recipe that was tried, in order."""
-        finished = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        return [_trial_of(trial) for trial in finished]
+        trials = []
+        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+            attributes = trial.user_attrs
+            recipe, measurement = attributes["recipe"], attributes["measurement"]
+            if measurement and not recipe:
+                raise ValueError(f"trial {trial.number} was measured without a recipe")
+            tried = Trial(
+                trial.number,
+                attributes.get("published", ""),
+                recipe_from_dict(recipe, "the study") if recipe else None,
+                measurement_from(measurement) if measurement else None,
+                attributes["refusal"],
+                trial.duration.total_seconds() if trial.duration else 0.0,
+            )
+            trials.append(tried)
+        return trials
 
     def is_start(self, trial: optuna.trial.Trial) -> bool:
         """Whether a trial is one of the recipes that the search starts from, the published ones among them."""
         return "published" in trial.user_attrs
-
-
-def _trial_of(trial: FrozenTrial) -> Trial:
-    attributes = trial.user_attrs
-    recipe, measurement = attributes["recipe"], attributes["measurement"]
-    if measurement and not recipe:
-        raise ValueError(f"trial {trial.number} was measured without a recipe")
-    return Trial(
-        trial.number,
-        attributes.get("published", ""),
-        recipe_from_dict(recipe, "the study") if recipe else None,
-        measurement_from(measurement) if measurement else None,
-        attributes["refusal"],
-        trial.duration.total_seconds() if trial.duration else 0.0,
-    )
 
 
 def _is_alive(trial: FrozenTrial) -> bool:

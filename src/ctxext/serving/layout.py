@@ -96,13 +96,7 @@ class Layout:
         return room, _Strided(tuple(view.shape), view.stride(), 0)
 
     def gathered(self, cache: torch.Tensor, numbers: list[int], length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values (1, g, n, d) of a request.
-
-        Args:
-            cache: The engine's cache of this layer.
-            numbers: The numbers of the request's blocks, in order.
-            length: How many tokens it has, n.
-        """
+        """Keys and values (1, g, n, d) of a request of length n, from the numbers of its blocks in order."""
         numbers = numbers[: -(-length // self.tokens)]
         key, value = (
             self.blocks(cache, part, numbers).transpose(0, 1).flatten(1, 2)[None, :, :length] for part in (0, 1)
@@ -135,9 +129,7 @@ _MOST = 1 << 32  # Bytes that all layers of a model may take.
 class TurnedKeys:
     """The turned keys of one layer, in the order of its cache. Memory is taken as blocks are written.
 
-    Args:
-        layout: The order of numbers within a block; `layout.strided` must not be None.
-        cache: The engine's cache of this layer.
+    `layout.strided` must not be None.
     """
 
     def __init__(self, layout: Layout, cache: torch.Tensor) -> None:

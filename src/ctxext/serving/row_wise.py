@@ -336,10 +336,7 @@ class Rows:
     def are_all(self, layer: Any, metadata: Any, more: tuple[Any, ...]) -> bool:
         """Whether every row of a step is to be replaced, and the engine's attention does nothing else.
 
-        Args:
-            layer: The engine's attention layer.
-            metadata: As for `write`.
-            more: Further arguments of the attention, such as scales of a quantized output.
+        `more` are further arguments of the attention, such as scales of a quantized output.
         """
         writes_cache = getattr(getattr(layer, "attn_backend", None), "forward_includes_kv_cache_update", True)
         if writes_cache or any(argument is not None for argument in more):

@@ -5,13 +5,7 @@ from typing import TYPE_CHECKING
 from ctxext.lazy import hand_on
 
 if TYPE_CHECKING:
-    from ctxext.verify.run import verify
-    from ctxext.verify.subject import Finding
+    from ctxext.verify.run import verify as verify
+    from ctxext.verify.subject import Finding as Finding
 
-__all__ = ["Finding", "verify"]
-
-_NAMES = {
-    "verify": "ctxext.verify.run",
-    "Finding": "ctxext.verify.subject",
-}
-hand_on(__name__, _NAMES, main="verify")
+__all__ = hand_on(__name__, main="verify")

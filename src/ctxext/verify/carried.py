@@ -7,17 +7,14 @@ memory, however large the model is.
 """
 
 import inspect
-import json
 import math
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.families import Family, named_family, serves_sliding
-from ctxext.checkpoint.loading import hub_backbones, sealed, without_hub
+from ctxext.checkpoint.loading import hub_backbones, quiet_transformers, sealed, stock_class
 from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import ModelConfig, attention_scaling
@@ -65,9 +62,14 @@ def check_carried(recipe: Recipe, source: Mapping[str, Any], plain: ModelConfig,
         return None
     family, largest = plain.family, 0.0
     lengths = sorted({max(plain.rotary.trained_length // 2, 2), stock.rotary.usable_length})
-    known = _measured_difference(recipe, plain, stock, lengths)
-    if known is not None:
-        return known
+    # For a class that was measured; the class itself must be asked for all that differs.
+    if (turned := measured_rotations(stock.config, family, lengths)) is not None:
+        for length, (frequencies, scaling) in turned.items():
+            rotation = Rotation("", "", tuple(sorted(set(frequencies))), scaling)
+            largest = max(largest, difference(rotation, *expected_rotation(recipe, plain, stock, length)))
+        if largest < TOLERANCE - MEASURED_TOLERANCE:
+            return largest
+        largest = 0.0
     before, after = rotations(source, lengths), rotations(stock.config, lengths)
     for length in lengths:
         wanted = expected_rotation(recipe, plain, stock, length)
@@ -90,32 +92,12 @@ def check_carried(recipe: Recipe, source: Mapping[str, Any], plain: ModelConfig,
     return largest
 
 
-def _measured_difference(
-    recipe: Recipe, plain: ModelConfig, stock: ModelConfig, lengths: Sequence[int]
-) -> float | None:
-    """The same for a class that was measured; None where the class itself must be asked, so for all that differs."""
-    turned = measured_rotations(stock.config, stock.family, lengths)
-    if turned is None:
-        return None
-    largest = 0.0
-    for length, (frequencies, scaling) in turned.items():
-        rotation = Rotation("", "", tuple(sorted(set(frequencies))), scaling)
-        largest = max(largest, difference(rotation, *expected_rotation(recipe, plain, stock, length)))
-    return largest if largest < TOLERANCE - MEASURED_TOLERANCE else None
-
-
 def expected_rotation(
     recipe: Recipe, plain: ModelConfig, result: ModelConfig, length: int
 ) -> tuple[Sequence[float], float]:
-    """The inverse frequencies and the factor on cos and sin that a loaded model must have.
+    """The inverse frequencies and the factor on cos and sin that a loaded model must have at a length in tokens.
 
     They come from the methods' references, or from the formulas of the stock types if the source's schedule was kept.
-
-    Args:
-        recipe: The recipe, resolved.
-        plain: The configuration that it started from.
-        result: The resulting configuration.
-        length: The length of the sequence in tokens.
     """
     if plain.rotary.is_scaled:
         return inverse_frequencies(result.rotary, length), attention_scaling(result.rotary)
@@ -153,12 +135,7 @@ def _refused(family: Family, reason: str) -> CtxextError:
 
 
 def rotations(config: Mapping[str, Any], lengths: Sequence[int]) -> dict[int, list[Rotation]]:
-    """The rotation of each rotary embedding in the language model of a configuration.
-
-    Args:
-        config: The content of a config.json without code.
-        lengths: Lengths of sequences in tokens, in ascending order.
-    """
+    """The rotation of each rotary embedding in the language model of a configuration without code, by length."""
     rotary = [
         (name, module)
         for name, module in stock_model(config).named_modules()
@@ -172,19 +149,12 @@ def rotations(config: Mapping[str, Any], lengths: Sequence[int]) -> dict[int, li
 
 def stock_model(config: Mapping[str, Any]) -> Any:
     """The stock model of a configuration on the meta device, its rotary embeddings in memory."""
-    import transformers
-    from transformers import AutoConfig
+    from transformers import __version__ as version
 
-    version = transformers.__version__
-    stock = {key: value for key, value in without_hub(config).items() if key != "auto_map"}
     try:
-        with tempfile.TemporaryDirectory() as folder, _quiet(), sealed():
-            (Path(folder) / "config.json").write_text(json.dumps(stock), encoding="utf-8")
-            model_config = AutoConfig.from_pretrained(folder)
-            kind = getattr(transformers, named_family(config).loader)._model_mapping[type(model_config)]
-            if kind.config_class is not type(model_config):
-                model_config = model_config.get_text_config(decoder=True)
-            return _built(kind, model_config)
+        kind, described = stock_class(config, named_family(config).loader)
+        with quiet_transformers(), sealed():
+            return _built(kind, described)
     except Exception as error:  # Whatever transformers raises is the finding.
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise CtxextError(
@@ -230,19 +200,6 @@ def _in_memory(kinds: set[type]) -> Iterator[None]:
     finally:
         for kind, original in originals.items():
             kind.__init__ = original  # type: ignore[misc]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence warnings of transformers about the configuration."""
-    from transformers.utils import logging
-
-    level = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
 
 
 def _layer_types(module: Any) -> Sequence[str]:

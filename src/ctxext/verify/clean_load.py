@@ -12,9 +12,8 @@ from typing import Any
 
 import psutil
 
-from ctxext.checkpoint.auto_class import CAUSAL, auto_class
-from ctxext.checkpoint.described_size import check_described, needs_accelerator
-from ctxext.checkpoint.loading import without_hub
+from ctxext.checkpoint.auto_class import auto_class
+from ctxext.checkpoint.loading import check_described, needs_accelerator, without_hub
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.content import as_json
@@ -107,12 +106,11 @@ def lacks_package(config: Mapping[str, Any], error: str) -> str:
 
 
 def load_in_clean_process(checkpoint: Checkpoint, *, foreign: bool) -> LoadReport:
-    """Load a model as its users do.
-
-    Args:
-        checkpoint: The checkpoint.
-        foreign: The user allowed code that ctxext did not write: it is loaded from the folder as it is.
-    """
+    """Load a model as its users do; `foreign` as for `answer_of`."""
+    try:
+        check_described(checkpoint, runs_code=foreign)
+    except CtxextError as error:
+        return LoadReport(f"{error.message} {error.hint}")
     try:
         task = {"check": "load", "auto": auto_class(checkpoint.config)}
         return LoadReport(**answer_of(checkpoint, task, foreign=foreign))
@@ -151,15 +149,8 @@ def compare_logits(
 ) -> Verification:
     """Load a converted checkpoint in a process that cannot import ctxext and compare its logits.
 
-    Args:
-        folder: The converted checkpoint.
-        source: Where its weights come from.
-        recipe: The recipe, resolved.
-        model: Its configuration.
-        stock: The configuration with those steps only that stock transformers carries, for the comparison.
-        foreign: The user allowed code that ctxext did not write: it is loaded from the folder as it is.
+    `stock` is the configuration with those steps only that stock transformers carries; `foreign` as for `answer_of`.
     """
-    check_described(source, CAUSAL)
     if reason := needs_accelerator(source):
         return Verification(skipped=f"cannot be checked here: {reason}")
     # Without headers a parameter is taken to have the 16 bits of most checkpoints.

@@ -73,12 +73,9 @@ def decode(model: Any, texts: list[Any], *, gives_positions: bool) -> list[Any]:
 
 
 def in_one_call(model: Any, text: Any, *, orders: bool) -> Any:
-    """Return the logits of a text alone (l, v) in one call.
+    """Return the logits of a text (1, l) alone, (l, v), in one call.
 
-    Args:
-        model: The model.
-        text: Token ids (1, l).
-        orders: Whether the prompt alone orders the heads, so that the other tokens need a call after it.
+    If the prompt alone orders the heads, the other tokens need a call after it.
     """
     import torch
 
@@ -121,12 +118,7 @@ def decoding_difference(model: Any, *, orders: bool = False) -> dict[str, float]
 
 
 def compare_decoding(model: Any, steps: list[dict[str, Any]]) -> dict[str, Any]:
-    """Compare decoding from a cache with one call: the differences by name, or the `error` that a call raised.
-
-    Args:
-        model: A loaded checkpoint.
-        steps: The settings of its methods.
-    """
+    """Compare decoding from a cache with one call: the differences by name, or the `error` that a call raised."""
     orders = any(step["method"] == "mspoe" and not {"ranks", "heads"} & step.keys() for step in steps)
     try:
         return decoding_difference(model, orders=orders)

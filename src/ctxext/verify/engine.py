@@ -8,7 +8,7 @@ import importlib.metadata
 import importlib.util
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +84,12 @@ class Engine:
         try:
             self._vllm, self._llm = vllm, vllm.LLM(**options)
         except (ValueError, RuntimeError, OSError, ImportError, TypeError, NotImplementedError) as error:
+            # The last informative line; errors of pydantic begin with headings and end with a link.
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            left_out = ("For further information", "1 validation error")
+            messages = [line for line in lines if not line.startswith(left_out)] or [type(error).__name__]
             raise CtxextError(
-                f'vLLM {self.version} cannot load "{folder.name}": {_said(error)}',
+                f'vLLM {self.version} cannot load "{folder.name}": {messages[-1]}',
                 hint="Its arguments are given with --engine-args; VLLM_LOGGING_LEVEL=INFO shows what it does.",
             ) from error
 
@@ -101,9 +105,14 @@ class Engine:
         """
         asked = [self._asked(max_tokens=room, logprobs=0, stop_token_ids=list(ends)) for room in rooms]
         written = []
-        for output in self._run(prompts, asked):
+        for result in self._llm.generate(_as_prompts(prompts), asked, use_tqdm=False):
+            output = result.outputs[0]
             ids = list(output.token_ids)
-            _check_finite(table[token].logprob for table, token in zip(output.logprobs, ids, strict=True))
+            scores = [table[token].logprob for table, token in zip(output.logprobs, ids, strict=True)]
+            if not all(map(math.isfinite, scores)):
+                raise CtxextError(
+                    "vLLM returned numbers that are not finite (NaN or infinite).", hint="Try --dtype fp32."
+                )
             written.append(ids)
         return written
 
@@ -123,22 +132,6 @@ class Engine:
     def _asked(self, **options: Any) -> Any:
         return self._vllm.SamplingParams(temperature=0.0, detokenize=False, **options)
 
-    def _run(self, prompts: Sequence[Sequence[int]], asked: Sequence[Any]) -> Iterator[Any]:
-        for result in self._llm.generate(_as_prompts(prompts), list(asked), use_tqdm=False):
-            yield result.outputs[0]
-
 
 def _as_prompts(prompts: Sequence[Sequence[int]]) -> list[dict[str, list[int]]]:
     return [{"prompt_token_ids": list(ids)} for ids in prompts]
-
-
-def _check_finite(numbers: Iterator[float]) -> None:
-    if not all(math.isfinite(number) for number in numbers):
-        raise CtxextError("vLLM returned numbers that are not finite (NaN or infinite).", hint="Try --dtype fp32.")
-
-
-def _said(error: BaseException) -> str:
-    """The last informative line of an error; those of pydantic begin with headings and end with a link."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    messages = [line for line in lines if not line.startswith(("For further information", "1 validation error"))]
-    return messages[-1] if messages else type(error).__name__

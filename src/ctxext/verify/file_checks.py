@@ -3,7 +3,6 @@
 import hashlib
 import pickle
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +55,8 @@ def check_files(subject: Subject) -> Finding:
         if name.partition("/")[0] != subject.rewritten
     }
     weights, present = subject.recorded("weights"), set(kept)
-    changed = [name for name in recorded if name in present and not _same(subject, name, recorded[name])]
+    folder = subject.checkpoint.folder
+    changed = [name for name in recorded if name in present and sha256_of(folder / name) != recorded[name]]
     edited = [name for name in changed if name == CARD]
     troubles = {
         "changed": [name for name in changed if name != CARD],
@@ -68,10 +68,6 @@ def check_files(subject: Subject) -> Finding:
     if problems:
         return Finding("files", FAILED, problems)
     return Finding("files", PASSED, f"{len(recorded) - len(edited)} files as recorded{note}")
-
-
-def _same(subject: Subject, name: str, digest: str | None) -> bool:
-    return sha256_of(subject.checkpoint.folder / name) == digest
 
 
 def check_weights(subject: Subject) -> Finding:
@@ -86,7 +82,8 @@ def check_weights(subject: Subject) -> Finding:
     for number, (path, digest) in enumerate(known.items()):
         if subject.progress is not None:
             subject.progress(f"reading {path}", number, len(known))
-        if (subject.checkpoint.folder / path).is_file() and not _same(subject, path, digest):
+        file = subject.checkpoint.folder / path
+        if file.is_file() and sha256_of(file) != digest:
             changed.append(path)
     if changed:
         return Finding(name, FAILED, f"changed: {listed(changed)}")
@@ -149,7 +146,10 @@ def _differences(config: Mapping[str, Any], expected: Mapping[str, Any], nested:
 
 def check_lengths(subject: Subject) -> Finding:
     """Whether the files agree on the context length."""
-    claimed = claimed_lengths(subject.checkpoint, subject.family, _encoded_length(subject))
+    encoded = None  # For models without a plain key for it.
+    if subject.family.positions != "rotary" and is_readable(subject.family):
+        encoded = subject.model.encoding.context_length
+    claimed = claimed_lengths(subject.checkpoint, subject.family, encoded)
     config, tokenizer = claimed.get("config.json"), claimed.get("tokenizer_config.json")
     length = read(subject.checkpoint.config, subject.family, "max_position_embeddings")
     model_length = text_config(subject.checkpoint.config, subject.family).get(subject.family.length_key, length)
@@ -161,13 +161,6 @@ def check_lengths(subject: Subject) -> Finding:
     if model_length is not None and not isinstance(model_length, int):
         return Finding("lengths", FAILED, f'"config.json" says {model_length}, which is not a whole number')
     return Finding("lengths", PASSED, f"all files say {config} tokens")
-
-
-def _encoded_length(subject: Subject) -> int | None:
-    """The context length of models without a plain key for it; None for rotary models, which have one."""
-    if subject.family.positions == "rotary" or not is_readable(subject.family):
-        return None
-    return subject.model.encoding.context_length
 
 
 def check_code(subject: Subject) -> Finding:
@@ -191,13 +184,8 @@ def check_code(subject: Subject) -> Finding:
     )
 
 
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor by type, shape and the SHA-256 of its bytes."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    digest: str
+_Tensor = tuple[str, tuple[int, ...], str]
+"""Type and shape of a tensor, and the SHA-256 of its bytes."""
 
 
 def check_against(subject: Subject) -> Finding | None:
@@ -227,13 +215,12 @@ def check_against(subject: Subject) -> Finding | None:
 
 
 def _weight_files(checkpoint: Checkpoint) -> dict[str, Path]:
-    """The files that transformers loads: safetensors where there are any."""
     files = checkpoint.loaded_safetensors or list(filter(is_loadable, checkpoint.weight_files))
     return {path.as_posix(): checkpoint.folder / path for path in files}
 
 
-def _tensors(files: list[Path], progress: Progress | None) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
+def _tensors(files: list[Path], progress: Progress | None) -> dict[str, _Tensor]:
+    tensors: dict[str, _Tensor] = {}
     for number, path in enumerate(files):
         if progress is not None:
             progress(f"reading {path.name}", number, len(files))
@@ -245,19 +232,19 @@ def _tensors(files: list[Path], progress: Progress | None) -> dict[str, Tensor]:
     return tensors
 
 
-def _safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+def _safetensors(path: Path) -> Iterator[tuple[str, _Tensor]]:
     for name, entry, pieces in read_tensors(path):
         digest = hashlib.sha256()
         for piece in pieces:
             digest.update(piece)
-        yield name, Tensor(str(entry["dtype"]), tuple(entry["shape"]), digest.hexdigest())
+        yield name, (str(entry["dtype"]), tuple(entry["shape"]), digest.hexdigest())
 
 
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64", "int64": "I64", "int32": "I32"}
 _DTYPES |= {"int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL"}
 
 
-def _pickled(path: Path) -> Iterator[tuple[str, Tensor]]:
+def _pickled(path: Path) -> Iterator[tuple[str, _Tensor]]:
     """The tensors of a pickled file: nothing else is unpickled, and they are read from disk as needed."""
     import torch
 
@@ -274,4 +261,4 @@ def _pickled(path: Path) -> Iterator[tuple[str, Tensor]]:
         for chunk in flat.split(_CHUNK):
             digest.update(chunk.numpy().tobytes())
         dtype = str(tensor.dtype).removeprefix("torch.")
-        yield name, Tensor(_DTYPES.get(dtype, dtype), tuple(tensor.shape), digest.hexdigest())
+        yield name, (_DTYPES.get(dtype, dtype), tuple(tensor.shape), digest.hexdigest())

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.loading import choose_device, explain_loading_errors
+from ctxext.checkpoint.loading import choose_device, load_checkpoint
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.code.staging import staged
@@ -103,12 +103,10 @@ def _prompt(length: int, config: Mapping[str, Any]) -> list[int]:
 
 def _in_transformers(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], *, foreign: bool) -> list[list[float]]:
     import torch
-    from transformers import AutoModelForCausalLM
 
     device = choose_device("auto")
-    with staged(checkpoint, foreign=foreign) as stage, explain_loading_errors(f'"{checkpoint.name}" cannot be loaded'):
-        model = AutoModelForCausalLM.from_pretrained(stage.folder, dtype=torch.float32, trust_remote_code=stage.trust)
-    model = model.eval().to(device)
+    with staged(checkpoint, foreign=foreign) as stage:
+        model = load_checkpoint(checkpoint, stage.folder, trust=stage.trust, dtype="fp32", device=device)
     with torch.inference_mode():
         return [_read(model, torch.tensor([ids], device=device)) for ids in prompts]
 

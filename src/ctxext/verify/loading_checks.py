@@ -3,9 +3,8 @@
 from typing import Any
 
 from ctxext.checkpoint.auto_class import auto_class
-from ctxext.checkpoint.described_size import needs_accelerator
 from ctxext.checkpoint.families import serves_sliding
-from ctxext.checkpoint.opening import Checkpoint
+from ctxext.checkpoint.loading import needs_accelerator
 from ctxext.errors import CtxextError
 from ctxext.files.tensor_files import read_safetensors_header
 from ctxext.files.tested import untested_notice
@@ -142,15 +141,22 @@ def check_tables(subject: Subject) -> Finding | None:
         return None
     if not subject.may_load:
         return Finding(name, SKIPPED, "it carries code that is not this version's own")
+    if subject.loaded.error:
+        return Finding(name, SKIPPED, "it does not load")
     if training_of(subject):
         return Finding(name, SKIPPED, "it was trained, so its rows are no longer those of the recipe")
     (step,) = (step for step in subject.recipe.steps if step.kind == "table")
     stored = [one for one in subject.new_tensors if one.endswith(encoding.layout.tensors)]
     named = stored or encoding.layout.tensors  # Computed tables need not lie among the weights.
+    files: dict[str, str] = {}
+    if (source := subject.source) is not None:  # The files of the source that hold them.
+        for path in reversed(source.loaded_safetensors):
+            file = source.folder / path
+            files |= dict.fromkeys(read_safetensors_header(file), str(file.resolve()))
     task = {
         "check": name,
         "auto": auto_class(subject.checkpoint.config),
-        "tables": {one: _file_of(subject.source, one) for one in named},
+        "tables": {one: files.get(one) for one in named},
         "endings": list(encoding.layout.tensors),
         "special": encoding.num_special,
         "length": encoding.trained_length,
@@ -179,12 +185,3 @@ def check_tables(subject: Subject) -> Finding | None:
     kept = subject.source is not None and all(table["kept"] for table in tables)
     note = f", the first {encoding.trained_length} bit for bit the source's" if kept else ""
     return Finding(name, PASSED, f"{rows} as the recipe says (largest difference {worst:.0e}){note}")
-
-
-def _file_of(source: Checkpoint | None, name: str) -> str | None:
-    """The file of the source that holds a tensor."""
-    for path in source.loaded_safetensors if source else ():
-        assert source is not None
-        if name in read_safetensors_header(source.folder / path):
-            return str((source.folder / path).resolve())
-    return None

@@ -16,9 +16,9 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from ctxext.checkpoint.families import Family
 from ctxext.errors import CtxextError
@@ -32,9 +32,7 @@ TOLERANCE = 1e-5
 _SHARED = ("configuration_utils.py", "modeling_rope_utils.py")
 """What decides beside the files of a family."""
 
-LENGTHS = (64, 1 << 20)
-"""Original context lengths that were measured, in tokens."""
-
+_ORIGINAL = "original_max_position_embeddings"
 RANGES: Mapping[str, tuple[float, float]] = {
     "factor": (1, 64),
     "attention_factor": (0.1, 10),
@@ -47,31 +45,28 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "short_factor": (0.5, 1e6),
     "long_factor": (0.5, 1e6),
     "rope_theta": (1e3, 1e10),
+    "head_dim": (8, 512),
+    _ORIGINAL: (64, 1 << 20),
+    "max_position_embeddings": (64, 64 << 20),
 }
-"""The numbers of a schedule that were measured: from where to where."""
+"""The numbers of a schedule that were measured: from where to where. Heads have even dimensions."""
 
+_WHOLE = ("head_dim", _ORIGINAL, "max_position_embeddings")
 _LISTS = ("short_factor", "long_factor")
-_ORIGINAL = "original_max_position_embeddings"
-KEYS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
-    "default": (frozenset(), frozenset()),
-    "linear": (frozenset({"factor"}), frozenset()),
-    "dynamic": (frozenset({"factor"}), frozenset()),
+KEYS: Mapping[str, tuple[Set[str], Set[str]]] = {
+    "default": (set(), set()),
+    "linear": ({"factor"}, set()),
+    "dynamic": ({"factor"}, set()),
     "yarn": (
-        frozenset({"factor", _ORIGINAL}),
-        frozenset({"attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow", "truncate"}),
+        {"factor", _ORIGINAL},
+        {"attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow", "truncate"},
     ),
-    "llama3": (frozenset({"factor", _ORIGINAL, "low_freq_factor", "high_freq_factor"}), frozenset()),
-    "longrope": (
-        frozenset({"factor", _ORIGINAL, *_LISTS}),
-        frozenset({"attention_factor", "short_mscale", "long_mscale"}),
-    ),
+    "llama3": ({"factor", _ORIGINAL, "low_freq_factor", "high_freq_factor"}, set()),
+    "longrope": ({"factor", _ORIGINAL, *_LISTS}, {"attention_factor", "short_mscale", "long_mscale"}),
 }
 """The keys of each rope type: those that must be there, and those that may."""
 _UNREAD = frozenset({"short_mscale", "long_mscale"})
 """Keys for vLLM, which transformers does not read; the measured schedules have them too."""
-
-DIMENSIONS = (8, 512)
-"""Dimensions of a head that were measured, even numbers."""
 
 _TOP = frozenset({"rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings", _ORIGINAL})
 _SUSPECT = re.compile(r"rope|rotar|theta|partial|position|per_layer|freq|_config$")
@@ -82,10 +77,8 @@ _MENTIONS = re.compile(r"[Rr]otary|(?<!p)rope|inv_freq|theta")
 def digest_of(model_type: str) -> str | None:
     """Return the digest of the code of the installed transformers that decides how a family rotates.
 
-    Of the family's modeling file only the code of rotary embeddings decides (`_rotary_code`).
-
-    Returns:
-        None without transformers or the family's files, or if its rotary embedding is not in them.
+    It is None without transformers or the family's files, or if its rotary embedding is not in them. Of the modeling
+    file only the code of rotary embeddings decides.
     """
     try:
         spec = importlib.util.find_spec("transformers")
@@ -138,19 +131,11 @@ def measured() -> Mapping[str, Mapping[str, Any]]:
 def measured_rotations(
     config: Mapping[str, Any], family: Family, lengths: Sequence[int]
 ) -> dict[int, tuple[list[float], float]] | None:
-    """By length the inverse frequencies and the factor on cos and sin of a stock model of this configuration.
+    """By length in tokens the inverse frequencies and the factor on cos and sin of a stock model of a configuration.
 
-    Args:
-        config: The content of a config.json without code.
-        family: Its family.
-        lengths: Lengths of sequences in tokens.
-
-    Returns:
-        None where the class of the installed transformers must be asked.
+    It is None where the class of the installed transformers must be asked.
     """
-    if is_imported(family.model_type):
-        return None
-    rotary = flat_rotary(config)
+    rotary = None if is_imported(family.model_type) else flat_rotary(config)
     if rotary is None:
         return None
     entry = measured().get(digest_of(family.model_type) or "", {})
@@ -170,29 +155,32 @@ def formulas(rotary: Rotary, lengths: Sequence[int]) -> dict[int, tuple[list[flo
 def flat_rotary(config: Mapping[str, Any]) -> Rotary | None:
     """The schedule of a configuration, as the classes of either version of transformers read it.
 
-    This reads the file by itself, and not as recipes do, so that a mistake of theirs is not made twice.
-
-    Returns:
-        None where it is not wholly within what was measured, or the two dialects differ.
+    It is None where it is not wholly within what was measured, or the two dialects differ. This reads the file by
+    itself, and not as recipes do, so that a mistake of theirs is not made twice.
     """
     parameters: Any = config.get("rope_parameters")
-    length: Any = config.get("max_position_embeddings")
-    if not isinstance(parameters, Mapping) or not _is_length(length) or any(map(_is_odd, config.items())):
+    if not isinstance(parameters, Mapping) or any(map(_is_odd, config.items())):
         return None
     schedule = {key: value for key, value in parameters.items() if key != "rope_theta"}
+    beside = {"rope_type": "default"} if config.get("rope_scaling") is None else config["rope_scaling"]
     rope_type, theta = str(schedule.get("rope_type")), parameters.get("rope_theta", 0)
-    beside = config.get("rope_scaling")
-    beside = {"rope_type": "default"} if beside is None else beside
     if schedule != beside or theta != config.get("rope_theta") or rope_type not in KEYS:
         return None
-    dim, numbers = _head_dim(config), {key: value for key, value in schedule.items() if key != "rope_type"}
-    needed, allowed = KEYS[rope_type]
-    if dim is None or not needed <= numbers.keys() <= needed | allowed or not _in_range("rope_theta", theta):
+    get: Any = config.get
+    hidden, heads, dim = map(get, ("hidden_size", "num_attention_heads", "head_dim"))
+    length = get("max_position_embeddings")
+    # A head size that is not there is left to the class, which refuses sizes that do not divide.
+    if not (isinstance(hidden, int) and isinstance(heads, int) and heads > 0) or hidden % heads:
         return None
-    if not all(_is_measured(key, value, dim // 2) for key, value in numbers.items()):
+    sizes = {"rope_theta": theta, "head_dim": dim, "max_position_embeddings": length}
+    numbers = {key: value for key, value in schedule.items() if key != "rope_type"}
+    needed, allowed = KEYS[rope_type]
+    if not all(_is_measured(*item) for item in sizes.items()) or not needed <= numbers.keys() <= needed | allowed:
         return None
     original = numbers.get(_ORIGINAL, length)
-    if config.get(_ORIGINAL, original) != original or (rope_type == "dynamic" and original > LENGTHS[1]):
+    if dim % 2 or not all(_is_measured(*item, pairs=dim // 2) for item in numbers.items()):
+        return None
+    if config.get(_ORIGINAL, original) != original or (rope_type == "dynamic" and original > RANGES[_ORIGINAL][1]):
         return None
     # transformers 4 takes longrope's factor from the two lengths.
     if rope_type == "longrope" and (
@@ -212,33 +200,11 @@ def _is_odd(item: tuple[str, Any]) -> bool:
     return key not in _TOP and key not in _HARMLESS and bool(_SUSPECT.search(key))
 
 
-def _head_dim(config: Mapping[str, Any]) -> int | None:
-    """The size of a head; None where config.json leaves it to the class, or the class would refuse the sizes."""
-    hidden, heads, dim = (config.get(key) for key in ("hidden_size", "num_attention_heads", "head_dim"))
-    if not (_is_whole(hidden) and _is_whole(heads) and _is_whole(dim)) or heads < 1 or hidden % heads:
-        return None
-    return dim if dim % 2 == 0 and DIMENSIONS[0] <= dim <= DIMENSIONS[1] else None
-
-
-def _is_whole(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_length(value: Any) -> bool:
-    return _is_whole(value) and LENGTHS[0] <= value <= LENGTHS[1] * RANGES["factor"][1]
-
-
-def _is_measured(key: str, value: Any, pairs: int) -> bool:
-    """Whether a number of a schedule is one of those that were measured."""
-    if key == "truncate":
-        return isinstance(value, bool)
-    if key == _ORIGINAL:
-        return _is_whole(value) and LENGTHS[0] <= value <= LENGTHS[1]
-    if key in _LISTS:
-        return isinstance(value, list) and len(value) == pairs and all(_in_range(key, number) for number in value)
-    return key in _UNREAD or _in_range(key, value)
-
-
-def _in_range(key: str, value: Any) -> bool:
+def _is_measured(key: str, value: Any, pairs: int = 0) -> bool:
+    if key == "truncate" or key in _UNREAD:
+        return key in _UNREAD or isinstance(value, bool)
+    if key in _LISTS and pairs:
+        return isinstance(value, list) and len(value) == pairs and all(_is_measured(key, number) for number in value)
     low, high = RANGES[key]
-    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+    kind = int if key in _WHOLE else int | float
+    return isinstance(value, kind) and not isinstance(value, bool) and low <= value <= high

@@ -28,23 +28,14 @@ def reference_faults(method: Method | type[Method]) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # A reference is a formula that anybody may have written.
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_reference(frame.filename)]
+        trace = traceback.extract_tb(error.__traceback__)
+        frames = [frame for frame in trace if Path(frame.filename).parent.name == "references"]
         place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
         raise reference_error([method.name], f"{type(error).__name__}: {error}{place}") from error
 
 
-def is_reference(file: str) -> bool:
-    """Return whether a file of a traceback is one of the references."""
-    return Path(file).parent.name == "references"
-
-
 def reference_error(names: Sequence[str], detail: str) -> CtxextError:
-    """The error for a fault in a reference.
-
-    Args:
-        names: The methods that use the reference.
-        detail: The exception and its place.
-    """
+    """The error for a fault in the reference of some methods."""
     return CtxextError(
         f"The reference of {' and '.join(names)} fails: {' '.join(detail.split())}",
         hint="Nothing is known to be wrong with the checkpoint: mend the reference; --no-verify writes it unchecked.",
@@ -52,13 +43,7 @@ def reference_error(names: Sequence[str], detail: str) -> CtxextError:
 
 
 def expected_frequencies(steps: Sequence[Method], plain: Rotary, at: int) -> tuple[list[float], float]:
-    """Inverse frequencies and the factor on cos and sin that resolved steps make of a plain encoding.
-
-    Args:
-        steps: The steps of a recipe; those that leave frequencies alone are passed over.
-        plain: The encoding that they start from, unscaled.
-        at: For a sequence of how many tokens.
-    """
+    """Inverse frequencies and the factor on cos and sin that resolved steps make of a plain encoding, at a length."""
     model = {"theta": plain.theta, "dim": plain.dim, "span": plain.span, "length": plain.trained_length}
     frequencies, scaling = [plain.theta ** (-2 * i / plain.span) for i in range(plain.dim // 2)], 1.0
     for step in steps:

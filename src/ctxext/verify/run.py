@@ -7,45 +7,29 @@ from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.content import Progress
 from ctxext.recipes.code.own_code import check_pinned
-from ctxext.verify.file_checks import (
-    check_against,
-    check_code,
-    check_configuration,
-    check_files,
-    check_lengths,
-    check_record,
-    check_weights,
-)
-from ctxext.verify.loading_checks import (
-    check_buckets,
-    check_frequencies,
-    check_loading,
-    check_logits,
-    check_tables,
-    check_version,
-)
+from ctxext.verify import file_checks, loading_checks
 from ctxext.verify.subject import FAILED, SKIPPED, Finding, Subject
 
 Check = Callable[[Subject], Finding | None]
 """A check returns None if it does not apply."""
 
 READING: tuple[Check, ...] = (
-    check_record,
-    check_files,
-    check_weights,
-    check_configuration,
-    check_lengths,
-    check_code,
+    file_checks.check_record,
+    file_checks.check_files,
+    file_checks.check_weights,
+    file_checks.check_configuration,
+    file_checks.check_lengths,
+    file_checks.check_code,
 )
 """The checks that read files only, in the order in which they are shown."""
 
 LOADING: tuple[Check, ...] = (
-    check_version,
-    check_loading,
-    check_frequencies,
-    check_tables,
-    check_buckets,
-    check_logits,
+    loading_checks.check_version,
+    loading_checks.check_loading,
+    loading_checks.check_frequencies,
+    loading_checks.check_tables,
+    loading_checks.check_buckets,
+    loading_checks.check_logits,
 )
 """The checks that load the model."""
 
@@ -81,7 +65,7 @@ def verify(
     subject = Subject(checkpoint, source, trust_remote_code, progress=progress)
     if load and not subject.has_recipe and not subject.manifest:
         return [*run_checks(READING, subject), Finding("loading", SKIPPED, "ctxext did not write this checkpoint")]
-    checks = (*READING, *(LOADING if load else ()), check_against)
+    checks = (*READING, *(LOADING if load else ()), file_checks.check_against)
     return run_checks(checks, subject)
 
 

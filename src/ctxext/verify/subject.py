@@ -1,20 +1,16 @@
 """The checkpoint that is verified, with its record and the configuration that its recipe implies."""
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.auto_class import auto_class
-from ctxext.checkpoint.described_size import check_described
 from ctxext.checkpoint.families import FAMILIES, Family, family_of
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST, Progress, sha256_of
-from ctxext.recipes.code.own_code import own_code, runs_only_own_code
-from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, model_config, provenance
+from ctxext.recipes.code.own_code import making_sense, own_code, runs_only_own_code
+from ctxext.recipes.encodings.rotary import ModelConfig, model_config, provenance
 from ctxext.recipes.recipe import Recipe, plain_config, recipe_from_dict
 from ctxext.verify.clean_load import LoadReport, load_in_clean_process
 
@@ -34,15 +30,6 @@ class Finding:
     check: str
     status: str
     detail: str
-
-
-@contextlib.contextmanager
-def _making_sense() -> Iterator[None]:
-    """Report a configuration that was broken by hand as such, whichever error it causes."""
-    try:
-        yield
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CtxextError(f'"config.json" makes no sense: {type(error).__name__} {error}') from error
 
 
 @dataclass(frozen=True)
@@ -93,25 +80,25 @@ class Subject:
     @cached_property
     def recipe(self) -> Recipe:
         """The recipe in config.json."""
-        with _making_sense():
+        with making_sense():
             return recipe_from_dict(provenance(self.checkpoint.config).get("recipe"), "config.json")
 
     @cached_property
     def model(self) -> ModelConfig:
         """The configuration in config.json, in the form that this version writes."""
-        with _making_sense():
+        with making_sense():
             return model_config(self.checkpoint.config)
 
     @cached_property
     def plain(self) -> ModelConfig:
         """The configuration before the recipe was applied."""
-        with _making_sense():
+        with making_sense():
             return plain_config(self.model)
 
     @cached_property
     def expected(self) -> ModelConfig:
         """The configuration that results from applying the recipe again."""
-        with _making_sense():
+        with making_sense():
             return self.recipe.edit(self.plain)
 
     @cached_property
@@ -122,11 +109,6 @@ class Subject:
         # As convert computed them for the source: the result has the same names, and more rows.
         at_its_length = ModelConfig(self.model.config, self.family, self.model.encoding)
         return sorted(tensor.name for tensor in self.recipe.new_tensors(self.checkpoint, at_its_length))
-
-    @property
-    def rotary(self) -> Rotary:
-        """The encoding that the recipe asks for."""
-        return self.expected.rotary
 
     @cached_property
     def own_code(self) -> dict[str, str]:
@@ -155,7 +137,6 @@ class Subject:
     @cached_property
     def may_load(self) -> bool:
         """Whether loading runs no code but that of transformers and of this version, or the user allowed other code."""
-        check_described(self.checkpoint, auto_class(self.checkpoint.config))
         needs_code = self.has_recipe and self.recipe.needs_code
         is_unknown = self.checkpoint.config.get("model_type") not in FAMILIES
         return self.trust_remote_code or not (needs_code or is_unknown) or runs_only_own_code(self.checkpoint)
@@ -168,7 +149,7 @@ def training_of(subject: Subject) -> dict[str, Any]:
     return dict(record) if isinstance(record, dict) else {}
 
 
-def listed(names: list[str], limit: int = 5) -> str:
+def listed(names: list[str]) -> str:
     """Names in one line."""
-    shown = ", ".join(f'"{name}"' for name in names[:limit])
-    return shown + (f" and {len(names) - limit} more" if len(names) > limit else "")
+    shown = ", ".join(f'"{name}"' for name in names[:5])
+    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")

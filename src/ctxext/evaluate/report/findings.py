@@ -59,6 +59,26 @@ def effective_text(effective: Mapping[str, Any] | None, longest: int) -> str:
     return f"{sign}{length}" if low == high == length else f"{sign}{length} ({low}–{high})"
 
 
+def key_token_rows(report: Report) -> list[list[str]]:
+    """The tokens, the loss on key tokens, their number, of how many and the documents, by model and length."""
+    return [
+        [model["name"], length, f"{one['loss']:.3f}" if one["count"] else "–"]
+        + [str(one[key]) for key in ("count", "of", "documents")]
+        for model in report["models"]
+        for length, one in (model.get("longppl") or {}).items()
+    ]
+
+
+def harness_rows(report: Report) -> list[list[str]]:
+    """The task, the metric and the value of lm-evaluation-harness, by model."""
+    return [
+        [model["name"], task, metric, f"{value:.4f}"]
+        for model in report["models"]
+        for task, metrics in (model["harness"] or {}).items()
+        for metric, value in metrics.items()
+    ]
+
+
 def _retrieval(name: str, tasks: Sequence[str], models: Sequence[dict[str, Any]]) -> str:
     """The scores at the longest length with any correct answer, and of one task the best model's weakest depth."""
     by_model = {model["name"]: [cell for cell in model["cells"] if cell["task"] in tasks] for model in models}

@@ -10,7 +10,7 @@ from string import Template
 from typing import Any
 
 from ctxext.evaluate.report.colours import hexadecimal, ink, series_style, shade
-from ctxext.evaluate.report.findings import effective_text, findings, percent, pooled
+from ctxext.evaluate.report.findings import effective_text, findings, harness_rows, key_token_rows, percent, pooled
 from ctxext.evaluate.report.report import HeatMap, Report, heat_map
 from ctxext.evaluate.tasks.perplexity import LongPerplexity, Short
 from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS, TASKS
@@ -25,25 +25,27 @@ _MAX_NAMED, _MAX_TITLE = 3, 60
 
 
 def render_page(report: Report) -> str:
-    """Render the page.
-
-    Args:
-        report: The content of report.json.
-    """
-    models, settings = report["models"], report["settings"]
+    """Render the page."""
+    models, settings, versions = report["models"], report["settings"], report["versions"]
     names = short_names([model["name"] for model in models])
     tasks = dict.fromkeys(cell["task"] for model in models for cell in model["cells"])
-    sections = [summary(report, names), _findings(report, names), *(maps(report, task, names) for task in tasks)]
+    items = "\n".join(f"<li>{escape(sentence)}</li>" for sentence in findings(report, names))
+    sections = [summary(report, names), f'<div class="findings"><ul>\n{items}\n</ul></div>' if items else ""]
+    sections += [maps(report, task, names) for task in tasks]
     sections += [section(report, names) for section in (_perplexity, _longppl, _short, _harness, _models, _settings)]
+    listed = ", ".join(names[model["name"]] for model in models)
+    of = f"{len(models)} models" if len(models) > _MAX_NAMED or len(listed) > _MAX_TITLE else listed
+    engines = {"vllm": "vLLM", "xllamacpp": "llama.cpp by xllamacpp"}
+    ran = "".join(f", {name} {versions[package]}" for package, name in engines.items() if versions.get(package))
     template = resources.files("ctxext.evaluate.report").joinpath("page.html").read_text(encoding="utf-8")
     return Template(template).substitute(
-        title=escape(_title([names[model["name"]] for model in models])),
+        title=escape(f"Long context: {of}"),
         subtitle=escape(
             f"{settings['samples']} samples per cell, seed {settings['seed']}, transformers"
-            f" {report['versions']['transformers']}, torch {report['versions']['torch']}{_engine(report)}"
+            f" {versions['transformers']}, torch {versions['torch']}{ran}"
         ),
         sections="\n".join(section for section in sections if section),
-        version=escape(report["versions"]["ctxext"]),
+        version=escape(versions["ctxext"]),
     )
 
 
@@ -92,12 +94,7 @@ def _model_name(name: str, short: Mapping[str, str]) -> str:
 
 
 def summary(report: Report, short: Mapping[str, str]) -> str:
-    """The table of every model by prompt length, with a filter; empty without retrieval tasks.
-
-    Args:
-        report: The content of report.json.
-        short: The models' short names.
-    """
+    """The table of every model by prompt length, with a filter; empty without retrieval tasks."""
     models = [model for model in report["models"] if model["cells"]]
     if not models:
         return ""
@@ -107,19 +104,33 @@ def summary(report: Report, short: Mapping[str, str]) -> str:
     has_costs, has_effective = any(costs.values()), len(lengths) > 1
     head = ["model", *(f"{format_length(length)} tokens" for length in lengths)]
     head += ["effective length"] * has_effective + ["cost inside, nats"] * has_costs
-    scores = {model["name"]: {length: _pooled_at(model, length) for length in lengths} for model in models}
-    best = {length: _best([by_length[length] for by_length in scores.values()]) for length in lengths}
+    scores, best = dict[tuple[str, int], tuple[float, float, float]](), {}
+    for length in lengths:
+        for model in models:
+            if cells := [cell for cell in model["cells"] if cell["length"] == length]:
+                scores[model["name"], length] = pooled(cells)
+        first, *others = sorted((score for (_, at), score in scores.items() if at == length), reverse=True)
+        if others and first[1] > max(high for _, _, high in others):
+            best[length] = first
     rows = []
     for model in models:
         name = model["name"]
-        cells = [f'<th scope="row" data-value="{escape(name)}">{_model_name(name, short)}</th>']
-        for length, score in scores[name].items():
-            cells.append(_score_cell(score, is_best=score is not None and score == best[length]))
+        shown = [f'<th scope="row" data-value="{escape(name)}">{_model_name(name, short)}</th>']
+        for length in lengths:
+            if (name, length) not in scores:
+                shown.append(_sorted_cell(-1, "–"))
+                continue
+            share, low, high = score = scores[name, length]
+            figure = f"<b>{percent(share)}</b>" if score == best.get(length) else percent(share)
+            text = f'{figure} <span class="soft">({percent(low)}–{percent(high)})</span>'
+            shown.append(_sorted_cell(f"{share:.6f}", text))
         if has_effective:
-            cells.append(_effective_cell(model, lengths[-1]))
+            effective = model.get("effective")
+            shown.append(_sorted_cell((effective or {}).get("length") or 0, effective_text(effective, lengths[-1])))
         if has_costs:
-            cells.append(_cost_cell(costs[name]))
-        rows.append(f"<tr>{''.join(cells)}</tr>")
+            loss = (costs[name] or {}).get("loss")
+            shown.append(_sorted_cell(0, "–") if loss is None else _sorted_cell(f"{loss:.6f}", f"{loss:+z.3f}"))
+        rows.append(f"<tr>{''.join(shown)}</tr>")
     over = escape(f"the mean of {', '.join(tasks)}" if len(tasks) > 1 else tasks[0])
     return f"""<h2>Summary</h2>
 <p class="soft">Percent right: {over}, with the 95 % interval (over texts); bold where it is above the intervals of all
@@ -132,45 +143,13 @@ inside the original context length against the source model. Click a heading to 
 <tbody>{"".join(rows)}</tbody></table></div>"""
 
 
-def _best(scores: Sequence[Any]) -> Any:
-    """The score whose interval is above those of all others; None if there is none."""
-    first, *others = sorted((score for score in scores if score), reverse=True) or [None]
-    return first if others and first[1] > max(high for _, _, high in others) else None
-
-
-def _pooled_at(model: Mapping[str, Any], length: int) -> Any:
-    cells = [cell for cell in model["cells"] if cell["length"] == length]
-    return pooled(cells) if cells else None
-
-
-def _score_cell(score: Any, *, is_best: bool) -> str:
-    if score is None:
-        return '<td data-value="-1">–</td>'
-    share, low, high = score
-    shown = f"<b>{percent(share)}</b>" if is_best else percent(share)
-    return f'<td data-value="{share:.6f}">{shown} <span class="soft">({percent(low)}–{percent(high)})</span></td>'
-
-
-def _effective_cell(model: Mapping[str, Any], longest: int) -> str:
-    effective = model.get("effective")
-    value = (effective or {}).get("length") or 0
-    return f'<td data-value="{value}">{effective_text(effective, longest)}</td>'
-
-
-def _cost_cell(against: Mapping[str, Any] | None) -> str:
-    if not against:
-        return '<td data-value="0">–</td>'
-    return f'<td data-value="{against["loss"]:.6f}">{against["loss"]:+z.3f}</td>'
+def _sorted_cell(value: Any, shown: str) -> str:
+    """A cell with the value that its column is sorted by."""
+    return f'<td data-value="{value}">{shown}</td>'
 
 
 def maps(report: Report, task: str, short: Mapping[str, str]) -> str:
-    """The section of one task.
-
-    Args:
-        report: The content of report.json.
-        task: The name of the task.
-        short: The models' short names.
-    """
+    """The section of one task."""
     scores = heat_map(report["models"], task)
     kind = RETRIEVAL_TASKS.get(task)
     is_written = report["settings"]["generate"] or (kind is not None and kind.is_written)
@@ -242,24 +221,6 @@ def _counts(scores: HeatMap, short: Mapping[str, str]) -> str:
     return table(["model", "tokens", "depth", "right", "share", "95 % interval"], rows)
 
 
-def _engine(report: Report) -> str:
-    """The engine that ran the models, unless it was transformers."""
-    names = {"vllm": "vLLM", "xllamacpp": "llama.cpp by xllamacpp"}
-    versions = report["versions"]
-    return "".join(f", {name} {versions[package]}" for package, name in names.items() if versions.get(package))
-
-
-def _title(names: Sequence[str]) -> str:
-    if len(names) > _MAX_NAMED or len(", ".join(names)) > _MAX_TITLE:
-        return f"Long context: {len(names)} models"
-    return f"Long context: {', '.join(names)}"
-
-
-def _findings(report: Report, names: Mapping[str, str]) -> str:
-    items = "\n".join(f"<li>{escape(sentence)}</li>" for sentence in findings(report, names))
-    return f'<div class="findings"><ul>\n{items}\n</ul></div>' if items else ""
-
-
 def _models(report: Report, names: Mapping[str, str]) -> str:
     rows = [
         [
@@ -302,18 +263,7 @@ tokens.{sliding}</p>
 
 
 def _longppl(report: Report, names: Mapping[str, str]) -> str:
-    rows = [
-        [
-            escape(names[model["name"]]),
-            length,
-            f"{one['loss']:.3f}" if one["count"] else "–",
-            one["count"],
-            one["of"],
-            one["documents"],
-        ]
-        for model in report["models"]
-        for length, one in (model.get("longppl") or {}).items()
-    ]
+    rows = [[escape(names[name]), *cells] for name, *cells in key_token_rows(report)]
     if not rows:
         return ""
     head = ["model", "tokens", "loss, nats per token", "key tokens", "of", "documents"]
@@ -364,12 +314,7 @@ def _short(report: Report, names: Mapping[str, str]) -> str:
 
 
 def _harness(report: Report, names: Mapping[str, str]) -> str:
-    rows = [
-        [escape(names[model["name"]]), escape(task), escape(metric), f"{value:.4f}"]
-        for model in report["models"]
-        for task, metrics in (model["harness"] or {}).items()
-        for metric, value in metrics.items()
-    ]
+    rows = [[escape(names[name]), *map(escape, cells)] for name, *cells in harness_rows(report)]
     return f"<h2>lm-evaluation-harness</h2>\n{table(['model', 'task', 'metric', 'value'], rows)}" if rows else ""
 
 

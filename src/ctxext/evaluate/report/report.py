@@ -6,7 +6,7 @@ import math
 import platform
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,11 +34,7 @@ _PACKAGES = ("torch", "transformers", "tokenizers")
 
 @contextmanager
 def explain_malformed(name: str) -> Iterator[None]:
-    """Raise one clear line if a value in a file is missing or has another type than the one it is written with.
-
-    Args:
-        name: The name of the file in the error.
-    """
+    """Raise one clear line if a value in a file is missing or has another type than the one it is written with."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -53,9 +49,6 @@ def effective_lengths(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any] | No
     every length in between. There is none if that score is below RULER's threshold of 85.6 %. The score over several
     tasks is the mean of their scores. The interval holds 95 % of the effective lengths of seeded draws, in which each
     score is drawn from its Jeffreys beta distribution, with as many questions as its texts are worth.
-
-    Args:
-        cells: The cells of one model, as in report.json.
     """
     groups: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
     for cell in cells:
@@ -91,26 +84,25 @@ def _effective(counts: Mapping[str, Mapping[int, tuple[float, float]]]) -> dict[
     """The effective length and its interval, each None below `FLOOR`, and the score at the shortest length."""
     tasks = list(counts.values())
     lengths = sorted(set.intersection(*map(set, tasks)))
-    scores = {length: _average(task[length][0] for task in tasks) for length in lengths}
+    by_length = {length: [task[length] for task in tasks] for length in lengths}
+    scores = {length: _average([right for right, _ in of_length]) for length, of_length in by_length.items()}
     if not lengths or not scores[lengths[0]]:
         return {"length": None, "low": None, "high": None, "figure": 0.0}
     rng = random.Random(0)
     draws = []
     for _ in range(_DRAWS):
-        draw = {length: _average(_draw(rng, *task[length]) for task in tasks) for length in lengths}
-        draws.append(_longest(draw))
+        drawn = {
+            length: [rng.betavariate(right * worth + 0.5, (1 - right) * worth + 0.5) for right, worth in of_length]
+            for length, of_length in by_length.items()
+        }
+        draws.append(_longest({length: _average(shares) for length, shares in drawn.items()}))
     draws.sort(key=lambda length: length or 0)
-    low, high = draws[round(0.025 * _DRAWS)], draws[round(0.975 * _DRAWS) - 1]
+    low, high = draws[round(0.025 * _DRAWS)], draws[round(0.99 * _DRAWS) - 1]
     return {"length": _longest(scores), "low": low, "high": high, "figure": scores[lengths[0]]}
 
 
-def _draw(rng: random.Random, share: float, samples: float) -> float:
-    return rng.betavariate(share * samples + 0.5, (1 - share) * samples + 0.5)
-
-
-def _average(values: Iterable[float]) -> float:
-    known = list(values)
-    return math.fsum(known) / len(known)
+def _average(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
 
 
 def _longest(scores: Mapping[int, float]) -> int | None:
@@ -135,12 +127,7 @@ def versions() -> dict[str, str]:
 
 
 def make_report(header: Record, records: Sequence[Record]) -> Report:
-    """The content of report.json.
-
-    Args:
-        header: Settings, models and versions: the header of the results log.
-        records: The records of the results log, in any order.
-    """
+    """The content of report.json, from the header of a results log and its records in any order."""
     models = []
     for model in header["models"]:
         of_model = [record for record in records if record.get("model") == model["name"]]
@@ -305,12 +292,7 @@ class HeatMap:
 
 
 def heat_map(models: Sequence[dict[str, Any]], task: str) -> HeatMap:
-    """Collect the cells of a task.
-
-    Args:
-        models: Models of report.json.
-        task: The name of the task.
-    """
+    """Collect the cells of a task."""
     cells = {
         (model["name"], cell["length"], cell["depth"]): cell
         for model in models
@@ -328,16 +310,9 @@ def heat_map(models: Sequence[dict[str, Any]], task: str) -> HeatMap:
 
 
 def write_report(report: Report, folder: Path) -> list[Path]:
-    """Write report.json, report.html and the pictures; each file appears whole or not at all.
+    """Write report.json, report.html and the pictures, in this order; each file appears whole or not at all.
 
     Without matplotlib there are no picture files; the heat maps of report.html do not need it.
-
-    Args:
-        report: The content of report.json.
-        folder: The folder to write to.
-
-    Returns:
-        The files, report.json first and report.html second.
     """
     from ctxext.evaluate.report.page import render_page
 
@@ -360,12 +335,9 @@ def _pictures(report: Report) -> dict[str, bytes]:
         for model in report["models"]:
             of_model = heat_map([model], task)
             if of_model.models:
-                files[f"{task}-{_file_name(model['name'])}.png"] = as_png(draw_heat_maps(of_model))
+                name = re.sub(r"[^\w.-]+", "-", model["name"]).strip("-.") or "model"
+                files[f"{task}-{name}.png"] = as_png(draw_heat_maps(of_model))
     figure = draw_losses(report)
     if figure is not None:
         files["perplexity.png"] = as_png(figure)
     return files
-
-
-def _file_name(name: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "model"

@@ -4,16 +4,15 @@ import dataclasses
 import itertools
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Pieces, Prompt, encode_parts, lay_out
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel
-    from ctxext.evaluate.tasks.documents import Question
 
 Record = dict[str, Any]
 """One line of results: `task`, `length`, `depth`, the `samples` it covers and the results of each."""
@@ -99,32 +98,14 @@ class Reading:
 
         options = {"length": length, "most": most or length, "seed": self.seed}
         count = -(-self.samples // len(self.data))
-        read = [read_corpus(data, self.encoder, count=count, **options).documents for data in self.data]
+        read = [read_corpus(data, self.encoder, count=count, **options) for data in self.data]
         in_turn = [ids for turn in itertools.zip_longest(*read) for ids in turn if ids is not None]
         return in_turn[: self.samples]
 
 
-@dataclass(frozen=True)
-class TaskOptions:
-    """The user's options of retrieval tasks.
-
-    Attributes:
-        text: Sentences to hide needles in; empty for the prose of the package.
-        questions: Questions of the task `documents`; empty for random facts.
-        num_needles: How many facts of a text the tasks `needle`, `kv` and `documents` may ask for.
-        kv_ids: The ids of the task `kv`: "uuid" or "number".
-        filler: What the task `needle` hides its facts in: "prose" or "same", sentences in their own form.
-    """
-
-    text: tuple[str, ...] = ()
-    questions: "tuple[Question, ...]" = ()
-    num_needles: int = 4
-    kv_ids: str = "uuid"
-    filler: str = "prose"
-
-
+@dataclass(frozen=True, kw_only=True)
 class Task(ABC):
-    """A task.
+    """A task; its variants differ in the values of its fields.
 
     Attributes:
         name: The name on the command line and in reports.
@@ -134,20 +115,20 @@ class Task(ABC):
         tells_texts_apart: Whether it reads as many documents of every kind of text, and reports each kind by itself.
     """
 
-    name: ClassVar[str]
-    description: ClassVar[str]
-    shows: ClassVar[str]
-    kinds: ClassVar[tuple[str, ...]] = ("causal",)
-    tells_texts_apart: ClassVar[bool] = False
+    name: str
+    description: str
+    shows: str
+    kinds: tuple[str, ...] = ("causal",)
+    tells_texts_apart: bool = False
 
-    @classmethod
-    def documents_to_read(cls, reading: Reading) -> Sequence[Work]:
+    def documents_to_read(self, reading: Reading) -> Sequence[Work]:
         """The work of a task that reads documents, one for each document; none by default."""
         return ()
 
 
+@dataclass(frozen=True, kw_only=True)
 class RetrievalTask(Task):
-    """A question about one place in a long text. Subclasses are frozen dataclasses whose fields are settings.
+    """A question about one place in a long text.
 
     Attributes:
         scored: How answers are scored, in a few words.
@@ -157,20 +138,21 @@ class RetrievalTask(Task):
             many questions as other tasks ask at all their depths.
         same_questions_as: The task whose questions it asks in another way; empty for questions of its own.
         questions_per_text: How many questions in a row have the same text; what is read of it is read once.
+        text: Sentences to hide needles in, if the task takes any; empty for the prose of the package.
     """
 
-    scored: ClassVar[str] = "Exact match"
-    is_written: ClassVar[bool] = False
-    answer_room: ClassVar[int] = 0
-    has_depths: ClassVar[bool] = True
-    same_questions_as: ClassVar[str] = ""
-    questions_per_text: ClassVar[int] = 1
+    scored: str = "Exact match"
+    is_written: bool = False
+    answer_room: int = 0
+    has_depths: bool = True
+    same_questions_as: str = ""
+    questions_per_text: int = 1
+    text: tuple[str, ...] = ()
 
-    @classmethod
-    def from_options(cls, options: TaskOptions) -> Self:
-        """The task with the user's options: by default the text to hide needles in, if it has such a field."""
-        hides_in_text = "text" in {field.name for field in dataclasses.fields(cast("Any", cls))}
-        return cls(**({"text": options.text} if hides_in_text else {}))
+    def with_options(self, options: Mapping[str, Any]) -> Self:
+        """The task with the user's options, those that are fields of it."""
+        names = {field.name for field in dataclasses.fields(self)}
+        return dataclasses.replace(self, **{name: value for name, value in options.items() if name in names})
 
     @abstractmethod
     def pieces(self, rng: random.Random) -> Pieces:

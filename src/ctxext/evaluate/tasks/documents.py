@@ -6,16 +6,16 @@ import json
 import random
 import re
 import string
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from ctxext.data import prose
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Asked, Pieces, Prompt
 from ctxext.errors import CtxextError
-from ctxext.evaluate.tasks.base import RetrievalTask, TaskOptions, leaves_room
+from ctxext.evaluate.tasks.base import RetrievalTask, leaves_room
 from ctxext.files.strict import read_text
 
 OPENING = (
@@ -65,20 +65,13 @@ class Question:
         """The document that holds the answer."""
         return next(document for document in self.documents if document.is_gold)
 
-    def prompt(self, gold_position: int) -> str:
-        """The prompt of the Lost in the Middle release, with the gold document moved to a position (from 0)."""
-        documents = [document for document in self.documents if not document.is_gold]
-        documents.insert(gold_position, self.gold)
-        numbered = "".join(document.unit(number) for number, document in enumerate(documents, start=1))
-        return f"{OPENING}{numbered}{ASK.format(question=self.question)}"
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Documents(RetrievalTask):
     """Answer a question from one of many documents.
 
-    The documents are numbered at random, so that a number says nothing about the position, and a document keeps its
-    number at every position. `Question.prompt` numbers them in order, as the release does.
+    The wording is that of the Lost in the Middle release. The documents are numbered at random, so that a number says
+    nothing about the position, and a document keeps its number at every position.
 
     Attributes:
         questions: Questions read with `read_questions`; empty for random facts.
@@ -87,24 +80,21 @@ class Documents(RetrievalTask):
             document does, and one reading serves them all. One in a text that is too short for so many.
     """
 
-    name: ClassVar[str] = "documents"
-    description: ClassVar[str] = (
-        "A question that one of many documents answers; right if the answer is in what the model writes."
-    )
-    shows: ClassVar[str] = "answering questions over many documents"
-    is_written: ClassVar[bool] = True
-    answer_room: ClassVar[int] = 32
-    opening: ClassVar[str] = OPENING
-    document: ClassVar[str] = DOCUMENT
-    ask_for: ClassVar[str] = ASK
+    name: str = "documents"
+    description: str = "A question that one of many documents answers; right if the answer is in what the model writes."
+    shows: str = "answering questions over many documents"
+    is_written: bool = True
+    answer_room: int = 32
+    opening: str = OPENING
+    document: str = DOCUMENT
+    ask_for: str = ASK
     questions: tuple[Question, ...] = ()
     ask: str = "any"
     num_needles: int = 1
 
-    @classmethod
-    def from_options(cls, options: TaskOptions) -> Self:
-        """The task with the user's questions; random facts are asked for as such, as a user's questions are."""
-        return cls(questions=options.questions, ask="fact", num_needles=min(options.num_needles, _MOST))
+    def with_options(self, options: Mapping[str, Any]) -> Self:
+        """The task with the user's options; random facts are asked for as such, as a user's questions are."""
+        return super().with_options({**options, "ask": "fact", "num_needles": min(options["num_needles"], _MOST)})
 
     def fitting(self, encoder: Encoder, length: int) -> Self:
         """The task with one document to ask for where several would leave no room for a haystack."""
@@ -130,11 +120,8 @@ class Documents(RetrievalTask):
             opening=self.opening,
             haystack=(one.unit(number, self.document) for one, number in zip(others, numbers, strict=False)),
             needles=tuple(gold.unit(number, self.document) for gold, number in zip(golds, gold_numbers, strict=False)),
-            question=asks[0].question,
-            answer=asks[0].answer,
-            padding="\n",
-            answers=asks[0].answers,
             asks=asks,
+            padding="\n",
         )
 
     def made_up(
@@ -149,7 +136,7 @@ class Documents(RetrievalTask):
             nouns.add(key.split()[-1])
             gold, questions = random_document(rng, key, gold_numbers[len(golds)])
             golds.append(gold)
-            asked.append(questions[_pick(self.ask, rng)])
+            asked.append(questions[{"which": 0, "fact": 1, "any": rng.randrange(2)}[self.ask]])
         return golds, asked, _random_documents(random.Random(rng.getrandbits(64)), nouns)
 
     def _chosen(self, rng: random.Random) -> list[Question]:
@@ -252,10 +239,6 @@ def _parse(path: Path, number: int, line: str) -> Question:
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CtxextError(f'Line {number} of "{path}" is not such a question: {error}.', hint=hint) from error
     return Question(record["question"], answers, documents)
-
-
-def _pick(ask: str, rng: random.Random) -> int:
-    return {"which": 0, "fact": 1, "any": rng.randrange(2)}[ask]
 
 
 def _random_documents(rng: random.Random, without: Collection[str]) -> Iterator[Passage]:

@@ -4,9 +4,8 @@ import random
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
-from ctxext.data.prompt import Pieces, Prompt
+from ctxext.data.prompt import Asked, Pieces, Prompt
 from ctxext.evaluate.tasks.base import RetrievalTask
 
 OPENING = """You will be given a graph as a list of directed edges. All nodes are at least degree 1. \
@@ -50,7 +49,7 @@ _NAME_BITS = 40
 Edge = tuple[str, str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GraphWalks(RetrievalTask):
     """Return the nodes at a distance from a node, or the parents of a node.
 
@@ -65,15 +64,15 @@ class GraphWalks(RetrievalTask):
         max_nodes: The largest number of parents, and of edges from a node of a search.
     """
 
-    name: ClassVar[str] = "graphwalks"
-    description: ClassVar[str] = (
+    name: str = "graphwalks"
+    description: str = (
         "A list of the edges of a graph; asked for are the nodes exactly at a distance from a node, or its parents. "
         "The score is F1 of the set that the model lists."
     )
-    shows: ClassVar[str] = "following edges through a long list"
-    is_written: ClassVar[bool] = True
-    answer_room: ClassVar[int] = 96
-    has_depths: ClassVar[bool] = False
+    shows: str = "following edges through a long list"
+    is_written: bool = True
+    answer_room: int = 96
+    has_depths: bool = False
     max_depth: int = 2
     max_nodes: int = 3
 
@@ -92,15 +91,13 @@ class GraphWalks(RetrievalTask):
             operation = f"Find the parents of node {root}."
             others = _edges(random.Random(rng.getrandbits(64)), targets=sorted(answer))
         rng.shuffle(edges)
-        listed = ", ".join(sorted(answer))
+        question, listed = f"\nOperation:\n{operation}\n{_ANSWER}", sorted(answer)
         return Pieces(
             opening=OPENING,
             haystack=map(_line, others),
             needles=tuple(map(_line, edges)),
-            question=f"\nOperation:\n{operation}\n{_ANSWER}",
-            answer=f" [{listed}]",
+            asks=(Asked(question, f" [{', '.join(listed)}]", wanted=tuple(listed)),),
             padding="\n",
-            wanted=tuple(sorted(answer)),
         )
 
     def _search(self, root: str, depth: int, rng: random.Random) -> tuple[list[Edge], set[str]]:

@@ -2,20 +2,19 @@
 
 import dataclasses
 import random
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import Self
 
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Asked, Pieces
-from ctxext.data.prose import random_number
-from ctxext.evaluate.tasks.base import RetrievalTask, TaskOptions, leaves_room
+from ctxext.data.prose import random_number, random_uuid
+from ctxext.evaluate.tasks.base import RetrievalTask, leaves_room
 
 OPENING = "Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class KeyValue(RetrievalTask):
     """Find the value of a key in a JSON object of random keys and values.
 
@@ -28,16 +27,11 @@ class KeyValue(RetrievalTask):
         num_needles: The number of records that can be asked for, one in a text that is too short for so many.
     """
 
-    name: ClassVar[str] = "kv"
-    description: ClassVar[str] = "A JSON object of random keys and values; the value of one key is asked for."
-    shows: ClassVar[str] = "looking a key up in a long JSON object"
-    ids: Literal["uuid", "number"] = "uuid"
+    name: str = "kv"
+    description: str = "A JSON object of random keys and values; the value of one key is asked for."
+    shows: str = "looking a key up in a long JSON object"
+    ids: str = "uuid"
     num_needles: int = 1
-
-    @classmethod
-    def from_options(cls, options: TaskOptions) -> Self:
-        """The task with the user's ids and number of records."""
-        return cls("number" if options.kv_ids == "number" else "uuid", options.num_needles)
 
     def pieces(self, rng: random.Random) -> Pieces:
         """The text of one question."""
@@ -51,10 +45,8 @@ class KeyValue(RetrievalTask):
             opening=OPENING + "{" + _record(*first) + ",\n",
             haystack=(f" {_record(*other)},\n" for other in records),
             needles=tuple(f" {_record(*needle)},\n" for needle in needles),
-            question=asks[0][0],
-            answer=asks[0][1],
-            padding="\n",
             asks=asks,
+            padding="\n",
             asked=f'Key: "{needles[0][0]}"',
         )
 
@@ -73,7 +65,7 @@ class KeyValue(RetrievalTask):
         num_digits = 3
         while True:
             if self.ids == "uuid":
-                yield _random_uuid(rng), _random_uuid(rng)
+                yield random_uuid(rng), random_uuid(rng)
                 continue
             if len(used) * 2 >= 9 * 10 ** (num_digits - 1):
                 num_digits += 1
@@ -85,7 +77,3 @@ class KeyValue(RetrievalTask):
 
 def _record(key: str, value: str) -> str:
     return f'"{key}": "{value}"'
-
-
-def _random_uuid(rng: random.Random) -> str:
-    return str(uuid.UUID(int=rng.getrandbits(128), version=4))

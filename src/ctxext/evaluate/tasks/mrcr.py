@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import islice
-from typing import ClassVar
 
 from ctxext.data import prose
-from ctxext.data.prompt import Pieces, Prompt
+from ctxext.data.prompt import Asked, Pieces, Prompt
 from ctxext.data.prose import endless
 from ctxext.evaluate.tasks.base import RetrievalTask
 
@@ -21,7 +20,7 @@ _ORDINALS = ("1st", "2nd", "3rd", "4th", "5th", "6th", "7th", "8th")
 _PREFIX_LENGTH, _NUM_SENTENCES = 10, 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CoReference(RetrievalTask):
     """Give back one of several texts that were asked for in the same words.
 
@@ -30,33 +29,32 @@ class CoReference(RetrievalTask):
     answer must begin with.
 
     Attributes:
-        num_needles: How many texts are asked for in the same words.
-        text: Prose to take the texts from, as sentences; empty for the prose of the package.
+        num_texts: How many texts are asked for in the same words.
     """
 
-    shows: ClassVar[str] = "telling texts apart by their order"
-    is_written: ClassVar[bool] = True
-    answer_room: ClassVar[int] = 96
-    has_depths: ClassVar[bool] = False
-    num_needles: int = 2
-    text: tuple[str, ...] = ()
+    shows: str = "telling texts apart by their order"
+    is_written: bool = True
+    answer_room: int = 96
+    has_depths: bool = False
+    num_texts: int
 
     def pieces(self, rng: random.Random) -> Pieces:
         """The text of one question."""
         sentences = endless(self.text, random.Random(rng.getrandbits(64)))
         kind, topic = rng.choice(KINDS), rng.choice(prose.GOODS)
-        texts = [_text(sentences) for _ in range(self.num_needles)]
-        asked = rng.randrange(self.num_needles)
+        texts = [_text(sentences) for _ in range(self.num_texts)]
+        asked = rng.randrange(self.num_texts)
         prefix = "".join(rng.choices(string.ascii_letters + string.digits, k=_PREFIX_LENGTH))
+        question = (
+            f"\n\nUser: Prepend {prefix} to the {_ORDINALS[asked]} (1 indexed) {kind} about {topic}. "
+            "Do not include any other text in your response.\n\nAssistant:"
+        )
+        answer = f"{prefix}{texts[asked]}"
         return Pieces(
             opening=OPENING,
             haystack=_turns(sentences, (kind, topic), random.Random(rng.getrandbits(64))),
             needles=tuple(_turn(kind, topic, text) for text in texts),
-            question=f"\n\nUser: Prepend {prefix} to the {_ORDINALS[asked]} (1 indexed) {kind} about {topic}. "
-            "Do not include any other text in your response.\n\nAssistant:",
-            answer=f" {prefix}{texts[asked]}",
-            answers=(f"{prefix}{texts[asked]}",),
-            wanted=(prefix,),
+            asks=(Asked(question, f" {answer}", (answer,), (prefix,)),),
             places=tuple(sorted(rng.random() for _ in texts)),
         )
 
@@ -84,34 +82,14 @@ def _turns(sentences: Iterator[str], without: tuple[str, str], rng: random.Rando
             yield _turn(*chosen, _text(sentences))
 
 
-def _described(floor: int) -> str:
-    return (
-        "A conversation with several askings for the same kind of text; one of the texts is asked for by its number. "
-        f"The score is the ratio of matching text behind a given prefix; any of the texts has {floor} % on average."
+MRCR = tuple(
+    CoReference(
+        name=f"mrcr-{num_texts}",
+        description="A conversation with several askings for the same kind of text; one of the texts is asked for by "
+        "its number. The score is the ratio of matching text behind a given prefix; any of the texts has "
+        f"{floor} % on average.",
+        num_texts=num_texts,
     )
-
-
-@dataclass(frozen=True)
-class CoReference2(CoReference):
-    """Two texts in the same words."""
-
-    name: ClassVar[str] = "mrcr-2"
-    description: ClassVar[str] = _described(64)
-
-
-@dataclass(frozen=True)
-class CoReference4(CoReference):
-    """Four texts in the same words."""
-
-    name: ClassVar[str] = "mrcr-4"
-    description: ClassVar[str] = _described(47)
-    num_needles: int = 4
-
-
-@dataclass(frozen=True)
-class CoReference8(CoReference):
-    """Eight texts in the same words."""
-
-    name: ClassVar[str] = "mrcr-8"
-    description: ClassVar[str] = _described(39)
-    num_needles: int = 8
+    for num_texts, floor in ((2, 64), (4, 47), (8, 39))
+)
+"""The task with two, four and eight texts in the same words."""

@@ -1,14 +1,14 @@
-"""Needle retrieval: sentences with a number, hidden in prose."""
+"""A fact hidden in a long text: a pass key in repeated filler, numbered things and people in prose."""
 
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from itertools import repeat
 
 from ctxext.data import prose
 from ctxext.data.prompt import Asked, Pieces
 from ctxext.data.prose import endless, random_number
-from ctxext.evaluate.tasks.base import RetrievalTask, TaskOptions
+from ctxext.evaluate.tasks.base import RetrievalTask
 
 OPENING = (
     "Some special magic numbers are hidden in the following text. Memorize them. "
@@ -41,7 +41,7 @@ PHRASINGS: dict[str, Phrasing] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Needle(RetrievalTask):
     """Find one sentence in prose among others of the same form.
 
@@ -49,27 +49,17 @@ class Needle(RetrievalTask):
         num_needles: The number of facts in the text; the question is about the first, the others are distractors.
         phrasing: A key of `PHRASINGS`, or "any" for a random one per question.
         num_digits: The number of digits of each number.
-        text: Sentences to hide the facts in, joined by spaces; empty for the prose of the package.
         filler: "prose", or "same" for sentences in the form of the facts, which large models of 2026 find hard
             (https://arxiv.org/abs/2605.23170).
     """
 
-    name: ClassVar[str] = "needle"
-    description: ClassVar[str] = (
-        "A sentence that tells a number stands in a long text; the number is asked for at the end."
-    )
-    shows: ClassVar[str] = "finding a sentence in a long text"
+    name: str = "needle"
+    description: str = "A sentence that tells a number stands in a long text; the number is asked for at the end."
+    shows: str = "finding a sentence in a long text"
     num_needles: int = 4
     phrasing: str = "magic"
     num_digits: int = 5
-    text: tuple[str, ...] = ()
-    filler: Literal["prose", "same"] = "prose"
-
-    @classmethod
-    def from_options(cls, options: TaskOptions) -> Self:
-        """The task with the user's number of needles, text and filler."""
-        filler: Literal["prose", "same"] = "same" if options.filler == "same" else "prose"
-        return cls(num_needles=options.num_needles, text=options.text, filler=filler)
+    filler: str = "prose"
 
     def pieces(self, rng: random.Random) -> Pieces:
         """The text of one question."""
@@ -82,8 +72,6 @@ class Needle(RetrievalTask):
             needles=tuple(
                 " " + phrasing.fact.format(key=key, value=value) for key, value in zip(keys, values, strict=True)
             ),
-            question="\n" + phrasing.question.format(key=keys[0]),
-            answer=f" {values[0]}",
             asks=tuple(
                 Asked("\n" + phrasing.question.format(key=key), f" {value}")
                 for key, value in zip(keys, values, strict=True)
@@ -96,3 +84,90 @@ class Needle(RetrievalTask):
         for key in prose.different_names(rng, prose.object_name, len(prose.ADJECTIVES) * len(prose.OBJECTS)):
             if not key.startswith(tuple(asked)):
                 yield " " + phrasing.fact.format(key=key, value=random_number(rng, self.num_digits))
+
+
+PASSKEY_OPENING = (
+    "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
+    "I will quiz you about the important information there."
+)
+FILLER = " The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassKey(RetrievalTask):
+    """Find a number stated once in a text that repeats itself.
+
+    The phrasing of Mohtashami and Jaggi, https://arxiv.org/abs/2305.16300.
+
+    Attributes:
+        num_digits: Length of the pass key.
+    """
+
+    name: str = "passkey"
+    description: str = "A pass key stands in a text that repeats itself; it is asked for at the end."
+    shows: str = "finding a pass key in a text that repeats itself"
+    num_digits: int = 5
+
+    def pieces(self, rng: random.Random) -> Pieces:
+        """The text of one question."""
+        key = random_number(rng, self.num_digits)
+        return Pieces(
+            opening=PASSKEY_OPENING,
+            haystack=repeat(FILLER),
+            needles=(f" The pass key is {key}. Remember it. {key} is the pass key.",),
+            asks=(Asked("\nWhat is the pass key? The pass key is", f" {key}"),),
+        )
+
+
+_ASSOCIATION_OPENING = (
+    "The following text mentions some people in passing. Remember who they are; you will be asked about one.\n"
+)
+PAIRS = (
+    ("{person} plays the cello in an orchestra.", "Who is a musician?"),
+    ("{person} keeps a parrot that can whistle.", "Who owns a bird?"),
+    ("{person} eats neither meat nor fish.", "Who is a vegetarian?"),
+    ("{person} was born within sight of the Eiffel Tower.", "Who comes from Paris?"),
+    ("{person} cuts hair and trims beards all day.", "Who works as a barber?"),
+    ("{person} puts out fires and rescues cats from trees.", "Who works in the emergency services?"),
+    ("{person} cannot see without thick glasses.", "Who has poor eyesight?"),
+    ("{person} has climbed Everest twice.", "Who is a mountaineer?"),
+    ("{person} removes bad teeth and fills the others.", "Who works as a dentist?"),
+    ("{person} scored the winning goal in the cup final.", "Who is a football player?"),
+    ("{person} has twelve hives behind the house.", "Who keeps bees?"),
+    ("{person} flies a jet across the Atlantic every week.", "Who works as a pilot?"),
+    ("{person} sleeps all day and guards a factory at night.", "Who works as a watchman?"),
+    ("{person} wrote three novels and a book of poems.", "Who is an author?"),
+    ("{person} cannot walk and uses a wheelchair.", "Who has a disability?"),
+    ("{person} owes the bank a large sum.", "Who is in debt?"),
+)
+"""Facts and their questions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Association(RetrievalTask):
+    """Find a sentence that has no word in common with the question, so that only knowledge connects them.
+
+    Attributes:
+        num_people: The number of people in the text; the question is about the first.
+    """
+
+    name: str = "association"
+    description: str = "A person is told about in a long text, and asked for in words that the text does not use."
+    shows: str = "finding what is not asked for word by word"
+    num_people: int = 4
+
+    def pieces(self, rng: random.Random) -> Pieces:
+        """The text of one question."""
+        chosen = rng.sample(PAIRS, self.num_people)
+        first = rng.sample(prose.FIRST_NAMES, self.num_people)
+        people = [f"{name} {rng.choice(prose.LAST_NAMES)}" for name in first]
+        asks = tuple(
+            Asked(f"\n{question} The full name of that person is", f" {person}")
+            for (_, question), person in zip(chosen, people, strict=True)
+        )
+        return Pieces(
+            opening=_ASSOCIATION_OPENING,
+            haystack=endless(self.text, random.Random(rng.getrandbits(64))),
+            needles=tuple(" " + fact.format(person=person) for (fact, _), person in zip(chosen, people, strict=True)),
+            asks=asks,
+        )

@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from ctxext.data import prose
 from ctxext.data.encoding import Encoder
@@ -30,7 +30,7 @@ class PassagePrompt(Prompt):
     query: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Passages(RetrievalTask):
     """Find by similarity the passage with the fact that a question is about.
 
@@ -40,24 +40,22 @@ class Passages(RetrievalTask):
         num_passages: The number of passages.
         phrasing: A key of `PHRASINGS`.
         num_digits: Length of each number.
-        text: Prose around the facts, as units that are joined by spaces; empty for the prose of the package.
         long_texts: What happens to a passage that is longer than the model reads: "cut", or it is read in chunks, whose
             vectors are averaged ("average"), or of which the best counts ("best").
     """
 
-    name: ClassVar[str] = "passages"
-    kinds: ClassVar[tuple[str, ...]] = ("masked", "encoder")
-    scored: ClassVar[str] = "The fact's passage is the most similar one by mean-pooled states; chance is one in eight"
-    description: ClassVar[str] = (
+    name: str = "passages"
+    kinds: tuple[str, ...] = ("masked", "encoder")
+    scored: str = "The fact's passage is the most similar one by mean-pooled states; chance is one in eight"
+    description: str = (
         "Eight passages of the same prose tell one number each; the one that a question is about must be the most "
         "similar to it: cosine of the mean-pooled last hidden states. By chance one in eight is right."
     )
-    shows: ClassVar[str] = "representing a sentence anywhere in a long text"
-    long_texts: ClassVar[str] = "cut"
+    shows: str = "representing a sentence anywhere in a long text"
+    long_texts: str = "cut"
     num_passages: int = 8
     phrasing: str = "magic"
     num_digits: int = 5
-    text: tuple[str, ...] = ()
 
     def pieces(self, rng: random.Random) -> Pieces:
         """The text of one question: as needles the facts of all passages."""
@@ -65,7 +63,7 @@ class Passages(RetrievalTask):
         keys = prose.object_names(rng, self.num_passages)
         facts = [phrasing.fact.format(key=key, value=random_number(rng, self.num_digits)) for key in keys]
         question = phrasing.question.format(key=keys[0]).partition("?")[0] + "?"
-        return Pieces("", iter(()), tuple(f" {fact}" for fact in facts), question, "")
+        return Pieces("", iter(()), tuple(f" {fact}" for fact in facts), (Asked(question, ""),))
 
     def size(self, pieces: Pieces, encoder: Encoder) -> int:
         """How many tokens the largest passage takes without any prose."""
@@ -80,10 +78,10 @@ class Passages(RetrievalTask):
         passages = []
         for fact in pieces.needles:
             parts = Parts(encoder.start(), [encoder.piece(fact)], [Ask([], [], ())])
-            text = Pieces("", endless(self.text, random.Random(seed)), (fact,), "", "")
+            text = Pieces("", endless(self.text, random.Random(seed)), (fact,), ())
             prompts = lay_out(text, parts, encoder, length - len(end), depths, random.Random(seed))
             passages.append([[*prompt.ids, *end] for prompt in prompts])
-        query = (*encoder.document(pieces.question), *end)
+        query = (*encoder.document(pieces.asks[0].question), *end)
         return [PassagePrompt(at_depth[0], 0, (), (), at_depth, query) for at_depth in zip(*passages, strict=True)]
 
     def score(
@@ -125,7 +123,7 @@ class TopicsPrompt(PassagePrompt):
     queries: tuple[tuple[int, ...], ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Topics(Passages):
     """Find by similarity the document with a sentence about a topic.
 
@@ -133,21 +131,21 @@ class Topics(Passages):
     documents must be read. Eight questions in a row are about the same eight documents.
     """
 
-    name: ClassVar[str] = "topics"
-    questions_per_text: ClassVar[int] = _PASSAGES
-    scored: ClassVar[str] = "The document with the sentence is the most similar one; chance is one in eight"
-    description: ClassVar[str] = (
+    name: str = "topics"
+    questions_per_text: int = _PASSAGES
+    scored: str = "The document with the sentence is the most similar one; chance is one in eight"
+    description: str = (
         "Eight documents of prose have a sentence about a topic of their own at each depth. The document that "
         'is asked for ("What is known about volcanoes?") must be the most similar one: cosine of the vectors by the '
         "model's own pooling. Texts that are longer than the model reads are cut. By chance one in eight is right."
     )
-    shows: ClassVar[str] = "finding a document by one sentence in it"
+    shows: str = "finding a document by one sentence in it"
 
     def pieces(self, rng: random.Random) -> Pieces:
         """The sentences and questions about all topics, in the order in which documents and depths take them."""
         topics = rng.sample(list(TOPICS), len(TOPICS))
         asks = tuple(Asked(f"What is known about {topic}?", "") for topic in topics)
-        return Pieces("", iter(()), tuple(f" {TOPICS[topic]}" for topic in topics), "", "", asks=asks)
+        return Pieces("", iter(()), tuple(f" {TOPICS[topic]}" for topic in topics), asks)
 
     def size(self, pieces: Pieces, encoder: Encoder) -> int:
         """How many tokens a document takes without any prose, at most."""
@@ -164,7 +162,7 @@ class Topics(Passages):
             mine = slice(first, first + count)
             facts = [encoder.piece(fact) for fact in pieces.needles[mine]]
             parts = Parts(encoder.start(), facts, [Ask([], [], ())] * count)
-            text = Pieces("", endless(self.text, random.Random(rng.getrandbits(64))), (), "", "")
+            text = Pieces("", endless(self.text, random.Random(rng.getrandbits(64))), (), ())
             laid = lay_out(text, parts, encoder, length - len(end), depths, random.Random(rng.getrandbits(64)))
             documents.append([[*prompt.ids, *end] for prompt in laid])
             about = [(*encoder.document(asked.question), *end) for asked in pieces.asks[mine]]
@@ -185,25 +183,16 @@ class Topics(Passages):
         return asked
 
 
-class TopicsAveraged(Topics):
-    """The same questions; a long document is read in chunks, whose vectors are averaged."""
-
-    name: ClassVar[str] = "topics-averaged"
-    same_questions_as: ClassVar[str] = Topics.name
-    long_texts: ClassVar[str] = "average"
-    description: ClassVar[str] = (
-        "The questions of topics. A document that is longer than the model reads is read in chunks of that length, and "
-        "the mean of their vectors is its one vector: the rival of a longer table."
+_LONGER = "A document that is longer than the model reads is read in chunks of that length, and "
+TOPICS_IN_CHUNKS = tuple(
+    Topics(
+        name=f"topics-{variant}",
+        same_questions_as=Topics.name,
+        long_texts=long_texts,
+        description=f"The questions of topics. {_LONGER}{counts}.",
     )
-
-
-class TopicsBestChunk(Topics):
-    """The same questions; a long document is read in chunks, and the most similar counts."""
-
-    name: ClassVar[str] = "topics-best-chunk"
-    same_questions_as: ClassVar[str] = Topics.name
-    long_texts: ClassVar[str] = "best"
-    description: ClassVar[str] = (
-        "The questions of topics. A document that is longer than the model reads is read in chunks of that length, and "
-        "the most similar of their vectors counts."
+    for variant, long_texts, counts in (
+        ("averaged", "average", "the mean of their vectors is its one vector: the rival of a longer table"),
+        ("best-chunk", "best", "the most similar of their vectors counts"),
     )
+)

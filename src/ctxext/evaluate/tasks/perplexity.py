@@ -1,10 +1,10 @@
 """The loss on documents: by position, on key tokens, of masked tokens, and at the original context length."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from ctxext.evaluate.tasks.base import Key, Reading, Record, Task
 
@@ -19,27 +19,22 @@ _LONGEST_WINDOW = 4096
 
 
 @dataclass(frozen=True)
-class DocumentWork(ABC):
+class DocumentWork:
     """One document.
 
     Attributes:
+        name: The name of the task in records.
         ids: Its tokens, special tokens included.
         sample: Its index.
+        length: The number of tokens that are read.
+        measure: Returns the results of a document.
     """
 
-    task: ClassVar[str]
+    name: str
     ids: list[int]
     sample: int
-
-    @property
-    def name(self) -> str:
-        """The name of the task in records."""
-        return self.task
-
-    @property
-    def length(self) -> int:
-        """The number of tokens that are read."""
-        return len(self.ids)
+    length: int
+    measure: "Callable[[LoadedModel, list[int]], Mapping[str, Any]]"
 
     @property
     def label(self) -> str:
@@ -55,243 +50,185 @@ class DocumentWork(ABC):
         """Read the document once, unless it is not wanted."""
         if self.keys[0] in wanted:
             cell = {"task": self.name, "length": self.length, "depth": None, "samples": [self.sample]}
-            yield {**cell, **self.measure(loaded)}
-
-    @abstractmethod
-    def measure(self, loaded: "LoadedModel") -> Mapping[str, Any]:
-        """Return the results of the document."""
+            yield {**cell, **self.measure(loaded, self.ids)}
 
 
-@dataclass(frozen=True)
-class PerplexityWork(DocumentWork):
-    """One document whose loss is measured by position.
-
-    Attributes:
-        lengths: Context lengths to report; the document is read once, up to the longest.
-        num_start: The number of begin tokens.
-        stride: Of the sliding window; None for none.
-        text: The name of the kind of text; empty where there is only one.
-    """
-
-    task: ClassVar[str] = "perplexity"
-    lengths: tuple[int, ...]
-    num_start: int
-    stride: int | None = None
-    text: str = ""
-
-    @property
-    def name(self) -> str:
-        """The name of the task in records, with the kind of text."""
-        return f"{self.task}: {self.text}" if self.text else self.task
-
-    @property
-    def length(self) -> int:
-        """The number of tokens that are read."""
-        return max(self.lengths)
-
-    def measure(self, loaded: "LoadedModel") -> Mapping[str, Any]:
-        """Read the document once, and again in sliding windows if there is a stride."""
-        losses = _losses(loaded, self.ids[: self.length])
-        width = bucket_width(self.length)
-        # losses[i] is the loss of the token at position i + 1.
-        buckets = [losses[max(0, at - 1) : at - 1 + width] for at in range(0, self.length, width)]
-        record: Record = {
-            "width": width,
-            "buckets": [[float(part.sum()), len(part)] for part in buckets],
-            "lengths": {str(n): self._beginning(loaded, losses, n) for n in self.lengths},
-        }
-        if self.text:
-            record["text"] = self.text
-        if self.stride:
-            record["sliding"] = {str(n): self._sliding(loaded, n, self.stride) for n in self.lengths}
-        return record
-
-    def _beginning(self, loaded: "LoadedModel", losses: "torch.Tensor", length: int) -> tuple[float, int]:
-        """The sum of the losses of the first tokens, and their number.
-
-        A shorter text is read separately if the position encoding depends on the length or content of the prompt.
-        """
-        if not loaded.can_share and length < len(losses) + 1:
-            losses = _losses(loaded, self.ids[:length])
-        return float(losses[: length - 1].sum()), length - 1
-
-    def _sliding(self, loaded: "LoadedModel", window: int, stride: int) -> tuple[float, int]:
-        """The sum of the windows' mean losses, and the number of windows.
-
-        The window moves by `stride` and only its new tokens count. All windows have the same weight, the first and
-        longest included, as in YaRN's script.
-        """
-        import torch
-
-        from ctxext.evaluate.scoring.batch_size import rows_that_fit
-        from ctxext.evaluate.scoring.token_losses import token_losses
-
-        start, body = self.ids[: self.num_start], self.ids[self.num_start :]
-        size = window - len(start)
-        spans, previous = [], 0
-        for begin in range(0, len(body), stride):
-            end = min(begin + size, len(body))
-            spans.append((begin, end, end - previous))
-            previous = end
-            if end == len(body):
-                break
-        means: list[float] = []
-        rows = rows_that_fit(loaded.model, window)
-        for (_, num_new), group in groupby(spans, key=lambda span: (span[1] - span[0], span[2])):
-            alike = list(group)
-            for first in range(0, len(alike), rows):
-                windows = [start + body[begin:end] for begin, end, _ in alike[first : first + rows]]
-                ids = torch.tensor(windows, device=loaded.device)
-                means += token_losses(loaded, ids, last=min(num_new, ids.shape[1] - 1)).mean(1).tolist()
-        return sum(means), len(means)
-
-
+@dataclass(frozen=True, kw_only=True)
 class Perplexity(Task):
     """Read long documents and measure the loss position by position."""
 
-    name: ClassVar[str] = PerplexityWork.task
-    description: ClassVar[str] = (
+    name: str = "perplexity"
+    description: str = (
         "Each document was read once; a point of the curve is the mean loss of the tokens at that position."
     )
-    shows: ClassVar[str] = "the loss on long text, position by position"
-    tells_texts_apart: ClassVar[bool] = True
+    shows: str = "the loss on long text, position by position"
+    tells_texts_apart: bool = True
 
-    @classmethod
-    def documents_to_read(cls, reading: Reading) -> list[PerplexityWork]:
+    def documents_to_read(self, reading: Reading) -> list[DocumentWork]:
         """The work, one for each document; a sliding window also reads the text behind the longest length."""
         documents = reading.documents(reading.longest, 2 * reading.longest if reading.stride else reading.longest)
+        name = f"{self.name}: {reading.text}" if reading.text else self.name
+        measure = partial(_measure_by_position, reading)
+        return [DocumentWork(name, ids, sample, max(reading.lengths), measure) for sample, ids in enumerate(documents)]
+
+
+def _measure_by_position(reading: Reading, loaded: "LoadedModel", ids: list[int]) -> Record:
+    """Read a document once, up to the longest length, and again in sliding windows if there is a stride."""
+    length = max(reading.lengths)
+    losses, width = _losses(loaded, ids[:length]), bucket_width(length)
+    # losses[i] is the loss of the token at position i + 1.
+    buckets = [losses[max(0, at - 1) : at - 1 + width] for at in range(0, length, width)]
+    record: Record = {
+        "width": width,
+        "buckets": [[float(part.sum()), len(part)] for part in buckets],
+        "lengths": {str(n): _loss_of_beginning(loaded, ids, losses, n) for n in reading.lengths},
+    }
+    if reading.text:
+        record["text"] = reading.text
+    if reading.stride:
         num_start = len(reading.encoder.start())
-        return [
-            PerplexityWork(ids, sample, reading.lengths, num_start, reading.stride, reading.text)
-            for sample, ids in enumerate(documents)
-        ]
+        record["sliding"] = {
+            str(n): _loss_in_windows(loaded, ids, num_start, n, reading.stride) for n in reading.lengths
+        }
+    return record
 
 
-@dataclass(frozen=True)
-class LongPerplexityWork(DocumentWork):
-    """One document at one length, whose loss is measured on the tokens that only a far context predicts.
+def _loss_of_beginning(loaded: "LoadedModel", ids: list[int], losses: "torch.Tensor", length: int) -> tuple[float, int]:
+    """The sum of the losses of the first tokens, and their number.
 
-    Attributes:
-        window: The tokens of the last part.
-        num_start: The number of begin tokens.
-        evaluator: The model that finds key tokens.
+    A shorter text is read separately if the position encoding depends on the length or content of the prompt.
     """
-
-    task: ClassVar[str] = "longppl"
-    window: int
-    num_start: int
-    evaluator: str
-
-    def measure(self, loaded: "LoadedModel") -> Mapping[str, Any]:
-        """Read the document once, and let the evaluator read it."""
-        from ctxext.evaluate.scoring.key_tokens import key_tokens, load_evaluator
-
-        evaluator = load_evaluator(self.evaluator, str(loaded.device))
-        chosen = key_tokens(evaluator, self.ids, self.window, self.num_start)
-        loss = float(_losses(loaded, self.ids)[chosen - 1].sum())
-        return {"loss": [loss], "key_tokens": [len(chosen)], "of": [self.length - self.window]}
+    if not loaded.can_share and length < len(losses) + 1:
+        losses = _losses(loaded, ids[:length])
+    return float(losses[: length - 1].sum()), length - 1
 
 
+def _loss_in_windows(
+    loaded: "LoadedModel", ids: list[int], num_start: int, window: int, stride: int
+) -> tuple[float, int]:
+    """The sum of the windows' mean losses, and the number of windows.
+
+    The window moves by `stride` and only its new tokens count. All windows have the same weight, the first and
+    longest included, as in YaRN's script.
+    """
+    import torch
+
+    from ctxext.evaluate.scoring.batch_size import rows_that_fit
+    from ctxext.evaluate.scoring.token_losses import token_losses
+
+    start, body = ids[:num_start], ids[num_start:]
+    size = window - len(start)
+    spans, previous = [], 0
+    for begin in range(0, len(body), stride):
+        end = min(begin + size, len(body))
+        spans.append((begin, end, end - previous))
+        previous = end
+        if end == len(body):
+            break
+    means: list[float] = []
+    rows = rows_that_fit(loaded.model, window)
+    for (_, num_new), group in groupby(spans, key=lambda span: (span[1] - span[0], span[2])):
+        alike = list(group)
+        for first in range(0, len(alike), rows):
+            windows = [start + body[begin:end] for begin, end, _ in alike[first : first + rows]]
+            batch = torch.tensor(windows, device=loaded.device)
+            means += token_losses(loaded, batch, last=min(num_new, batch.shape[1] - 1)).mean(1).tolist()
+    return sum(means), len(means)
+
+
+@dataclass(frozen=True, kw_only=True)
 class LongPerplexity(Task):
     """Read long documents, and measure the loss on the tokens that another model predicts from far context alone."""
 
-    name: ClassVar[str] = LongPerplexityWork.task
-    description: ClassVar[str] = (
+    name: str = "longppl"
+    description: str = (
         "The loss on key tokens: those that an evaluator predicts well from the whole text (a loss below 2 nats) and "
         "worse by over 2 nats from its last part (LongPPL, arXiv 2410.23771). All models are asked the same tokens."
     )
-    shows: ClassVar[str] = "the loss on what only far context predicts"
+    shows: str = "the loss on what only far context predicts"
 
-    @classmethod
-    def documents_to_read(cls, reading: Reading) -> list[LongPerplexityWork]:
+    def documents_to_read(self, reading: Reading) -> list[DocumentWork]:
         """The work, one for each document and length; the last part is a quarter of the longest, at most 4096."""
-        assert reading.evaluator is not None
-        window, num_start = min(_LONGEST_WINDOW, reading.longest // 4), len(reading.encoder.start())
+        window = min(_LONGEST_WINDOW, reading.longest // 4)
+        measure = partial(_measure_key_tokens, reading, window)
         return [
-            LongPerplexityWork(ids[:length], sample, window, num_start, reading.evaluator)
+            DocumentWork(self.name, ids[:length], sample, length, measure)
             for sample, ids in enumerate(reading.documents(reading.longest))
             for length in reading.lengths
             if length > window
         ]
 
 
-@dataclass(frozen=True)
-class PseudoPerplexityWork(DocumentWork):
-    """One document whose masked tokens are predicted.
+def _measure_key_tokens(reading: Reading, window: int, loaded: "LoadedModel", ids: list[int]) -> Record:
+    """Read a document once, and let the evaluator read it, whole and in parts of a window."""
+    from ctxext.evaluate.scoring.key_tokens import key_tokens, load_evaluator
 
-    Attributes:
-        lengths: Context lengths to report; the document is cut to each, as an encoder also reads what follows a token.
-        end: The end tokens of the tokenizer; they replace the last tokens.
-    """
-
-    task: ClassVar[str] = "pseudo-perplexity"
-    lengths: tuple[int, ...]
-    end: tuple[int, ...]
-
-    @property
-    def length(self) -> int:
-        """The number of tokens that are read."""
-        return max(self.lengths)
-
-    def measure(self, loaded: "LoadedModel") -> Mapping[str, Any]:
-        """Read the document at every length."""
-        from ctxext.evaluate.scoring.masked_losses import masked_losses
-
-        results = {n: masked_losses(loaded, _closed(self.ids, n, self.end)) for n in self.lengths}
-        losses, is_guessed = results[self.length]
-        width = bucket_width(self.length)
-        parts = [slice(at, at + width) for at in range(0, self.length, width)]
-        return {
-            "width": width,
-            "buckets": [[float(losses[part].sum()), int(is_guessed[part].sum())] for part in parts],
-            "lengths": {str(n): (float(loss.sum()), int(count.sum())) for n, (loss, count) in results.items()},
-        }
+    assert reading.evaluator is not None
+    evaluator = load_evaluator(reading.evaluator, str(loaded.device))
+    chosen = key_tokens(evaluator, ids, window, len(reading.encoder.start()))
+    loss = float(_losses(loaded, ids)[chosen - 1].sum())
+    return {"loss": [loss], "key_tokens": [len(chosen)], "of": [len(ids) - window]}
 
 
+@dataclass(frozen=True, kw_only=True)
 class PseudoPerplexity(Task):
     """Mask every eighth token of long documents, eight times, and measure the loss position by position."""
 
-    name: ClassVar[str] = PseudoPerplexityWork.task
-    kinds: ClassVar[tuple[str, ...]] = ("masked",)
-    description: ClassVar[str] = (
+    name: str = "pseudo-perplexity"
+    kinds: tuple[str, ...] = ("masked",)
+    description: str = (
         "Each document was read eight times, every eighth token masked, so that each was guessed once; a point of the "
         "curve is the mean loss of the tokens at that position. Shorter lengths are read by themselves."
     )
-    shows: ClassVar[str] = "the loss of masked tokens in long text, position by position"
+    shows: str = "the loss of masked tokens in long text, position by position"
 
-    @classmethod
-    def documents_to_read(cls, reading: Reading) -> list[PseudoPerplexityWork]:
+    def documents_to_read(self, reading: Reading) -> list[DocumentWork]:
         """The work, one for each document."""
-        documents, end = reading.documents(reading.longest), tuple(reading.encoder.end())
-        return [PseudoPerplexityWork(ids, sample, reading.lengths, end) for sample, ids in enumerate(documents)]
+        documents, measure = reading.documents(reading.longest), partial(_measure_masked, reading)
+        length = max(reading.lengths)
+        return [DocumentWork(self.name, ids, sample, length, measure) for sample, ids in enumerate(documents)]
 
 
-class ShortWork(DocumentWork):
-    """One document of exactly the original context length."""
+def _measure_masked(reading: Reading, loaded: "LoadedModel", ids: list[int]) -> Record:
+    """Read a document at every length, cut and closed, as an encoder also reads what follows a token."""
+    from ctxext.evaluate.scoring.masked_losses import masked_losses
 
-    task: ClassVar[str] = "short"
+    length, end = max(reading.lengths), reading.encoder.end()
+    results = {n: masked_losses(loaded, _closed(ids, n, end)) for n in reading.lengths}
+    losses, is_guessed = results[length]
+    width = bucket_width(length)
+    parts = [slice(at, at + width) for at in range(0, length, width)]
+    return {
+        "width": width,
+        "buckets": [[float(losses[part].sum()), int(is_guessed[part].sum())] for part in parts],
+        "lengths": {str(n): (float(loss.sum()), int(count.sum())) for n, (loss, count) in results.items()},
+    }
 
-    def measure(self, loaded: "LoadedModel") -> Mapping[str, Any]:
-        """Read the document once."""
-        from ctxext.evaluate.scoring.masked_losses import losses_of
 
-        losses = losses_of(loaded, self.ids)
-        return {"loss": [float(losses.sum())], "tokens": [len(losses)]}
-
-
+@dataclass(frozen=True, kw_only=True)
 class Short(Task):
     """Read documents of exactly the original context length."""
 
-    name: ClassVar[str] = ShortWork.task
-    description: ClassVar[str] = "What extending costs where the model was good before."
-    kinds: ClassVar[tuple[str, ...]] = ("causal", "masked")
-    shows: ClassVar[str] = "what extending cost at the original context length"
+    name: str = "short"
+    description: str = "What extending costs where the model was good before."
+    kinds: tuple[str, ...] = ("causal", "masked")
+    shows: str = "what extending cost at the original context length"
 
-    @classmethod
-    def documents_to_read(cls, reading: Reading) -> list[ShortWork]:
+    def documents_to_read(self, reading: Reading) -> list[DocumentWork]:
         """The work, one for each document."""
-        length, end = reading.trained_length, tuple(reading.encoder.end()) if reading.kind == "masked" else ()
-        return [ShortWork(_closed(ids, length, end), sample) for sample, ids in enumerate(reading.documents(length))]
+        length, end = reading.trained_length, reading.encoder.end() if reading.kind == "masked" else []
+        return [
+            DocumentWork(self.name, _closed(ids, length, end), sample, length, _measure_whole)
+            for sample, ids in enumerate(reading.documents(length))
+        ]
+
+
+def _measure_whole(loaded: "LoadedModel", ids: list[int]) -> Record:
+    """Read a document once."""
+    from ctxext.evaluate.scoring.masked_losses import losses_of
+
+    losses = losses_of(loaded, ids)
+    return {"loss": [float(losses.sum())], "tokens": [len(losses)]}
 
 
 def _losses(loaded: "LoadedModel", ids: list[int]) -> "torch.Tensor":
@@ -311,6 +248,6 @@ def bucket_width(length: int) -> int:
     return width
 
 
-def _closed(ids: list[int], length: int, end: tuple[int, ...]) -> list[int]:
+def _closed(ids: list[int], length: int, end: list[int]) -> list[int]:
     """The beginning of a document as a text of exactly `length` tokens, with the end tokens."""
     return [*ids[: length - len(end)], *end]

@@ -2,31 +2,27 @@
 
 from collections.abc import Iterable
 
-from ctxext.evaluate.tasks.association import Association
 from ctxext.evaluate.tasks.base import RetrievalTask, Task
 from ctxext.evaluate.tasks.documents import Documents
 from ctxext.evaluate.tasks.graphwalks import GraphWalks
 from ctxext.evaluate.tasks.kv import KeyValue
-from ctxext.evaluate.tasks.mrcr import CoReference2, CoReference4, CoReference8
-from ctxext.evaluate.tasks.needle import Needle
-from ctxext.evaluate.tasks.passages import Passages, Topics, TopicsAveraged, TopicsBestChunk
-from ctxext.evaluate.tasks.passkey import PassKey
+from ctxext.evaluate.tasks.mrcr import MRCR
+from ctxext.evaluate.tasks.needle import Association, Needle, PassKey
+from ctxext.evaluate.tasks.passages import TOPICS_IN_CHUNKS, Passages, Topics
 from ctxext.evaluate.tasks.perplexity import LongPerplexity, Perplexity, PseudoPerplexity, Short
 from ctxext.evaluate.tasks.ruler import RULER
 
-_RETRIEVAL: tuple[type[RetrievalTask], ...] = (
-    *(PassKey, Needle, KeyValue, Documents, Association, Passages),
-    *(Topics, TopicsAveraged, TopicsBestChunk),
-    *(GraphWalks, CoReference2, CoReference4, CoReference8),
-    *RULER,
+_RETRIEVAL: tuple[RetrievalTask, ...] = (
+    *(PassKey(), Needle(), KeyValue(), Documents(), Association(), Passages()),
+    *(Topics(), *TOPICS_IN_CHUNKS, GraphWalks(), *MRCR, *RULER),
 )
-RETRIEVAL_TASKS: dict[str, type[RetrievalTask]] = {task.name: task for task in _RETRIEVAL}
-TASKS: dict[str, type[Task]] = {
+RETRIEVAL_TASKS: dict[str, RetrievalTask] = {task.name: task for task in _RETRIEVAL}
+TASKS: dict[str, Task] = {
     **RETRIEVAL_TASKS,
-    **{task.name: task for task in (Perplexity, LongPerplexity, PseudoPerplexity, Short)},
+    **{task.name: task for task in (Perplexity(), LongPerplexity(), PseudoPerplexity(), Short())},
 }
 GROUPS: dict[str, tuple[str, ...]] = {
-    "mrcr": (CoReference2.name, CoReference4.name, CoReference8.name),
+    "mrcr": tuple(task.name for task in MRCR),
     "ruler": tuple(task.name for task in RULER),
 }
 """Names that stand for several tasks."""

@@ -8,18 +8,17 @@ import dataclasses
 import math
 import random
 import string
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise, repeat
-from typing import ClassVar, Literal, Self
+from typing import Any, Self
 
 from ctxext.data import prose
 from ctxext.data.encoding import Encoder
-from ctxext.data.prompt import Pieces, Prompt, encode_parts
-from ctxext.evaluate.tasks.base import RetrievalTask, TaskOptions, share_of_substrings
+from ctxext.data.prompt import Asked, Pieces, Prompt, encode_parts
+from ctxext.evaluate.tasks.base import RetrievalTask, share_of_substrings
 from ctxext.evaluate.tasks.documents import Documents, Passage, random_document
-from ctxext.evaluate.tasks.passkey import FILLER
+from ctxext.evaluate.tasks.needle import FILLER
 
 GENERATOR = 2
 """Raised with every change of what the tasks ask."""
@@ -27,29 +26,22 @@ GENERATOR = 2
 _DESCRIBED = f"RULER, generator {GENERATOR} of ctxext: "
 
 
+@dataclass(frozen=True, kw_only=True)
 class RulerTask(RetrievalTask):
     """A task of RULER: the answer is generated, and its score is the share of the wanted parts that it contains."""
 
-    is_written: ClassVar[bool] = True
-    shows: ClassVar[str] = "RULER"
+    is_written: bool = True
+    shows: str = "RULER"
 
 
-def _word(rng: random.Random) -> str:
-    return prose.object_name(rng).replace(" ", "-")
+_DRAWS: dict[str, Callable[[random.Random], str]] = {
+    "words": lambda rng: prose.object_name(rng).replace(" ", "-"),
+    "uuids": prose.random_uuid,
+    "numbers": lambda rng: prose.random_number(rng, 7),
+}
 
 
-def _uuid(rng: random.Random) -> str:
-    return str(uuid.UUID(int=rng.getrandbits(128), version=4))
-
-
-def _number(rng: random.Random) -> str:
-    return prose.random_number(rng, 7)
-
-
-_DRAWS: dict[str, Callable[[random.Random], str]] = {"words": _word, "uuids": _uuid, "numbers": _number}
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Niah(RulerTask):
     """Needles in a haystack.
 
@@ -60,17 +52,15 @@ class Niah(RulerTask):
         num_keys: The number of keys in the text.
         num_values: The number of values of each key.
         num_queries: The number of keys that are asked for.
-        text: Prose for the haystack, as sentences; empty for the prose of the package.
     """
 
-    answer_room: ClassVar[int] = 128
-    haystack: Literal["repeat", "prose", "needles"] = "prose"
-    keys: Literal["words", "uuids"] = "words"
-    values: Literal["numbers", "uuids"] = "numbers"
+    answer_room: int = 128
+    haystack: str = "prose"
+    keys: str = "words"
+    values: str = "numbers"
     num_keys: int = 1
     num_values: int = 1
     num_queries: int = 1
-    text: tuple[str, ...] = ()
 
     def pieces(self, rng: random.Random) -> Pieces:
         """The text of one question."""
@@ -85,6 +75,10 @@ class Niah(RulerTask):
             start, ask, lead = f"Some special magic {kind} are", f"What are all the special magic {kind}", "are"
         else:
             start, ask, lead = f"A special magic {kind} is", f"What is the special magic {kind}", "is"
+        question = (
+            f"\n{ask} for {query} mentioned in the provided text? "
+            f"The special magic {kind} for {query} mentioned in the provided text {lead}"
+        )
         return Pieces(
             opening=f"{start} hidden within the following text. Make sure to memorize it. I will quiz you about the "
             f"{kind} afterwards." + ("\n" if gap == " " else ""),
@@ -92,11 +86,8 @@ class Niah(RulerTask):
             needles=tuple(
                 gap + self._needle(key, value) for key, of_key in zip(keys, by_key, strict=True) for value in of_key
             ),
-            question=f"\n{ask} for {query} mentioned in the provided text? "
-            f"The special magic {kind} for {query} mentioned in the provided text {lead}",
-            answer=f" {', '.join(wanted)}.",
+            asks=(Asked(question, f" {', '.join(wanted)}.", wanted=wanted),),
             padding="" if gap == " " else "\n",
-            wanted=wanted,
         )
 
     def _needle(self, key: str, value: str) -> str:
@@ -125,84 +116,14 @@ def _random_names(rng: random.Random, count: int, num_letters: int, letters: str
     return _different(lambda rng: "".join(rng.choices(letters, k=num_letters)), count, rng)
 
 
-@dataclass(frozen=True)
-class NiahSingle1(Niah):
-    """A number in repeated filler."""
-
-    name: ClassVar[str] = "niah-single-1"
-    description: ClassVar[str] = _DESCRIBED + "a number in a text that repeats itself."
-    haystack: Literal["repeat", "prose", "needles"] = "repeat"
-
-
-@dataclass(frozen=True)
-class NiahSingle2(Niah):
-    """A number in prose."""
-
-    name: ClassVar[str] = "niah-single-2"
-    description: ClassVar[str] = _DESCRIBED + "a number in prose."
-
-
-@dataclass(frozen=True)
-class NiahSingle3(Niah):
-    """A uuid in prose."""
-
-    name: ClassVar[str] = "niah-single-3"
-    description: ClassVar[str] = _DESCRIBED + "a uuid in prose."
-    values: Literal["numbers", "uuids"] = "uuids"
-
-
-@dataclass(frozen=True)
-class NiahMultikey1(Niah):
-    """One of four numbers in prose."""
-
-    name: ClassVar[str] = "niah-multikey-1"
-    description: ClassVar[str] = _DESCRIBED + "one of four numbers in prose."
-    num_keys: int = 4
-
-
-@dataclass(frozen=True)
-class NiahMultikey2(Niah):
-    """One number in a text of nothing but needles."""
-
-    name: ClassVar[str] = "niah-multikey-2"
-    description: ClassVar[str] = _DESCRIBED + "one number in a text of nothing but needles."
-    haystack: Literal["repeat", "prose", "needles"] = "needles"
-
-
-@dataclass(frozen=True)
-class NiahMultikey3(NiahMultikey2):
-    """One uuid of a uuid in a text of nothing but needles."""
-
-    name: ClassVar[str] = "niah-multikey-3"
-    description: ClassVar[str] = _DESCRIBED + "the uuid of a uuid in a text of nothing but needles."
-    keys: Literal["words", "uuids"] = "uuids"
-    values: Literal["numbers", "uuids"] = "uuids"
-
-
-@dataclass(frozen=True)
-class NiahMultivalue(Niah):
-    """Four numbers of one key in prose."""
-
-    name: ClassVar[str] = "niah-multivalue"
-    description: ClassVar[str] = _DESCRIBED + "four numbers of one key in prose."
-    has_depths: ClassVar[bool] = False
-    num_values: int = 4
-
-
-@dataclass(frozen=True)
-class NiahMultiquery(Niah):
-    """The numbers of four keys in prose."""
-
-    name: ClassVar[str] = "niah-multiquery"
-    description: ClassVar[str] = _DESCRIBED + "the numbers of four keys in prose."
-    has_depths: ClassVar[bool] = False
-    num_queries: int = 4
+def _niah(variant: str, asked: str, **settings: Any) -> Niah:
+    return Niah(name=f"niah-{variant}", description=f"{_DESCRIBED}{asked}.", **settings)
 
 
 _NOISE, _NOISES_OF_EXAMPLE = FILLER + "\n", 10
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RulerVariables(RulerTask):
     """Follow a value from variable to variable, after one solved example.
 
@@ -210,10 +131,10 @@ class RulerVariables(RulerTask):
         num_copies: How often the value is copied.
     """
 
-    name: ClassVar[str] = "ruler-vt"
-    description: ClassVar[str] = _DESCRIBED + "the five variables that a value is handed through (variable tracking)."
-    answer_room: ClassVar[int] = 30
-    has_depths: ClassVar[bool] = False
+    name: str = "ruler-vt"
+    description: str = _DESCRIBED + "the five variables that a value is handed through (variable tracking)."
+    answer_room: int = 30
+    has_depths: bool = False
     num_copies: int = 4
 
     def pieces(self, rng: random.Random) -> Pieces:
@@ -231,10 +152,8 @@ class RulerVariables(RulerTask):
             opening=f"{example}\n\n{start}{_NOISE.lstrip()}",
             haystack=repeat(_NOISE),
             needles=tuple(lines),
-            question=_NOISE + self._question(value),
-            answer=f" {' '.join(names)}",
+            asks=(Asked(_NOISE + self._question(value), f" {' '.join(names)}", wanted=tuple(names)),),
             padding="\n",
-            wanted=tuple(names),
             places=tuple(sorted(rng.random() for _ in lines)),
             asked=self._question(value).partition(" Answer:")[0].strip(),
         )
@@ -258,7 +177,7 @@ _MOST_TOKENS = 32
 """No unit of a list of words has more: a room for so many need not be filled to see that the shortest list fits."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _RulerWords(RulerTask):
     """A list of words that is as long as the prompt allows, and never cut: what is asked of it is how often words come.
 
@@ -268,7 +187,7 @@ class _RulerWords(RulerTask):
         count: Counts the tokens of units; `fitting` sets it.
     """
 
-    has_depths: ClassVar[bool] = False
+    has_depths: bool = False
     length: int = 0
     room: int = 0
     count: Callable[[Sequence[str]], int] = len
@@ -314,27 +233,29 @@ class _RulerWords(RulerTask):
         return super().size(pieces, encoder) + sum(map(len, units))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RulerCommonWords(_RulerWords):
     """Name the ten words of a numbered list that come most often."""
 
-    name: ClassVar[str] = "ruler-cwe"
-    description: ClassVar[str] = _DESCRIBED + "the ten most common words of a numbered list."
-    answer_room: ClassVar[int] = 120
+    name: str = "ruler-cwe"
+    description: str = _DESCRIBED + "the ten most common words of a numbered list."
+    answer_room: int = 120
 
     def pieces(self, rng: random.Random) -> Pieces:
         """The text of one question."""
         units, wanted = self.listed(rng)
+        question = (
+            "\nQuestion: What are the 10 most common words in the above list? Answer: The top 10 words that appear "
+            "most often in the list are:"
+        )
+        answer = "".join(f" {number}. {word}" for number, word in enumerate(wanted, 1))
         return Pieces(
             opening="Below is a numbered list of words. In these words, some appear more often than others. Memorize "
             "the ones that appear most often.",
             haystack=chain(units, repeat("\n")),
             needles=(),
-            question="\nQuestion: What are the 10 most common words in the above list? Answer: The top 10 words that "
-            "appear most often in the list are:",
-            answer="".join(f" {number}. {word}" for number, word in enumerate(wanted, 1)),
+            asks=(Asked(question, answer, wanted=tuple(wanted)),),
             padding="\n",
-            wanted=tuple(wanted),
         )
 
     @property
@@ -376,28 +297,29 @@ def _words(rng: random.Random, count: int) -> list[str]:
     return words[:count]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RulerFrequentWords(_RulerWords):
     """Name the three most frequent coded words, whose frequencies follow a Zipf distribution."""
 
-    name: ClassVar[str] = "ruler-fwe"
-    description: ClassVar[str] = _DESCRIBED + "the three most frequent words of a coded text."
-    answer_room: ClassVar[int] = 50
+    name: str = "ruler-fwe"
+    description: str = _DESCRIBED + "the three most frequent words of a coded text."
+    answer_room: int = 50
 
     def pieces(self, rng: random.Random) -> Pieces:
         """The text of one question."""
         units, wanted = self.listed(rng)
+        question = (
+            "\nQuestion: Do not provide any explanation. Please ignore the dots '....'. What are the three most "
+            "frequently appeared words in the above coded text? Answer: According to the coded text above, the three "
+            "most frequently appeared words are:"
+        )
         return Pieces(
             opening="Read the following coded text and track the frequency of each coded word. Find the three most "
             "frequently appeared coded words.",
             haystack=chain(units, repeat("\n")),
             needles=(),
-            question="\nQuestion: Do not provide any explanation. Please ignore the dots '....'. What are the three "
-            "most frequently appeared words in the above coded text? Answer: According to the coded text above, the "
-            "three most frequently appeared words are:",
-            answer=f" {', '.join(wanted)}.",
+            asks=(Asked(question, f" {', '.join(wanted)}.", wanted=tuple(wanted)),),
             padding="\n",
-            wanted=tuple(wanted),
         )
 
     @property
@@ -414,41 +336,40 @@ class RulerFrequentWords(_RulerWords):
         return listed, words[1:4]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RulerQuestions(Documents):
     """Answer a question from one of many documents: the user's, or random facts."""
 
-    name: ClassVar[str] = "ruler-qa-1"
-    description: ClassVar[str] = _DESCRIBED + "a question that one of many documents answers."
-    shows: ClassVar[str] = "RULER"
-    opening: ClassVar[str] = (
+    name: str = "ruler-qa-1"
+    description: str = _DESCRIBED + "a question that one of many documents answers."
+    shows: str = "RULER"
+    opening: str = (
         "Answer the question based on the given documents. Only give me the answer and do not output any other words."
         "\n\nThe following are given documents.\n\n"
     )
-    document: ClassVar[str] = "Document {number}:\n{text}\n\n"
-    ask_for: ClassVar[str] = (
+    document: str = "Document {number}:\n{text}\n\n"
+    ask_for: str = (
         "Answer the question based on the given documents. Only give me the answer and do not output any other words."
         "\n\nQuestion: {question} Answer:"
     )
     ask: str = "fact"
 
-    @classmethod
-    def from_options(cls, options: TaskOptions) -> Self:
+    def with_options(self, options: Mapping[str, Any]) -> Self:
         """The task with the user's questions, one a text as in RULER."""
-        return cls(questions=options.questions)
+        return dataclasses.replace(self, questions=options["questions"])
 
     def grade(self, text: str, prompt: Prompt) -> float:
         """RULER's `string_match_part`: whether one of the answers is in the text."""
         return max(share_of_substrings(text, (answer,)) for answer in prompt.answers)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RulerTwoHops(RulerQuestions):
     """Answer a question from two of many documents, one of which names what the other tells of."""
 
-    name: ClassVar[str] = "ruler-qa-2"
-    description: ClassVar[str] = _DESCRIBED + "a question that two of many documents answer together."
-    document: ClassVar[str] = "Document {number}:\n{title}\n{text}\n\n"
+    name: str = "ruler-qa-2"
+    description: str = _DESCRIBED + "a question that two of many documents answer together."
+    document: str = "Document {number}:\n{title}\n{text}\n\n"
 
     def made_up(
         self, rng: random.Random, gold_numbers: Sequence[int]
@@ -472,8 +393,15 @@ def _others(rng: random.Random, key: str, person: str) -> Iterator[Passage]:
             yield _home(somebody, rng.choice(prose.PLACES))
 
 
-RULER: tuple[type[RetrievalTask], ...] = (
-    *(NiahSingle1, NiahSingle2, NiahSingle3, NiahMultikey1, NiahMultikey2, NiahMultikey3),
-    *(NiahMultivalue, NiahMultiquery, RulerVariables, RulerCommonWords, RulerFrequentWords),
-    *(RulerQuestions, RulerTwoHops),
+_NEEDLES = "a text of nothing but needles"
+RULER: tuple[RetrievalTask, ...] = (
+    _niah("single-1", "a number in a text that repeats itself", haystack="repeat"),
+    _niah("single-2", "a number in prose"),
+    _niah("single-3", "a uuid in prose", values="uuids"),
+    _niah("multikey-1", "one of four numbers in prose", num_keys=4),
+    _niah("multikey-2", f"one number in {_NEEDLES}", haystack="needles"),
+    _niah("multikey-3", f"the uuid of a uuid in {_NEEDLES}", haystack="needles", keys="uuids", values="uuids"),
+    _niah("multivalue", "four numbers of one key in prose", has_depths=False, num_values=4),
+    _niah("multiquery", "the numbers of four keys in prose", has_depths=False, num_queries=4),
+    *(RulerVariables(), RulerCommonWords(), RulerFrequentWords(), RulerQuestions(), RulerTwoHops()),
 )

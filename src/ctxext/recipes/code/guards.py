@@ -72,12 +72,7 @@ def hide(text: dict[str, Any], model_type: str) -> dict[str, Any]:
 
 
 def show(text: dict[str, Any], block: Mapping[str, Any]) -> None:
-    """Restore the true values.
-
-    Args:
-        text: The language model's part of a configuration; changed in place.
-        block: Its `ctxext_code`.
-    """
+    """Restore the true values in the language model's part of a configuration, in place, from its `ctxext_code`."""
     for place, value in (block.get("hidden") or {}).items():
         _swap(text, place, value)
     left = next((key for key, value in text.items() if isinstance(value, str) and value == SENTINEL), None)

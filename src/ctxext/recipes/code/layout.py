@@ -141,13 +141,7 @@ def refusal(family: Family) -> str:
 
 
 def with_step(model: ModelConfig, name: str, settings: Mapping[str, Any]) -> ModelConfig:
-    """The configuration with another method in its code; the first one hides the schedule.
-
-    Args:
-        model: The configuration after the previous steps.
-        name: The name of the method, as in its portable class.
-        settings: Its numbers, as plain JSON.
-    """
+    """The configuration with another method in its code, and its numbers as JSON; the first one hides the schedule."""
     hidden = _with_hidden_schedule if isinstance(model.encoding, Rotary) else _with_hidden_values
     config = copy.deepcopy(model.config) if guards.code_of(model.config) else hidden(model)
     text = _text(config, model.family)
@@ -201,11 +195,17 @@ def _with_hidden_schedule(model: ModelConfig) -> Config:
     plain = rotary.with_parameters({"rope_type": "default"}) if kept else rotary
     edited = write_rotary(model.config, family, plain)
     text = _text(edited, family)
-    block: dict[str, Any] = {"rope": {**_own_schedule(text["rope_parameters"], family), **kept}}
-    if family.model_type in guards.SHOWN:
-        block["shown"] = True
-    if family.model_type not in guards.SHOWN or family.nested_rope:
-        _hide(text, family)
+    schedules, is_shown = text["rope_parameters"], family.model_type in guards.SHOWN
+    names = [name for name in family.full_types if isinstance(schedules.get(name), Mapping)]
+    full = schedules[names[0]] if names else schedules
+    own = {key: value for key, value in full.items() if key in _SCHEDULE or key == _ORIGINAL}
+    block: dict[str, Any] = {"rope": {**own, **kept}, **({"shown": True} if is_shown else {})}
+    if not is_shown or family.nested_rope:
+        # The full-attention layers have the sentinel as their rope type, in both dialects.
+        hidden = {"rope_type": SENTINEL, **{key: value for key, value in full.items() if key not in _SCHEDULE}}
+        text["rope_parameters"] = {**schedules, **{name: dict(hidden) for name in names}} if names else hidden
+        if family.rope_scaling:
+            text["rope_scaling"] = dict(hidden)
     text[CODE_KEY] = {**block, "hidden": guards.hide(text, family.model_type), "steps": []}
     return _naming(edited, classes, edited.get("auto_map") or {}, by_rope_type=True)
 
@@ -220,7 +220,6 @@ def _with_hidden_values(model: ModelConfig) -> Config:
 
 
 def _naming(edited: Config, classes: Classes, others: Mapping[str, Any], *, by_rope_type: bool) -> Config:
-    """The configuration with the names of the stub's classes."""
     stub, causal_lm = STUB_FILE.removesuffix(".py"), classes.by_auto_class["AutoModelForCausalLM"]
     named = [str(name) for name in edited.get("architectures") or ()]
     whole = classes.by_auto_class.get("AutoModelForImageTextToText")
@@ -254,27 +253,6 @@ def without_code(config: Config) -> Config:
     named = plain.pop("auto_map", None) or {}
     auto_map = {name: place for name, place in named.items() if not str(place).startswith(ours)}
     return {**plain, "auto_map": auto_map} if auto_map else plain
-
-
-def _full(schedules: Mapping[str, Any], family: Family) -> Mapping[str, Any]:
-    """The schedule of the full-attention layers."""
-    return next((schedules[name] for name in family.full_types if isinstance(schedules.get(name), Mapping)), schedules)
-
-
-def _own_schedule(schedules: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """The keys that the sentinel replaces."""
-    return {key: value for key, value in _full(schedules, family).items() if key in _SCHEDULE or key == _ORIGINAL}
-
-
-def _hide(text: Config, family: Family) -> None:
-    """Give the full-attention layers the sentinel as their rope type, in both dialects."""
-    schedules = text["rope_parameters"]
-    full = _full(schedules, family)
-    hidden = {"rope_type": SENTINEL, **{key: value for key, value in full.items() if key not in _SCHEDULE}}
-    names = [name for name in family.full_types if isinstance(schedules.get(name), Mapping)]
-    text["rope_parameters"] = {**schedules, **{name: dict(hidden) for name in names}} if names else hidden
-    if family.rope_scaling:
-        text["rope_scaling"] = dict(hidden)
 
 
 def _text(edited: Config, family: Family) -> Config:

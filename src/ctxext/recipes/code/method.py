@@ -1,7 +1,6 @@
 """Base of the methods that a checkpoint carries as modeling code."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from importlib import resources
 from importlib.abc import Traversable
 from typing import Any, ClassVar
@@ -28,7 +27,6 @@ PORTABLE: Traversable = resources.files("ctxext.portable")
 """The folder of the modeling code that checkpoints carry."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class CodeMethod(Method):
     """A step whose numbers are read by a class of portable code."""
 
@@ -76,23 +74,3 @@ class CodeMethod(Method):
         if reach == model.encoding.context_length:
             return edited
         return code_layout.with_length(code_layout.with_idle_window(edited, reach), reach)
-
-
-def code_files(steps: Iterable[Method], config: Config) -> Mapping[str, str]:
-    """The modeling code of a recipe, by file name; empty if no step needs any.
-
-    Args:
-        steps: The steps of the recipe.
-        config: The configuration of the model.
-    """
-    with_code = [step for step in steps if isinstance(step, CodeMethod)]
-    if not with_code:
-        return {}
-    shared = code_layout.SHARED_FILES[with_code[0].encoding]
-    files = [PORTABLE / name for name in shared]
-    files += [file for step in with_code for file in step.code]
-    methods = [(step.title, step.code[0].name.removesuffix(".py"), step.code_class) for step in with_code]
-    modules = [file.name.removesuffix(".py") for file in files]
-    home = shared[-1].removesuffix(".py")
-    stub = code_layout.render_stub(code_layout.family_classes(config), methods, modules, home)
-    return {**{file.name: file.read_bytes().decode() for file in files}, code_layout.STUB_FILE: stub}

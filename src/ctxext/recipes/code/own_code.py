@@ -3,6 +3,7 @@
 Anyone can write anything into config.json, so the files themselves are compared with those that this version writes.
 """
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,6 @@ from typing import Any
 
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
-from ctxext.files.content import sha256_of
 from ctxext.recipes.code.layout import CONFIGURATION, SHARED_FILES, STUB_FILE
 from ctxext.recipes.code.method import CodeMethod
 from ctxext.recipes.encodings.rotary import CODE_KEY, provenance
@@ -33,15 +33,22 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _PLACE = re.compile(r"(\w+)\.\w+")
 
 
+@contextlib.contextmanager
+def making_sense() -> Iterator[None]:
+    """Report a configuration that was broken by hand as such, whichever error it causes."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CtxextError(f'"config.json" makes no sense: {type(error).__name__} {error}') from error
+
+
 def own_code(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the names and SHA-256 digests of the code that this version writes for a configuration's recipe."""
     noted = provenance(config).get("recipe")
     if noted is None:
         return {}
-    try:
+    with making_sense():
         files = recipe_from_dict(noted, "config.json").code_files(dict(config))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CtxextError(f'"config.json" makes no sense: {type(error).__name__} {error}') from error
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items()}
 
 
@@ -50,16 +57,7 @@ def runs_only_own_code(checkpoint: Checkpoint) -> bool:
 
     Other files that transformers would run are left out of the folder that is loaded (`staging.py`).
     """
-    places = list(_places(checkpoint, _OF_MODELS))
-    ours = (STUB_FILE.removesuffix(".py"), CONFIGURATION)
-    if not places or any(module_of(place) not in ours for place in places):
-        return False
-    try:
-        code = own_code(checkpoint.config)
-    except CtxextError:
-        return False
-    files = {checkpoint.folder / name: digest for name, digest in code.items()}
-    return bool(files) and all(path.is_file() and sha256_of(path) == digest for path, digest in files.items())
+    return bool(own_code_content(checkpoint))
 
 
 def module_of(place: Any) -> str:
@@ -70,9 +68,16 @@ def module_of(place: Any) -> str:
 
 def own_code_content(checkpoint: Checkpoint) -> dict[str, bytes]:
     """The verified modeling code by file name, if all of it is ctxext's; empty otherwise."""
-    if not runs_only_own_code(checkpoint):
+    places = list(_places(checkpoint, _OF_MODELS))
+    ours = (STUB_FILE.removesuffix(".py"), CONFIGURATION)
+    if not places or any(module_of(place) not in ours for place in places):
         return {}
-    code = own_code(checkpoint.config)
+    try:
+        code = own_code(checkpoint.config)
+    except CtxextError:
+        return {}
+    if not all((checkpoint.folder / name).is_file() for name in code):
+        return {}
     content = {name: (checkpoint.folder / name).read_bytes() for name in code}
     is_same = all(hashlib.sha256(content[name]).hexdigest() == digest for name, digest in code.items())
     return content if is_same else {}
@@ -103,12 +108,7 @@ def needs_code(config: Mapping[str, Any]) -> bool:
 
 
 def check_pinned(checkpoint: Checkpoint, revision: str | None) -> None:
-    """Check that code of others runs from the Hub only at a pinned commit.
-
-    Args:
-        checkpoint: The checkpoint whose code would run.
-        revision: The revision that the user asked for.
-    """
+    """Check that code of others runs from the Hub only at a pinned commit."""
     if checkpoint.revision and not _COMMIT.fullmatch(revision or ""):
         raise CtxextError(
             "--trust-remote-code runs code from the Hub only at a pinned revision.",
@@ -117,7 +117,6 @@ def check_pinned(checkpoint: Checkpoint, revision: str | None) -> None:
 
 
 def _places(checkpoint: Checkpoint, names: Sequence[str]) -> Iterator[Any]:
-    """All entries of `auto_map` in these files."""
     for name in names:
         content = checkpoint.read_json(name) or {}
         for part in (content, *(value for value in content.values() if isinstance(value, dict))):

@@ -77,20 +77,16 @@ def staged(checkpoint: Checkpoint, *, foreign: bool = False, kernels: bool = Fal
 
 
 def write_stage(folder: Path, checkpoint: Checkpoint, config: Mapping[str, Any], code: Mapping[str, bytes]) -> None:
-    """Create a folder to load from.
-
-    Args:
-        folder: The folder to create.
-        checkpoint: The checkpoint with the weights and the tokenizer.
-        config: The content of config.json.
-        code: Our modeling code by file name; without any, no code can run.
-    """
+    """Create a folder to load from; without our modeling code, given by file name, no code can run."""
     folder.mkdir()
     (folder / "config.json").write_text(as_json(own_classes(without_hub(config), code)), encoding="utf-8")
     for name, content in code.items():
         (folder / name).write_bytes(content)
     if (tokenizer := checkpoint.read_json(_TOKENIZER_CONFIG)) is not None:
-        (folder / _TOKENIZER_CONFIG).write_text(json.dumps(_tokenizer_config(tokenizer)), encoding="utf-8")
+        # Without paths: its files are loaded by their standard names.
+        dropped = {key for key in tokenizer if key in _NOT_FOR_TOKENIZERS or key.endswith("_file")}
+        settings = {key: value for key, value in tokenizer.items() if key not in dropped}
+        (folder / _TOKENIZER_CONFIG).write_text(json.dumps(settings), encoding="utf-8")
     if (generation := checkpoint.read_json(_GENERATION_CONFIG)) is not None:
         tokens = {key: value for key, value in generation.items() if key.endswith(("_token_id", "_token_ids"))}
         (folder / _GENERATION_CONFIG).write_text(as_json(tokens), encoding="utf-8")
@@ -100,17 +96,6 @@ def write_stage(folder: Path, checkpoint: Checkpoint, config: Mapping[str, Any],
         (folder / path).symlink_to((checkpoint.folder / path).resolve())
 
 
-def rename(loaded: Any, checkpoint: Checkpoint) -> Any:
-    """Set the name of a loaded model or tokenizer to its checkpoint, instead of the temporary folder."""
-    name = str(checkpoint.folder)
-    for part in (loaded, getattr(loaded, "config", loaded)):
-        if hasattr(part, "name_or_path"):
-            part.name_or_path = name
-    if isinstance(settings := getattr(loaded, "init_kwargs", None), dict):
-        settings["name_or_path"] = name
-    return loaded
-
-
 def own_classes(config: dict[str, Any], code: Mapping[str, bytes | str]) -> dict[str, Any]:
     """A configuration whose `auto_map` names only classes of our code; without code, none can run."""
     auto_map = config.get("auto_map")
@@ -118,12 +103,6 @@ def own_classes(config: dict[str, Any], code: Mapping[str, bytes | str]) -> dict
         return config
     ours = {auto: place for auto, place in auto_map.items() if f"{module_of(place)}.py" in code}
     return {**config, "auto_map": ours}
-
-
-def _tokenizer_config(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A tokenizer's settings without paths: its files are loaded by their standard names."""
-    dropped = {key for key in content if key in _NOT_FOR_TOKENIZERS or key.endswith("_file")}
-    return {key: value for key, value in content.items() if key not in dropped}
 
 
 def is_of_tokenizer(name: str) -> bool:

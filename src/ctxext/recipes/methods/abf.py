@@ -1,7 +1,6 @@
 """Adjusted base frequency."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ctxext.recipes.base import Scaling
@@ -9,7 +8,6 @@ from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.param import SearchRange, param, search_start
 
 
-@dataclass(frozen=True, kw_only=True)
 class AdjustedBase(Scaling):
     """Set the RoPE base to a value you choose. Meant to be followed by training on long texts.
 

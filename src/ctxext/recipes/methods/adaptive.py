@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ctxext.recipes.base import Scaling
@@ -25,7 +24,6 @@ AROUND: Mapping[str, type[Scaling]] = {
 """The schedules that a row may use."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Adaptive(Relation):
     """Apply a schedule to each token only as far as its position needs, so that short inputs stay exact. No training.
 

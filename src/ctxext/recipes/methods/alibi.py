@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ctxext.checkpoint.families import Family
@@ -15,7 +14,6 @@ from ctxext.recipes.param import param
 _FAMILIES = ("bloom", "falcon", "mpt")
 
 
-@dataclass(frozen=True, kw_only=True)
 class Slopes(Reaching, CodeMethod):
     """Base of the methods that flatten the slopes of ALiBi: m_h becomes m_h · s^(−e_h)."""
 

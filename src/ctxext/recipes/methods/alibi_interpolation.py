@@ -1,11 +1,8 @@
 """ALiBi with all slopes divided by the row's own factor."""
 
-from dataclasses import dataclass
-
 from ctxext.recipes.methods.alibi import Slopes
 
 
-@dataclass(frozen=True, kw_only=True)
 class AlibiInterpolation(Slopes):
     """Divide all ALiBi slopes by the factor, so that far tokens fade as near ones did. No training.
 

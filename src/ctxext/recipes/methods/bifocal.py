@@ -1,6 +1,5 @@
 """Bifocal attention as Jet-Long has it, and groups per rotated pair as DPE has them."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from ctxext.errors import CtxextError
@@ -10,7 +9,6 @@ from ctxext.recipes.methods.relation import Relation, given, window_problem
 from ctxext.recipes.param import param
 
 
-@dataclass(frozen=True, kw_only=True)
 class Bifocal(Relation):
     """Keep near tokens at their exact distance and divide far positions by a group for each row. No training.
 

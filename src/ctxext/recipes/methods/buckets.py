@@ -1,7 +1,6 @@
 """Wider buckets of distances, for T5 and related models."""
 
 import dataclasses
-from dataclasses import dataclass
 
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Reaching
@@ -9,7 +8,6 @@ from ctxext.recipes.encodings.biases import Buckets
 from ctxext.recipes.encodings.rotary import ModelConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class WiderBuckets(Reaching):
     """Widen T5's buckets of distances, so that farther tokens can be told apart. Meant for a short fine-tune.
 

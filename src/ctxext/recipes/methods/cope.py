@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ctxext.recipes.encodings.rotary import Rotary
@@ -13,7 +12,6 @@ _STILL = 1e6
 """The divisor of a frequency that no longer rotates: a list cannot hold infinity."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Cope(Divided):
     """Fade the slowest RoPE frequencies out along a cosine, on top of a raised base. Meant to be trained with.
 

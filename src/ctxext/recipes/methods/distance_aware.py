@@ -1,8 +1,6 @@
 """Distance-aware attention: weights by which a fine-tune teaches each head to use the distance."""
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from ctxext.checkpoint.families import Family, read, rotated_layers
@@ -25,7 +23,6 @@ _UNNAMED = {
 _OTHER_TOWERS = re.compile(r"vision|visual|audio|speech|encoder")
 
 
-@dataclass(frozen=True, kw_only=True)
 class DistanceAware(CodeMethod):
     """Let each head learn how its scores grow or fade with the distance. Changes nothing until it is fine-tuned.
 
@@ -65,25 +62,19 @@ class DistanceAware(CodeMethod):
             return ()
         stored = source.stored_tensors()
         home = min({path for path, _ in stored.values()}, key=lambda path: (source.size_of(path), path))
-        settings, attentions = self.settings(model), _attentions(stored)
+        settings, attentions = self.settings(model), dict[int, set[str]]()
+        for name in stored:
+            match = _ATTENTION.fullmatch(name)
+            if match and not _OTHER_TOWERS.search(name):
+                attentions.setdefault(int(match["layer"]), set()).add(match["module"])
         count: int = settings["num_heads"]
         tensors: list[NewTensor] = []
         zeros = bytes(2 * count * BITS["F32"] // 8)
         for layer in settings["layers"]:
-            if len(names := attentions.get(layer, [])) != 1:
+            if len(names := sorted(attentions.get(layer, ()))) != 1:
                 problem = (
                     f"several attentions: {', '.join(names)}" if names else "no attention that is known by its name"
                 )
                 raise CtxextError(f"Layer {layer} has {problem}.", hint="Choose another method.")
             tensors.append(NewTensor(f"{names[0]}.{_WEIGHT}", home, "F32", None, (2, count), lambda _: iter([zeros])))
         return tuple(tensors)
-
-
-def _attentions(names: Iterable[str]) -> dict[int, list[str]]:
-    """For each layer the modules of its attentions, by the names of the weights, sorted."""
-    attentions: dict[int, set[str]] = {}
-    for name in names:
-        match = _ATTENTION.fullmatch(name)
-        if match and not _OTHER_TOWERS.search(name):
-            attentions.setdefault(int(match["layer"]), set()).add(match["module"])
-    return {layer: sorted(modules) for layer, modules in attentions.items()}

@@ -3,7 +3,6 @@
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ctxext.checkpoint.families import Family
@@ -13,7 +12,6 @@ from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary
 from ctxext.recipes.methods.longrope import with_attention_factor
 
 
-@dataclass(frozen=True, kw_only=True)
 class Divided(Scaling):
     """Base of these schedules: one list for all lengths, so that neither cache nor batch matters."""
 

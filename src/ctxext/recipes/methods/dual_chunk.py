@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Self
 
 from ctxext.recipes.code.method import PORTABLE
@@ -11,7 +10,6 @@ from ctxext.recipes.methods.relation import Relation, given
 from ctxext.recipes.param import param
 
 
-@dataclass(frozen=True, kw_only=True)
 class DualChunk(Relation):
     """Split positions into chunks: exact distances within a chunk and to the previous one, fixed beyond. No training.
 

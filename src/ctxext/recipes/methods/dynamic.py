@@ -1,7 +1,6 @@
 """Dynamic NTK scaling, as transformers runs it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ctxext.recipes.base import Scaling
@@ -9,7 +8,6 @@ from ctxext.recipes.encodings.base import Encoding
 from ctxext.recipes.encodings.rotary import Rotary
 
 
-@dataclass(frozen=True, kw_only=True)
 class DynamicNtk(Scaling):
     """Raise the RoPE base with the length of the input, so that short inputs stay exactly as they were.
 

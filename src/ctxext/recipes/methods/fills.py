@@ -77,16 +77,9 @@ DTYPES: Mapping[str, str] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "
 
 
 def filled(raw: memoryview, dtype: str, width: int, special: int, new: int, fill: str, alpha: float) -> Iterator[bytes]:
-    """The bytes of the longer table, some rows at a time.
+    """The bytes of the longer table, some rows at a time; sums are computed in float64 and rounded once.
 
-    Args:
-        raw: The bytes of the old table.
-        dtype: Its number format, one of `DTYPES`; sums are computed in float64 and rounded once.
-        width: The size of a row.
-        special: How many rows precede that of position 0; they are copied.
-        new: How many positions the new table has.
-        fill: One of `FILLS`.
-        alpha: The α of the hierarchical fill.
+    `special` rows precede that of position 0 and are copied; `new` is the number of positions of the new table.
     """
     import numpy as np
 
@@ -102,7 +95,10 @@ def filled(raw: memoryview, dtype: str, width: int, special: int, new: int, fill
         computed[alone] = rows[copied[alone]]
         for row in np.flatnonzero(~alone):
             used = np.flatnonzero(counted[row])
-            computed[row] = _rounded(weights[row, used] @ _as_float64(rows[which[row, used]], dtype), dtype)
+            values = rows[which[row, used]]
+            if dtype == "BF16":
+                values = (values.astype(np.uint32) << 16).view(np.float32)
+            computed[row] = _rounded(weights[row, used] @ values.astype(np.float64), dtype)
         yield computed.tobytes()
 
 
@@ -122,14 +118,6 @@ def continued(raw: memoryview, dtype: str, width: int, special: int, new: int) -
         sines = np.sin(positions / 10000 ** (2 * np.arange(half) / width))
         cosines = np.cos(positions / 10000 ** (2 * np.arange(width // 2) / width))
         yield _rounded(np.concatenate([sines, cosines], axis=1), dtype).tobytes()
-
-
-def _as_float64(rows: "Array", dtype: str) -> "Array":
-    import numpy as np
-
-    if dtype == "BF16":
-        return (rows.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return rows.astype(np.float64)
 
 
 def _rounded(values: "Array", dtype: str) -> "Array":

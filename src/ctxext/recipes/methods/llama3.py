@@ -1,7 +1,6 @@
 """Llama 3.1's scaling by wavelength."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ctxext.errors import CtxextError
@@ -10,7 +9,6 @@ from ctxext.recipes.encodings.rotary import ModelConfig, Rotary
 from ctxext.recipes.param import param
 
 
-@dataclass(frozen=True, kw_only=True)
 class Llama3(Scaling):
     """Divide slow RoPE frequencies by the factor, keep fast ones, blend in between, as Llama 3.1 does.
 

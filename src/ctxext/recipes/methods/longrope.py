@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
 from ctxext.errors import CtxextError
@@ -59,7 +58,6 @@ def _num_pairs(encoding: Encoding) -> int:
     return encoding.dim // 2
 
 
-@dataclass(frozen=True, kw_only=True)
 class LongRope(Scaling):
     """Divide each RoPE frequency by a divisor of its own, found by search; short and long inputs have separate lists.
 

@@ -1,7 +1,6 @@
 """MrRoPE: divisors by mixed-radix interpolation, carried as LongRoPE's lists."""
 
 import math
-from dataclasses import dataclass
 
 from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.methods.divided import Divided
@@ -9,7 +8,6 @@ from ctxext.recipes.methods.ntk_by_parts import check_ends
 from ctxext.recipes.param import param
 
 
-@dataclass(frozen=True, kw_only=True)
 class MrRope(Divided):
     """Raise the divisor step by step from fast to slow RoPE frequencies (mixed-radix interpolation). No training.
 

@@ -1,7 +1,6 @@
 """Ms-PoE: every KV head gets its own position scale."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from ctxext.checkpoint.families import Family, rotated_layers
@@ -12,7 +11,6 @@ from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary
 from ctxext.recipes.param import param
 
 
-@dataclass(frozen=True, kw_only=True)
 class MsPoE(CodeMethod):
     """Give each attention head a position scale of its own, to use the middle of the context better. No training.
 

@@ -1,13 +1,10 @@
 """NTK-aware scaling, static."""
 
-from dataclasses import dataclass
-
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Scaling
 from ctxext.recipes.encodings.rotary import Rotary
 
 
-@dataclass(frozen=True, kw_only=True)
 class Ntk(Scaling):
     """Raise the RoPE base: the fastest frequency stays, the slowest is divided by the factor. Every engine runs it.
 

@@ -1,12 +1,9 @@
 """ALiBi with the flat slopes divided and the steep ones kept."""
 
-from dataclasses import dataclass
-
 from ctxext.recipes.encodings.biases import alibi_slopes
 from ctxext.recipes.methods.alibi import Slopes
 
 
-@dataclass(frozen=True, kw_only=True)
 class NtkAlibi(Slopes):
     """Divide the gentlest ALiBi slope by the whole factor and keep the steepest, with all others between. No training.
 

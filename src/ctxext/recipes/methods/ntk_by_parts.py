@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Self
 
 from ctxext.errors import CtxextError
@@ -21,7 +20,6 @@ def check_ends(name: str, fast: float, slow: float) -> None:
         raise CtxextError(f'{name}: beta_fast "{fast:g}" must not be below beta_slow "{slow:g}".')
 
 
-@dataclass(frozen=True, kw_only=True)
 class NtkByParts(Scaling):
     """Divide slow RoPE frequencies by the factor, keep fast ones, blend in between: YaRN without its temperature.
 
@@ -55,19 +53,17 @@ class NtkByParts(Scaling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_ends(self.name, self._beta_fast, self._beta_slow)
+        check_ends(self.name, *self._ends)
 
     @property
-    def _beta_fast(self) -> float:
-        return _BETA_FAST if self.beta_fast is None else self.beta_fast
-
-    @property
-    def _beta_slow(self) -> float:
-        return _BETA_SLOW if self.beta_slow is None else self.beta_slow
+    def _ends(self) -> tuple[float, float]:
+        fast = _BETA_FAST if self.beta_fast is None else self.beta_fast
+        return fast, _BETA_SLOW if self.beta_slow is None else self.beta_slow
 
     def resolved(self, encoding: Encoding) -> Self:
         """The same step with the ends of its ramp filled in."""
-        return dataclasses.replace(super().resolved(encoding), beta_fast=self._beta_fast, beta_slow=self._beta_slow)
+        fast, slow = self._ends
+        return dataclasses.replace(super().resolved(encoding), beta_fast=fast, beta_slow=slow)
 
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
         """The `yarn` type of transformers with its temperature switched off.
@@ -79,10 +75,11 @@ class NtkByParts(Scaling):
 
     def ramp(self, rotary: Rotary) -> Mapping[str, Any]:
         """The ramp, with the original length written out because the maximum has changed (docs/traps.md, trap 3)."""
+        fast, slow = self._ends
         return {
             "factor": self.stretch,
             "original_max_position_embeddings": rotary.trained_length,
-            "beta_fast": self._beta_fast,
-            "beta_slow": self._beta_slow,
+            "beta_fast": fast,
+            "beta_slow": slow,
             **({} if self.truncate is None else {"truncate": self.truncate}),
         }

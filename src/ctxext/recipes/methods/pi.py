@@ -1,14 +1,12 @@
 """Position Interpolation."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ctxext.recipes.base import Scaling
 from ctxext.recipes.encodings.rotary import Rotary
 
 
-@dataclass(frozen=True, kw_only=True)
 class PositionInterpolation(Scaling):
     """Divide every RoPE frequency by the factor. The simplest method; it needs a fine-tune to be useful.
 

@@ -1,14 +1,12 @@
 """A longer table of computed sinusoids."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from ctxext.recipes.encodings.learned import COMPUTED
 from ctxext.recipes.methods.fills import continued
 from ctxext.recipes.methods.table import Rows
 
 
-@dataclass(frozen=True, kw_only=True)
 class Range(Rows):
     """Extend a table of computed sinusoids to more positions; nothing is stretched. No training.
 

@@ -7,7 +7,6 @@ Each method's map is a file in `portable/`; `portable/relation.py` is the attent
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.abc import Traversable
 from typing import Any, ClassVar, Self
 
@@ -20,7 +19,6 @@ from ctxext.recipes.encodings.rotary import ModelConfig, Rotary
 from ctxext.recipes.param import SearchRange, param
 
 
-@dataclass(frozen=True, kw_only=True)
 class Relation(Reaching, CodeMethod):
     """How far a relation map reaches, and the temperature of rows beyond the old length.
 

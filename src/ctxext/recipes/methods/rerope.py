@@ -1,6 +1,5 @@
 """ReRoPE: all far keys at one distance."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from ctxext.recipes.code.method import PORTABLE
@@ -8,7 +7,6 @@ from ctxext.recipes.methods.relation import Relation, given, window_problem
 from ctxext.recipes.param import param
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReRope(Relation):
     """Keep distances within a window exact, and give all farther tokens the distance of its edge. No training.
 

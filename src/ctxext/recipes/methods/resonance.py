@@ -1,7 +1,6 @@
 """Resonance RoPE: wavelengths rounded to whole tokens, carried as LongRoPE's lists."""
 
 import math
-from dataclasses import dataclass
 
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import Rotary
@@ -10,7 +9,6 @@ from ctxext.recipes.methods.ntk_by_parts import check_ends
 from ctxext.recipes.param import param
 
 
-@dataclass(frozen=True, kw_only=True)
 class Resonance(Divided):
     """YaRN with every wavelength rounded to a whole number of tokens, so that phases repeat exactly. No training.
 

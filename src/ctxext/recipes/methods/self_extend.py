@@ -1,6 +1,5 @@
 """Self-Extend: near keys at their own distance, far ones in groups."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from ctxext.recipes.code.method import PORTABLE
@@ -8,7 +7,6 @@ from ctxext.recipes.methods.relation import Relation, given, window_problem
 from ctxext.recipes.param import param
 
 
-@dataclass(frozen=True, kw_only=True)
 class SelfExtend(Relation):
     """Keep near tokens at their exact distance and group the positions of far ones, so none is new. No training.
 

@@ -1,6 +1,5 @@
 """StreamingLLM: the first tokens and the most recent ones."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from ctxext.recipes.code.method import PORTABLE
@@ -8,7 +7,6 @@ from ctxext.recipes.methods.relation import Relation, given
 from ctxext.recipes.param import param
 
 
-@dataclass(frozen=True, kw_only=True)
 class Sinks(Relation):
     """Attend to the first few tokens and the most recent ones only. Fluent at any length, without memory. A baseline.
 

@@ -1,7 +1,6 @@
 """STRING: far distances moved down over rarely trained ones."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ctxext.recipes.code.method import PORTABLE
@@ -9,7 +8,6 @@ from ctxext.recipes.methods.relation import Relation, given
 from ctxext.recipes.param import param
 
 
-@dataclass(frozen=True, kw_only=True)
 class String(Relation):
     """Shift far distances down to well-trained ones. Uses the existing context better; hardly extends it.
 

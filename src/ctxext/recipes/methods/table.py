@@ -3,7 +3,6 @@
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,7 +25,6 @@ from ctxext.recipes.methods.fills import DTYPES, FILLS, KEEPS_ROWS, filled
 from ctxext.recipes.param import param
 
 
-@dataclass(frozen=True, kw_only=True)
 class Rows(Reaching):
     """Base of the methods that lengthen a position table."""
 
@@ -116,7 +114,6 @@ def _buffer(path: Path, entry: dict[str, Any], name: str, rows: int, new: int) -
     return NewTensor(name, path, dtype, shape, (*shape[:-1], new), pieces)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Table(Rows):
     """Lengthen a table of learned positions with rows made from the existing ones. Meant for a short fine-tune.
 

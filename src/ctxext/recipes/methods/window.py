@@ -1,6 +1,5 @@
 """A sliding window: the most recent tokens only."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from ctxext.recipes.code.method import PORTABLE
@@ -8,7 +7,6 @@ from ctxext.recipes.methods.relation import Relation, given
 from ctxext.recipes.param import param
 
 
-@dataclass(frozen=True, kw_only=True)
 class Window(Relation):
     """Attend to the most recent tokens only: a sliding window. A baseline for comparisons.
 

@@ -1,7 +1,6 @@
 """YaRN: NTK by parts with a temperature."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ctxext.recipes.encodings.rotary import Rotary
@@ -9,7 +8,6 @@ from ctxext.recipes.methods.ntk_by_parts import NtkByParts
 from ctxext.recipes.param import param
 
 
-@dataclass(frozen=True, kw_only=True)
 class Yarn(NtkByParts):
     """Blend interpolated and original RoPE frequencies and sharpen attention. Works untrained, best after a fine-tune.
 
