@@ -88,7 +88,7 @@ def demo(place: Path, **changes) -> None:
 
 def text(place: Path) -> None:
     rng = random.Random(0)
-    texts = ["\n\n".join(" ".join(sentence(rng) for _ in range(20)) for _ in range(60)) for _ in range(6)]
+    texts = ["\n\n".join(" ".join(sentence(rng) for _ in range(200)) for _ in range(60)) for _ in range(6)]
     lines = [json.dumps({"text": text}) + "\n" for text in texts]
     place.write_text("".join(lines) if place.suffix == ".jsonl" else "\n\n".join(texts))
 

@@ -376,7 +376,12 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "for noun in rng.choices(OBJECTS, k=count)]",
         _EVALUATED,
     ),
-    ("data/prose.py", "        if name not in used:", "        if name:", _EVALUATED),
+    (
+        "data/prose.py",
+        "        if name not in used:",
+        "        if name:",
+        ("tests/evaluate/test_published_tasks.py::test_a_haystack_of_the_same_sentences_has_other_keys",),
+    ),
     (
         "evaluate/served.py",
         "    _overrides(info, max(lengths))\n\n",
@@ -848,7 +853,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "data/encoding.py",
         "return self._continued(left + right) == self._continued(left) + self._continued(right)",
         "return True",
-        _TEXTS,
+        ("tests/evaluate/test_prompt.py::test_a_cut_that_would_change_tokens_is_not_made",),
     ),
     ("data/encoding.py", "ends = [question.rfind(mark) + len(mark)", "ends = [question.find(mark) + len(mark)", _TEXTS),
     (

@@ -59,11 +59,6 @@ def test_converted_models_beside_their_source(run, checkpoint, tmp_path):
     assert "against the source: stretched" in result.stdout
 
 
-def write(path, text):
-    path.write_text(text)
-    return path
-
-
 def no_tokenizer(folder, _):
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").unlink()
@@ -116,12 +111,12 @@ def test_bad_input_is_one_clear_line(run, checkpoint, tmp_path, monkeypatch, cas
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     shutil.copytree(checkpoint, tmp_path / "model")
-    write(tmp_path / "empty.txt", " \n")
-    write(tmp_path / "little.txt", "A few words only.")
-    write(tmp_path / "data.parquet", "no parquet")
+    (tmp_path / "empty.txt").write_text(" \n")
+    (tmp_path / "little.txt").write_text("A few words only.")
+    (tmp_path / "data.parquet").write_text("no parquet")
     record = {"question": "Who?", "answers": ["me"], "ctxs": [{"title": "a", "text": "it was me"}]}
-    write(tmp_path / "broken.jsonl", json.dumps(record) + '\n{"question": "Who?"}\n')
-    write(tmp_path / "data.jsonl", '{"text": "some words"}\n{"text": \n')
+    (tmp_path / "broken.jsonl").write_text(json.dumps(record) + '\n{"question": "Who?"}\n')
+    (tmp_path / "data.jsonl").write_text('{"text": "some words"}\n{"text": \n')
     if spoil is not None:
         spoil(tmp_path / "model", checkpoint)
     models = ["model"] if words is not None else ["model", "model"]

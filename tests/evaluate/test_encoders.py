@@ -1,6 +1,7 @@
 """Encoders: pseudo-perplexity and the passages, by models made by hand whose answers are known beforehand."""
 
 import json
+import random
 import re
 import zlib
 from types import SimpleNamespace
@@ -17,9 +18,8 @@ from ctxext.evaluate.checkpoint_info import open_infos
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.plan import check_kind, default_tasks
 from ctxext.evaluate.run import evaluate
-from ctxext.evaluate.scoring import token_losses
-from ctxext.evaluate.scoring.masked_losses import EVERY, losses_of, masked_losses
 from ctxext.evaluate.scoring.similarity import pooled
+from ctxext.evaluate.scoring.token_losses import EVERY, masked_losses
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.passages import Passages
 from ctxext.evaluate.tasks.perplexity import PseudoPerplexity
@@ -97,6 +97,8 @@ def test_passages_differ_in_their_fact_alone_and_have_the_asked_length(words):
 def test_a_length_that_holds_no_fact_is_refused(words):
     with pytest.raises(CtxextError, match='The task "passages" needs at least'):
         check_fits(Passages(), Encoder(words), [12], SETTINGS)
+    encoder, pieces = Encoder(words), Passages().pieces(random.Random(0))
+    assert Passages().size(pieces, encoder) == 2 + max(len(encoder.piece(fact)) for fact in pieces.needles)
 
 
 def test_pooling_is_the_mean_of_the_states_of_all_tokens(words, tmp_path):
@@ -197,25 +199,6 @@ def small_rotary(folder, words, model_type):
     words.model_max_length = 64
     words.save_pretrained(folder)
     return folder
-
-
-@pytest.mark.parametrize("model_type", ["bert", *tiny_models.ENCODERS])
-def test_losses_of_a_real_model_equal_those_of_one_pass_each(model_type, words, tmp_path, monkeypatch):
-    folder = small_bert(tmp_path, words) if model_type == "bert" else small_rotary(tmp_path, words, model_type)
-    model = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
-    loaded = LoadedModel("bert", model, Encoder(words), can_share=False, kind="masked")
-    ids = [0, *torch.randint(5, 600, (40,), generator=torch.Generator().manual_seed(0)).tolist(), 1]
-    assert token_losses._can_replay(loaded)
-    for can_replay in (True, False):
-        monkeypatch.setattr(token_losses, "_can_replay", lambda _, can=can_replay: can)
-        losses = losses_of(loaded, ids)
-        for number in range(EVERY):
-            seen = torch.tensor(ids)
-            seen[1 + number : -1 : EVERY] = words.mask_token_id
-            with torch.no_grad():
-                scores = model(seen[None]).logits[0].log_softmax(-1)
-            plain = -scores[torch.arange(len(ids)), torch.tensor(ids)][1:-1][number::EVERY]
-            assert torch.allclose(losses[number::EVERY].float(), plain, atol=1e-5)
 
 
 def test_a_whole_evaluation_by_the_kind_of_model(words, tmp_path):

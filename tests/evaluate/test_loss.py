@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rich.console import Console
-from transformers import LlamaForCausalLM
 
 from ctxext.cli.eval_tables import report_tables
 from ctxext.errors import CtxextError
@@ -16,15 +15,11 @@ from ctxext.evaluate import Settings, evaluate
 from ctxext.evaluate.model import LoadedModel, make_ready
 from ctxext.evaluate.report.page import render_page
 from ctxext.evaluate.scoring import exact_match, key_tokens
-from ctxext.evaluate.scoring import masked_losses as masked
-from ctxext.evaluate.scoring import token_losses as loss
+from ctxext.evaluate.scoring.token_losses import token_losses
 from ctxext.evaluate.tasks.perplexity import LongPerplexity, Perplexity, bucket_width
-from hand_made import nested, one_that_sees_length, tiny_llama
+from hand_made import one_that_sees_length, tiny_llama
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-
-# Families that do something of their own between hidden states and logits, and some that do not.
-FAMILIES = ["llama", "gemma2", "cohere", "granite", "gpt_neox", "phi", "mixtral", "qwen3", "gemma3_text", "stablelm"]
 
 
 def plain_losses(model, ids):
@@ -33,90 +28,12 @@ def plain_losses(model, ids):
     return torch.nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
 
 
-def check(model, monkeypatch, length=48):
-    monkeypatch.setattr(loss, "_piece_size", lambda model, ids: 7)
-    calls = []
-    monkeypatch.setattr(loss._Head, "__call__", counted(loss._Head.__call__, calls))
-    loaded = LoadedModel("model", model, None, can_share=False)
-    size = model.config.get_text_config(decoder=True).vocab_size
-    ids = torch.randint(3, min(size, 100), (2, length), generator=torch.Generator().manual_seed(0))
-    plain = plain_losses(model, ids)
-    torch.testing.assert_close(loss.token_losses(loaded, ids), plain, atol=2e-4, rtol=1e-4)
-    torch.testing.assert_close(loss.token_losses(loaded, ids, last=5), plain[:, -5:], atol=2e-4, rtol=1e-4)
-    return calls
-
-
-def narrow_logits(*shape):
-    """Logits as a model in bfloat16 gives them; a softmax of 16 bits is off by a hundredth."""
-    return (4 * torch.randn(*shape, generator=torch.Generator().manual_seed(0))).to(torch.bfloat16)
-
-
-def test_losses_of_narrow_logits_are_computed_in_float32(monkeypatch):
-    logits, targets = narrow_logits(1, 40, 500), torch.arange(40)[None]
-    wanted = torch.nn.functional.cross_entropy(logits[0].double(), targets[0], reduction="none")
-    torch.testing.assert_close(loss._losses(logits, targets)[0], wanted, atol=1e-5, rtol=1e-5)
-    # Answers.
-    ids = [*range(40)]
-    question = [[SimpleNamespace(ids=ids, num_answer=30)]]
-    monkeypatch.setattr(exact_match, "_run_all", lambda *given: iter([(0, logits[:, :31])]))
-    loaded = SimpleNamespace(name="m", device="cpu")
-    ((_, (answer,), _),) = exact_match.answer_losses(loaded, question)
-    wanted = torch.nn.functional.cross_entropy(logits[0, :30].double(), torch.tensor(ids[-30:]))
-    assert answer == pytest.approx(float(wanted), abs=1e-6)
-    # Masked tokens.
-    tokenizer = SimpleNamespace(mask_token_id=1, all_special_ids=[0, 1])
-    model = SimpleNamespace(encoder=SimpleNamespace(tokenizer=tokenizer), name="m", device="cpu", model=None)
-    monkeypatch.setattr(masked, "rows_that_fit", lambda *given: 8)
-    monkeypatch.setattr(masked, "logits_at", lambda loaded, seen, chosen: logits[0, chosen.nonzero()[:, 1]])
-    losses, is_guessed = masked.masked_losses(model, ids)
-    wanted = torch.nn.functional.cross_entropy(logits[0].double(), targets[0], reduction="none")
-    torch.testing.assert_close(losses[is_guessed], wanted[is_guessed], atol=1e-5, rtol=1e-5)
-
-
-def counted(call, calls):
-    def count(self, output, ids, start, end):
-        calls.append(end - start)
-        return call(self, output, ids, start, end)
-
-    return count
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_loss_in_pieces_is_the_plain_loss(monkeypatch, family):
-    from tiny_models import build
-
-    sizes = check(build(family), monkeypatch)
-    assert sizes.count(7) == 6, "the pieces were not used"
-
-
-@pytest.mark.slow
-def test_the_loss_in_pieces_of_every_family(monkeypatch):
-    from tiny_models import FAMILIES, build
-
-    for family in FAMILIES:
-        model = build(family)
-        if "input_ids" in model.forward.__code__.co_varnames:
-            check(model, monkeypatch)
-
-
-def test_the_model_is_as_before_afterwards(monkeypatch):
-    model = tiny_llama()
-    check(model, monkeypatch)
-    assert "forward" not in model.model.__dict__
-
-
 def test_a_loss_that_is_not_finite_is_refused(tokenizer):
     model = tiny_llama()
     with torch.no_grad():
         model.model.layers[0].mlp.down_proj.weight[0, 0] = float("inf")
     with pytest.raises(CtxextError, match="not numbers"):
-        loss.token_losses(make_ready("broken", model, tokenizer), torch.tensor([[4, 5, 6, 7]]))
-
-
-def test_a_head_that_pieces_do_not_show_runs_whole(monkeypatch):
-    assert check(tiny_llama(), monkeypatch)
-    calls = check(one_that_sees_length(), monkeypatch)
-    assert 7 not in calls, "only the trial may have used pieces"
+        token_losses(make_ready("broken", model, tokenizer), torch.tensor([[4, 5, 6, 7]]))
 
 
 def ready(model):
@@ -126,36 +43,28 @@ def ready(model):
 IDS = torch.randint(3, 640, (2, 40), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize(
-    ("length", "last", "sizes"),
-    [
-        (36, None, 5 * [7]),
-        (37, None, [*5 * [7], 1]),
-        (36, 15, [7, 7, 1]),
-        (36, 14, [7, 7]),
-        (36, 1, [1]),
-        (2, None, [1]),
-    ],
-)
-def test_a_text_is_cut_into_as_few_pieces_as_there_are(monkeypatch, length, last, sizes):
-    model, ids, calls = tiny_llama(), IDS[:, :length], []
-    assert loss._can_replay(ready(model))
-    monkeypatch.setattr(loss, "_piece_size", lambda model, ids: 7)
-    monkeypatch.setattr(loss._Head, "__call__", counted(loss._Head.__call__, calls))
-    losses = loss.token_losses(ready(model), ids, last=last)
-    assert calls == sizes
-    torch.testing.assert_close(losses, plain_losses(model, ids)[:, -(last or length) :], atol=2e-4, rtol=1e-4)
-    # The same without pieces.
-    monkeypatch.setattr(loss, "_can_replay", lambda loaded: False)
-    torch.testing.assert_close(loss.token_losses(ready(model), ids, last=last), losses, atol=2e-4, rtol=1e-4)
-    assert calls == sizes
+@pytest.mark.parametrize("last", [None, 15, 1])
+@pytest.mark.parametrize("make", [tiny_llama, one_that_sees_length])
+def test_losses_of_the_last_tokens_whether_or_not_the_head_is_separate(monkeypatch, make, last):
+    monkeypatch.setattr("ctxext.checkpoint.head._PIECE_BYTES", {"cpu": 7 * 4 * 640})
+    losses = token_losses(ready(make()), IDS, last=last)
+    torch.testing.assert_close(losses, plain_losses(make(), IDS)[:, -(last or 39) :], atol=2e-5, rtol=1e-5)
+
+
+def test_answers_of_narrow_logits_are_scored_in_float32(monkeypatch):
+    """Logits as a model in bfloat16 gives them; a softmax of 16 bits is off by a hundredth."""
+    logits = (4 * torch.randn(1, 31, 500, generator=torch.Generator().manual_seed(0))).to(torch.bfloat16)
+    monkeypatch.setattr(exact_match, "_run_all", lambda *given: iter([(0, logits)]))
+    question = [[SimpleNamespace(ids=[*range(40)], num_answer=30)]]
+    ((_, (answer,), _),) = exact_match.answer_losses(SimpleNamespace(name="m", device="cpu"), question)
+    wanted = torch.nn.functional.cross_entropy(logits[0, :30].double(), torch.arange(10, 40))
+    assert answer == pytest.approx(float(wanted), abs=1e-6)
 
 
 def test_no_cache_is_kept_of_a_long_text():
     model, caches = tiny_llama(), []
-    for part in (model, model.model):
-        part.register_forward_hook(lambda _, given, output: caches.append(list(output)))
-    loss.token_losses(ready(model), IDS)
+    model.model.register_forward_hook(lambda _, given, output: caches.append(list(output)))
+    token_losses(ready(model), IDS)
     assert caches
     assert not {"cache", "past_key_values"} & set().union(*caches)
 
@@ -164,67 +73,9 @@ def test_losses_hang_on_no_text_before():
     """The stock dynamic schedule keeps the frequencies of the longest text it has seen."""
     dynamic = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
     loaded = ready(tiny_llama(max_position_embeddings=16, rope_scaling=dynamic))
-    first = loss.token_losses(loaded, IDS[:, :20])
-    loss.token_losses(loaded, IDS)
-    assert torch.equal(loss.token_losses(loaded, IDS[:, :20]), first)
-
-
-def test_a_forward_that_somebody_replaced_stays_replaced():
-    model = tiny_llama()
-    forward_before = model.model.forward = model.model.forward
-    loss.token_losses(ready(model), IDS)
-    assert model.model.__dict__["forward"] is forward_before
-
-
-class Whole(LlamaForCausalLM):
-    """Needs all tokens at once, or adds a little to a logit where it has not."""
-
-    added = None
-
-    def forward(self, input_ids=None, **options):
-        output = super().forward(input_ids=input_ids, **options)
-        if input_ids.shape[1] < 6:
-            if self.added is None:
-                raise ValueError
-            output.logits = output.logits + self.added * torch.arange(640) / 640
-        return output
-
-
-@pytest.mark.parametrize(("added", "works"), [(None, False), (0.0, True), (0.1, True), (1.0, False)])
-def test_pieces_are_used_where_they_give_nearly_the_same(added, works):
-    model = Whole(tiny_llama().config).eval()
-    model.added = added
-    assert loss._can_replay(ready(model)) is works
-    torch.testing.assert_close(
-        loss.token_losses(ready(model), IDS, last=30), plain_losses(model, IDS)[:, -30:], atol=1e-3, rtol=1e-3
-    )
-
-
-def test_a_model_without_a_base_runs_whole():
-    model = tiny_llama()
-    bare = SimpleNamespace(config=model.config, device=model.device, forward=model.forward)
-    bare.base_model = bare
-    assert not loss._replay_works(bare, {})
-
-
-def test_the_vocabulary_may_stand_in_a_configuration_within_another():
-    model = tiny_llama()
-    model.config = nested(model.config)
-    assert loss._can_replay(ready(model))
-    torch.testing.assert_close(loss.token_losses(ready(model), IDS), plain_losses(model, IDS), atol=2e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize(("make", "num_made"), [(tiny_llama, 5), (one_that_sees_length, 80)])
-@torch.inference_mode()
-def test_logits_of_some_tokens_are_those_of_the_whole_text_and_alone_where_that_works(make, num_made):
-    model, made = make(), []
-    loss._can_replay(ready(model))
-    chosen = torch.zeros_like(IDS, dtype=torch.bool)
-    chosen[0, 3] = chosen[1, 5:9] = True
-    wanted = model(IDS).logits[chosen]
-    model.lm_head.register_forward_hook(lambda _, given, output: made.append(output[..., 0].numel()))
-    torch.testing.assert_close(loss.logits_at(ready(model), IDS, chosen), wanted)
-    assert made == [num_made]
+    first = token_losses(loaded, IDS[:, :20])
+    token_losses(loaded, IDS)
+    assert torch.equal(token_losses(loaded, IDS[:, :20]), first)
 
 
 def reading(ids, **options):
@@ -332,7 +183,8 @@ def shown(report):
 def test_longppl_adds_the_losses_of_the_chosen_tokens(monkeypatch):
     monkeypatch.setattr(key_tokens, "load_evaluator", lambda source, device: None)
     monkeypatch.setattr(key_tokens, "key_tokens", lambda *_: torch.tensor([5, 9]))
-    monkeypatch.setattr(loss, "token_losses", lambda loaded, ids: torch.arange(1.0, 10.0)[None])  # Of tokens 1 to 9.
+    of_tokens_one_to_nine = torch.arange(1.0, 10.0)[None]
+    monkeypatch.setattr("ctxext.evaluate.scoring.token_losses.token_losses", lambda *_: of_tokens_one_to_nine)
     asked = reading(list(range(10)), lengths=(10,), longest=16, evaluator="evaluator")
     (work,) = LongPerplexity().documents_to_read(asked)
     (record,) = work.run(SimpleNamespace(device="cpu"), set(work.keys))

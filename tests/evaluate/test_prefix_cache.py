@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import DynamicCache, LlamaForCausalLM, Qwen2Config
 
-from ctxext.evaluate.scoring import exact_match, generation
+from ctxext.evaluate.scoring import generation
 from ctxext.evaluate.scoring.exact_match import grow
 from ctxext.evaluate.scoring.prefix_cache import (
     chooses_by_prompt,
@@ -181,15 +181,6 @@ def test_what_is_each_prompt_s_own_is_not_shared_though_it_is_alike():
     batch = torch.ones(2, 2, 8, dtype=torch.long)
     batch[1, 1, 4] = 5  # A batch shares what all of its rows share.
     assert grow(batch, 2).end == 4
-
-
-def test_when_a_cache_is_cropped_for_prompts_of_a_schedule_that_follows_the_length():
-    dynamic = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
-    ids = torch.ones(2, 2, 8, dtype=torch.long)
-    follows = SimpleNamespace(model=tiny_llama(rope_scaling=dynamic))
-    assert exact_match._can_crop(follows, ids)
-    assert not exact_match._can_crop(follows, ids[:, :1])
-    assert not exact_match._can_crop(SimpleNamespace(model=tiny_llama()), ids), "there sharing was tried already"
 
 
 @pytest.mark.parametrize("task", [Documents(), RETRIEVAL_TASKS["niah-multivalue"]])

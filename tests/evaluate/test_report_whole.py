@@ -68,12 +68,6 @@ def lines_of(name):
     return [{"model": name, **line, **({"seconds": 0.5} if "task" in line else {})} for line in made]
 
 
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch):
-    """Pages without the bytes of their pictures, which take longer than all else."""
-    monkeypatch.setattr("ctxext.evaluate.report.pictures.as_png", lambda figure: b"")
-
-
 def report(names=NAMES, shuffle=None, **changes):
     records = [line for name in names for line in lines_of(name)]
     # A run that was killed asks some of it again.

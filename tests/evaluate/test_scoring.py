@@ -1,109 +1,243 @@
+"""What the scorer runs, piece by piece, and what it makes of it: counted, and against plain forwards."""
+
+from types import SimpleNamespace
+
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
-from ctxext.evaluate.model import make_ready
-from ctxext.evaluate.scoring import exact_match as scoring
-from ctxext.evaluate.scoring import generation
-from ctxext.evaluate.scoring.generation import generate_exact
-from ctxext.evaluate.settings import Settings, even_depths
-from ctxext.evaluate.tasks.kv import KeyValue
-from ctxext.evaluate.tasks.needle import Needle, PassKey
-from ctxext.evaluate.tasks.retrieval import make_questions
-from hand_made import one_that_sees_length, tiny_llama
+from ctxext.data.prompt import Prompt
+from ctxext.errors import CtxextError
+from ctxext.evaluate.model import LoadedModel
+from ctxext.evaluate.scoring import exact_match, generation
+from ctxext.evaluate.scoring.exact_match import answer_losses, are_exact, run, run_as_written, score_depths
+from ctxext.evaluate.scoring.prefix_cache import new_cache
+from hand_made import tiny_llama
 
-DEPTHS = even_depths(5)
-
-
-def questions_for(task, loaded, length=400, samples=3, depths=DEPTHS):
-    return make_questions(task, loaded.encoder, length, range(samples), Settings(depths=depths))
-
-
-def score(loaded, questions, how=scoring.score_depths, wanted=range(5), **options):
-    answers = dict(how(loaded, questions, list(wanted), **options))
-    return [answers[number] for number in sorted(answers)]
-
-
-def random_ready(tokenizer, **changes):
-    return make_ready("tiny", tiny_llama(max_position_embeddings=1024, **changes), tokenizer)
-
-
-def logits_of(monkeypatch, loaded, questions, **options):
-    """Everything the scorer looked at, by depth."""
-    seen = []
-    real = scoring.are_exact
-
-    def spy(name, logits, ids, num_answers):
-        seen.append((ids.clone(), logits.clone()))
-        return real(name, logits, ids, num_answers)
-
-    monkeypatch.setattr(scoring, "are_exact", spy)
-    result = score(loaded, questions, **options)
-    monkeypatch.setattr(scoring, "are_exact", real)
-    return result, {tuple(ids.flatten().tolist()): logits for ids, logits in seen}
-
-
-SCHEDULES = {
-    "plain": {"rope_type": "default", "rope_theta": 10000.0},
-    "linear": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0},
-    "yarn": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 512, "rope_theta": 10000.0},
+LENGTH, ANSWER, WINDOW = 24, 2, 16
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 4,
+    "long_factor": [2.0] * 4,
+    "factor": 2.0,
+    "rope_theta": 10000.0,
 }
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+class Plain(LlamaForCausalLM):
+    """Makes every logit; notes how many tokens it is given at once."""
+
+    def forward(self, input_ids=None, attention_mask=None, past_key_values=None, use_cache=None, return_dict=None):
+        self.runs = [*getattr(self, "runs", []), input_ids.shape[1]]
+        return super().forward(input_ids, attention_mask, past_key_values=past_key_values, use_cache=use_cache)
+
+
+class Kept(LlamaForCausalLM):
+    """Notes how many logits it is asked for."""
+
+    def forward(self, *given, logits_to_keep=0, **options):
+        self.runs = [*getattr(self, "runs", []), logits_to_keep]
+        return super().forward(*given, logits_to_keep=logits_to_keep, **options)
+
+
+def noting(kind=Plain, **changes):
+    model = tiny_llama(**changes)
+    other = kind(model.config).eval()
+    other.load_state_dict(model.state_dict())
+    return other
+
+
+def tokens(*shape, seed=0):
+    return torch.randint(3, 640, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def prompts(common, *, length=LENGTH, num_prompts=2, sizes=(ANSWER,)):
+    """Questions, one per size of answer, whose prompts are alike in their first tokens alone."""
+    ids = tokens(len(sizes), num_prompts, length)
+    ids[:, 1:, :common] = ids[:, :1, :common]
+    if num_prompts > 1:
+        ids[:, 1:, common] = (ids[:, :1, common] + torch.arange(1, num_prompts)) % 640
+    return [[Prompt(row.tolist(), size, ()) for row in question] for question, size in zip(ids, sizes, strict=True)]
+
+
+def loaded_with(model, *, can_share=False):
+    return LoadedModel("tiny", model, None, can_share=can_share)
+
+
+def long_from(length):
+    return {"rope_scaling": {**LONG, "original_max_position_embeddings": length}}
+
+
 @pytest.mark.parametrize(
-    "task", [Needle(), Needle(num_needles=1), KeyValue(ids="number"), PassKey()], ids=lambda task: task.name
+    ("changes", "common", "options", "runs"),
+    [
+        # Prompts share what they have in common, where the model can.
+        ({}, 10, {"can_share": True}, [10, 14, 14]),
+        ({}, 10, {"can_share": False}, [24, 24]),
+        ({}, 10, {"can_share": True, "share": False}, [24, 24]),
+        ({}, 10, {"can_share": False, "share": True}, [10, 14, 14]),
+        ({}, 3, {"can_share": True}, [3, 21, 21]),
+        ({}, 2, {"can_share": True}, [24, 24]),  # Less than an eighth is not worth a cache.
+        # Where the schedule follows the length, one token comes first, to forget longer prompts. Within the original
+        # length it does not follow.
+        ({"rope_scaling": DYNAMIC, "max_position_embeddings": 24}, 10, {}, [1, 10, 14, 14]),
+        ({"rope_scaling": DYNAMIC, "max_position_embeddings": 24}, None, {}, [1, 24]),
+        # Beyond it each prompt runs as it is written, and the answer's last token is never read.
+        ({"rope_scaling": DYNAMIC, "max_position_embeddings": 23}, 10, {}, [1, 22, 1, 1, 22, 1]),
+        # LongRoPE is fixed where all is beyond the original length but what is each prompt's own.
+        (long_from(10), 10, {}, [1, 10, 14, 14]),
+        (long_from(11), 10, {}, [1, 22, 1, 1, 22, 1]),
+        (long_from(21), None, {}, [1, 24]),
+        (long_from(22), None, {}, [1, 22, 1]),
+    ],
 )
-def test_sharing_the_haystack_changes_nothing(monkeypatch, tokenizer, task, schedule):
-    loaded = random_ready(tokenizer, rope_scaling=SCHEDULES[schedule])
-    assert loaded.can_share
-    questions = questions_for(task, loaded)
-    shared, logits = logits_of(monkeypatch, loaded, questions, share=True)
-    whole, plain = logits_of(monkeypatch, loaded, questions, share=False)
-    assert shared == whole
-    assert logits.keys() == plain.keys()
-    for ids in plain:
-        torch.testing.assert_close(logits[ids], plain[ids], atol=1e-4, rtol=1e-4)
+def test_what_is_run_for_the_prompts_of_a_haystack(changes, common, options, runs):
+    """Tokens at once; one prompt alone where nothing is in common."""
+    model = noting(**changes)
+    questions = prompts(common or 0, num_prompts=1 if common is None else 2)
+    asked = range(len(questions[0]))
+    options = dict(options)
+    answers = dict(
+        score_depths(loaded_with(model, can_share=options.pop("can_share", False)), questions, asked, **options)
+    )
+    assert sorted(answers) == [*asked]
+    assert model.runs == runs
 
 
-def test_a_resumed_depth_gets_the_same_numbers_to_the_last_bit(monkeypatch, tokenizer):
-    loaded = random_ready(tokenizer)
-    questions = questions_for(Needle(), loaded)
-    _, every = logits_of(monkeypatch, loaded, questions)
-    _, some = logits_of(monkeypatch, loaded, questions, wanted=[1, 3])
-    assert len(some) == 2
-    for ids in some:
-        assert torch.equal(some[ids], every[ids])
+def test_no_cache_is_cropped_where_layers_keep_something_else():
+    model = noting(rope_scaling=DYNAMIC)  # Within 512 tokens it is fixed, so that sharing would do.
+    model._is_stateful = True
+    assert len(dict(score_depths(loaded_with(model), prompts(10), [0, 1]))) == 2
+    assert model.runs == [1, 24, 1, 24]
 
 
-@pytest.mark.parametrize("sharpness", [0.3, 3.0])
-def test_teacher_forcing_agrees_with_generation(tokenizer, sharpness):
-    """Prompts are made whose answer is what the model says, or nearly so, so that both verdicts occur."""
-    loaded = random_ready(tokenizer)
-    with torch.no_grad():
-        loaded.model.lm_head.weight *= sharpness
-    questions = questions_for(PassKey(), loaded, samples=4)
-    for row, question in enumerate(questions):
-        for prompt in question:
-            ids = torch.tensor([prompt.ids[: -prompt.num_answer]])
-            said = loaded.model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=prompt.num_answer, do_sample=False
-            )[0, ids.shape[1] :].tolist()
-            said += [7] * (prompt.num_answer - len(said))
-            if row % 2:
-                said[-1] = (said[-1] + 1) % 640
-            prompt.ids[-prompt.num_answer :] = said
-    forced, generated = score(loaded, questions), score(loaded, questions, generate_exact)
-    assert forced == generated == [[True, False, True, False]] * 5
+def test_a_resumed_depth_gets_the_same_numbers_to_the_last_bit(monkeypatch):
+    seen, loaded, questions = [], loaded_with(tiny_llama(), can_share=True), prompts(10, num_prompts=4)
+    monkeypatch.setattr(exact_match, "are_exact", lambda name, logits, *_: seen.append(logits.clone()))
+
+    def logits_at(wanted):
+        seen.clear()
+        return dict(zip([depth for depth, _ in score_depths(loaded, questions, wanted)], [*seen], strict=True))
+
+    every, some = logits_at(range(4)), logits_at([1, 3])
+    assert sorted(some) == [1, 3]
+    assert all(torch.equal(some[depth], every[depth]) for depth in some)
 
 
-def test_a_model_whose_cache_gives_other_logits_is_not_shared(tokenizer):
-    assert not make_ready("odd", one_that_sees_length(), tokenizer).can_share
+@pytest.mark.parametrize(("kind", "asked"), [(Kept, [1, 3, 3]), (Plain, [10, 14, 14])])
+def test_no_more_logits_are_made_than_an_answer_has_and_one(kind, asked):
+    model = noting(kind)
+    dict(score_depths(loaded_with(model, can_share=True), prompts(10), [0, 1]))
+    assert model.runs == asked
 
 
-def test_what_is_written_hangs_on_no_prompt_before_it(monkeypatch, tokenizer):
+@pytest.mark.parametrize("way", ["shared", "alone", "as written"])
+@pytest.mark.parametrize("kind", [Plain, Kept])
+@torch.inference_mode()
+def test_losses_and_verdicts_are_those_of_plain_forwards(monkeypatch, kind, way):
+    model, questions = noting(kind), prompts(10, sizes=(1, 2, 4, 4))
+    for question in questions[:3]:
+        for prompt in question:  # Three answers are what the model says, the fourth is not.
+            for place in range(-prompt.num_answer, 0):
+                prompt.ids[place] = int(model(torch.tensor([prompt.ids])).logits[0, place - 1].argmax())
+    monkeypatch.setattr(exact_match, "_is_fixed", lambda *_: way != "as written")
+    answers = {depth: rest for depth, *rest in answer_losses(loaded_with(model, can_share=way == "shared"), questions)}
+    assert sorted(answers) == [0, 1]
+    for depth, (losses, correct) in answers.items():
+        assert correct == [True, True, True, False]
+        for question, loss in zip(questions, losses, strict=True):
+            ids, size = torch.tensor([question[depth].ids]), question[depth].num_answer
+            scores = model(ids).logits[0, -size - 1 : -1]
+            wanted = torch.nn.functional.cross_entropy(scores, ids[0, -size:])
+            assert loss == pytest.approx(float(wanted), abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", [Plain, Kept])
+@pytest.mark.parametrize("changes", [{}, {"rope_scaling": DYNAMIC, "max_position_embeddings": WINDOW}])
+@torch.inference_mode()
+def test_an_answer_s_logits_are_those_of_writing_it_whatever_ran_before(kind, changes):
+    model, ids, sizes = noting(kind, **changes), tokens(4, LENGTH), [3, 1, 4, 3]
+    wanted = torch.zeros(4, 6, 640)
+    for row, size in enumerate(sizes):
+        model(ids[:, :1], use_cache=False)
+        output = model(ids[row : row + 1, :-size], use_cache=True)
+        for place in range(-size, 0):
+            wanted[row, place - 1] = output.logits[0, -1]
+            output = model(ids[row : row + 1, place, None], past_key_values=output.past_key_values, use_cache=True)
+    model(tokens(1, 100), use_cache=False)
+    model.runs = []
+    logits = run_as_written(model, ids, sizes, 6)
+    torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=1e-4)
+    if kind is Kept and not changes:
+        assert model.runs == [1, 1, 2, 1, 3]
+
+
+@pytest.mark.parametrize(("length", "kept", "runs"), [(12, 2, [2, 5, 5]), (11, 2, [1, 5, 5]), (12, 7, [5, 7])])
+@torch.inference_mode()
+def test_a_cache_is_begun_in_one_run_and_continued_in_pieces_counted_from_the_end(monkeypatch, length, kept, runs):
+    monkeypatch.setattr(exact_match, "_PIECE", {"cpu": 5})
+    model, ids = noting(), tokens(2, 8 + length)
+    whole = model(ids).logits
+    cache, model.runs = new_cache(model), []
+    torch.testing.assert_close(run(model, ids[:, :8], 1, cache), whole[:, 7:8], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(run(model, ids[:, 8:], kept, cache), whole[:, -kept:], atol=1e-4, rtol=1e-4)
+    assert model.runs == [8, *runs]
+
+
+def test_an_answer_counts_where_each_of_its_tokens_is_the_likeliest():
+    logits = torch.zeros(3, 4, 5)
+    for row, said in enumerate([[1, 2, 3, 0], [4, 2, 3, 0], [1, 2, 4, 0]]):
+        logits[row, range(4), said] = 1.0
+    logits[..., 0] = -torch.inf  # As some families mask words that do not exist.
+    ids = torch.tensor([[0, 0, 1, 2, 3]] * 3)
+    assert are_exact("m", logits, ids, [3, 2, 1]) == [True, True, False]
+    assert are_exact("m", logits, ids, [3, 3, 3]) == [True, False, False]
+    for bad in (torch.nan, torch.inf):
+        logits[1, 1, 2] = bad
+        with pytest.raises(CtxextError) as caught:
+            are_exact("m", logits, ids, [3, 2, 1])
+        assert str(caught.value).splitlines()[0] == '"m" returns logits that are not numbers (NaN or infinite).'
+
+
+class Writer:
+    """Writes what it is told to, and keeps what it was asked."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, logits, **settings):
+        self.generation_config = SimpleNamespace(**{"bos_token_id": 0, **settings})
+        self.config, self.logits = tiny_llama().config, logits
+
+    def generate(self, ids, **asked):
+        self.asked = asked | {"settings": self.generation_config}
+        new = torch.tensor([[7, 8]] * len(ids))
+        return SimpleNamespace(sequences=torch.cat([ids, new], dim=1), logits=self.logits)
+
+
+@pytest.mark.parametrize(
+    ("end", "padding", "wanted"),
+    [(9, None, 9), ([6, 9], None, 6), (None, None, 0), (9, 4, 4), (9, 0, 0), ([6, 9], 4, 4)],
+)
+def test_greedy_decoding_takes_none_of_the_checkpoint_s_settings_but_its_tokens(end, padding, wanted):
+    logits = torch.zeros(2, 5)
+    logits[:, 3] = -torch.inf
+    writer = Writer([logits], eos_token_id=end, pad_token_id=padding, temperature=3.0)
+    settings_before = writer.generation_config
+    assert generation._greedy(loaded_with(writer), tokens(2, 6), 2) == [[7, 8], [7, 8]]
+    asked = writer.asked
+    assert (asked["pad_token_id"], asked["max_new_tokens"], asked["do_sample"]) == (wanted, 2, False)
+    assert asked["settings"].eos_token_id == end
+    assert asked["settings"] is not settings_before
+    assert writer.generation_config is settings_before
+    logits[0, 1] = torch.nan
+    with pytest.raises(CtxextError, match="not numbers"):
+        generation._greedy(loaded_with(writer), tokens(2, 6), 2)
+
+
+def test_what_is_written_hangs_on_no_prompt_before_it(monkeypatch):
     """The stock dynamic schedule keeps the frequencies of the longest prompt it has seen."""
-    dynamic = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
-    loaded = make_ready("tiny", tiny_llama(max_position_embeddings=64, rope_scaling=dynamic), tokenizer)
+    loaded = loaded_with(tiny_llama(max_position_embeddings=64, rope_scaling=DYNAMIC))
     long, middle = (torch.arange(3, 3 + size)[None] for size in (400, 100))
 
     def written():

@@ -9,9 +9,8 @@ from transformers import BertConfig, BertForMaskedLM, BertModel
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.pooling import Pooler
-from ctxext.evaluate.scoring import masked_losses as masked
 from ctxext.evaluate.scoring import similarity
-from ctxext.evaluate.scoring.token_losses import token_losses
+from ctxext.evaluate.scoring import token_losses as masked
 from hand_made import tiny_llama
 
 MASK, SPECIAL = 4, [0, 1, 4]
@@ -58,8 +57,8 @@ def test_every_eighth_token_is_masked_at_once(monkeypatch, rows):
 
 @pytest.mark.parametrize(("text", "passes"), [([0, 7, 8, 9, 1], 3), ([0, 1], 1), (TEXT, 8)])
 def test_no_more_passes_than_there_are_tokens_to_guess(monkeypatch, text, passes):
-    seen, real = [], masked.logits_at
-    monkeypatch.setattr(masked, "logits_at", lambda *given: seen.append(given[1]) or real(*given))
+    seen, real = [], masked._losses_at
+    monkeypatch.setattr(masked, "_losses_at", lambda *given: seen.append(given[1]) or real(*given))
     losses, is_guessed = masked.masked_losses(loaded_with(bert()), text)
     assert torch.cat(seen).shape == (passes, len(text))
     assert (losses > 0).tolist() == is_guessed.tolist()
@@ -79,7 +78,7 @@ def test_what_has_no_mask_or_no_numbers_is_refused():
 
 def test_a_causal_model_is_asked_for_each_token_from_those_before_it():
     loaded = loaded_with(tiny_llama(), kind="causal")
-    assert torch.equal(masked.losses_of(loaded, TEXT), token_losses(loaded, torch.tensor([TEXT]))[0])
+    assert torch.equal(masked.losses_of(loaded, TEXT), masked.token_losses(loaded, torch.tensor([TEXT]))[0])
 
 
 @pytest.mark.parametrize("rows", [1, 2, 32])

@@ -48,8 +48,7 @@ def test_needles_are_asked_as_an_evaluation_asks_them(tmp_path):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     loaded = make_ready("demo", AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), tokenizer)
-    chunked = use_chunked_loss(model)
-    probe = NeedleProbe(model, chunked, tokenizer, 800, seed=0)
+    probe = NeedleProbe(use_chunked_loss(model), tokenizer, 800, seed=0)
     questions = [[prompt] for prompt in probe.prompts]
     right = [is_right for question in questions for _, (is_right,) in score_depths(loaded, [question], [0])]
     assert probe() == sum(right) / len(right)

@@ -12,7 +12,7 @@ from ctxext.finetune.base import load_base, open_base
 from ctxext.finetune.loss import use_chunked_loss
 from ctxext.finetune.source_model import SourceModel, load_source
 from ctxext.recipes import MsPoE, PositionInterpolation, Yarn
-from tiny_base import QUICK, TRAINED, logits, make_base, save_llama, tune
+from tiny_base import QUICK, SIZES, TRAINED, logits, make_base, save_llama, tune
 
 KEEP = dataclasses.replace(QUICK, keep_short=True)
 
@@ -38,7 +38,7 @@ def test_the_source_speaks_again_without_its_files(tmp_path, steps, full):
 
 
 def test_it_knows_positions_that_it_was_trained_on():
-    source = SourceModel(None, [], trained_length=32)
+    source = SourceModel(LlamaForCausalLM(LlamaConfig(**SIZES)), [], trained_length=32)
     assert source.knows(torch.arange(32)[None])
     assert source.knows(torch.arange(16).repeat(2)[None])
     assert not source.knows(torch.arange(33)[None])

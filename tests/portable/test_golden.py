@@ -1,4 +1,4 @@
-"""The released variant gives what the authors' code computed (tests/data/golden), the paper's what its reference says."""
+"""The released variant gives what the authors' code computed (tests/data/golden), the paper's its reference."""
 
 import json
 from pathlib import Path

@@ -136,21 +136,16 @@ def comparison_tables(report: "Report", width: int) -> Iterator[RenderableType]:
                 apart.add_row(row["name"], *(_with_half([one["difference"], one.get("high")]) for one in shown))
         yield Text()
         yield apart
-    for engines, names in _served(rows).items():
+    methods: dict[str, list[str]] = {}
+    for row in rows:
+        served = [entry for entry in row.get("serving") or () if entry["status"] in _MARKS]
+        if engines := ", ".join(entry["engine"] + _MARKS[entry["status"]] for entry in served):
+            methods.setdefault(engines, []).append(row["name"])
+    for engines, names in methods.items():
         yield Text(f"served in {engines}: {', '.join(names)}", style="dim")
     for row in rows:
         if row["refused"]:
             yield Text(f"{row['name']} does not apply: {row['refused']}", style="dim")
-
-
-def _served(rows: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """The names of the methods by the engines that run them."""
-    names: dict[str, list[str]] = {}
-    for row in rows:
-        served = [entry for entry in row.get("serving") or () if entry["status"] in _MARKS]
-        if engines := ", ".join(entry["engine"] + _MARKS[entry["status"]] for entry in served):
-            names.setdefault(engines, []).append(row["name"])
-    return names
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -36,20 +36,15 @@ def report_tables(report: Report, width: int) -> Iterator[RenderableType]:
 
 
 def heat_maps(report: Report, width: int) -> Iterator[Text]:
-    """The scores by length and depth, task after task."""
+    """The scores by length and depth, task after task: as many lengths side by side as fit, and the others below."""
     models = report["models"]
     for task in dict.fromkeys(cell["task"] for model in models for cell in model["cells"]):
-        yield from _maps(heat_map(models, task), width)
-
-
-def _maps(scores: HeatMap, width: int) -> Iterator[Text]:
-    """The maps of a task: as many lengths side by side as fit, and the others below."""
-    longest = max(len(name) for name in (scores.task, *(model["name"] for model in scores.models)))
-    names = max(12, min(_MAX_NAME, longest + 2))
-    block = _CELL * len(scores.depths) + _POOLED + 2
-    side_by_side = max(1, (width - names) // block)
-    for first in range(0, len(scores.lengths), side_by_side):
-        yield _map(scores, scores.lengths[first : first + side_by_side], names)
+        scores = heat_map(models, task)
+        longest = max(len(name) for name in (task, *(model["name"] for model in scores.models)))
+        names = max(12, min(_MAX_NAME, longest + 2))
+        side_by_side = max(1, (width - names) // (_CELL * len(scores.depths) + _POOLED + 2))
+        for first in range(0, len(scores.lengths), side_by_side):
+            yield _map(scores, scores.lengths[first : first + side_by_side], names)
 
 
 def _map(scores: HeatMap, lengths: Sequence[int], names: int) -> Text:
@@ -65,7 +60,9 @@ def _map(scores: HeatMap, lengths: Sequence[int], names: int) -> Text:
             cells = scores.row(model, length)
             for cell in cells:
                 text.append_text(_cell(cell))
-            text.append(f" {_pooled([cell for cell in cells if cell]):<{_POOLED + 1}}", "not bold")
+            share, low, high = pooled([cell for cell in cells if cell])
+            shown = f"{percent(share):>3} ({percent(low)}–{percent(high)})" if any(cells) else ""
+            text.append(f" {shown:<{_POOLED + 1}}", "not bold")
     text.rstrip()
     return text
 
@@ -75,13 +72,6 @@ def _cell(cell: dict[str, Any] | None) -> Text:
         return Text(f"{'–':>{_CELL - 1}} ", "dim")
     colour = shade(cell["share"])
     return Text(f"{percent(cell['share']):>{_CELL - 1}} ", f"not bold {ink(colour)} on {hexadecimal(colour)}")
-
-
-def _pooled(cells: Sequence[dict[str, Any]]) -> str:
-    if not cells:
-        return ""
-    share, low, high = pooled(cells)
-    return f"{percent(share):>3} ({percent(low)}–{percent(high)})"
 
 
 def _cut(name: str, width: int) -> str:

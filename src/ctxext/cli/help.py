@@ -1,8 +1,9 @@
 """The help of a command: names of options are never cut, and what fits a screen comes first."""
 
+import functools
 import re
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -21,11 +22,6 @@ Row = tuple[str, str]
 
 class Command(typer.core.TyperCommand):
     """A command whose help leaves out what `with_parameters` was told is advanced; `--help-all` shows it too."""
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        if self.advanced or getattr(self.callback, "help_for", None):
-            self.params += _help_all_option()
 
     @property
     def advanced(self) -> Collection[str]:
@@ -56,40 +52,34 @@ def read_plainly(parameters: list[Any]) -> list[Any]:
     """
     for parameter in parameters:
         if "process_value" not in vars(parameter):
-            _read_plainly(parameter)
+            parameter.process_value = functools.partial(_read_plainly, parameter, parameter.process_value)
     return parameters
 
 
-def _read_plainly(parameter: Any) -> None:
-    process = parameter.process_value
+def _read_plainly(parameter: Any, process: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
     kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
-    is_single = parameter.nargs == 1 and not getattr(parameter, "multiple", False)
-
-    def process_value(ctx: Any, value: Any) -> Any:
-        is_plain = (value is None and not parameter.required) or (kind is str and isinstance(value, str))
-        if not (is_plain and is_single):
-            return process(ctx, value)
-        return value if parameter.callback is None else parameter.callback(ctx, parameter, value)
-
-    parameter.process_value = process_value
+    is_plain = (value is None and not parameter.required) or (kind is str and isinstance(value, str))
+    if not is_plain or parameter.nargs != 1 or getattr(parameter, "multiple", False):
+        return process(ctx, value)
+    return value if parameter.callback is None else parameter.callback(ctx, parameter, value)
 
 
-def _help_all_option() -> list[Any]:
-    def show(context: typer.Context, wanted: bool) -> None:
-        if wanted and not context.resilient_parsing:
-            print_help(context.command, context, everything=True)
-            raise typer.Exit
+def _show_everything(context: typer.Context, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        print_help(context.command, context, everything=True)
+        raise typer.Exit
 
-    option = typer.Option(
-        "--help-all", help="Show every option and exit.", is_eager=True, expose_value=False, callback=show
-    )
-    single = typer.Typer(add_completion=False)
 
-    @single.command()
-    def declared(help_all: Annotated[bool, option] = False) -> None:
-        pass
-
-    return typer.main.get_command(single).params
+HelpAllOption = Annotated[
+    bool,
+    typer.Option(
+        "--help-all",
+        help="Show every option and exit.",
+        is_eager=True,
+        expose_value=False,
+        callback=_show_everything,
+    ),
+]
 
 
 def print_help(

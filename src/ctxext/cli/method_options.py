@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_origin
 import typer
 
 from ctxext.cli.help import Row
+from ctxext.cli.options import keyword
 from ctxext.errors import CtxextError
 from ctxext.files.length import parse_length
 from ctxext.files.strict import parse_yaml, read_text
@@ -53,8 +54,7 @@ def method_parameters() -> list[inspect.Parameter]:
             metavar="FILE" if is_file else None,
         )
         hint: Any = str if is_file or name.endswith("_length") else kind
-        annotation = Annotated[hint | None, option]
-        parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
+        parameters.append(keyword(name, Annotated[hint | None, option]))
     return parameters
 
 

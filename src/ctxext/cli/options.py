@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from ctxext.cli.completion import COMPLETIONS
+from ctxext.cli.help import HelpAllOption
 from ctxext.files.length import parse_length
 from ctxext.options import Option, options_of
 from ctxext.recipes.param import value_type
@@ -96,8 +97,12 @@ def _parameter(owner: type, field: "dataclasses.Field[Any]", option: Option) -> 
         metavar=option.metavar,
     )
     hint: Any = kind if default is not None else kind | None
-    annotation = Annotated[hint, declared]
-    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    return keyword(field.name, Annotated[hint, declared], default=default)
+
+
+def keyword(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
+    """A keyword parameter of a command."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def built(owner: Callable[..., _Instance], given: Mapping[str, Any], **others: Any) -> _Instance:
@@ -126,9 +131,10 @@ def with_parameters(
         declared = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
         first = 1 + next(i for i, parameter in enumerate(declared) if parameter.name == after)
         ordered = [*declared[:first], *parameters, *declared[first:]]
+        if advanced or help_for:
+            ordered.append(keyword("help_all", HelpAllOption, default=False))
         function.__signature__ = signature.replace(parameters=ordered)  # type: ignore[attr-defined]
-        del function.__annotations__["options"]
-        function.__annotations__ |= {parameter.name: parameter.annotation for parameter in parameters}
+        function.__annotations__ = {parameter.name: parameter.annotation for parameter in ordered}
         function.advanced = frozenset(advanced)  # type: ignore[attr-defined]
         function.help_for = help_for  # type: ignore[attr-defined]
         return function

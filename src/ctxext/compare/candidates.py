@@ -163,10 +163,6 @@ def _words(steps: Sequence[Mapping[str, Any]]) -> list[str]:
                 return []
             if value is None or value == default:
                 continue
-            flag = "--" + name.replace("_", "-")
-            words += [flag if value else f"--no-{flag[2:]}"] if isinstance(value, bool) else [flag, _text(value)]
+            flag, shown = "--" + name.replace("_", "-"), f"{value:g}" if isinstance(value, float) else str(value)
+            words += [flag if value else f"--no-{flag[2:]}"] if isinstance(value, bool) else [flag, shown]
     return words
-
-
-def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

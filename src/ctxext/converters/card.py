@@ -40,14 +40,7 @@ a model that uses it.
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a report says of a checkpoint, ready to be shown.
-
-    Attributes:
-        body: Findings, tables and pictures, as Markdown.
-        command: The command that measured it.
-        missing: What was not measured, one sentence each.
-        results: The figures as `huggingface_hub.EvalResult`, for the front matter.
-    """
+    """What a report says of a checkpoint, as Markdown, with the figures as `huggingface_hub.EvalResult`."""
 
     body: str
     command: str

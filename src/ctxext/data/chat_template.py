@@ -5,6 +5,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -31,11 +32,8 @@ _STATM = Path("/proc/self/statm")
 
 def rendered(tokenizer: Any, messages: Sequence[Any], **more: Any) -> str:
     """Render a conversation as one text, with further variables of the template."""
-
-    def render() -> tuple[str, Sequence[Any]]:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, **more)), ()
-
-    return _rendered(render, messages, more)[0]
+    render = partial(tokenizer.apply_chat_template, messages, tokenize=False, **more)
+    return _rendered(lambda: (str(render()), ()), messages, more)[0]
 
 
 def rendered_answers(tokenizer: Any, messages: Sequence[Any], **more: Any) -> tuple[str, Sequence[tuple[int, int]]]:

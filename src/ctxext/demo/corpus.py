@@ -7,7 +7,7 @@ that most of their tokens teach retrieval. Keys and values are random, so that n
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 
 from ctxext.data import prose
 from ctxext.data.prompt import Pieces
@@ -120,10 +120,7 @@ def _split(units: list[list[int]], depth: float, may_cut: bool) -> tuple[list[in
     tokens = list(chain.from_iterable(units))
     at = round(depth * len(tokens))
     if not may_cut:
-        ends = [0]
-        for unit in units:
-            ends.append(ends[-1] + len(unit))
-        at = min(ends, key=lambda end: abs(end - at))
+        at = min([0, *accumulate(map(len, units))], key=lambda end: abs(end - at))
     return tokens[:at], tokens[at:]
 
 

@@ -68,14 +68,11 @@ class CheckpointInfo:
     @property
     def cut_at(self) -> int | None:
         """The number of tokens at which a sentence encoder cuts texts; None for other models."""
-        stated = [*stated_lengths(self.checkpoint.folder).values(), *filter(None, [self.context_length])]
-        return min(stated, default=None) if self.pipeline else None
-
-    @property
-    def recipe_summary(self) -> str:
-        """The recipe in a few words, "stock" without one."""
-        steps = (self.provenance.get("recipe") or {}).get("steps") or []
-        return ", ".join(describe_step(step) for step in steps) or "stock"
+        if not self.pipeline:
+            return None
+        return min(
+            [*stated_lengths(self.checkpoint.folder).values(), *filter(None, [self.context_length])], default=None
+        )
 
     @property
     def is_own_code(self) -> bool:
@@ -94,13 +91,14 @@ class CheckpointInfo:
 
     def facts(self) -> dict[str, Any]:
         """The entry in reports, before anything is measured."""
+        steps = (self.provenance.get("recipe") or {}).get("steps") or []
         return {
             "name": self.name,
             "revision": self.checkpoint.revision,
             "kind": self.kind,
             "model_type": self.checkpoint.config.get("model_type"),
             "recipe": self.provenance.get("recipe"),
-            "summary": self.recipe_summary,
+            "summary": ", ".join(describe_step(step) for step in steps) or "stock",
             "is_finetuned": bool(self.provenance.get("finetune")),
             "source": self.source,
             "trained_length": self.trained_length,
@@ -132,11 +130,6 @@ class GgufInfo(CheckpointInfo):
     @cached_property
     def pipeline(self) -> SentencePipeline | None:
         """It is no sentence encoder."""
-        return None
-
-    @property
-    def cut_at(self) -> int | None:
-        """Longer texts are refused."""
         return None
 
     @cached_property

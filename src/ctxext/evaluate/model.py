@@ -1,11 +1,13 @@
 """Loading a checkpoint to evaluate it: device, dtype, attention, and remote code."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from ctxext.checkpoint.head import Head
 from ctxext.checkpoint.loading import (
     BUILT_IN,
     choose_device,
@@ -86,6 +88,11 @@ class LoadedModel:
     def device(self) -> torch.device:
         """The device of the weights."""
         return torch.device(self.model.device)
+
+    @functools.cached_property
+    def head(self) -> Head:
+        """What makes logits of hidden states; whether it can run separately is tried once."""
+        return Head(self.model, is_masked=self.kind == "masked")
 
     def facts(self) -> dict[str, str]:
         """How the model was loaded, for the report."""

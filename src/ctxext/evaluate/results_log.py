@@ -59,9 +59,12 @@ class ResultsLog:
             self._records.append(record)
             return
         path = self.folder / self._name
-        _drop_torn_line(path)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        with path.open("ab+") as file:
+            file.seek(0)
+            content = file.read()
+            if not content.endswith(b"\n"):  # A kill tore the last line.
+                file.truncate(content.rfind(b"\n") + 1)
+            file.write((json.dumps(record, ensure_ascii=False) + "\n").encode())
             file.flush()
             os.fsync(file.fileno())
 
@@ -117,15 +120,6 @@ def _is_record(line: Any) -> TypeGuard[Record]:
         return isinstance(line.get("header"), dict) or isinstance(line.get("model"), str)
     is_whole = all(key in line and isinstance(line[key], kind) for key, kind in _NEEDED.items())
     return is_whole and all(isinstance(sample, int) for sample in line["samples"])
-
-
-def _drop_torn_line(path: Path) -> None:
-    if not path.exists():
-        return
-    with path.open("rb+") as file:
-        content = file.read()
-        if content and not content.endswith(b"\n"):
-            file.truncate(content.rfind(b"\n") + 1)
 
 
 def _check_header(folder: Path, header: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ctxext.checkpoint.head import base_of
 from ctxext.errors import CtxextError
 
 SHIFTED, DOCUMENTS = "ctxext_shifted", "ctxext_documents"
@@ -144,7 +145,7 @@ def keeps_documents_apart(model: Any, first_index: int | None) -> bool:
     model.eval()
     try:
         one, other = (
-            model.base_model(
+            base_of(model)(
                 input_ids=torch.cat([before, tokens * 11])[None] % size, use_cache=False, **places
             ).last_hidden_state[0, _PROBE_LENGTH:]
             for before in (tokens * 7 + 1, tokens * 5 + 3)

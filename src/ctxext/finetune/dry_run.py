@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from ctxext.checkpoint.head import positions_at_once
 from ctxext.errors import CtxextError
 from ctxext.files.memory import forget_peak, peak_memory
 from ctxext.finetune.batches import Tensors
 from ctxext.finetune.data import DataReport
 from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.loop import OrderedTrainer, Prepared, training_arguments
-from ctxext.finetune.loss import IGNORED, positions_at_once
+from ctxext.finetune.loss import IGNORED
 from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.prepare import num_tokens_of, open_model, prepare
 from ctxext.finetune.tiles import give_blocks_back
@@ -121,7 +122,7 @@ class Cost:
         embedding = int(model.get_input_embeddings().weight.numel())
         num_linear = sum(weight.numel() for weight in model.parameters()) - embedding
         self.per_token = int(num_linear) + int(learned_share * embedding)
-        self.piece = positions_at_once(model, model.device, options.piece)
+        self.piece = positions_at_once(model, options.piece)
 
     def work(self, length: int) -> float:
         """Multiplications of a sequence, up to a factor: through the weights, and causal attention."""

@@ -1,58 +1,39 @@
-"""The loss of a long sequence without its logits: memory never holds length × vocabulary.
+"""The loss of a long sequence without its logits: memory never holds length × vocabulary (`checkpoint/head.py`).
 
-The base model computes the hidden states once. Then the causal language model's own forward is called on pieces of
-them, with the base model standing in for itself: whatever a family does between hidden states and logits (soft caps,
-scales, norms) it does here too. Where nothing is trained behind the hidden states, a piece's gradient is computed at
-once, while its logits are there; otherwise each piece is checkpointed.
+If nothing is trained behind the hidden states, a piece's gradient is computed at once, while its logits exist.
+Otherwise each piece is checkpointed.
 """
 
 import contextlib
-import functools
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from ctxext.checkpoint.head import Head, positions_at_once
 from ctxext.errors import CtxextError
-from ctxext.finetune.comparison import (
-    Comparison,
-    Divergence,
-    Head,
-    NextToken,
-    Source,
-)
+
+if TYPE_CHECKING:
+    from ctxext.finetune.source_model import SourceModel
+    from ctxext.finetune.watch import PositionLosses
 
 IGNORED = -100
-NO_CACHE: Mapping[str, Any] = {"use_cache": False}
-# On a CPU small enough that memory is reused instead of asked for again; on an accelerator large enough to fill it.
-_PIECE_BYTES = {"cpu": 24 << 20}
-_ACCELERATOR_BYTES = 256 << 20
-_PROBE_LENGTH, _PROBE_PIECE = 16, 5
-_TOLERANCE = 0.02
 
-
-class Parts(Protocol):
-    """What adds up the loss of each part of the positions."""
-
-    sums: torch.Tensor
-
-    def add(self, part: int, total: torch.Tensor, count: int) -> None:
-        """The summed loss of so many tokens that lie in a part."""
-        ...
+Comparison = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""From logits of shape (positions, vocabulary), in float32, to their summed loss and its gradient."""
 
 
 def use_chunked_loss(
     model: Any,
     piece: int | None = None,
-    source: Source | None = None,
-    by_position: Parts | None = None,
+    source: "SourceModel | None" = None,
+    by_position: "PositionLosses | None" = None,
     *,
     tokens_per_step: int | None = None,
     is_masked: bool = False,
     offloads: bool = False,
-) -> Any:
+) -> Head:
     """Replace a language model's forward by one that returns the loss alone, computed piece by piece.
 
     It stays inside the model's call, so that whatever wraps the model (data parallel, FSDP, autocast) works unchanged.
@@ -69,15 +50,14 @@ def use_chunked_loss(
         offloads: Whether what checkpointing keeps for the way back waits in the machine's memory.
 
     Returns:
-        The model's forward, as it was before.
+        The model's head, by its forward as it was before.
     """
-    plainly: Mapping[str, Any] = {} if is_masked else NO_CACHE
-    if not _can_replay(model, plainly):
+    head = Head(model, is_masked=is_masked)
+    if not head.is_separate:
         raise CtxextError(
             f'The loss of "{type(model).__name__}" cannot be computed in pieces: its logits depend on more than the '
             "last hidden states."
         )
-    stock = model.forward
 
     def forward(
         input_ids: Any,
@@ -95,63 +75,53 @@ def use_chunked_loss(
         if targets is None:
             targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
         kept = targets != IGNORED
-        size = positions_at_once(model, labels.device, piece)
-        is_frozen = not any(parameter.requires_grad for parameter in _head_parameters(model))
+        is_frozen = not any(parameter.requires_grad for parameter in head.parameters())
 
         # Without checkpointing this would move the weights too, as all that backward needs is kept through it.
         moved = torch.autograd.graph.save_on_cpu(pin_memory=True) if offloads else contextlib.nullcontext()
         with moved:
-            output = model.base_model(input_ids=input_ids, **plainly, **given)
+            states = head.read(input_ids, **given)
 
-        def summed(hidden: torch.Tensor, ids: torch.Tensor, compare: Callable[[slice], Comparison]) -> torch.Tensor:
+        def summed(chosen: torch.Tensor, compare: Callable[[slice], Comparison]) -> torch.Tensor:
+            # In a row, as the head sees each position by itself.
+            hidden, ids = states[chosen][None], input_ids[chosen][None]
             total = hidden[:, :0].sum()  # Nothing yet, but with a gradient, for a batch that learns nothing.
-            for begin in range(0, _most(model, hidden.shape[1], hidden.device), size):
-                rows = slice(begin, begin + size)
-                head = functools.partial(logits_of, model, stock, type(output), ids[:, rows], plainly=plainly)
+            for rows in head.pieces(hidden, positions_at_once(model, piece)):
+
+                def piece_loss(hidden: torch.Tensor, rows: slice = rows) -> torch.Tensor:
+                    loss: torch.Tensor = _Compared.apply(  # type: ignore[no-untyped-call]
+                        head(hidden, ids[:, rows])[0].float(), compare(rows)
+                    )
+                    return loss
+
                 if is_frozen:
-                    total = total + _EagerLoss.apply(hidden[:, rows], compare(rows), head)  # type: ignore[no-untyped-call]
+                    total = total + _Eager.apply(hidden[:, rows], piece_loss)  # type: ignore[no-untyped-call]
                 else:
                     total = total + checkpoint(
-                        _piece_loss, hidden[:, rows], compare(rows), head, use_reentrant=False, preserve_rng_state=False
+                        piece_loss, hidden[:, rows], use_reentrant=False, preserve_rng_state=False
                     )
             return total
 
         def loss_of(chosen: torch.Tensor) -> torch.Tensor:
-            # Only positions that are learned need logits; in a row, as the head sees each by itself.
-            wanted = targets[chosen]
-            hidden, ids = output.last_hidden_state[chosen][None], input_ids[chosen][None]
-            return summed(hidden, ids, lambda rows: NextToken(wanted[rows]))
+            wanted = targets[chosen]  # Only positions that are learned need logits.
+            return summed(chosen, lambda rows: next_tokens(wanted[rows]))
 
         total = loss_of(kept) if by_position is None or model.training else _loss_by_part(kept, by_position, loss_of)
         count = kept.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
         loss = total / torch.as_tensor(count, device=total.device)
         if source is not None and model.training and source.knows(given["position_ids"]):
-            said, head = source.read(input_ids, given)
-            hidden, ids = output.last_hidden_state.flatten(0, 1)[None], input_ids.flatten()[None]
-            total = summed(hidden, ids, lambda rows: Divergence(said[:, rows], head))
+            said = source.read(input_ids, given)
+            total = summed(torch.ones_like(kept), lambda rows: divergence(said[:, rows], source.head))
             # What many processes and batches give to one step adds up to a mean over its tokens.
-            loss = loss + source.weight * total / (tokens_per_step or ids.numel())
+            loss = loss + source.weight * total / (tokens_per_step or input_ids.numel())
         return CausalLMOutputWithPast(loss=loss)
 
     model.forward = forward
-    return stock
-
-
-def _most(model: Any, count: int, device: torch.device) -> int:
-    """How many positions the process with the most has, where the head is in shards; its last pieces may be empty.
-
-    Then each call of the head waits for the same call in all processes.
-    """
-    head = model.get_output_embeddings()
-    if not (hasattr(head, "unshard") or any(hasattr(weight, "ds_id") for weight in head.parameters())):
-        return count
-    most = torch.tensor(count, device=device)
-    torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
-    return int(most)
+    return head
 
 
 def _loss_by_part(
-    kept: torch.Tensor, by_position: Parts, loss_of: Callable[[torch.Tensor], torch.Tensor]
+    kept: torch.Tensor, by_position: "PositionLosses", loss_of: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
     """The loss of all kept positions (b, l), part of the sequence by part, each noted."""
     parts = by_position.sums.shape[1]
@@ -165,113 +135,61 @@ def _loss_by_part(
     return total
 
 
-def positions_at_once(model: Any, device: torch.device, piece: int | None) -> int:
-    """Of how many positions the logits are there at once."""
-    vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    return piece or max(1, _PIECE_BYTES.get(device.type, _ACCELERATOR_BYTES) // (4 * vocabulary))
+def next_tokens(targets: torch.Tensor) -> Comparison:
+    """Cross-entropy with the tokens that came, (positions,); its gradient is the softmax, minus one at the target."""
+
+    def compare(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores, columns = logits.log_softmax(-1), targets[:, None]
+        loss = -scores.gather(1, columns).sum()
+        slope = scores.exp_()
+        return loss, slope.scatter_add_(1, columns, slope.new_full((1, 1), -1.0).expand_as(columns))
+
+    return compare
 
 
-def _head_parameters(model: Any) -> Iterator[torch.nn.Parameter]:
-    """What lies between hidden states and logits: all that is not in the base model, and the output embedding."""
-    inside = {id(parameter) for parameter in model.base_model.parameters()}
-    yield from (parameter for parameter in model.parameters() if id(parameter) not in inside)
-    yield from model.get_output_embeddings().parameters()
+def divergence(hidden: torch.Tensor, head: Head) -> Comparison:
+    """Kullback-Leibler divergence from a model's predictions, given by its hidden states, (1, positions, width)."""
+
+    def compare(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        # Nothing between hidden states and logits looks at the ids; their number must fit.
+        said = head(hidden, hidden.new_zeros(hidden.shape[:2], dtype=torch.long))[0].float().log_softmax(-1)
+        scores, shares = logits.log_softmax(-1), said.exp()
+        return (shares * (said - scores)).sum(), scores.exp_().sub_(shares)
+
+    return compare
 
 
-def logits_of(
-    model: Any, forward: Any, kind: type, ids: torch.Tensor, hidden: torch.Tensor, plainly: Mapping[str, Any] = NO_CACHE
-) -> torch.Tensor:
-    """The logits of some hidden states, by the model's forward; encoders know no cache."""
-    with _standing_in(model, kind(last_hidden_state=hidden)):
-        logits: torch.Tensor = forward(input_ids=ids, **plainly).logits
-    return logits
-
-
-def _piece_loss(hidden: torch.Tensor, comparison: Comparison, head: Head) -> torch.Tensor:
-    """The summed loss of one piece, in float32."""
-    return comparison.loss(head(hidden).float().flatten(0, 1))
-
-
-class _EagerLoss(torch.autograd.Function):
-    """The summed loss of one piece, its gradient computed in the same breath."""
+class _Compared(torch.autograd.Function):
+    """The summed loss of logits; its gradient, of the logits' shape, takes the only further memory."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: torch.Tensor, comparison: Comparison, head: Head) -> torch.Tensor:
-        """Compute loss and gradient; only the gradient, as large as the hidden states, is kept."""
-        with torch.enable_grad():
-            leaf = hidden.detach().requires_grad_()
-            logits = head(leaf)
-        loss, slope = comparison.loss_and_slope(logits.detach().float().flatten(0, 1))
-        (gradient,) = torch.autograd.grad(logits, leaf, slope.view_as(logits).to(logits.dtype))
-        ctx.save_for_backward(gradient)
+    def forward(ctx: Any, logits: torch.Tensor, compare: Comparison) -> torch.Tensor:
+        """Compute the loss, and keep its gradient."""
+        loss, slope = compare(logits)
+        ctx.save_for_backward(slope)
         return loss
 
     @staticmethod
-    def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Scale the gradient by what the loss is multiplied with."""
+        (slope,) = ctx.saved_tensors
+        return slope * outer[0], None
+
+
+class _Eager(torch.autograd.Function):
+    """The summed loss of one piece, its gradient computed in the same breath."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, piece_loss: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """Compute loss and gradient; only the gradient, as large as the hidden states, is kept."""
+        with torch.enable_grad():
+            leaf = hidden.detach().requires_grad_()
+            loss = piece_loss(leaf)
+        ctx.save_for_backward(*torch.autograd.grad(loss, leaf))
+        return loss.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Scale the gradient by what the loss is multiplied with."""
         (gradient,) = ctx.saved_tensors
-        return gradient * outer[0].to(gradient.dtype), None, None
-
-
-@contextlib.contextmanager
-def _standing_in(model: Any, output: Any) -> Iterator[None]:
-    """Inside this context the base model returns a given output instead of computing; OPT calls the decoder in it."""
-    inner = [model.base_model]
-    # What ModernBERT names its decoder makes the logits.
-    others = (None, model, model.base_model, model.get_output_embeddings())
-    if (decoder := model.get_decoder()) not in others:
-        inner.append(decoder)
-    forwards = [module.__dict__.get("forward") for module in inner]
-    for module in inner:
-        module.forward = lambda *args, **kwargs: output
-    try:
-        yield
-    finally:
-        for module, forward in zip(inner, forwards, strict=True):
-            if forward is None:
-                del module.forward
-            else:
-                module.forward = forward
-
-
-@torch.no_grad()
-def _can_replay(model: Any, plainly: Mapping[str, Any]) -> bool:
-    """Try it on a few tokens: the pieces must give the logits of the plain forward."""
-    base = getattr(model, "base_model", None)
-    if base is None or base is model:
-        return False
-    size = model.config.get_text_config(decoder=True).vocab_size
-    ids = (torch.arange(_PROBE_LENGTH, device=model.device)[None] * 11) % size
-    was_training, forward = model.training, model.forward
-    model.eval()
-    try:
-        with whole_weights(model):
-            plain = forward(input_ids=ids, **plainly).logits.float()
-            replayed = _replayed(model, forward, ids, plainly)
-    finally:
-        model.train(was_training)
-    if replayed is None or replayed.shape != plain.shape or not plain.isfinite().any():
-        return False
-    return torch.allclose(replayed, plain, atol=_TOLERANCE * float(plain[plain.isfinite()].std()))
-
-
-def whole_weights(model: Any) -> contextlib.AbstractContextManager[None]:
-    """Inside this context weights are whole that DeepSpeed (ZeRO 3) loads as shards."""
-    if not any(hasattr(weight, "ds_id") for weight in model.parameters()):
-        return contextlib.nullcontext()
-    zero: Any = sys.modules["deepspeed"].zero  # Whoever made the shards has loaded it.
-    gathered: contextlib.AbstractContextManager[None] = zero.GatheredParameters(list(model.parameters()))
-    return gathered
-
-
-def _replayed(model: Any, forward: Any, ids: torch.Tensor, plainly: Mapping[str, Any]) -> torch.Tensor | None:
-    """The logits in pieces; None where the forward stops for lack of what it did not get."""
-    output, pieces = model.base_model(input_ids=ids, **plainly), []
-    try:
-        for begin in range(0, _PROBE_LENGTH, _PROBE_PIECE):
-            rows = slice(begin, begin + _PROBE_PIECE)
-            with _standing_in(model, type(output)(last_hidden_state=output.last_hidden_state[:, rows])):
-                pieces.append(forward(input_ids=ids[:, rows], **plainly).logits.float())
-    except (TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError, IndexError, KeyError):
-        return None
-    return torch.cat(pieces, dim=1)
+        return gradient * outer[0].to(gradient.dtype), None

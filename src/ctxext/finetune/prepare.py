@@ -196,7 +196,7 @@ def prepare(
             "of transformers: each would see those before it.",
             hint="Join documents with --pack run-on.",
         )
-    forward = use_chunked_loss(
+    head = use_chunked_loss(
         model,
         options.piece,
         source,
@@ -241,7 +241,7 @@ def prepare(
         say(f"evaluated on {held_out.num_sequences:,} sequences every {every:,} steps")
         if not base.is_masked:
             assert options.length is not None, "the options are settled"
-            needle = needle_probe(model, forward, tokenizer, options.length, options.seed, num_processes())
+            needle = needle_probe(head, tokenizer, options.length, options.seed, num_processes())
     return Prepared(trained, arguments, options, report, held_out, (by_position, needle), reading, *counts)
 
 
@@ -277,8 +277,8 @@ def check_fits(base: Base, options: TrainingOptions) -> None:
 
 def _can_restart(base: Base, options: TrainingOptions, model: Any, first_index: int | None) -> bool:
     """Whether --pack restart goes with this model and the other options."""
+    from ctxext.checkpoint.head import whole_weights
     from ctxext.finetune.attention import keeps_documents_apart
-    from ctxext.finetune.loss import whole_weights
 
     try:
         check_fits(base, dataclasses.replace(options, pack="restart"))

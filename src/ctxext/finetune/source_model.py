@@ -6,11 +6,10 @@ from typing import Any
 import torch
 
 from ctxext.checkpoint.auto_class import CAUSAL
+from ctxext.checkpoint.head import Head
 from ctxext.checkpoint.loading import quiet_transformers, sealed, stock_class
 from ctxext.errors import CtxextError
 from ctxext.finetune.base import Base, load_base
-from ctxext.finetune.comparison import Head
-from ctxext.finetune.loss import logits_of
 from ctxext.finetune.options import TrainingOptions
 from ctxext.recipes.encodings.rotary import provenance
 from ctxext.recipes.recipe import plain_config
@@ -32,13 +31,16 @@ class SourceModel:
     trained_length: int
     weight: float = 5.0
 
+    def __post_init__(self) -> None:
+        self.head = Head(self.model)
+
     def knows(self, positions: torch.Tensor) -> bool:
         """Whether all positions, (batch, length), are ones that the source was trained on."""
         return positions.shape[1] <= self.trained_length and int(positions.max()) < self.trained_length
 
     @torch.no_grad()
-    def read(self, ids: torch.Tensor, given: dict[str, Any]) -> tuple[torch.Tensor, Head]:
-        """The source's last hidden states, (1, tokens, width), and what makes logits of some of them.
+    def read(self, ids: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
+        """The source's last hidden states, (1, tokens, width), for its head.
 
         Args:
             ids: (batch, length).
@@ -49,15 +51,7 @@ class SourceModel:
                 if other.device == ids.device and other.shape == parameter.shape:
                     parameter.data = other.data
             self.model.to(ids.device)
-        output = self.model.base_model(input_ids=ids, use_cache=False, **given)
-
-        def head(hidden: torch.Tensor) -> torch.Tensor:
-            # Nothing between hidden states and logits looks at the ids; their number must fit.
-            return logits_of(
-                self.model, self.model.forward, type(output), ids.flatten()[None, : hidden.shape[1]], hidden
-            )
-
-        return output.last_hidden_state.flatten(0, 1)[None], head
+        return self.head.read(ids, **given).flatten(0, 1)[None]
 
 
 def load_source(base: Base, model: Any, options: TrainingOptions) -> SourceModel:

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from ctxext.checkpoint.head import Head
 from ctxext.data.encoding import Encoder
 from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.needle import Needle
 from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
-from ctxext.finetune.loss import logits_of
 from ctxext.finetune.options import Reporter
 from ctxext.finetune.stopping import Terminated, raise_terminated
 
@@ -54,11 +54,11 @@ class PositionLosses:
 class NeedleProbe:
     """Asks a causal language model that is being trained for needles, in prompts of the target length.
 
-    `forward` is the model's forward as it was before it returned the loss.
+    Its head uses the model's forward as it was before it returned the loss.
     """
 
-    def __init__(self, model: Any, forward: Any, tokenizer: Any, length: int, seed: int) -> None:
-        self.model, self.forward, self.length = model, forward, length
+    def __init__(self, head: Head, tokenizer: Any, length: int, seed: int) -> None:
+        self.head, self.length = head, length
         encoder, task = Encoder(tokenizer), Needle(num_needles=len(_NEEDLES.depths))
         check_fits(task, encoder, [length], _NEEDLES)
         numbers = range(seed * _NEEDLES.samples, (seed + 1) * _NEEDLES.samples)
@@ -71,20 +71,16 @@ class NeedleProbe:
         return sum(map(self._is_answered, self.prompts)) / len(self.prompts)
 
     def _is_answered(self, prompt: Any) -> bool:
-        ids = torch.tensor([prompt.ids], device=self.model.device)
-        output = self.model.base_model(input_ids=ids, use_cache=False)
+        ids = torch.tensor([prompt.ids], device=self.head.model.device)
         asked = slice(-prompt.num_answer - 1, -1)
-        hidden = output.last_hidden_state[:, asked]
-        logits = logits_of(self.model, self.forward, type(output), ids[:, asked], hidden)
+        logits = self.head(self.head.read(ids)[:, asked], ids[:, asked])
         return bool((logits[0].argmax(-1) == ids[0, -prompt.num_answer :]).all())
 
 
-def needle_probe(
-    model: Any, forward: Any, tokenizer: Any, length: int, seed: int, num_processes: int
-) -> NeedleProbe | None:
+def needle_probe(head: Head, tokenizer: Any, length: int, seed: int, num_processes: int) -> NeedleProbe | None:
     """What asks for needles; None where no question fits, or where processes may hold parts of the model."""
     try:
-        return NeedleProbe(model, forward, tokenizer, length, seed) if num_processes == 1 else None
+        return NeedleProbe(head, tokenizer, length, seed) if num_processes == 1 else None
     except CtxextError:
         return None
 

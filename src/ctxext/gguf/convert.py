@@ -60,16 +60,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class GgufPlan:
-    """What a conversion of a GGUF file would write.
-
-    Attributes:
-        source: The file.
-        recipe: The steps with every number filled in.
-        model: The model with its new encoding.
-        header: The header of the result.
-        factors: The content of the lists of divisors, where they are written.
-        cautions: Warnings for whoever uses the result.
-    """
+    """What a conversion of a GGUF file would write, with the lists of divisors where they are written."""
 
     source: GgufModel
     recipe: Recipe

@@ -27,13 +27,7 @@ Parameters = dict[str, Any]
 
 @dataclass(frozen=True)
 class Space:
-    """The recipes for one model and one target.
-
-    Attributes:
-        rotary: The model's encoding.
-        factor: How many times longer the wanted context is.
-        slots: By slot, the methods that apply.
-    """
+    """The recipes for one model and a context that is `factor` times longer: by slot, the methods that apply."""
 
     rotary: Rotary
     factor: float

@@ -97,7 +97,7 @@ def _effective(counts: Mapping[str, Mapping[int, tuple[float, float]]]) -> dict[
         }
         draws.append(_longest({length: _average(shares) for length, shares in drawn.items()}))
     draws.sort(key=lambda length: length or 0)
-    low, high = draws[round(0.025 * _DRAWS)], draws[round(0.99 * _DRAWS) - 1]
+    low, high = draws[round(0.025 * _DRAWS)], draws[round(0.975 * _DRAWS) - 1]
     return {"length": _longest(scores), "low": low, "high": high, "figure": scores[lengths[0]]}
 
 
@@ -319,25 +319,18 @@ def write_report(report: Report, folder: Path) -> list[Path]:
     files = {"report.json": (json.dumps(report, indent=2, ensure_ascii=False) + "\n").encode()}
     files["report.html"] = render_page(report).encode()
     if is_installed("matplotlib"):
-        files |= _pictures(report)
+        from ctxext.evaluate.report.pictures import as_png, draw_heat_maps, draw_losses
+
+        for task in dict.fromkeys(cell["task"] for model in report["models"] for cell in model["cells"]):
+            if len(report["models"]) > 1:
+                files[f"{task}.png"] = as_png(draw_heat_maps(heat_map(report["models"], task)))
+            for model in report["models"]:
+                of_model = heat_map([model], task)
+                if of_model.models:
+                    name = re.sub(r"[^\w.-]+", "-", model["name"]).strip("-.") or "model"
+                    files[f"{task}-{name}.png"] = as_png(draw_heat_maps(of_model))
+        if figure := draw_losses(report):
+            files["perplexity.png"] = as_png(figure)
     for name, content in files.items():
         write_whole(folder / name, content)
     return [folder / name for name in files]
-
-
-def _pictures(report: Report) -> dict[str, bytes]:
-    from ctxext.evaluate.report.pictures import as_png, draw_heat_maps, draw_losses
-
-    files = {}
-    for task in dict.fromkeys(cell["task"] for model in report["models"] for cell in model["cells"]):
-        if len(report["models"]) > 1:
-            files[f"{task}.png"] = as_png(draw_heat_maps(heat_map(report["models"], task)))
-        for model in report["models"]:
-            of_model = heat_map([model], task)
-            if of_model.models:
-                name = re.sub(r"[^\w.-]+", "-", model["name"]).strip("-.") or "model"
-                files[f"{task}-{name}.png"] = as_png(draw_heat_maps(of_model))
-    figure = draw_losses(report)
-    if figure is not None:
-        files["perplexity.png"] = as_png(figure)
-    return files

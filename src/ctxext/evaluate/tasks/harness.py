@@ -3,7 +3,7 @@
 import importlib.util
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ctxext.errors import CtxextError
 
@@ -126,13 +126,11 @@ def _run(
             f"lm-evaluation-harness cannot run {', '.join(tasks)}: {str(error).splitlines()[0]}",
             hint="--harness ruler-6 needs no download." if set(tasks) & set(ALL) else "",
         ) from error
-    return {task: _numbers(metrics) for task, metrics in output["results"].items()}
-
-
-def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
-    numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float) and value != _NOT_RUN}
     return {
-        name.removesuffix(",none"): float(value)
-        for name, value in numbers.items()
-        if "stderr" not in name and name != "sample_len"
+        task: {
+            name.removesuffix(",none"): float(value)
+            for name, value in metrics.items()
+            if isinstance(value, int | float) and value != _NOT_RUN and "stderr" not in name and name != "sample_len"
+        }
+        for task, metrics in output["results"].items()
     }

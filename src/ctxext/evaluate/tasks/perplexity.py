@@ -78,11 +78,11 @@ def _measure_by_position(reading: Reading, loaded: "LoadedModel", ids: list[int]
     losses, width = _losses(loaded, ids[:length]), bucket_width(length)
     # losses[i] is the loss of the token at position i + 1.
     buckets = [losses[max(0, at - 1) : at - 1 + width] for at in range(0, length, width)]
-    record: Record = {
-        "width": width,
-        "buckets": [[float(part.sum()), len(part)] for part in buckets],
-        "lengths": {str(n): _loss_of_beginning(loaded, ids, losses, n) for n in reading.lengths},
-    }
+    record: Record = {"width": width, "buckets": [[float(part.sum()), len(part)] for part in buckets], "lengths": {}}
+    for n in reading.lengths:
+        # A shorter text is read separately if the position encoding depends on the length or content of the prompt.
+        of_beginning = losses if loaded.can_share or n == length else _losses(loaded, ids[:n])
+        record["lengths"][str(n)] = float(of_beginning[: n - 1].sum()), n - 1
     if reading.text:
         record["text"] = reading.text
     if reading.stride:
@@ -91,16 +91,6 @@ def _measure_by_position(reading: Reading, loaded: "LoadedModel", ids: list[int]
             str(n): _loss_in_windows(loaded, ids, num_start, n, reading.stride) for n in reading.lengths
         }
     return record
-
-
-def _loss_of_beginning(loaded: "LoadedModel", ids: list[int], losses: "torch.Tensor", length: int) -> tuple[float, int]:
-    """The sum of the losses of the first tokens, and their number.
-
-    A shorter text is read separately if the position encoding depends on the length or content of the prompt.
-    """
-    if not loaded.can_share and length < len(losses) + 1:
-        losses = _losses(loaded, ids[:length])
-    return float(losses[: length - 1].sum()), length - 1
 
 
 def _loss_in_windows(
@@ -191,7 +181,7 @@ class PseudoPerplexity(Task):
 
 def _measure_masked(reading: Reading, loaded: "LoadedModel", ids: list[int]) -> Record:
     """Read a document at every length, cut and closed, as an encoder also reads what follows a token."""
-    from ctxext.evaluate.scoring.masked_losses import masked_losses
+    from ctxext.evaluate.scoring.token_losses import masked_losses
 
     length, end = max(reading.lengths), reading.encoder.end()
     results = {n: masked_losses(loaded, _closed(ids, n, end)) for n in reading.lengths}
@@ -225,7 +215,7 @@ class Short(Task):
 
 def _measure_whole(loaded: "LoadedModel", ids: list[int]) -> Record:
     """Read a document once."""
-    from ctxext.evaluate.scoring.masked_losses import losses_of
+    from ctxext.evaluate.scoring.token_losses import losses_of
 
     losses = losses_of(loaded, ids)
     return {"loss": [float(losses.sum())], "tokens": [len(losses)]}
