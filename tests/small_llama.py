@@ -36,6 +36,11 @@ def read_json(path: Path) -> dict:
     return json.loads(path.read_text())
 
 
+def change_json(path: Path, **values) -> None:
+    """Change keys of a JSON file, and leave what is recorded of it as it is."""
+    path.write_text(json.dumps({**read_json(path), **values}))
+
+
 def scheduled(folder: Path, **keys: object) -> Path:
     """Write keys into a checkpoint's config.json in the place of its schedule."""
     config = read_json(folder / "config.json")

@@ -21,7 +21,7 @@ from ctxext.evaluate.checkpoint_info import info_of
 from ctxext.publish.upload_plan import pack
 from ctxext.recipes import METHODS, AdjustedBase, Llama3, LongRope, MsPoE, Ntk, Recipe, Yarn, method_named
 from ctxext.recipes.encodings.rotary import model_config
-from small_llama import read_json
+from small_llama import change_json, read_json
 
 REPORT = Path(__file__).parent / "data" / "report"
 
@@ -125,8 +125,7 @@ def test_a_source_on_the_hub_is_named_as_base(llama_source):
 def test_a_folder_that_says_its_own_id_has_it_as_base(llama, declared, base, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("there/folder").mkdir(parents=True)
-    config = {**read_json(llama / "config.json"), "_name_or_path": declared}
-    (llama / "config.json").write_text(json.dumps(config))
+    change_json(llama / "config.json", _name_or_path=declared)
     convert(str(llama), tmp_path / "out", Recipe([Yarn(factor=4)]), check=False)
     written = parts((tmp_path / "out" / "README.md").read_text())[0]
     pushed = parts(pack(tmp_path / "out", "me/x", check=False).card)[0]

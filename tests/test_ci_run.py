@@ -60,6 +60,7 @@ def test_every_step_runs_and_is_shown(ci):
         "make test",
         "make newer",
         "make story",
+        "make golden",
     ]
     assert lines.count("tests") == 2
     assert "the story ends" in lines

@@ -15,9 +15,10 @@ import ctxext
 import tiny_models
 from ctxext import Yarn, convert
 from ctxext.cli.app import app
-from ctxext.data.prose import paragraph
+from ctxext.data.prose import sentence
 from gguf_files import TENSORS, gguf_bytes, keys_of
 from pages import PAGES, ROOT, arguments, blocks, mentioned, programs
+from small_llama import change_json
 from tiny_base import write_jsonl
 from tiny_encodings import save, save_tokenizer
 
@@ -82,13 +83,12 @@ def test_commands_are_read_where_pages_have_them():
 
 def demo(place: Path, **changes) -> None:
     shutil.copytree(Path(ctxext.__file__).parent / "demo" / "checkpoint", place)
-    config = json.loads((place / "config.json").read_text())
-    (place / "config.json").write_text(json.dumps({**config, **changes}))
+    change_json(place / "config.json", **changes)
 
 
 def text(place: Path) -> None:
     rng = random.Random(0)
-    texts = ["\n\n".join(paragraph(rng, 200) for _ in range(60)) for _ in range(6)]
+    texts = ["\n\n".join(" ".join(sentence(rng) for _ in range(200)) for _ in range(60)) for _ in range(6)]
     lines = [json.dumps({"text": text}) + "\n" for text in texts]
     place.write_text("".join(lines) if place.suffix == ".jsonl" else "\n\n".join(texts))
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from ctxext.recipes import Ntk, Recipe, Yarn
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.self_extend import SelfExtend
 from ctxext.verify.run import failures, verify
+from small_llama import change_json
 
 IS_4 = tiny_models.MAJOR == 4
 STEP = Ntk if IS_4 else Yarn  # ModernBERT of 4.57 reads its two bases and no schedule.
@@ -94,16 +94,14 @@ def test_methods_with_code_are_refused_with_the_reason(tmp_path):
 @pytest.mark.parametrize("name", ["ModernBertModel", "ModernBertForSequenceClassification"])
 def test_encoders_with_other_heads_are_converted(name, tmp_path):
     source = tiny_models.save("modernbert", tmp_path / "source")
-    config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps({**config, "architectures": [name]}))
+    change_json(source / "config.json", architectures=[name])
     assert make_plan(open_checkpoint(str(source)), Recipe([STEP(factor=2)])).model.rotary.context_length == 128
 
 
 def test_code_of_others_beside_a_schedule_is_named(tmp_path):
     """Nomic's and EuroBERT's first checkpoints carry code, which reads schedules its own way or not at all."""
     source = tiny_models.save("modernbert", tmp_path)
-    path = Path(source, "config.json")
-    path.write_text(json.dumps({**json.loads(path.read_text()), "auto_map": {"AutoModel": "modeling_hf.Bert"}}))
+    change_json(source / "config.json", auto_map={"AutoModel": "modeling_hf.Bert"})
     plan = make_plan(open_checkpoint(str(source)), Recipe([STEP(factor=2)]))
     assert any("without trust_remote_code" in caution for caution in plan.cautions)
 

@@ -65,21 +65,8 @@ def test_default_name(run, llama, tmp_path, monkeypatch):
 
 
 def test_options_of_several_methods(run, llama, tmp_path):
-    result = run(
-        "convert",
-        llama,
-        tmp_path / "out",
-        "-m",
-        "abf",
-        "-m",
-        "yarn",
-        "--theta",
-        "1e6",
-        "--factor",
-        4,
-        "--beta-fast",
-        16,
-    )
+    methods = ("-m", "abf", "-m", "yarn", "--theta", "1e6", "--factor", 4, "--beta-fast", 16)
+    result = run("convert", llama, tmp_path / "out", *methods)
     assert result.exit_code == 0, result.stderr
     config = read_json(tmp_path / "out" / "config.json")
     assert config["rope_theta"] == 1e6

@@ -454,7 +454,7 @@ def test_a_result_is_asked_the_same_as_its_base(run, tmp_path, monkeypatch):
 
     def evaluate(models, settings, *, loading, out, progress):
         asked.append((models, settings, loading, out))
-        return {"models": []}
+        return {"models": [], "settings": {}}
 
     monkeypatch.setattr("ctxext.evaluate.run.evaluate", evaluate)
     line = ("finetune", "some", "out", "--data", "demo")
@@ -463,4 +463,4 @@ def test_a_result_is_asked_the_same_as_its_base(run, tmp_path, monkeypatch):
     questions = (Settings(tasks=("short", "needle"), seed=7), Loading(revision="v1"))
     assert planned == [(["some"], *questions)]
     assert asked == [(["some", "out"], *questions, Path("out/evaluation"))]
-    assert results == [{"merge": True, "report": {"models": []}}, {"merge": False, "report": None}]
+    assert results == [{"merge": True, "report": {"models": [], "settings": {}}}, {"merge": False, "report": None}]

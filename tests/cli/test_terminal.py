@@ -7,7 +7,7 @@ from rich.progress import Progress
 
 from ctxext.cli.output import Output, print_error, time_left_column
 from ctxext.errors import CtxextError
-from small_llama import read_json
+from small_llama import change_json
 
 ESCAPE = "\x1b]0;owned\x07\x1b[31mred"
 
@@ -44,9 +44,7 @@ def test_json_can_be_written_whatever_a_name_holds(capsys):
 
 
 def test_configurations_cannot_talk_to_the_terminal(run, llama, tmp_path):
-    config = read_json(llama / "config.json")
-    config["rope_parameters"] = {"rope_type": f"[/x]{ESCAPE}", "rope_theta": 1e4}
-    (llama / "config.json").write_text(json.dumps(config))
+    change_json(llama / "config.json", rope_parameters={"rope_type": f"[/x]{ESCAPE}", "rope_theta": 1e4})
     for words in (["inspect", llama], ["convert", llama, tmp_path / "[/o]", "-m", "pi", "--factor", 2, "--dry-run"]):
         result = run(*words)
         assert "\x1b" not in result.stdout + result.stderr

@@ -19,18 +19,13 @@ from ctxext.verify import carried, clean_load, file_checks, loading_checks, run
 from ctxext.verify.checks_process import rotary_modules
 from ctxext.verify.clean_load import LoadReport
 from ctxext.verify.subject import Finding, Subject, training_of
-from small_llama import make_llama, read_json
+from small_llama import change_json, make_llama, read_json
 
 COMMIT = "a" * 40
 
 
 def subject_of(folder, **options) -> Subject:
     return Subject(open_checkpoint(str(folder)), **options)
-
-
-def change(folder, name, **values) -> None:
-    """Change keys of a JSON file, and leave what is recorded of it as it is."""
-    (folder / name).write_text(json.dumps({**read_json(folder / name), **values}))
 
 
 def digest(path) -> str:
@@ -50,7 +45,7 @@ def test_either_record_may_tell_another_story(converted, name, key):
         noted[key] = COMMIT
     else:
         noted["source"][{"source": "name"}.get(key, key)] = COMMIT
-    change(folder, name, **content)
+    change_json(folder / name, **content)
     problem = f'"ctxext.json" and "config.json" disagree about {key}'
     assert file_checks.check_record(subject_of(folder)) == Finding("record", "failed", problem)
 
@@ -95,7 +90,7 @@ def test_a_folder_that_is_about_to_be_written_again_is_not_checked(converted, na
     (folder / name).write_text("{}")
     manifest = read_json(folder / "ctxext.json")
     if what != "not recorded":
-        change(folder, "ctxext.json", files={**manifest["files"], name: "0" * 64})
+        change_json(folder / "ctxext.json", files={**manifest["files"], name: "0" * 64})
     if what == "missing":
         (folder / name).unlink()
     assert file_checks.check_files(subject_of(folder, rewritten="evaluation")).status == status
@@ -123,7 +118,7 @@ def test_weights_by_digest_or_by_stamp(sharded, known, touched):
     for number in touched:
         stamps[names[number]][1] -= 5_000_000_000
     weights = {name: digest(folder / name) if number in known else None for number, name in enumerate(names)}
-    change(folder, "ctxext.json", weights=weights, stamps=stamps)
+    change_json(folder / "ctxext.json", weights=weights, stamps=stamps)
     finding = file_checks.check_weights(subject_of(folder))
     if {*touched} - {*known}:
         assert finding.status == "failed"
@@ -135,7 +130,7 @@ def test_weights_by_digest_or_by_stamp(sharded, known, touched):
     else:
         assert (finding.status, finding.detail) == ("passed", "3 file(s) as recorded")
     for number in known:
-        change(folder, "ctxext.json", weights={**weights, names[number]: "0" * 64})
+        change_json(folder / "ctxext.json", weights={**weights, names[number]: "0" * 64})
         finding = file_checks.check_weights(subject_of(folder))
         assert (finding.status, finding.detail) == ("failed", f'changed: "{names[number]}"')
 
@@ -146,7 +141,7 @@ def test_what_is_compared_in_full_may_be_newer_but_not_larger(converted, llama_s
     folder, name = converted("yarn"), "model.safetensors"
     then = stamp_of(folder / name)
     weights = {name: None}
-    change(folder, "ctxext.json", weights=weights, stamps={name: [then[0] + size, then[1] - 5_000_000_000]})
+    change_json(folder / "ctxext.json", weights=weights, stamps={name: [then[0] + size, then[1] - 5_000_000_000]})
     places = {"a copy": llama_source, "itself": folder}
     if against == "a folder without it":
         places[against] = make_llama(tmp_path / "other")
@@ -218,7 +213,7 @@ def test_code_that_is_ours_and_code_that_is_not(converted, kind, name, is_record
     (folder / name).write_text("x = 1\n")
     manifest = read_json(folder / "ctxext.json")
     files = {**manifest["files"], **({name: "0" * 64} if is_recorded else {})}
-    change(folder, "ctxext.json", files=files)
+    change_json(folder / "ctxext.json", files=files)
     finding = file_checks.check_code(subject_of(folder))
     if name in needed:
         assert finding.status == "failed"
@@ -457,15 +452,15 @@ def test_what_cannot_be_read_is_a_failure_of_its_check(llama_source, error):
 )
 def test_a_training_is_known_from_either_record(converted, recorded, noted, training):
     folder = converted("yarn")
-    change(folder, "ctxext.json", finetune=recorded)
-    change(folder, "config.json", ctxext={**read_json(folder / "config.json")["ctxext"], "finetune": noted})
+    change_json(folder / "ctxext.json", finetune=recorded)
+    change_json(folder / "config.json", ctxext={**read_json(folder / "config.json")["ctxext"], "finetune": noted})
     assert training_of(subject_of(folder)) == training
 
 
 def test_what_describes_far_more_than_it_holds_is_not_loaded(converted, monkeypatch):
     """Asked before anything else is, so that leave for code does not load it either."""
     folder = converted("yarn")
-    change(folder, "config.json", hidden_size=32_768, intermediate_size=100_000, num_hidden_layers=400)
+    change_json(folder / "config.json", hidden_size=32_768, intermediate_size=100_000, num_hidden_layers=400)
     monkeypatch.setattr("ctxext.verify.clean_load.answer_of", None)
     for leave in (False, True):
         assert "describes far more weights" in subject_of(folder, trust_remote_code=leave).loaded.error

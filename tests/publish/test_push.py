@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from ctxext.errors import CtxextError
 from ctxext.publish.push import PushOptions, prepare
 from ctxext.publish.upload_plan import seal
-from small_llama import read_json
+from small_llama import change_json, read_json
 
 push_module = importlib.import_module("ctxext.publish.push")
 TOKEN, STRANGER = "hf_goodgoodgood", "hf_otherother"
@@ -157,9 +157,8 @@ def test_branches_private_repositories_and_pull_requests(commands, server, conve
 def test_what_a_record_says_of_this_machine_is_not_published(converted):
     """Times of files and places on this disk."""
     folder = converted("yarn")
-    manifest = read_json(folder / "ctxext.json")
-    manifest |= {"links": {"model.safetensors": "/home/me/models/model.safetensors"}, "stamps": {"config.json": [1, 2]}}
-    (folder / "ctxext.json").write_text(json.dumps(manifest))
+    places = {"model.safetensors": "/home/me/models/model.safetensors"}
+    change_json(folder / "ctxext.json", links=places, stamps={"config.json": [1, 2]})
     seal(prepare(folder, "me/tiny", PushOptions(check=False)))
     assert not {"links", "stamps"} & read_json(folder / "ctxext.json").keys()
     assert "/home/me" not in (folder / "ctxext.json").read_text() + (folder / "README.md").read_text()
@@ -213,9 +212,7 @@ def test_what_is_no_checkpoint_of_ours_is_refused(llama_source, tmp_path):
 
 def test_the_card_of_a_trained_checkpoint_says_how(converted):
     folder = converted("yarn")
-    manifest = read_json(folder / "ctxext.json")
-    manifest["finetune"] = {"trained": "LoRA rank 4", "steps": 3}
-    (folder / "ctxext.json").write_text(json.dumps(manifest))
+    change_json(folder / "ctxext.json", finetune={"trained": "LoRA rank 4", "steps": 3})
     options = {"length": 512, "steps": 3, "rank": 4, "targets": ["q_proj", "v_proj"], "dora": True, "device": "cpu"}
     (folder / "finetune.json").write_text(json.dumps({"options": options, "data": {"name": "books.jsonl"}}))
     (folder / "loss.png").write_bytes(b"picture")

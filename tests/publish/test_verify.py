@@ -24,7 +24,7 @@ from ctxext.verify.loading_checks import check_loading
 from ctxext.verify.run import verify
 from ctxext.verify.subject import Subject
 from ctxext.version import __version__
-from small_llama import read_json
+from small_llama import change_json, read_json
 
 QUICK_FAMILIES = ("llama", "gemma3_text", "phi3", "gpt_neox", "granite")
 
@@ -145,11 +145,7 @@ def test_what_may_be_loaded_with_and_without_leave(converted, kind, changes, may
 
 
 def test_converting_runs_no_code_of_the_source(llama, tmp_path):
-    config = {
-        **read_json(llama / "config.json"),
-        "auto_map": {"AutoConfig": "evil.Config", "AutoModelForMaskedLM": "evil.Model"},
-    }
-    (llama / "config.json").write_text(json.dumps(config))
+    change_json(llama / "config.json", auto_map={"AutoConfig": "evil.Config", "AutoModelForMaskedLM": "evil.Model"})
     (llama / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     for name, recipe in {
         "yarn": Recipe([Yarn(factor=4)]),
@@ -197,9 +193,7 @@ def test_a_model_that_lacks_weights_or_does_not_load_is_found(config, report, st
 def test_weights_that_only_an_accelerator_quantizes_are_not_loaded_on_a_cpu(key, converted, monkeypatch):
     """bitsandbytes fails in the first forward, with an assertion."""
     folder = converted("yarn")
-    config = read_json(folder / "config.json")
-    config["quantization_config"] = {"quant_method": "bitsandbytes", key: True}
-    (folder / "config.json").write_text(json.dumps(config))
+    change_json(folder / "config.json", quantization_config={"quant_method": "bitsandbytes", key: True})
     monkeypatch.setattr(subject, "load_in_clean_process", None)
     one = Subject(open_checkpoint(str(folder)))
     finding = check_loading(one)

@@ -19,7 +19,7 @@ from ctxext.errors import CtxextError
 from ctxext.finetune.options import TrainingOptions
 from ctxext.publish.push import Push, PushOptions, hub_errors_in_one_line, prepare, usable_token
 from ctxext.publish.upload_plan import UploadPlan, adapter_in, seal, stage, total, training_command
-from small_llama import read_json
+from small_llama import change_json, read_json
 
 push_module = importlib.import_module("ctxext.publish.push")
 CARD = '---\nbase_model: "me/base"\n---\nWritten by hand.\n'
@@ -137,9 +137,8 @@ def test_the_card_is_told_all_that_the_record_says(is_adapter, converted, monkey
     from ctxext.publish import upload_plan
 
     folder, facts = converted("yarn"), []
-    manifest = read_json(folder / "ctxext.json")
-    manifest |= {"source": {"name": "me/llama", "revision": "abc"}, "rewritten": {"wpe.weight": [4, 2]}}
-    (folder / "ctxext.json").write_text(json.dumps(manifest))
+    source = {"name": "me/llama", "revision": "abc"}
+    change_json(folder / "ctxext.json", source=source, rewritten={"wpe.weight": [4, 2]})
     (folder / "loss.png").write_bytes(b"picture")
     adapter(folder / "adapter")
     monkeypatch.setattr(upload_plan, "render", lambda fact: facts.append(fact) or "card")
@@ -204,10 +203,8 @@ def test_which_adapter_is_meant(tmp_path):
 
 def test_a_card_of_unknown_origin_is_written_again(converted):
     folder = converted("yarn")
-    manifest = read_json(folder / "ctxext.json")
     (folder / "README.md").write_text("# Who wrote this?\n")
-    del manifest["files"]["README.md"]
-    (folder / "ctxext.json").write_text(json.dumps(manifest))
+    change_json(folder / "ctxext.json", files={})
     plan = prepare(folder, "me/tiny", PushOptions(check=False))
     assert plan.warnings == ()
     assert 'from_pretrained("me/tiny")' in plan.card

@@ -1,5 +1,6 @@
 """What a search decides by: its options, who is better, who is asked on, and what is written; nothing is loaded."""
 
+import dataclasses
 import math
 import random
 import socket
@@ -14,11 +15,11 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from ctxext.cli.search import point_line, state_line, verdict
 from ctxext.errors import CtxextError
-from ctxext.recipes import Ntk, Recipe
+from ctxext.recipes import Ntk, Recipe, Yarn
 from ctxext.search import final_evaluation, gradient, run, study
 from ctxext.search.final_evaluation import Check, check, refuse_without_points, seconds_of_end
 from ctxext.search.loop import SearchLoop, Standing
-from ctxext.search.measurement import EvalSet, Measurement, measurement_from
+from ctxext.search.measurement import EvalSet, Measurement, bounded, measurement_from
 from ctxext.search.options import SearchOptions
 from ctxext.search.picture import pareto_picture
 from ctxext.search.storage import StudyPlace, study_beside
@@ -97,8 +98,9 @@ def trial(number, measurement, published="", seconds=1.0, step=None):
     return Trial(number, published, Recipe([step or Ntk(factor=2 + number)]), measurement, "", seconds)
 
 
-def point(number, loss, rise, sure=None, published="", **more):
-    return Point(trial(number, measured((loss, loss)), published, **more), loss, rise, rise if sure is None else sure)
+def point(number, loss, rise, sure=None, published="", share=0.5, **more):
+    answers = measured((loss, loss), (1 + rise, 1 + rise), share)
+    return Point(trial(number, answers, published, **more), loss, rise, rise if sure is None else sure)
 
 
 def test_who_dominates_whom():
@@ -145,6 +147,40 @@ def test_a_gain_within_chance_is_none():
     assert not result.is_better
 
 
+def test_one_missed_answer_does_not_outweigh_many():
+    assert [bounded(loss) for loss in (0.0, math.log(2), 30.0)] == pytest.approx([0.0, 0.5, 1.0])
+    stock = Measurement([1.0], {8: [9.0, 0.0]}, {8: [False, True]}, (8,), 2)
+    assert stock.loss == pytest.approx(0.5, abs=1e-3)
+
+
+def test_prompts_about_one_text_are_one_value_of_the_interval():
+    """By hand: two texts whose means differ by 1/2, of four prompts each."""
+
+    def told(*losses):
+        return Measurement([1.0], {8: [-math.log1p(-loss) for loss in losses]}, {8: [False] * 8}, (8,), 8, 4)
+
+    stock = told(*[0.75] * 8)
+    assert told(*[0.25] * 4, *[0.75] * 4).gain(stock) == pytest.approx((0.25, 12.706205 * 0.25))
+    assert told(*[0.25, 0.75] * 4).gain(stock) == pytest.approx((0.25, 0.0), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("losses", "short", "keep_short", "is_given_up"),
+    [
+        ((), 1.02, 0.01, True),  # It loses more than it may.
+        ((), 1.005, 0.01, False),
+        ((0.7,), 1.006, 0.01, True),  # 0.7 / 2 is above 0.3 already.
+        ((0.7,), 1.004, 0.006, False),  # It keeps the short text better.
+        ((0.7,), 1.004, 0.01, True),  # Both lose no more than half of it.
+        ((0.5,), 1.006, 0.01, False),  # It may still come out below 0.3.
+    ],
+)
+def test_given_up_where_it_cannot_be_on_the_front_any_more(losses, short, keep_short, is_given_up):
+    stock = measured((0.1, 0.9))
+    good = points_of([trial(0, measured((0.2, 0.4), (1.005, 1.005)))], stock) if losses else []
+    assert study.is_hopeless(measured(losses, (short, short)), stock, good, keep_short) == is_given_up
+
+
 def test_what_the_last_checks_take():
     points = [point(n, 0.5, 0.0, seconds=10.0) for n in range(3)] + [point(9, 0.1, 0.5, seconds=99.0)]
     assert seconds_of_end(points, 5.0, options(samples=4, checked=8)) == 35 * (2 + 2) + 10
@@ -168,6 +204,65 @@ def test_who_is_checked_in_the_end(monkeypatch):
     assert -1 not in result.answers
     assert result.finds_more.trial.number == 3
     assert check(None, None, points, [], 0.01, 0.0).winner is None
+
+
+STOCK = measured((0.9, 0.9), share=0.25)
+KEPT = point(0, 0.2, 0.005, published="ntk", share=0.75)
+COSTLY = point(1, 0.1, 0.015, published="yarn", share=1.0, step=Yarn(factor=2))
+
+
+def said_of(*points, winner):
+    answers = {one.trial.number: one.trial.measurement for one in points}
+    result = Check(winner, None, STOCK, {one.trial.number: one for one in points}, answers, 0.01)
+    return verdict(run.Found(winner and winner.trial.recipe, Standing("", STOCK), result, ()), options(keep_short=0.01))
+
+
+def test_the_sentence_names_what_finds_more_and_breaks_the_bound():
+    said = said_of(KEPT, COSTLY, winner=KEPT)
+    assert "ntk ×2 lowers the loss" in said
+    assert "yarn ×2 answers more prompts, 100.0% (100.0% at 128 tokens) where the one taken answers 75.0%" in said
+    assert "+1.50 ± 0.00 %, beyond the bound of 1 %." in said
+    assert "more prompts" not in said_of(KEPT, winner=KEPT)
+    inside = point(2, 0.3, 0.0, share=1.0)
+    assert "but the loss of its answers is higher; it" in said_of(KEPT, inside, winner=KEPT)
+    assert "answers more prompts" in said_of(COSTLY, winner=None)
+
+
+def test_the_last_check_chooses_and_keeps_the_bound(monkeypatch):
+    """As on the demo: the best so far rises by 1.07 ± 0.22 % on unseen documents, another one by 0.2 %."""
+    lucky, other, third = point(0, 0.1, 0.001), point(1, 0.3, 0.002, published="yarn"), point(2, 0.2, 0.002)
+    rising = measured((0.1, 0.1), (1.008, 1.0134) * 4, 0.75)
+    steady = {1: measured((0.2, 0.2), (1.002,) * 8, 1.0), 2: measured((0.3, 0.3), (1.002,) * 8, 1.0)}
+    unseen = {-1: measured((0.9, 0.9), (1.0,) * 8, 0.25), 0: rising, **steady}
+
+    def asked(_bench, _eval_set, trials, _end):
+        return {number: unseen[number] for number in (-1, *(trial.number for trial in trials))}
+
+    monkeypatch.setattr(final_evaluation, "_asked", asked)
+    result = check(None, None, [lucky, other, third], [lucky, third, other], 0.01, math.inf)
+    assert result.winner is other, "the best on unseen prompts that surely keeps the bound"
+    assert result.is_better
+    assert result.published is other
+    assert "(may break the bound)" not in run.figures(result)[2]
+    assert "ntk ×2 (breaks the bound)" in "\n".join(run.figures(result))
+    unseen |= dict.fromkeys((1, 2), rising)
+    none = check(None, None, [lucky, other, third], [lucky, third, other], 0.01, math.inf)
+    assert none.winner is None
+    assert not none.is_better
+    said = verdict(run.Found(None, Standing("", STOCK), none, ()), options(keep_short=0.01))
+    assert said.startswith("No recipe surely keeps the loss at the original context length within 1.0%")
+    assert not dataclasses.replace(none, winner=lucky).is_better, "whoever chose it"
+    unseen |= {0: measured((0.1, 0.1), (1.0, 1.018) * 4, 1.0)}
+    unsure = check(None, None, [lucky], [lucky], 0.01, math.inf)
+    assert unsure.winner is None, "by the upper end of its interval"
+    assert "ntk ×2 (may break the bound)" in run.figures(unsure)[-1]
+
+
+def test_finalists_are_the_best_and_every_published_one_that_keeps_the_bound():
+    many = [point(number, 0.1 + number / 100, 0.001) for number in range(2, 9)]
+    late = point(9, 0.8, 0.0, published="yarn")
+    chosen = [one.trial.number for one in final_evaluation.finalists_of([KEPT, COSTLY, *many, late], 0.01)]
+    assert chosen == [2, 3, 4, 5, 6, 0, 9]
 
 
 class Bench:
@@ -203,6 +298,19 @@ def test_whoever_surely_lost_is_asked_no_further(monkeypatch):
     asked.clear()
     final_evaluation.run_off(Bench, eval_set, points, 0.01, time.monotonic() - 1)
     assert {part for _, part in asked} == {"first"}, "at least one part, however late it is"
+
+
+def test_a_rise_that_only_may_be_small_does_not_count_in_the_run_off(monkeypatch):
+    """Both are finalists; the scattered one answers better and is given up for its documents."""
+    steady, scattered = measured((0.5, 0.5), (1.004, 1.005, 1.006)), measured((0.3, 0.3), (0.99, 1.005, 1.02))
+    stock = measured((0.9, 0.9), (1.0, 1.0, 1.0))
+    rise, half = scattered.rise(stock)
+    assert rise < 0.01 < rise + half
+    asked = {-1: stock, 0: steady, 1: scattered}
+    monkeypatch.setattr(final_evaluation, "_asked", lambda bench, eval_set, trials, end, has_lost: asked)
+    points = points_of([trial(0, steady), trial(1, scattered)], stock)
+    kept = final_evaluation.run_off(None, None, points, 0.01, math.inf)
+    assert [point.trial.number for point in kept] == [0]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Losses of answers and of documents, when a recipe is given up, and which one is best."""
 
-import math
-
 import pytest
 
 from ctxext.data.encoding import Encoder
@@ -9,11 +7,10 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.model import make_ready
 from ctxext.evaluate.scoring import exact_match as scoring
 from ctxext.evaluate.scoring.exact_match import answer_losses
-from ctxext.recipes import LongRope, PositionInterpolation, Recipe
-from ctxext.search import final_evaluation, measurement
-from ctxext.search.measurement import Measurement, bounded, make_eval_sets, measure, measurement_from
+from ctxext.recipes import LongRope, Recipe
+from ctxext.search import measurement
+from ctxext.search.measurement import make_eval_sets, measure, measurement_from
 from ctxext.search.options import SearchOptions
-from ctxext.search.study import Trial, is_hopeless, points_of
 from hand_made import make_tokenizer, tiny_llama
 
 OPTIONS = SearchOptions(target_length=640, samples=3, num_depths=3, checked=4)
@@ -27,15 +24,6 @@ def loaded():
 @pytest.fixture(scope="module")
 def eval_sets(loaded):
     return make_eval_sets(loaded.encoder, OPTIONS, 320)
-
-
-def measured(answers: dict[int, float], short: float = 1.0, lengths=(160, 320)) -> Measurement:
-    losses = {length: 2 * [-math.log1p(-loss)] for length, loss in answers.items()}
-    return Measurement([short, short], losses, {length: [True, False] for length in answers}, lengths, 2)
-
-
-def tried(number: int, measurement: Measurement, published: str = "") -> Trial:
-    return Trial(number, published, None, measurement, "", 1.0)
 
 
 def test_documents_first_then_the_shortest_prompts(loaded, eval_sets):
@@ -100,51 +88,3 @@ def test_exams_from_the_users_text(tmp_path):
     path.write_text("Too little text. For three eval sets.")
     with pytest.raises(CtxextError, match=r"holds"):
         make_eval_sets(encoder, SearchOptions(target_length=640, data=str(path)), 320)
-
-
-def test_one_missed_answer_does_not_outweigh_many():
-    assert bounded(0.0) == 0.0
-    assert bounded(math.log(2)) == pytest.approx(0.5)
-    assert bounded(30.0) == pytest.approx(1.0)
-    stock = Measurement([1.0], {8: [9.0, 0.0]}, {8: [False, True]}, (8,), 2)
-    assert stock.loss == pytest.approx(0.5, abs=1e-3)
-
-
-def test_given_up_where_it_cannot_be_on_the_front_any_more():
-    stock = measured({160: 0.1, 320: 0.9})
-    good = points_of([tried(0, measured({160: 0.2, 320: 0.4}, short=1.005))], stock)
-    assert is_hopeless(measured({}, short=1.02), stock, [], 0.01), "it loses more than it may"
-    assert not is_hopeless(measured({}, short=1.005), stock, [], 0.01)
-    assert is_hopeless(measured({160: 0.7}, short=1.006), stock, good, 0.01), "0.7 / 2 is above 0.3 already"
-    assert not is_hopeless(measured({160: 0.7}, short=1.004), stock, good, 0.006), "it keeps the short text better"
-    assert is_hopeless(measured({160: 0.7}, short=1.004), stock, good, 0.01), "both lose no more than half of it"
-    assert not is_hopeless(measured({160: 0.5}, short=1.006), stock, good, 0.01), "it may still come out below 0.3"
-
-
-def test_prompts_about_one_text_are_one_value_of_the_interval():
-    """By hand: two texts whose means differ by 1/2, of four prompts each."""
-
-    def measured(losses):
-        return Measurement([1.0], {8: [-math.log1p(-loss) for loss in losses]}, {8: [False] * 8}, (8,), 8, 4)
-
-    stock = measured([0.75] * 8)
-    assert measured([0.25] * 4 + [0.75] * 4).gain(stock) == pytest.approx((0.25, 12.706205 * 0.25))
-    assert measured([0.25, 0.75] * 4).gain(stock) == pytest.approx((0.25, 0.0), abs=1e-12)
-
-
-def measurement_of(documents: list[float], loss: float) -> Measurement:
-    return Measurement(documents, {160: 2 * [-math.log1p(-loss)]}, {160: [True, False]}, (160,), 2)
-
-
-STOCK = measurement_of([1.0, 1.0, 1.0], 0.9)
-STEADY, SCATTERED = measurement_of([1.004, 1.005, 1.006], 0.5), measurement_of([0.99, 1.005, 1.02], 0.3)
-
-
-def test_a_rise_that_only_may_be_small_does_not_count_in_the_run_off(monkeypatch):
-    """Both are finalists; the scattered one answers better and is given up for its documents."""
-    recipe = Recipe([PositionInterpolation(factor=2)])
-    trials = [Trial(n, "", recipe, one, "", 1.0) for n, one in enumerate((STEADY, SCATTERED))]
-    asked = {final_evaluation._STOCK: STOCK, 0: STEADY, 1: SCATTERED}
-    monkeypatch.setattr(final_evaluation, "_asked", lambda bench, eval_set, trials, end, has_lost: asked)
-    kept = final_evaluation.run_off(None, None, points_of(trials, STOCK), 0.01, math.inf)
-    assert [point.trial.number for point in kept] == [0]

@@ -17,6 +17,7 @@ from ctxext.cli.search import watching
 from ctxext.errors import CtxextError, NothingMeasuredError
 from ctxext.search.loop import Standing
 from ctxext.search.measurement import Measurement
+from ctxext.search.options import SearchOptions
 from ctxext.search.study import Trial, best_of, points_of
 
 SMALL = ("--trials", 2, "--samples", 1, "--checked", 2, "--lengths", 640, "--target-length", 640)
@@ -150,11 +151,19 @@ def test_a_log_has_a_line_for_each_new_best_and_no_other():
     assert "3 recipes, 0 stopped early · 1:30 left; best yarn ×6 (answers 0.1000" in lines[-1]
 
 
-def test_auto_converts_with_the_recipe_that_a_search_writes(run, tmp_path, monkeypatch):
-    from ctxext.search.options import SearchOptions
+@pytest.fixture
+def few(monkeypatch):
+    """Let `--method auto` ask little of YaRN alone."""
 
-    few = {"samples": 1, "checked": 2, "methods": ("yarn",), "lengths": (1024,), "keep_short": 0.05}
-    monkeypatch.setattr(auto, "SearchOptions", lambda **given: SearchOptions(**given, **few))
+    def ask(**more):
+        less = {"samples": 1, "checked": 2, "methods": ("yarn",), **more}
+        monkeypatch.setattr(auto, "SearchOptions", lambda **given: SearchOptions(**given, **less))
+
+    return ask
+
+
+def test_auto_converts_with_the_recipe_that_a_search_writes(run, tmp_path, few):
+    few(lengths=(1024,), keep_short=0.05)
     words = ("--method", "auto", "--target-length", "1k", "--trials", 1)
     result = run("convert", "demo", tmp_path / "out", *words)
     assert result.exit_code == 0, result.output
@@ -163,14 +172,8 @@ def test_auto_converts_with_the_recipe_that_a_search_writes(run, tmp_path, monke
     assert json.loads((tmp_path / "out" / "ctxext.json").read_text())["recipe"]["description"].startswith("Found by")
 
 
-def test_auto_converts_with_the_best_published_where_nothing_helps(run, source, tmp_path, monkeypatch):
-    from ctxext.search.options import SearchOptions
-
-    monkeypatch.setattr(
-        auto,
-        "SearchOptions",
-        lambda **given: SearchOptions(**given, samples=1, checked=2, methods=("yarn",), lengths=(640,)),
-    )
+def test_auto_converts_with_the_best_published_where_nothing_helps(run, source, tmp_path, few):
+    few(lengths=(640,))
     result = run("convert", source, tmp_path / "out", "--method", "auto", *FAR, "--trials", 1)
     assert result.exit_code == 0, result.output
     assert "No recipe is surely better than the model as it is: written is the best of the published" in result.stderr
