@@ -492,7 +492,7 @@ def test_losses_by_position_begin_again_after_each_evaluation(tmp_path):
     assert json.loads((tmp_path / "steps.jsonl").read_text()) == written
     line.on_evaluate(SimpleNamespace(device=device), state(first=False), None, {"eval_loss": 1.25})
     assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == len(lines) == 1
-    assert needle_probe(None, None, None, 64, 0, num_processes=2) is None
+    assert needle_probe(None, None, 64, 0, num_processes=2) is None
 
 
 def test_the_newest_save_that_is_whole(tmp_path):
