@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ctxext.search.eval_set import EvalSet, make_eval_sets
 
 from ctxext.converters import convert
 from ctxext.evaluate.checkpoint_info import open_infos
@@ -27,7 +26,7 @@ from ctxext.evaluate.model import Loading, load_model
 from ctxext.evaluate.workbench import Workbench
 from ctxext.recipes import MsPoE, Ntk, Recipe, Yarn
 from ctxext.search import SearchOptions, search
-from ctxext.search.measurement import Measurement, measure
+from ctxext.search.measurement import EvalSet, Measurement, make_eval_sets, measure
 
 RECIPES = {
     "ntk ×4": Recipe([Ntk(factor=4)]),
