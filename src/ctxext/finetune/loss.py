@@ -173,7 +173,7 @@ class _Compared(torch.autograd.Function):
     def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Scale the gradient by what the loss is multiplied with."""
         (slope,) = ctx.saved_tensors
-        return slope * outer[0], None
+        return slope.mul_(outer[0]), None
 
 
 class _Eager(torch.autograd.Function):
