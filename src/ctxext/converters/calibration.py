@@ -126,6 +126,8 @@ def head_scores(
     """
     import torch
 
+    from ctxext.checkpoint.head import base_of
+
     stage = f"calibrating the head order ({model.device.type}, {str(model.dtype).removeprefix('torch.')})"
     most = _NUM_SEQUENCES * min(trained_length, _MAX_LENGTH)
     ids = tokenized(tokenizer, text[: _CHARACTERS_PER_TOKEN * most], return_tensors="pt")[0]
@@ -138,7 +140,7 @@ def head_scores(
     with _scores_of(model) as totals, torch.inference_mode():
         for number in range(_NUM_SEQUENCES):
             chunk = ids[number * length : (number + 1) * length][None].to(model.device)
-            model.base_model(chunk, use_cache=False)
+            base_of(model)(chunk, use_cache=False)
             if progress is not None:
                 progress(stage, number + 1, _NUM_SEQUENCES)
     return {layer: (total / _NUM_SEQUENCES).tolist() for layer, total in totals.items()}

@@ -290,9 +290,10 @@ def _can_restart(base: Base, options: TrainingOptions, model: Any, first_index: 
 
 def _reading(base: Base, model: Any, tokenizer: Any, options: TrainingOptions) -> "Reading":
     """How the model takes its sequences; some families count positions by themselves."""
+    from ctxext.checkpoint.head import base_of
     from ctxext.finetune.batches import Reading, make_masker
 
-    takes_positions = "position_ids" in inspect.signature(model.base_model.forward).parameters
+    takes_positions = "position_ids" in inspect.signature(base_of(model).forward).parameters
     if not takes_positions and options.positions != "full":
         raise CtxextError(
             f'"{base.model.family.model_type}" counts positions by itself, so that none can be skipped.',
