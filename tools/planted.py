@@ -592,8 +592,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "files/output_directory.py",
-        "        lock.release()",
-        "        pass",
+        "                path.unlink()",
+        "                pass",
         ("tests/test_locks.py::test_a_lock_is_there_while_it_is_held_and_leaves_nothing",),
     ),
     (
