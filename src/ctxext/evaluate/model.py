@@ -91,7 +91,7 @@ class LoadedModel:
 
     @functools.cached_property
     def head(self) -> Head:
-        """What makes logits of hidden states; whether it can run separately is tried once."""
+        """The head of the model; whether it can run separately is tried once."""
         return Head(self.model, is_masked=self.kind == "masked")
 
     def facts(self) -> dict[str, str]:

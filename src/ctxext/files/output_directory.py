@@ -320,7 +320,7 @@ def discard(folder: Path) -> None:
 
 
 def is_running(process: int) -> bool:
-    """Return whether another process of this machine runs; what bears this one's own number is of an earlier one."""
+    """Return whether another process with this number runs here; our own number in a record is an earlier process's."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
