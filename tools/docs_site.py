@@ -59,8 +59,8 @@ def moved(text: str, place: Path, to: Path) -> str:
 def api_page() -> str:
     """What `from ctxext import` reaches, with its docstrings."""
     text = (ROOT / "src" / "ctxext" / "__init__.py").read_text(encoding="utf-8")
-    pairs = re.findall(r"^    from (ctxext\.[\w.]+) import (.+)$", text, re.MULTILINE)
-    names = sorted((name.strip(), module) for module, line in pairs for name in line.split(","))
+    pairs = re.findall(r"^    from (ctxext\.[\w.]+) import (\w+) as \w+$", text, re.MULTILINE)
+    names = sorted((name, module) for module, name in pairs)
     shown = [f"::: {module}.{name}\n    options: {{heading_level: 2}}\n" for name, module in names]
     head = "# Python API\n\nWhat `from ctxext import` reaches; [python.md](python.md) shows it in use.\n"
     return "\n".join([head, *shown])
