@@ -11,16 +11,25 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import multimodal_models
 from ctxext.checkpoint.opening import open_checkpoint
+from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.files.isolated import SETTINGS
 from ctxext.files.tensor_files import read_safetensors_header
 from ctxext.finetune import merge
 from ctxext.finetune.merge import tied_embeddings
 from ctxext.recipes import MsPoE, Yarn
-from tiny_base import change, load, logits, make_base, tune
+from tiny_base import change, load, logits, make_base, save_llama, tune
 
 MSPOE = MsPoE(head_order="fixed", first_layer=0, schedule="by-parts", ratio_min=1.5, ratio_max=4)
+
+GEMMA3 = {
+    "image_token_index": multimodal_models.IMAGE,
+    "mm_tokens_per_image": 4,
+    "text_config": {**multimodal_models.TEXT, "model_type": "gemma3_text", "query_pre_attn_scalar": 16},
+    "vision_config": {**multimodal_models.TOWER, "model_type": "siglip_vision_model"},
+}
 
 
 def with_adapter(base, out):
@@ -44,6 +53,25 @@ def test_merged_equals_the_adapter_on_its_base(tmp_path, tied):
     assert ("lm_head.weight" in header) is not tied
     model = load(out)
     assert (model.get_input_embeddings().weight is model.get_output_embeddings().weight) is tied
+
+
+@pytest.mark.parametrize("name", ["gemma3", "llama4", "qwen3_5"])
+def test_a_text_model_within_one_that_sees_is_merged_where_it_is_stored(tmp_path, monkeypatch, name):
+    """Its files, the class for all of it and the class that is trained name its tensors differently."""
+    monkeypatch.setitem(multimodal_models.CONFIGS, "gemma3", GEMMA3)
+    if name not in (*multimodal_models.NAMES, "gemma3"):
+        pytest.skip("this transformers does not have it")
+    source = multimodal_models.save(name, tmp_path / "source")
+    for path in save_llama(tmp_path / "words").glob("tokenizer*"):
+        shutil.copy(path, source)
+    convert(str(source), tmp_path / "base", Yarn(factor=2), check=False)
+    tune(tmp_path / "base", tmp_path / "out", change(learning_rate=5e-2))
+    merged, before = load(tmp_path / "out"), load(tmp_path / "base")
+    expected = logits(with_adapter(tmp_path / "base", tmp_path / "out"))
+    assert (logits(merged) - expected).abs().max() < 1e-4
+    assert (logits(before) - expected).abs().max() > 1e-2
+    headers = [read_safetensors_header(tmp_path / folder / "model.safetensors") for folder in ("base", "out")]
+    assert headers[0] == headers[1]
 
 
 def test_a_base_in_four_bits_is_merged_into_its_own_weights(tmp_path):

@@ -41,8 +41,15 @@ def with_adapter(
     from transformers.pytorch_utils import Conv1D
 
     modules, embedding, head = list(model.named_modules()), model.get_input_embeddings(), model.get_output_embeddings()
-    # All linear layers but the one that makes the logits; GPT-2 calls its layers convolutions.
-    linear = [name for name, module in modules if isinstance(module, (torch.nn.Linear, Conv1D)) and module is not head]
+    # All linear layers but the one that makes the logits; GPT-2 calls its layers convolutions. Routers that are linear
+    # layers give two tensors, which peft's layers do not.
+    linear = [
+        name
+        for name, module in modules
+        if isinstance(module, (torch.nn.Linear, Conv1D))
+        and module is not head
+        and "Router" not in type(module).__name__
+    ]
     leaves = sorted({name.rsplit(".", 1)[-1] for name in linear})
     for target in options.targets:
         # peft compares the ends of full names.
