@@ -435,13 +435,14 @@ def state(step=3, last=10, first=True):
 def test_the_line_of_a_step(tmp_path, monkeypatch):
     shown, clock = [], iter([100.0, 108.0])
     monkeypatch.setattr("ctxext.finetune.watch.time.perf_counter", lambda: next(clock))
-    monkeypatch.setattr("ctxext.finetune.watch.memory_in_use", lambda: 3 << 29)
+    monkeypatch.setattr("ctxext.finetune.watch.peak_memory", lambda device: 3 << 29)
     path = tmp_path / "steps.jsonl"
     path.write_text("".join(json.dumps({"step": n}) + "\n" for n in (1, 2, 3)) + '{"step": 2\n')
     line = LiveLine(Reporter(progress=lambda *given: shown.append(given)), 1000, path, PositionLosses())
     line.on_train_begin(None, state(2), None)
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
-    line.on_log(None, state(6), None, {"loss": 1.5, "learning_rate": 0.1, "grad_norm": 2.0, "epoch": 1})
+    logs = {"loss": 1.5, "learning_rate": 0.1, "grad_norm": 2.0, "epoch": 1}
+    line.on_log(SimpleNamespace(device="cpu"), state(6), None, logs)
     assert shown == [("step 6 / 10 · loss 1.500 · 500 tokens/s · 1.5 GiB · 8 s left", 6, 10)]
     expected = {"step": 6, "loss": 1.5, "learning_rate": 0.1, "grad_norm": 2.0, "tokens_per_second": 500.0}
     assert json.loads(path.read_text().splitlines()[-1]) == {**expected, "memory": 3 << 29, "seconds": 8.0}

@@ -26,10 +26,14 @@ def forget_peak(device: "torch.device") -> bool:
 
 
 def peak_memory(device: "torch.device") -> int:
-    """The most memory in use since `forget_peak`, in bytes."""
+    """The most memory in use since `forget_peak`, in bytes; where that was not possible, since the process began."""
     import torch
 
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
+    if not _STATUS.exists():
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     lines = _STATUS.read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024

@@ -26,7 +26,6 @@ from ctxext.finetune.loss import IGNORED
 from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.prepare import num_tokens_of, open_model, prepare
 from ctxext.finetune.tiles import give_blocks_back
-from ctxext.finetune.watch import memory_in_use
 
 
 def _goes(options: TrainingOptions, **changes: Any) -> bool:
@@ -159,19 +158,19 @@ class _Clock(TrainerCallback):  # type: ignore[misc]
     """Time and peak memory of every step."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.began, self.can_forget = device, 0.0, False
+        self.device, self.began = device, 0.0
         self.seconds: list[float] = []
         self.peaks: list[int] = []
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.can_forget = forget_peak(self.device)
+        forget_peak(self.device)
         self.began = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if torch.cuda.is_available():  # It is done later than the call.
             torch.cuda.synchronize()
         self.seconds.append(time.perf_counter() - self.began)
-        self.peaks.append(peak_memory(self.device) if self.can_forget else memory_in_use())
+        self.peaks.append(peak_memory(self.device))
 
 
 def _row(length: int, ready: Prepared, cost: Cost) -> Tensors:
@@ -189,7 +188,7 @@ def _row(length: int, ready: Prepared, cost: Cost) -> Tensors:
 def _measure(ready: Prepared, lengths: tuple[int, int], cost: Cost, folder: Path) -> Measured:
     """Train a few steps on random sequences of two lengths; the model is not what it was afterwards."""
     model, options, world = ready.model, ready.options, ready.arguments.world_size
-    before = memory_in_use()
+    before = peak_memory(model.device)
     if model.device.type == "cpu":
         give_blocks_back()
     short = dataclasses.replace(

@@ -2,7 +2,6 @@
 
 import json
 import math
-import resource
 import signal
 import threading
 import time
@@ -19,6 +18,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.needle import Needle
 from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
+from ctxext.files.memory import peak_memory
 from ctxext.finetune.options import Reporter
 from ctxext.finetune.stopping import Terminated, raise_terminated
 
@@ -130,7 +130,7 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
             return
         seconds = max(time.perf_counter() - self.started, 1e-9)
         num_done = max(1, state.global_step - self.first_step)
-        speed, memory = num_done * self.tokens_per_step / seconds, memory_in_use()
+        speed, memory = num_done * self.tokens_per_step / seconds, peak_memory(args.device)
         left = seconds / num_done * (state.max_steps - state.global_step)
         figures = {name: logs[name] for name in ("loss", "learning_rate", "grad_norm") if name in logs}
         line = {"step": state.global_step, **figures, "tokens_per_second": round(speed, 1), "memory": memory}
@@ -256,13 +256,6 @@ _REPLACEABLE: dict[int, tuple[Any, ...]] = {
     signal.SIGTERM: (signal.SIG_DFL, raise_terminated),
 }
 """Signals with the handlers that are replaced during training; others belong to the program around it."""
-
-
-def memory_in_use() -> int:
-    """Peak memory in bytes: the accelerator's where there is one, otherwise this process's."""
-    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def span(seconds: float) -> str:
