@@ -4,7 +4,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from ctxext.evaluate.tasks.harness import check_harness
 from ctxext.files import processes
 from ctxext.files.content import Progress
 from ctxext.files.memory import forget_peak, peak_memory
-from ctxext.files.output_directory import locked
+from ctxext.files.output_directory import only_run_in
 from ctxext.notebook import table
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ class Run:
         out, is_first = self.out, processes.rank() == 0
         if out is None and processes.num_processes() > 1:
             raise CtxextError("Several processes need a folder to meet in.", hint="Add --out report.")
-        with _only_run_in(out):
+        with nullcontext() if out is None else only_run_in(out):
             log = ResultsLog(out, processes.rank())
             header = _header(self.plans, self.settings, self.loading) if is_first else {}
             if is_first:
@@ -348,17 +348,6 @@ def _texts_read(keys: "set[Key]", loaded: "LoadedModel") -> list[int]:
     """Return the lengths of the texts that are read for some samples: one for all depths if they share a cache."""
     depths = {key._replace(depth=None) for key in keys} if loaded.can_share else keys
     return [key.length for key in depths]
-
-
-def _only_run_in(out: Path | None) -> AbstractContextManager[None]:
-    """Lock the folder, so that two runs do not mix their results; the processes of one run share the lock."""
-    if out is None or processes.rank() != 0:
-        return nullcontext()
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CtxextError(f'"{out}" cannot be made: {error.strerror}.', hint="Choose another --out.") from error
-    return locked(out)
 
 
 def _header(plans: Sequence[ModelPlan], settings: Settings, loading: "Loading") -> dict[str, Any]:

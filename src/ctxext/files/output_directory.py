@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 
 from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST
+from ctxext.files.processes import rank
 from ctxext.files.schemas import read_json_object
 from ctxext.options import option, with_documented_options
 
@@ -202,6 +203,20 @@ def locked(out: Path) -> Iterator[None]:
             with contextlib.suppress(OSError):  # Windows removes no open file.
                 path.unlink()
         lock.release()
+
+
+@contextlib.contextmanager
+def only_run_in(out: Path) -> Iterator[None]:
+    """Lock OUT for a whole run, so that two do not mix their results; the processes of one run share the lock."""
+    if rank() != 0:
+        yield
+        return
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CtxextError(f'"{out}" cannot be made: {error.strerror}.', hint="Choose another place.") from error
+    with locked(out):
+        yield
 
 
 def _holder(path: Path) -> str:

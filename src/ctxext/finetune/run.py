@@ -22,7 +22,7 @@ from ctxext.files.output_directory import (
     discard,
     explain_disk_errors,
     give_name,
-    locked,
+    only_run_in,
     recover,
     short_name,
     staging_directory,
@@ -137,11 +137,9 @@ def finetune(
     check_out(out, base.checkpoint.folder, run)
     out = out.resolve()
     folder = training_folder(out)
-    with contextlib.ExitStack() as stack:
+    with only_run_in(out):
         if rank() == 0:
             with explain_disk_errors(out):
-                out.parent.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(locked(out))  # For the whole run.
                 recover(out)
                 recover(folder)
         deletable = deletable_files(out, run)
