@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 from ctxext.errors import CtxextError
 from ctxext.evaluate.report.report import explain_malformed
 from ctxext.evaluate.tasks.base import Key, Record, keys_of
-from ctxext.files.content import open_regular
+from ctxext.files.content import keys_that_differ, open_regular
 from ctxext.files.strict import parse_json
 
 _NAME = "cells.jsonl"
@@ -125,8 +125,7 @@ def _is_record(line: Any) -> TypeGuard[Record]:
 def _check_header(folder: Path, header: dict[str, Any]) -> None:
     lines = _read_lines(folder / _NAME)[0] if (folder / _NAME).is_file() else []
     old: dict[str, Any] = next((line["header"] for line in lines if "header" in line), {})
-    new = json.loads(json.dumps(header))
-    different = [what for part in _COMPARED for what in _differences(part, old, new)]
+    different = [what for part in _COMPARED for what in _differences(part, old, header)]
     if different:
         raise CtxextError(
             f'"{folder}" cannot be continued, as this run differs: {"; ".join(different[:3])}.',
@@ -135,20 +134,15 @@ def _check_header(folder: Path, header: dict[str, Any]) -> None:
 
 
 def _differences(part: str, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    before, after = old.get(part), new[part]
     if part == "models":
-        old_models = {model["name"]: model for model in before or []}
-        models = {model["name"]: model for model in after}
+        old_models = {model["name"]: model for model in old.get(part) or []}
+        models = {model["name"]: model for model in new[part]}
         if old_models.keys() != models.keys():
             return [f"models {', '.join(old_models) or 'none'}, now {', '.join(models)}"]
-        return [f'model "{name}" has changed' for name, model in models.items() if model != old_models[name]]
-    keys = {**(before or {}), **after}
-    return [
-        f"{key} {_short((before or {}).get(key))}, now {_short(after.get(key))}"
-        for key in keys
-        if (before or {}).get(key) != after.get(key)
-    ]
+        return [f'model "{name}" has changed' for name in keys_that_differ(old_models, models)]
+    before, after = old.get(part) or {}, new[part]
+    return [f"{key} {_short(before.get(key))}, now {_short(after.get(key))}" for key in keys_that_differ(before, after)]
 
 
 def _short(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -78,6 +78,12 @@ def same_value(value: Any, other: Any) -> bool:
     return bool(value == other or (value != value and other != other))
 
 
+def keys_that_differ(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The keys under which a record and what would be recorded now hold different values, once both are JSON."""
+    new = json.loads(json.dumps(new))
+    return [key for key in {**old, **new} if old.get(key) != new.get(key)]
+
+
 def stamp_of(path: Path) -> list[int]:
     """A file's size and the time of its last change in nanoseconds, by which an edit shows without reading it."""
     status = path.stat()

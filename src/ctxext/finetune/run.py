@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import hashlib
-import json
 import shutil
 import time
 import warnings
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.errors import CtxextError
-from ctxext.files.content import as_json
+from ctxext.files.content import as_json, keys_that_differ
 from ctxext.files.extras import is_installed, require
 from ctxext.files.output_directory import (
     beside,
@@ -197,7 +196,7 @@ def _begin(folder: Path, settings: Mapping[str, Any], *, resume: bool, overwrite
         raise CtxextError(f'"{folder}" is in the way: a run keeps its saves there.', hint="Choose another OUT.")
     elif resume:
         old = read_json_object(known)
-        different = [key for key in settings if old.get(key) != json.loads(json.dumps(settings[key]))]
+        different = [key for key in keys_that_differ(old, settings) if key in settings]
         if different:
             key = different[0]
             before, now = (

@@ -23,6 +23,7 @@ from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
 from ctxext.errors import CtxextError
+from ctxext.files.content import keys_that_differ
 from ctxext.files.output_directory import is_running
 from ctxext.recipes.recipe import Recipe, recipe_from_dict
 from ctxext.search.measurement import Measurement, measurement_from
@@ -198,8 +199,7 @@ class Study:
                 self._study.enqueue_trial(parameters, user_attrs={"published": published})
             self._study.set_user_attr("header", dict(header))
             return
-        different = [key for key in {**known, **header} if known.get(key) != header.get(key)]
-        if different:
+        if different := keys_that_differ(known, header):
             raise CtxextError(
                 f'"{self.place}" cannot be continued, it was made otherwise: '
                 + "; ".join(f"{key} {known.get(key)}, now {header.get(key)}" for key in different[:3])
