@@ -14,7 +14,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # A layer may import itself and those that stand before it; a room within a room is a layer too, named with a dot, and
 # what has no name of its own belongs to the room around it. The portable code stands outside: it imports none of them.
 LAYERS = (
-    *("serving", "version", "lazy", "notebook", "errors", "options", "files", "data"),
+    *("serving", "version", "lazy", "notebook", "redaction", "errors", "options", "files", "data"),
     *("checkpoint", "recipes", "verify", "converters", "gguf"),
     "evaluate.checkpoint_info",
     *("evaluate.scoring.prefix_cache", "evaluate.pooling", "evaluate.model", "evaluate.served", "evaluate.scoring"),

@@ -8,10 +8,11 @@ from importlib.metadata import version
 
 import pytest
 
+from ctxext import redaction
+from ctxext.checkpoint.opening import hub_token
 from ctxext.cli.app import main
 from ctxext.errors import CtxextError
-from ctxext.files import tokens
-from ctxext.files.tokens import RedactedStream, hub_token, redacted
+from ctxext.redaction import RedactedStream, redacted
 from hub_server import hub
 
 SECRET = "hf_TopSecretTopSecretTopSecret"
@@ -44,7 +45,7 @@ def test_what_no_token_has_is_refused_without_showing_it(given):
 )
 def test_a_token_that_is_refused_is_hidden_from_then_on(given, monkeypatch):
     """Whatever fails next may show it, whole or the piece before its line end."""
-    monkeypatch.setattr("ctxext.files.tokens._given", set())
+    monkeypatch.setattr("ctxext.redaction._given", set())
     with pytest.raises(CtxextError, match="characters that no token has"):
         hub_token(given)
     for piece in given.split():
@@ -164,6 +165,35 @@ def test_streams_write_no_secret():
     assert stream.getvalue() == filtered.getvalue() == "with Bearer …\npostgresql://me:…@host\n"
 
 
+def test_colours_beside_a_secret_stay(no_memory):
+    stream = io.StringIO()
+    RedactedStream(stream).write(f"\x1b[2K\x1b[36m--password={PASSWORD}\x1b[0m {SECRET}\x1b[0m")
+    assert stream.getvalue() == "\x1b[2K\x1b[36m--password=…\x1b[0m hf_…\x1b[0m"
+
+
+def test_an_error_holds_no_secret_in_python_either(no_memory):
+    error = CtxextError(f'"{URLS[0]}" is a URL.', hint=f"Leave {SECRET} out.")
+    assert str(error) == error.message == '"postgresql://me:…@host/db" is a URL.'
+    assert error.hint == "Leave hf_… out."
+
+
+def test_a_warning_of_a_library_holds_no_token(our_processes):
+    script = f"""
+import logging, warnings
+from ctxext.cli import app
+def say():
+    warnings.warn("Bearer {SECRET}")
+    logging.getLogger("some").error("Bearer {SECRET}")
+    from tqdm import tqdm
+    list(tqdm([1], desc="Bearer {SECRET}"))
+app.app = say
+app.main()
+"""
+    result = our_processes.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert result.stderr.count("Bearer …") >= 3
+    assert SECRET[3:] not in result.stdout + result.stderr
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -199,7 +229,7 @@ def test_no_secret_is_shown_wherever_it_stands(words, tmp_path, monkeypatch, cap
 @pytest.fixture
 def no_memory(monkeypatch):
     """Nothing is known of tokens of other tests."""
-    monkeypatch.setattr(tokens, "_given", set())
+    monkeypatch.setattr(redaction, "_given", set())
 
 
 @pytest.mark.parametrize(
@@ -228,7 +258,7 @@ def test_a_token_that_is_refused_is_remembered_in_its_pieces(no_memory):
 
 
 def test_the_longest_secret_goes_first_and_short_words_stay(no_memory):
-    tokens.remember("12345678", "12345678-and-more", "1234567", None, "")
+    redaction.remember("12345678", "12345678-and-more", "1234567", None, "")
     assert redacted("12345678-and-more, 12345678, 1234567") == "…, …, 1234567"
 
 
@@ -244,5 +274,5 @@ def test_the_longest_secret_goes_first_and_short_words_stay(no_memory):
     ],
 )
 def test_tokens_of_a_command_line_are_remembered_wherever_they_stand(words, hidden, no_memory):
-    tokens.remember_arguments(words)
-    assert tokens._given == set(hidden)
+    redaction.remember_arguments(words)
+    assert redaction._given == set(hidden)

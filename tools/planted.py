@@ -55,9 +55,11 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "answers.rise(stock)[0] <= keep_short",
         _SEARCH,
     ),
-    ("files/tokens.py", 'return _LOOKS_LIKE_ONE.sub(r"\\1…", text)', "return text", _TOKENS),
-    ("cli/output.py", "return redacted(_UNSEEN.sub(", "return (_UNSEEN.sub(", _TERMINAL),
-    ("cli/output.py", "text = redacted(json.dumps(", "text = (json.dumps(", _TERMINAL),
+    ("redaction.py", 'return _LOOKS_LIKE_ONE.sub(r"\\1…", text)', "return text", _TOKENS),
+    ("redaction.py", "map(redacted, _STYLE.split(text))", "_STYLE.split(text)", _TERMINAL),
+    ("errors.py", "redacted(message)", "message", _TOKENS),
+    ("cli/app.py", "redacted(str(error))", "str(error)", ("tests/cli/test_faults.py",)),
+    ("cli/app.py", "RedactedStream(getattr(sys, name))", "getattr(sys, name)", _TOKENS),
     ("cli/app.py", "{visible(line)}", "{line}", ("tests/cli/test_faults.py",)),
     (
         "finetune/batches.py",
@@ -233,7 +235,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         ("tests/portable/test_tensor_parallel.py::test_the_first_head_of_a_rank",),
     ),
     (
-        "files/tokens.py",
+        "redaction.py",
         "{20})|api_org_|",
         "{20})|",
         ("tests/test_tokens.py::test_every_kind_of_token_is_known_by_its_form",),
@@ -347,7 +349,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         ("tests/evaluate/test_chat_template.py::test_the_limit_of_memory_is_set_and_taken_back",),
     ),
     (
-        "files/tokens.py",
+        "checkpoint/opening.py",
         "    remember(*stripped.split())\n",
         "",
         ("tests/test_tokens.py::test_a_token_that_is_refused_is_hidden_from_then_on",),

@@ -3,9 +3,11 @@
 Any function may raise it for an input it refuses; docstrings repeat this only where they are part of the Python API.
 """
 
+from ctxext.redaction import redacted
+
 
 class CtxextError(Exception):
-    """A problem in what the user gave us, told in one line with what to do about it.
+    """A problem in what the user gave us, told in one line with what to do about it, and without secrets.
 
     Args:
         message: What happened, with the offending value in quotes.
@@ -13,9 +15,8 @@ class CtxextError(Exception):
     """
 
     def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message, self.hint = redacted(message), redacted(hint)
+        super().__init__(self.message)
 
 
 class NothingMeasuredError(CtxextError):

@@ -14,7 +14,7 @@ import sys, threading
 from ctxext.cli import app
 from ctxext.errors import CtxextError
 from ctxext.checkpoint.geometry import check_sizes
-from ctxext.files.tokens import hub_token
+from ctxext.checkpoint.opening import hub_token
 def dive(): return dive()
 class Panic(BaseException): pass
 def fail():

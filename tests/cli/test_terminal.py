@@ -1,12 +1,14 @@
 """What strangers wrote reaches the terminal as text: no colours, no movements of the cursor, no markup."""
 
 import json
+import sys
 
 import pytest
 from rich.progress import Progress
 
 from ctxext.cli.output import Output, print_error, time_left_column
 from ctxext.errors import CtxextError
+from ctxext.redaction import RedactedStream
 from small_llama import change_json
 
 ESCAPE = "\x1b]0;owned\x07\x1b[31mred"
@@ -75,8 +77,10 @@ def test_a_progress_bar_shows_one_time(label):
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_no_way_out_shows_a_token(as_json, capsys):
-    """Each way by which a text leaves the program takes tokens out of it, whoever put them there."""
+def test_no_way_out_shows_a_token(as_json, capsys, monkeypatch):
+    """Each way by which a text leaves the program goes through the streams that take tokens out of it."""
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, RedactedStream(getattr(sys, name)))
     secret = "hf_NobodyGaveThisSecret"
     output = Output(as_json=as_json, verbose=True)
     output.result({"text": f"a {secret} b"}, f"a {secret} b")

@@ -22,11 +22,12 @@ from ctxext.files.length import as_length
 from ctxext.files.schemas import read_json_object
 from ctxext.files.strict import parse_json, read_text
 from ctxext.files.tensor_files import read_safetensors_header
-from ctxext.files.tokens import hub_token
+from ctxext.redaction import remember
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".npz")
 """Files that hold numbers and are never rewritten in place, so that they may be linked."""
 
+LOG_IN = "hf auth login, or --token with one that may write"
 _INDEX_NAMES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 LOADABLE = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)$")
 _SKIPPED_FOLDERS = (".git", ".cache", "__pycache__")
@@ -327,6 +328,25 @@ def _check_version(checkpoint: Checkpoint) -> None:
             f'"{checkpoint.name}" was created by a version before 0.3; convert it again ({found}).',
             hint="ctxext convert SOURCE OUT --method NAME",
         )
+
+
+def hub_token(token: str | None = None) -> str | None:
+    """The token to show the Hub, None where there is none; it is remembered so that `redacted` knows it.
+
+    Args:
+        token: What the user gave; the client's own places are read where it is None or blank. Line ends around it, as
+            `--token "$(cat FILE)"` of a Windows file leaves them, are taken away.
+    """
+    from huggingface_hub import constants, get_token
+
+    stored = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
+    stripped = (token or "").strip() or (stored or "").strip()
+    if not stripped:
+        return None
+    remember(*stripped.split())
+    if not re.fullmatch(r"[\x21-\x7e]+", stripped):
+        raise CtxextError("The token holds characters that no token has.", hint=LOG_IN)
+    return stripped
 
 
 def _fetch(

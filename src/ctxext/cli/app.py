@@ -18,7 +18,7 @@ from ctxext.cli.help import Command, print_help, read_plainly
 from ctxext.cli.interrupts import INTERRUPTED
 from ctxext.cli.output import in_one_line, print_error, visible
 from ctxext.errors import CtxextError
-from ctxext.files.tokens import RedactedStream, remember_arguments
+from ctxext.redaction import RedactedStream, redacted, remember_arguments
 from ctxext.version import __version__
 
 TRACEBACK = "CTXEXT_TRACEBACK"
@@ -39,7 +39,7 @@ def print_fault(error: BaseException) -> None:
     """Print the exception that ended a command in one line, after the traceback if that was asked for."""
     if os.environ.get(TRACEBACK):
         lines = "".join(traceback.format_exception(error)).splitlines()
-        # A stranger's words may stand in it, and tokens.
+        # A stranger's words may stand in it.
         sys.stderr.write("".join(f"{visible(line)}\n" for line in lines))
     print_error(as_error(error))
 
@@ -55,7 +55,7 @@ def as_error(error: BaseException) -> CtxextError:
     if isinstance(error, OSError) and error.strerror:
         file = f'"{error.filename}": ' if error.filename else ""
         return CtxextError(f"{file}{error.strerror}.", hint=f"Check the place and its permissions. {where}")
-    said = ": ".join(part for part in (type(error).__name__, in_one_line(str(error), _SHORT)) if part)
+    said = ": ".join(part for part in (type(error).__name__, in_one_line(redacted(str(error)), _SHORT)) if part)
     return CtxextError(
         f"{FAULT}: {said} ({_origin(error)}).",
         hint=f"Please report it with what {TRACEBACK}=1 shows and, if you may, the file that leads to it.",

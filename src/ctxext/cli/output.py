@@ -1,6 +1,6 @@
 """The one place that prints: results on stdout, everything else on stderr, in human, JSON and quiet form.
 
-Text is safe for a terminal: no markup, no control characters, no token, and errors on one line.
+Text is safe for a terminal: no markup, no control characters, and errors on one line. The streams leave secrets out.
 """
 
 import json
@@ -17,7 +17,6 @@ from rich.text import Text
 
 from ctxext.errors import CtxextError
 from ctxext.files.content import Progress
-from ctxext.files.tokens import redacted
 
 # Control characters, and those that turn the direction of reading around; surrogates cannot be written at all.
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -38,8 +37,8 @@ class SafeConsole(Console):
 
 
 def visible(text: str) -> str:
-    """A text with control characters escaped as in Python, and without tokens."""
-    return redacted(_UNSEEN.sub(lambda match: _written(match[0]), text))
+    """A text with control characters escaped as in Python."""
+    return _UNSEEN.sub(lambda match: _written(match[0]), text)
 
 
 def _written(character: str) -> str:
@@ -47,8 +46,8 @@ def _written(character: str) -> str:
 
 
 def in_one_line(text: str, longest: int = _LONGEST) -> str:
-    """A message on one line, cut if it is very long; tokens are removed before the cut."""
-    line = " ".join(redacted(text).split())
+    """A message on one line, cut if it is very long."""
+    line = " ".join(text.split())
     return line if len(line) <= longest else f"{line[:longest]}…"
 
 
@@ -90,7 +89,7 @@ class Output:
     def result(self, content: Mapping[str, Any], *lines: RenderableType) -> None:
         """Print a command's result: its data as JSON, or its lines for people."""
         if self.as_json:
-            text = redacted(json.dumps(content, ensure_ascii=False, indent=2))
+            text = json.dumps(content, ensure_ascii=False, indent=2)
             # A file name that is not text holds surrogates, which JSON can write and a stream cannot.
             sys.stdout.write(text.encode("utf-8", "backslashreplace").decode() + "\n")
             return

@@ -14,7 +14,6 @@ from typing import Any, TextIO
 from ctxext.errors import CtxextError
 from ctxext.files.extras import require
 from ctxext.files.strict import check_characters
-from ctxext.files.tokens import redacted
 
 Record = Mapping[str, Any]
 FIELD = "text"
@@ -109,7 +108,7 @@ def check_place(data: str) -> None:
         _check_kind(path)
     if not path.exists() and re.match(r"[A-Za-z][\w+.-]*:/", data):
         raise CtxextError(
-            f'"{redacted(data)}" is a URL, and --data reads files, folders and data sets of the Hub.',
+            f'"{data}" is a URL, and --data reads files, folders and data sets of the Hub.',
             hint="Download it and name the file.",
         )
     if path.exists() and not path.is_file() and not path.is_dir():
@@ -117,9 +116,7 @@ def check_place(data: str) -> None:
     name = data.partition(":")[0]
     is_name = kind_of(Path(name)) in (*_READERS, *_TEXTS) or name.startswith((".", "/", "~"))
     if not path.exists() and (is_name or not _ID.fullmatch(data)):
-        raise CtxextError(
-            f'There is no file "{redacted(data)}".', hint="Check its path; data sets are named NAME or USER/NAME."
-        )
+        raise CtxextError(f'There is no file "{data}".', hint="Check its path; data sets are named NAME or USER/NAME.")
 
 
 def _check_kind(path: Path) -> None:

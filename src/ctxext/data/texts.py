@@ -10,7 +10,6 @@ from ctxext.data import prose
 from ctxext.data.encoding import Encoder, no_tokens
 from ctxext.data.records import FIELD, is_plain_text, read_records
 from ctxext.errors import CtxextError
-from ctxext.files.tokens import redacted
 
 _CHARACTERS_PER_TOKEN = 16
 _MAX_READ = 100_000
@@ -27,7 +26,7 @@ def kinds_of_text(data: str | None) -> dict[str, str | None]:
         return {"": None}
     places = [place.strip() for place in data.split(",")]
     if not all(places) and not (data.strip() and Path(data).exists()):
-        what = f'"{redacted(data)}" has an empty name' if any(places) else "--data names no text"
+        what = f'"{data}" has an empty name' if any(places) else "--data names no text"
         raise CtxextError(f"{what}.", hint="Name a text, JSON lines or parquet file, or leave it out.")
     if len(places) < 2 or Path(data).exists():
         return {"": data}

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ctxext.checkpoint.opening import LOG_IN, hub_token
 from ctxext.errors import CtxextError
 from ctxext.files.content import Progress
-from ctxext.files.tokens import LOG_IN, hub_token, redacted
 from ctxext.notebook import table
 from ctxext.options import accepts_options, option, with_documented_options
 from ctxext.publish.upload_plan import UploadPlan, adapter_in, pack, pack_adapter, seal, stage
+from ctxext.redaction import redacted
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

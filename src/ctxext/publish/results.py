@@ -16,7 +16,7 @@ from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, expanded
 from ctxext.files.schemas import read_json_object
 from ctxext.files.strict import in_markdown
-from ctxext.files.tokens import redacted
+from ctxext.redaction import redacted
 
 _TASK_TYPES = {"masked": "fill-mask", "encoder": "feature-extraction"}
 FOLDER = "report"

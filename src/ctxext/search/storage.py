@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ctxext.errors import CtxextError
-from ctxext.files.tokens import redacted, remember
+from ctxext.redaction import redacted, remember
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -81,7 +81,7 @@ class StudyPlace:
             ) from error
         except (*_DAMAGED, SQLAlchemyError, StorageInternalError) as error:
             hint = "Name another with --study." if self.path else "Check --storage and whether it answers."
-            first = redacted((str(error).splitlines() or [""])[0])
+            first = (str(error).splitlines() or [""])[0]
             reason = first if isinstance(error, SQLAlchemyError | OSError) else f"{type(error).__name__}: {first}"
             raise CtxextError(f'The study "{self}" cannot be used: {reason}', hint=hint) from error
 

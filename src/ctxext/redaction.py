@@ -1,12 +1,9 @@
-"""The one place that reads a Hub token, and the one that takes secrets out of whatever is shown or written."""
+"""Secrets are taken out of everything that is printed, by the streams, and out of the text of every error."""
 
 import re
 from collections.abc import Sequence
 from typing import Any
 
-from ctxext.errors import CtxextError
-
-LOG_IN = "hf auth login, or --token with one that may write"
 _LOOKS_LIKE_ONE = re.compile(r"((?<![A-Za-z0-9]_)hf_|hf_(?=[A-Za-z0-9]{20})|api_org_|Bearer\s+)[^\s'\"\\)]+")
 """Names hold "hf" as a word of theirs: convert_hf_to_gguf.py. A token has 34 letters and digits behind it."""
 _OF_A_URL = re.compile(r"((?:[A-Za-z][\w+.\-]*:/{0,3}|(?<![^\s'\"(])/{0,2})[^\s/:@'\"\[]*):(?!//)([^\s'\"]+)@")
@@ -26,26 +23,10 @@ _NAMED = re.compile(
 _SHORTEST = 8
 """Pieces that are shorter are words of their own, which a message may hold by chance."""
 
+_STYLE = re.compile(r"(\x1b\[[\d;?]*[A-Za-z])")
+"""What colours a text or moves the cursor on a terminal; it ends a word."""
+
 _given: set[str] = set()
-
-
-def hub_token(token: str | None = None) -> str | None:
-    """The token to show the Hub, None where there is none; it is remembered so that `redacted` knows it.
-
-    Args:
-        token: What the user gave; the client's own places are read where it is None or blank. Line ends around it, as
-            `--token "$(cat FILE)"` of a Windows file leaves them, are taken away.
-    """
-    from huggingface_hub import constants, get_token
-
-    stored = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
-    stripped = (token or "").strip() or (stored or "").strip()
-    if not stripped:
-        return None
-    remember(*stripped.split())
-    if not re.fullmatch(r"[\x21-\x7e]+", stripped):
-        raise CtxextError("The token holds characters that no token has.", hint=LOG_IN)
-    return stripped
 
 
 def remember(*secrets: str | None) -> None:
@@ -88,7 +69,7 @@ class RedactedStream:
 
     def write(self, text: str) -> Any:
         """Write a text without its secrets; each piece is looked at by itself."""
-        return self.stream.write(redacted(text))
+        return self.stream.write("".join(map(redacted, _STYLE.split(text))))
 
     def writelines(self, lines: Sequence[str]) -> None:
         """Write several texts."""
