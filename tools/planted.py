@@ -1009,8 +1009,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "evaluate/results_log.py",
-        "if model != old_models[name]]",
-        'if model["digest"] != old_models[name]["digest"]]',
+        "for name in keys_that_differ(old_models, models)]",
+        'for name in models if models[name]["digest"] != old_models[name]["digest"]]',
         ("tests/evaluate/test_what_is_asked.py::test_only_the_same_run_is_gone_on_with",),
     ),
     (
