@@ -22,11 +22,11 @@ from ctxext.evaluate.checkpoint_info import open_infos
 from ctxext.evaluate.model import LoadedModel, Loading, load_model
 from ctxext.evaluate.scoring.exact_match import score_depths
 from ctxext.evaluate.scoring.generation import generate_exact
-from ctxext.evaluate.scoring.prefix_cache import chooses_by_prompt
 from ctxext.evaluate.scoring.token_losses import token_losses
 from ctxext.evaluate.settings import Settings, even_depths
 from ctxext.evaluate.tasks.needle import Needle
 from ctxext.evaluate.tasks.retrieval import make_questions
+from ctxext.recipes.code.layout import depends_on_prompt
 
 LENGTHS = (320, 512, 1024, 1536, 2048)
 DEPTHS = even_depths(11)
@@ -64,7 +64,7 @@ def time_grid(model: str, lengths: tuple[int, ...]) -> None:
             f"{length:>8} {ended - middle:>9.2f} {middle - started:>9.2f} {(middle - started) / (ended - middle):>6.2f}"
         )
     ratio = totals["ctxext"] / totals["plain"]
-    target = 0.6 if chooses_by_prompt(loaded.model.config.to_dict()) else 0.35
+    target = 0.6 if depends_on_prompt(loaded.model.config.to_dict()) else 0.35
     print(f"{'all':>8} {totals['plain']:>9.2f} {totals['ctxext']:>9.2f} {ratio:>6.2f}   target ≤ {target}")
     print(f"same cells: {'yes' if same else 'NO'} ({right} of {len(lengths) * len(DEPTHS) * SAMPLES} right)\n")
 

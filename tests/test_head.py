@@ -160,7 +160,7 @@ def test_no_tensor_has_the_size_of_length_times_vocabulary(name, tmp_path):
         assert loaded.head.is_separate
         use_chunked_loss(trained := copy.deepcopy(model), is_masked=is_masked)
         trained.get_input_embeddings().weight.requires_grad_(False)
-        patch.setattr("ctxext.evaluate.scoring.token_losses.rows_that_fit", lambda *given: 1)
+        patch.setattr(LoadedModel, "rows_that_fit", lambda *given: 1)
         with Watch() as watch:
             masked_losses(loaded, ids[0].tolist()) if is_masked else token_losses(loaded, ids)
             trained(input_ids=ids, labels=ids).loss.backward()

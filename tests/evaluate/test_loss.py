@@ -14,7 +14,8 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate import Settings, evaluate
 from ctxext.evaluate.model import LoadedModel, make_ready
 from ctxext.evaluate.report.page import render_page
-from ctxext.evaluate.scoring import exact_match, key_tokens
+from ctxext.evaluate.scoring import exact_match
+from ctxext.evaluate.scoring import token_losses as scoring
 from ctxext.evaluate.scoring.token_losses import token_losses
 from ctxext.evaluate.tasks.perplexity import LongPerplexity, Perplexity, bucket_width
 from hand_made import one_that_sees_length, tiny_llama
@@ -54,9 +55,9 @@ def test_losses_of_the_last_tokens_whether_or_not_the_head_is_separate(monkeypat
 def test_answers_of_narrow_logits_are_scored_in_float32(monkeypatch):
     """Logits as a model in bfloat16 gives them; a softmax of 16 bits is off by a hundredth."""
     logits = (4 * torch.randn(1, 31, 500, generator=torch.Generator().manual_seed(0))).to(torch.bfloat16)
-    monkeypatch.setattr(exact_match, "_run_all", lambda *given: iter([(0, logits)]))
-    question = [[SimpleNamespace(ids=[*range(40)], num_answer=30)]]
-    ((_, (answer,), _),) = exact_match.answer_losses(SimpleNamespace(name="m", device="cpu"), question)
+    monkeypatch.setattr(exact_match, "_run_all", lambda *given: iter([(0, torch.arange(40)[None], logits)]))
+    question = [[SimpleNamespace(num_answer=30)]]
+    ((_, (answer,), _),) = exact_match.answer_losses(ready(None), question)
     wanted = torch.nn.functional.cross_entropy(logits[0, :30].double(), torch.arange(10, 40))
     assert answer == pytest.approx(float(wanted), abs=1e-6)
 
@@ -124,16 +125,15 @@ def test_key_tokens_are_predicted_from_afar_alone(monkeypatch):
         parts.append(text[0].tolist())
         return torch.tensor([[short[token] for token in text[0].tolist()[-last:]]], dtype=torch.float64)
 
-    monkeypatch.setattr(key_tokens, "token_losses", losses)
-    found = key_tokens.key_tokens(SimpleNamespace(device="cpu"), ids, 8, num_start=1)
+    monkeypatch.setattr(scoring, "token_losses", losses)
+    found = scoring.key_tokens(SimpleNamespace(device="cpu"), ids, 8, num_start=1)
     assert found.tolist() == [8, 11, 13], "12 is badly predicted from afar too"
     assert parts == [[0, *range(end - 7, end)] for end in (10, 12, 14, 16)]
-    assert not len(key_tokens.key_tokens(SimpleNamespace(device="cpu"), ids[:8], 8))
 
 
 def test_longppl_is_the_mean_loss_of_key_tokens(checkpoint, monkeypatch, tmp_path):
-    monkeypatch.setattr(key_tokens, "GAIN", -math.inf)
-    monkeypatch.setattr(key_tokens, "LOSS", math.inf)
+    monkeypatch.setattr(scoring, "GAIN", -math.inf)
+    monkeypatch.setattr(scoring, "LOSS", math.inf)
     options = {"tasks": ("longppl", "perplexity"), "lengths": (128, 300), "samples": 2}
     report = evaluate([str(checkpoint)], Settings(**options, evaluator=str(checkpoint)), out=tmp_path)
     assert "skipped_lines" not in report
@@ -146,7 +146,7 @@ def test_longppl_is_the_mean_loss_of_key_tokens(checkpoint, monkeypatch, tmp_pat
     assert min(p["loss"] for p in curve) - 1 < near < max(p["loss"] for p in curve) + 1
     assert str(checkpoint.parent) not in str(report["settings"])
     assert shown(report).count(f"{one['loss']:.3f}") == 2, "on the page and in the terminal"
-    monkeypatch.setattr(key_tokens, "LOSS", -math.inf)
+    monkeypatch.setattr(scoring, "LOSS", -math.inf)
     report = evaluate([str(checkpoint)], Settings(**options, evaluator=str(checkpoint)), out=tmp_path / "none")
     one = report["models"][0]["longppl"]["300"]
     assert (one["loss"], one["perplexity"], one["count"]) == (None, None, 0), "a mean over no token is no loss"
@@ -181,12 +181,12 @@ def shown(report):
 
 
 def test_longppl_adds_the_losses_of_the_chosen_tokens(monkeypatch):
-    monkeypatch.setattr(key_tokens, "load_evaluator", lambda source, device: None)
-    monkeypatch.setattr(key_tokens, "key_tokens", lambda *_: torch.tensor([5, 9]))
+    monkeypatch.setattr(scoring, "load_evaluator", lambda source, device: None)
+    monkeypatch.setattr(scoring, "key_tokens", lambda *_: torch.tensor([5, 9]))
     of_tokens_one_to_nine = torch.arange(1.0, 10.0)[None]
-    monkeypatch.setattr("ctxext.evaluate.scoring.token_losses.token_losses", lambda *_: of_tokens_one_to_nine)
+    monkeypatch.setattr(scoring, "token_losses", lambda *_: of_tokens_one_to_nine)
     asked = reading(list(range(10)), lengths=(10,), longest=16, evaluator="evaluator")
     (work,) = LongPerplexity().documents_to_read(asked)
-    (record,) = work.run(SimpleNamespace(device="cpu"), set(work.keys))
+    (record,) = work.run(SimpleNamespace(device="cpu", kind="causal"), set(work.keys))
     assert (record["loss"], record["key_tokens"], record["of"]) == ([14.0], [2], [6])
     assert not [*work.run(SimpleNamespace(device="cpu"), set())]

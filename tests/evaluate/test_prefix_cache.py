@@ -6,10 +6,9 @@ import pytest
 import torch
 from transformers import DynamicCache, LlamaForCausalLM, Qwen2Config
 
-from ctxext.evaluate.scoring import generation
-from ctxext.evaluate.scoring.exact_match import grow
+from ctxext.evaluate.scoring import exact_match, generation
+from ctxext.evaluate.scoring.exact_match import num_common, walk
 from ctxext.evaluate.scoring.prefix_cache import (
-    chooses_by_prompt,
     follows_length,
     is_static,
     is_static_for,
@@ -58,7 +57,6 @@ def test_schedules_that_follow_the_length(config, follows):
     ],
 )
 def test_heads_that_are_ordered_by_the_prompt(config, chooses):
-    assert chooses_by_prompt(config) == chooses
     assert is_static(config) == (not chooses)
     assert is_static_for(config, 0, 1) == (not chooses)
 
@@ -159,28 +157,55 @@ def test_the_vocabulary_may_stand_in_a_configuration_within_another():
     assert sharing_works(model)
 
 
-def test_prompts_as_a_tree():
-    """Three prompts of eight tokens, the last two of them each prompt's own: 0 to 2 in common, then 3 and 4."""
-    ids = torch.tensor([[[1, 2, 3, 9, 9, 9, 7, 7], [1, 2, 3, 4, 5, 6, 7, 7], [1, 2, 3, 4, 5, 8, 7, 7]]])
-    root = grow(ids, 2)
-    assert (root.start, root.end, root.prompts) == (0, 3, [0, 1, 2])
-    assert [(branch.start, branch.end, branch.prompts) for branch in root.children] == [(3, 8, [0]), (3, 5, [1, 2])]
-    assert [(leaf.start, leaf.end, leaf.prompts) for leaf in root.children[1].children] == [(5, 8, [1]), (5, 8, [2])]
+class Cache(list):
+    """Of the tokens that were read."""
+
+    def get_seq_length(self):
+        return len(self)
+
+    def crop(self, surplus):
+        del self[surplus:]
 
 
-def test_what_all_prompts_have_in_common_comes_first():
-    """Of three prompts the first two have three tokens in common, and one with the last."""
-    root = grow(torch.tensor([[[1, 2, 3, 4, 7], [1, 2, 3, 5, 7], [1, 6, 3, 4, 7]]]), 1)
-    assert (root.start, root.end, root.prompts) == (0, 1, [0, 1, 2])
-    assert [(branch.start, branch.end, branch.prompts) for branch in root.children] == [(1, 3, [0, 1]), (1, 5, [2])]
+@pytest.mark.parametrize(
+    ("prompts", "num_last", "pieces"),
+    [
+        # The first three tokens of all, then the first prompt's own; five of the others, and what is theirs.
+        (["abcxxxvv", "abcdefvv", "abcdegvv"], 2, ["abc", "xxxvv+3", "de", "fvv+5", "gvv+5"]),
+        # Whatever comes between them, prompts with more in common follow each other, in the order of their first.
+        (["abcdv", "axcdv", "abcev"], 1, ["a", "bc", "dv+3", "ev+3", "xcdv+1"]),
+        # What is each prompt's own is not shared though it is alike.
+        (["aaaaaaaa"] * 3, 2, ["aaaaaa", *3 * ["aa+6"]]),
+        # Less than an eighth is not worth a cache.
+        (["abcdefghij", "axcdefghiv", "axcdefghiw"], 1, ["abcdefghij", "axcdefghi", "v+9", "w+9"]),
+    ],
+)
+def test_pieces_that_are_read(monkeypatch, prompts, num_last, pieces):
+    read = []
+
+    def run(model, ids, num_kept, cache):
+        read.append("".join(map(chr, ids[0])))
+        cache.extend(ids[0].tolist())
+
+    def finish(prompt, rest, cache):
+        assert "".join(map(chr, [*(cache or []), *rest[0]])) == prompts[prompt]
+        read.append("".join(map(chr, rest[0])) + (f"+{len(cache)}" if cache is not None else ""))
+        if cache is not None:
+            cache.extend(rest[0].tolist())
+        return prompt
+
+    monkeypatch.setattr(exact_match, "run", run)
+    monkeypatch.setattr(exact_match, "new_cache", lambda model: Cache())
+    ids = torch.tensor([[list(map(ord, prompt)) for prompt in prompts]])
+    finished = [*walk(None, ids, num_last, set(range(len(prompts))), finish)]
+    assert sorted(finished) == [(number, number) for number in range(len(prompts))]
+    assert read == pieces
 
 
-def test_what_is_each_prompt_s_own_is_not_shared_though_it_is_alike():
-    same = grow(torch.ones(2, 3, 8, dtype=torch.long), 2)
-    assert (same.end, [leaf.start for leaf in same.children]) == (6, [6, 6, 6])
+def test_a_batch_shares_what_all_of_its_rows_share():
     batch = torch.ones(2, 2, 8, dtype=torch.long)
-    batch[1, 1, 4] = 5  # A batch shares what all of its rows share.
-    assert grow(batch, 2).end == 4
+    batch[1, 1, 4] = 5
+    assert num_common(batch, 2) == [[6, 4], [4, 6]]
 
 
 @pytest.mark.parametrize("task", [Documents(), RETRIEVAL_TASKS["niah-multivalue"]])
@@ -189,6 +214,6 @@ def test_special_tokens_are_no_part_of_what_is_written(task, monkeypatch):
     parts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (" 4", "2 ")]
     written = [*parts[0], tokenizer.eos_token_id, *parts[1]]
     prompt = SimpleNamespace(answers=["42"], wanted=["42"])
-    monkeypatch.setattr(generation, "_written", lambda *_, **__: iter([(0, [prompt], [written])]))
+    monkeypatch.setattr(generation, "_written", lambda *_: iter([(0, [written])]))
     loaded = SimpleNamespace(encoder=SimpleNamespace(tokenizer=tokenizer))
     assert [*generation.generate_graded(loaded, [[prompt]], [0], task.grade)] == [(0, [1])]

@@ -91,7 +91,6 @@ def test_scored_is_written(name, checkpoint, tmp_path, tokenizer):
 def test_it_would_show_if_the_answer_chose_the_heads(monkeypatch, name, checkpoint, tmp_path, tokenizer):
     """The fault of version 0.1.0, planted: prompt and answer in one forward."""
     loaded = converted(name, checkpoint, tmp_path, tokenizer)
-    monkeypatch.setattr(exact_match, "_is_fixed", lambda *_: True)
-    monkeypatch.setattr(exact_match, "_can_crop", lambda *_: False)
+    monkeypatch.setattr(exact_match, "is_static_for", lambda *_: True)
     questions, expected = questions_with_known_answers(loaded, 400)
     assert score(loaded, questions, exact_match.score_depths) != expected

@@ -8,8 +8,9 @@ from transformers import LlamaForCausalLM
 
 from ctxext.data.prompt import Prompt
 from ctxext.errors import CtxextError
+from ctxext.evaluate import model as evaluate_model
 from ctxext.evaluate.model import LoadedModel
-from ctxext.evaluate.scoring import exact_match, generation
+from ctxext.evaluate.scoring import exact_match
 from ctxext.evaluate.scoring.exact_match import answer_losses, are_exact, run, run_as_written, score_depths
 from ctxext.evaluate.scoring.prefix_cache import new_cache
 from hand_made import tiny_llama
@@ -75,8 +76,6 @@ def long_from(length):
         # Prompts share what they have in common, where the model can.
         ({}, 10, {"can_share": True}, [10, 14, 14]),
         ({}, 10, {"can_share": False}, [24, 24]),
-        ({}, 10, {"can_share": True, "share": False}, [24, 24]),
-        ({}, 10, {"can_share": False, "share": True}, [10, 14, 14]),
         ({}, 3, {"can_share": True}, [3, 21, 21]),
         ({}, 2, {"can_share": True}, [24, 24]),  # Less than an eighth is not worth a cache.
         # Where the schedule follows the length, one token comes first, to forget longer prompts. Within the original
@@ -97,10 +96,7 @@ def test_what_is_run_for_the_prompts_of_a_haystack(changes, common, options, run
     model = noting(**changes)
     questions = prompts(common or 0, num_prompts=1 if common is None else 2)
     asked = range(len(questions[0]))
-    options = dict(options)
-    answers = dict(
-        score_depths(loaded_with(model, can_share=options.pop("can_share", False)), questions, asked, **options)
-    )
+    answers = dict(score_depths(loaded_with(model, **options), questions, asked))
     assert sorted(answers) == [*asked]
     assert model.runs == runs
 
@@ -114,7 +110,7 @@ def test_no_cache_is_cropped_where_layers_keep_something_else():
 
 def test_a_resumed_depth_gets_the_same_numbers_to_the_last_bit(monkeypatch):
     seen, loaded, questions = [], loaded_with(tiny_llama(), can_share=True), prompts(10, num_prompts=4)
-    monkeypatch.setattr(exact_match, "are_exact", lambda name, logits, *_: seen.append(logits.clone()))
+    monkeypatch.setattr(exact_match, "are_exact", lambda loaded, logits, *_: seen.append(logits.clone()))
 
     def logits_at(wanted):
         seen.clear()
@@ -141,7 +137,7 @@ def test_losses_and_verdicts_are_those_of_plain_forwards(monkeypatch, kind, way)
         for prompt in question:  # Three answers are what the model says, the fourth is not.
             for place in range(-prompt.num_answer, 0):
                 prompt.ids[place] = int(model(torch.tensor([prompt.ids])).logits[0, place - 1].argmax())
-    monkeypatch.setattr(exact_match, "_is_fixed", lambda *_: way != "as written")
+    monkeypatch.setattr(exact_match, "is_static_for", lambda *_: way != "as written")
     answers = {depth: rest for depth, *rest in answer_losses(loaded_with(model, can_share=way == "shared"), questions)}
     assert sorted(answers) == [0, 1]
     for depth, (losses, correct) in answers.items():
@@ -191,13 +187,13 @@ def test_an_answer_counts_where_each_of_its_tokens_is_the_likeliest():
         logits[row, range(4), said] = 1.0
     logits[..., 0] = -torch.inf  # As some families mask words that do not exist.
     ids = torch.tensor([[0, 0, 1, 2, 3]] * 3)
-    assert are_exact("m", logits, ids, [3, 2, 1]) == [True, True, False]
-    assert are_exact("m", logits, ids, [3, 3, 3]) == [True, False, False]
+    assert are_exact(loaded_with(None), logits, ids, [3, 2, 1]) == [True, True, False]
+    assert are_exact(loaded_with(None), logits, ids, [3, 3, 3]) == [True, False, False]
     for bad in (torch.nan, torch.inf):
         logits[1, 1, 2] = bad
         with pytest.raises(CtxextError) as caught:
-            are_exact("m", logits, ids, [3, 2, 1])
-        assert str(caught.value).splitlines()[0] == '"m" returns logits that are not numbers (NaN or infinite).'
+            are_exact(loaded_with(None), logits, ids, [3, 2, 1])
+        assert str(caught.value).splitlines()[0] == '"tiny" returns logits that are not numbers (NaN or infinite).'
 
 
 class Writer:
@@ -224,7 +220,7 @@ def test_greedy_decoding_takes_none_of_the_checkpoint_s_settings_but_its_tokens(
     logits[:, 3] = -torch.inf
     writer = Writer([logits], eos_token_id=end, pad_token_id=padding, temperature=3.0)
     settings_before = writer.generation_config
-    assert generation._greedy(loaded_with(writer), tokens(2, 6), 2) == [[7, 8], [7, 8]]
+    assert loaded_with(writer)._greedy(tokens(2, 6), 2) == [[7, 8], [7, 8]]
     asked = writer.asked
     assert (asked["pad_token_id"], asked["max_new_tokens"], asked["do_sample"]) == (wanted, 2, False)
     assert asked["settings"].eos_token_id == end
@@ -232,7 +228,7 @@ def test_greedy_decoding_takes_none_of_the_checkpoint_s_settings_but_its_tokens(
     assert writer.generation_config is settings_before
     logits[0, 1] = torch.nan
     with pytest.raises(CtxextError, match="not numbers"):
-        generation._greedy(loaded_with(writer), tokens(2, 6), 2)
+        loaded_with(writer)._greedy(tokens(2, 6), 2)
 
 
 def test_what_is_written_hangs_on_no_prompt_before_it(monkeypatch):
@@ -242,10 +238,10 @@ def test_what_is_written_hangs_on_no_prompt_before_it(monkeypatch):
 
     def written():
         loaded.model(input_ids=long, use_cache=False)
-        return generation._greedy(loaded, middle, 12)
+        return loaded._greedy(middle, 12)
 
     with torch.inference_mode():
-        first = generation._greedy(loaded, middle, 12)
+        first = loaded._greedy(middle, 12)
         assert written() == first
-        monkeypatch.setattr(generation, "forget_longer_prompts", lambda model: None)
+        monkeypatch.setattr(evaluate_model, "forget_longer_prompts", lambda model: None)
         assert written() != first, "and it would show"

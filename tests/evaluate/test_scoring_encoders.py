@@ -38,7 +38,7 @@ def loaded_with(model, *, kind="masked", mask=MASK):
 
 @pytest.mark.parametrize("rows", [1, 3, 32])
 def test_every_eighth_token_is_masked_at_once(monkeypatch, rows):
-    monkeypatch.setattr(masked, "rows_that_fit", lambda model, length: rows)
+    monkeypatch.setattr(LoadedModel, "rows_that_fit", lambda model, length: rows)
     model, wanted = bert(), torch.zeros(len(TEXT))
     places = torch.arange(1, 20)
     for number in range(8):
@@ -83,7 +83,7 @@ def test_a_causal_model_is_asked_for_each_token_from_those_before_it():
 
 @pytest.mark.parametrize("rows", [1, 2, 32])
 def test_a_text_is_the_mean_of_its_states_with_length_one(monkeypatch, rows):
-    monkeypatch.setattr(similarity, "rows_that_fit", lambda model, length: rows)
+    monkeypatch.setattr(LoadedModel, "rows_that_fit", lambda model, length: rows)
     model = bert(BertModel)
     texts = torch.randint(5, 60, (3, 9), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():

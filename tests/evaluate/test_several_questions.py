@@ -33,8 +33,12 @@ def ready(**changes):
     return make_ready("tiny", tiny_llama(max_position_embeddings=2048, **changes), make_tokenizer())
 
 
-def written(loaded, questions, wanted=range(5), **options):
-    return {depth: texts for depth, _, texts in generation._written(loaded, questions, list(wanted), **options)}
+def written(loaded, questions, wanted=range(5)):
+    return dict(loaded.write(questions, wanted))
+
+
+def on_one_reading(loaded, questions, wanted=range(5)):
+    return dict(generation._written(loaded, questions, wanted))
 
 
 @pytest.fixture
@@ -64,10 +68,10 @@ def test_answers_on_one_reading_are_those_of_generate(num_needles, ends, forward
         alone = {depth: [generation._up_to_end(row, [alone[2][0][7]]) for row in rows] for depth, rows in alone.items()}
         assert {len(row) for rows in alone.values() for row in rows} > {32}
     forwards.clear()
-    assert written(loaded, questions, share=True) == alone
+    assert on_one_reading(loaded, questions) == alone
     read = sum(count for count in forwards if count > 2 * 32)
     assert read < {1: 4.0, 2: 2.9, 5: 1.5}[num_needles] * 2 * LENGTH, "what prompts have in common is read once"
-    assert written(loaded, questions, [1, 3], share=True) == {depth: alone[depth] for depth in (1, 3)}
+    assert on_one_reading(loaded, questions, [1, 3]) == {depth: alone[depth] for depth in (1, 3)}
 
 
 def test_a_prompt_that_decides_its_own_schedule_is_written_alone(forwards):
@@ -76,7 +80,7 @@ def test_a_prompt_that_decides_its_own_schedule_is_written_alone(forwards):
     questions = make_questions(Documents(num_needles=5), loaded.encoder, LENGTH, range(1), Settings())
     alone = written(loaded, questions)
     forwards.clear()
-    assert written(loaded, questions, share=True) == alone
+    assert on_one_reading(loaded, questions) == alone
     assert sum(count > LENGTH / 2 for count in forwards) == 5
 
 

@@ -427,7 +427,7 @@ def test_names_and_digests_of_checkpoints(tmp_path, monkeypatch):
     assert digest()
 
 
-def losses_of(monkeypatch, rows=3):
+def losses_of(monkeypatch):
     """The loss of the token at position p is p, and every call is noted."""
     calls = []
 
@@ -437,7 +437,6 @@ def losses_of(monkeypatch, rows=3):
         return losses if last is None else losses[:, -last:]
 
     monkeypatch.setattr("ctxext.evaluate.scoring.token_losses.token_losses", token_losses)
-    monkeypatch.setattr("ctxext.evaluate.scoring.batch_size.rows_that_fit", lambda model, length: rows)
     return calls
 
 
@@ -453,7 +452,7 @@ def work_of(ids, **options):
 def test_loss_by_position_by_hand(can_share, longest, monkeypatch):
     """Token p is predicted with a loss of p: every sum is one of whole numbers."""
     calls = losses_of(monkeypatch)
-    loaded = SimpleNamespace(device="cpu", can_share=can_share, model=None)
+    loaded = SimpleNamespace(device="cpu", can_share=can_share, kind="causal")
     work = work_of(list(range(2000)), lengths=(longest, 30))
     (key,) = work.keys
     (record,) = work.run(loaded, {key})
@@ -470,8 +469,8 @@ def test_loss_by_position_by_hand(can_share, longest, monkeypatch):
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_sliding_window_by_hand(rows, monkeypatch):
     """A window of 8 tokens, the begin token among them, that moves on by 3: the mean loss of what is new in each."""
-    calls = losses_of(monkeypatch, rows)
-    loaded = SimpleNamespace(device="cpu", can_share=True, model=None)
+    calls = losses_of(monkeypatch)
+    loaded = SimpleNamespace(device="cpu", can_share=True, kind="causal", rows_that_fit=lambda length: rows)
     work = work_of([0, *range(1, 19)], lengths=(8,), stride=3)
     sliding = next(work.run(loaded, set(work.keys)))["sliding"]["8"]
     windows = [(range(1, 8), 7), (range(4, 11), 3), (range(7, 14), 3), (range(10, 17), 3), (range(13, 19), 2)]
@@ -549,9 +548,10 @@ def test_an_engine_is_given_prompts_without_their_answers():
     asked = []
     engine = SimpleNamespace(write=lambda *given: asked.append(given) or [[1], [2]])
     model = served.ServedModel("m", engine, None, False, ends=(7,))
-    prompts = [SimpleNamespace(ids=[1, 2, 3, 4], num_answer=n) for n in (1, 2)]
-    assert model.write(prompts) == [[1], [2]]
+    question = [SimpleNamespace(ids=[1, 2, 3, 4], num_answer=n) for n in (1, 3, 2)]
+    assert [*model.write([question], [0, 2])] == [(0, [[1]]), (2, [[2]])]
     assert asked == [([[1, 2, 3], [1, 2]], [1, 2], (7,))]
+    assert not model.may_share(1000, 1000)
     assert model.questions_at_once(2**20, 2) == 2
     assert model.questions_at_once(2**22, 5) == 1
 

@@ -8,7 +8,7 @@ import pytest
 import stub_xllamacpp
 from ctxext.errors import CtxextError
 from ctxext.evaluate import Settings, evaluate
-from ctxext.evaluate.model import Loading
+from ctxext.evaluate.model import LoadedModel, Loading
 from ctxext.gguf.convert import convert_gguf
 from ctxext.gguf.engine import LlamaCpp, LlamaTokenizer
 from ctxext.recipes import Recipe, Yarn
@@ -39,11 +39,9 @@ def refusal(result):
 
 
 def test_the_same_questions_and_cells_as_the_checkpoint(demo, tmp_path, monkeypatch):
-    from ctxext.evaluate.scoring import generation
-
-    asked, greedy = [], generation._greedy
+    asked, greedy = [], LoadedModel._greedy
     monkeypatch.setattr(
-        generation, "_greedy", lambda loaded, ids, size: asked.extend(ids.tolist()) or greedy(loaded, ids, size)
+        LoadedModel, "_greedy", lambda loaded, ids, size: asked.extend(ids.tolist()) or greedy(loaded, ids, size)
     )
     settings = Settings(tasks=("needle", "kv"), lengths=(256,), depths=(1.0,), samples=1)
     report = evaluate([demo], settings, loading=LLAMA, out=tmp_path / "out")

@@ -4,8 +4,7 @@ import pytest
 
 from ctxext.data.encoding import Encoder
 from ctxext.errors import CtxextError
-from ctxext.evaluate.model import make_ready
-from ctxext.evaluate.scoring import exact_match as scoring
+from ctxext.evaluate.model import LoadedModel, make_ready
 from ctxext.evaluate.scoring.exact_match import answer_losses
 from ctxext.recipes import LongRope, Recipe
 from ctxext.search import measurement
@@ -58,7 +57,7 @@ def test_prompts_share_what_lies_beyond_a_switch_of_schedules(bench, monkeypatch
     options = SearchOptions(target_length=1280, samples=2, num_depths=3)
     eval_set = make_eval_sets(bench.stock.encoder, options, 320)[0]
     shared = {length: list(answer_losses(loaded, questions)) for length, questions in eval_set.questions.items()}
-    monkeypatch.setattr(scoring, "_can_crop", lambda *_: False)
+    monkeypatch.setattr(LoadedModel, "may_share", lambda *_: False)
     for length, questions in eval_set.questions.items():
         losses_alone = sorted(answer_losses(loaded, questions))
         wanted = [pytest.approx(two, abs=1e-4) for _, two, _ in sorted(shared[length])]

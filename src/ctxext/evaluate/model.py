@@ -1,8 +1,10 @@
 """Loading a checkpoint to evaluate it: device, dtype, attention, and remote code."""
 
 import functools
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -19,14 +21,26 @@ from ctxext.checkpoint.loading import (
     rename,
 )
 from ctxext.data.encoding import Encoder, open_tokenizer
+from ctxext.data.prompt import Prompt
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo, GgufInfo
 from ctxext.evaluate.pooling import Pooler, open_pooler
-from ctxext.evaluate.scoring.prefix_cache import is_static, sharing_works
+from ctxext.evaluate.scoring.prefix_cache import (
+    forget_longer_prompts,
+    is_static,
+    is_static_for,
+    new_cache,
+    sharing_works,
+)
 from ctxext.gguf.engine import tokenizer_of
 from ctxext.recipes.code.own_code import carries_code, check_pinned, needs_code
 from ctxext.recipes.code.staging import staged
 from ctxext.verify.engine import ENGINE_NAMES
+
+_MAX_ROWS = 32
+_SHARE = 0.4
+_STATES = 16
+"""A generous estimate of the activations of a layer, in hidden states per token."""
 
 
 @dataclass(frozen=True)
@@ -103,12 +117,101 @@ class LoadedModel:
             "chat_template": "yes" if self.encoder.uses_chat else "no",
         }
 
-    def questions_at_once(self, length: int, num_depths: int) -> int | None:
-        """How many questions run together, each at some depths; None for as many as fit into memory."""
-        return None
+    def may_share(self, common: int, length: int) -> bool:
+        """Whether prompts may share a cache, by their length and by how many tokens they have in common."""
+        config = self.model.config.to_dict()
+        is_static_here = not is_static(config) and is_static_for(config, common, length)
+        return self.can_share or (is_static_here and new_cache(self.model) is not None)
+
+    def rows_that_fit(self, length: int) -> int:
+        """How many prompts of a length fit into memory together.
+
+        The estimate uses the total memory of the machine, not the free memory, so that batches are reproducible.
+        """
+        config = self.model.config.get_text_config(decoder=True)
+        hidden = int(getattr(config, "hidden_size", 4096))
+        heads = int(getattr(config, "num_attention_heads", 32))
+        num_kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+        head_dim = int(getattr(config, "head_dim", None) or hidden // heads)
+        layers = int(getattr(config, "num_hidden_layers", 32))
+        wide = int(getattr(config, "intermediate_size", None) or 4 * hidden)
+        per_token = self.model.dtype.itemsize * (2 * layers * num_kv_heads * head_dim + _STATES * hidden + 3 * wide)
+        weights = sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
+        room = _SHARE * (_memory(self.device) - weights)
+        return int(min(_MAX_ROWS, max(1, room // (per_token * length))))
+
+    def questions_at_once(self, length: int, num_depths: int) -> int:
+        """How many questions run together, each at some depths."""
+        return self.rows_that_fit(length)
+
+    def write(
+        self, questions: Sequence[Sequence[Prompt]], depths: Sequence[int]
+    ) -> Iterator[tuple[int, list[list[int]]]]:
+        """Generate a continuation of each prompt at some depths, as long as its answer may be.
+
+        Yields:
+            The index of a depth, and the tokens that are written for each question.
+        """
+        for depth in depths:
+            prompts = [question[depth] for question in questions]
+            written: list[list[int]] = [[] for _ in prompts]
+            # Answers of the same size run together.
+            by_size = sorted(range(len(prompts)), key=lambda row: prompts[row].num_answer)
+            for size, group in groupby(by_size, key=lambda row: prompts[row].num_answer):
+                rows = list(group)
+                ids = torch.tensor([prompts[row].ids[:-size] for row in rows], device=self.device)
+                for row, new in zip(rows, self._greedy(ids, size), strict=True):
+                    written[row] = new
+            yield depth, written
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The tokens at which writing ends."""
+        end = self.model.generation_config.eos_token_id
+        return tuple(end) if isinstance(end, list) else () if end is None else (end,)
+
+    @torch.inference_mode()
+    def _greedy(self, ids: torch.Tensor, num_new: int) -> list[list[int]]:
+        from transformers import GenerationConfig
+
+        config = self.model.generation_config
+        # The checkpoint's settings may include penalties and sampling, which are not greedy decoding.
+        self.model.generation_config = GenerationConfig(
+            bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
+        )
+        forget_longer_prompts(self.model)
+        try:
+            output = self.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=num_new,
+                do_sample=False,
+                pad_token_id=next((token for token in (config.pad_token_id, *self.ends) if token is not None), 0),
+                return_dict_in_generate=True,
+                output_logits=True,
+            )
+        finally:
+            self.model.generation_config = config
+        for logits in output.logits:
+            self.check_finite(logits.amax(1))
+        return [row.tolist() for row in output.sequences[:, ids.shape[1] :]]
+
+    def check_finite(self, numbers: torch.Tensor) -> None:
+        """Refuse numbers that overflowed."""
+        if not bool(numbers.isfinite().all()):
+            raise CtxextError(
+                f'"{self.name}" returns logits that are not numbers (NaN or infinite).',
+                hint="Try --dtype bf16 or --dtype fp32, or check the weights.",
+            )
 
     def close(self) -> None:
         """Release resources besides memory: there are none here."""
+
+
+def _memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def make_ready(

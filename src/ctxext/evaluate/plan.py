@@ -63,7 +63,6 @@ class ModelPlan:
             loaded: The model.
             samples: Which samples of each cell, and which documents; by default all.
         """
-        from ctxext.evaluate.scoring.batch_size import rows_that_fit
         from ctxext.evaluate.tasks.retrieval import RetrievalWork, num_questions
 
         settings, asked = self.settings, samples or range(self.settings.samples)
@@ -72,7 +71,6 @@ class ModelPlan:
             times, depths = num_questions(task, settings) // settings.samples, len(settings.depths)
             for length in self.lengths:
                 most = loaded.questions_at_once(length, depths if task.has_depths else 1)
-                most = most or rows_that_fit(loaded.model, length)
                 size = min(settings.batch_size or most, -(-len(asked) * times // processes.num_processes()))
                 for first in range(asked.start * times, asked.stop * times, size):
                     numbers = tuple(range(first, min(first + size, asked.stop * times)))

@@ -1,6 +1,6 @@
 """Evaluation through an inference engine: which tasks and checkpoints it supports, and the model that it serves."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,11 +58,19 @@ class ServedModel(LoadedModel):
         # llama.cpp reads one prompt after another, so that nothing is gained by many.
         return 1 if isinstance(self.model, LlamaCpp) else max(1, _TOKENS_PER_CALL // (length * num_depths))
 
-    def write(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Generate a continuation of each prompt, with as many tokens as its answer may have."""
-        sizes = [prompt.num_answer for prompt in prompts]
-        ids = [prompt.ids[:-size] for prompt, size in zip(prompts, sizes, strict=True)]
-        return self.model.write(ids, sizes, self.ends)
+    def may_share(self, common: int, length: int) -> bool:
+        """An engine shares the cache of prompts itself."""
+        return False
+
+    def write(
+        self, questions: Sequence[Sequence[Prompt]], depths: Sequence[int]
+    ) -> Iterator[tuple[int, list[list[int]]]]:
+        """Generate all in one call, prompts with a common beginning next to each other."""
+        prompts = [question[depth] for question in questions for depth in depths]
+        ids, sizes = [prompt.ids[: -prompt.num_answer] for prompt in prompts], [prompt.num_answer for prompt in prompts]
+        written = self.model.write(ids, sizes, self.ends)
+        for place, depth in enumerate(depths):
+            yield depth, written[place :: len(depths)]
 
     def close(self) -> None:
         """Shut the engine down."""

@@ -20,7 +20,6 @@ from ctxext.data.texts import read_corpus, read_texts
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.report.intervals import mean_interval
-from ctxext.evaluate.scoring.batch_size import rows_that_fit
 from ctxext.evaluate.scoring.exact_match import answer_losses
 from ctxext.evaluate.scoring.token_losses import token_losses
 from ctxext.evaluate.settings import Settings
@@ -265,7 +264,7 @@ def measure(
 
     `is_hopeless` is called before each length of each round; if it returns true, the rest is left out.
     """
-    size = rows_that_fit(loaded.model, eval_set.documents.shape[1])
+    size = loaded.rows_that_fit(eval_set.documents.shape[1])
     starts = range(0, len(eval_set.documents), size)
     pieces = [token_losses(loaded, eval_set.documents[start : start + size].to(loaded.device)) for start in starts]
     short = [float(loss) for piece in pieces for loss in piece.mean(1)]
@@ -275,7 +274,7 @@ def measure(
             if is_hopeless is not None and is_hopeless(measurement):
                 return measurement
             losses, correct, asked = list[float](), list[bool](), questions[first : first + _ROUND]
-            size = rows_that_fit(loaded.model, length)
+            size = loaded.rows_that_fit(length)
             for start in range(0, len(asked), size):
                 # In the order of the prompts, however much of them a model could share.
                 by_depth = sorted(answer_losses(loaded, asked[start : start + size]))

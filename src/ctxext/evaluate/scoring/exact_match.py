@@ -9,77 +9,18 @@ from generation: the answer's last token would decide. Then each prompt runs as 
 the answer on its cache, token by token if the schedule depends on the length.
 """
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
 
 from ctxext.checkpoint.loading import quiet_transformers
 from ctxext.data.prompt import Prompt
-from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel
-from ctxext.evaluate.scoring.prefix_cache import (
-    follows_length,
-    forget_longer_prompts,
-    is_static,
-    is_static_for,
-    new_cache,
-)
+from ctxext.evaluate.scoring.prefix_cache import follows_length, forget_longer_prompts, is_static_for, new_cache
 from ctxext.verify.decoding_process import cache_argument, cache_of
-
-
-@dataclass(frozen=True)
-class Branch:
-    """Tokens that some prompts have in common, and the branches that follow.
-
-    Attributes:
-        start: The index of the first token.
-        end: The index behind the last token.
-        prompts: Indices of the prompts.
-        children: The branches that follow; empty if a single prompt ends here.
-    """
-
-    start: int
-    end: int
-    prompts: list[int]
-    children: "list[Branch]" = field(default_factory=list)
-
-
-def grow(ids: torch.Tensor, num_last: int) -> Branch:
-    """The tree of the common prefixes of prompts.
-
-    Args:
-        ids: Tokens of shape (batch, prompts, length). A prefix must be common to all rows of a batch.
-        num_last: The number of tokens at the end that prompts never share.
-    """
-    count, length = ids.shape[1], ids.shape[2]
-    common = [[_common(ids[:, i], ids[:, j], length - num_last) for j in range(count)] for i in range(count)]
-    return _grow(common, list(range(count)), 0, length)
-
-
-def _grow(common: list[list[int]], prompts: list[int], start: int, length: int) -> Branch:
-    first = prompts[0]
-    if len(prompts) == 1:
-        return Branch(start, length, prompts)
-    end = min(common[first][other] for other in prompts[1:])
-    groups: list[list[int]] = []
-    for prompt in prompts:
-        group = next((group for group in groups if common[group[0]][prompt] > end), None)
-        if group is None:
-            groups.append([prompt])
-        else:
-            group.append(prompt)
-    return Branch(start, end, prompts, [_grow(common, group, end, length) for group in groups])
-
-
-def _common(first: torch.Tensor, second: torch.Tensor, most: int) -> int:
-    """How many of the first tokens are the same in every row, at most `most`."""
-    differs = (first != second).any(0).nonzero()
-    return min(most, int(differs[0])) if len(differs) else most
-
 
 _WORTH = 1 / 8
 """The share of a prompt below which a common prefix runs again for each: a first piece needs no mask and is faster."""
@@ -88,14 +29,13 @@ _PIECE = {"cpu": 512}
 _LARGE_PIECE = 2048
 """The size of the pieces that continue a cache: the mask of a piece is computed even where it hides everything."""
 
-Scores = Iterator[tuple[int, list[bool]]]
 Finished = TypeVar("Finished")
 
 
 @torch.inference_mode()
 def score_depths(
-    loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], wanted: Sequence[int], *, share: bool | None = None
-) -> Scores:
+    loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], wanted: Sequence[int]
+) -> Iterator[tuple[int, list[bool]]]:
     """Score questions at some depths.
 
     The result of a depth does not depend on which other depths are wanted, so that a resumed run is bit-equal.
@@ -104,14 +44,12 @@ def score_depths(
         loaded: The model.
         questions: The prompts of each question, one per depth; all of the same length.
         wanted: Indices of the depths to score.
-        share: Whether prompts share a cache; by default if the model allows it.
 
     Yields:
         The index of a depth, and for each question whether the answer is correct.
     """
-    ids = torch.tensor([[prompt.ids for prompt in question] for question in questions], device=loaded.device)
-    for depth, logits in _run_all(loaded, questions, ids, set(wanted), share):
-        yield depth, are_exact(loaded.name, logits, ids[:, depth], _num_answers(questions, depth))
+    for depth, ids, logits in _run_all(loaded, questions, set(wanted)):
+        yield depth, are_exact(loaded, logits, ids, _num_answers(questions, depth))
 
 
 @torch.inference_mode()
@@ -127,34 +65,40 @@ def answer_losses(
     Yields:
         The index of a depth, the mean loss in nats of each question's answer, and whether each answer is correct.
     """
-    ids = torch.tensor([[prompt.ids for prompt in question] for question in questions], device=loaded.device)
-    for depth, logits in _run_all(loaded, questions, ids, set(range(ids.shape[1])), None):
+    for depth, ids, logits in _run_all(loaded, questions, set(range(len(questions[0])))):
         counts = _num_answers(questions, depth)
-        correct = are_exact(loaded.name, logits, ids[:, depth], counts)
+        correct = are_exact(loaded, logits, ids, counts)
         scores = logits[:, :-1].float().log_softmax(-1)
-        targets = ids[:, depth, -scores.shape[1] :, None]
-        losses = -scores.gather(-1, targets)[..., 0].double()
+        losses = -scores.gather(-1, ids[:, -scores.shape[1] :, None])[..., 0].double()
         yield depth, [float(losses[row, -count:].mean()) for row, count in enumerate(counts)], correct
 
 
 def _run_all(
-    loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], ids: torch.Tensor, wanted: set[int], share: bool | None
-) -> Iterator[tuple[int, torch.Tensor]]:
-    """The last logits of the wanted prompts."""
-    num_kept = num_own(questions)
-    is_fixed = _is_fixed(loaded, ids, num_kept)
-    if not (may_share(loaded, ids, num_kept) if share is None else share):
-        for prompt in wanted:
-            if is_fixed:
-                forget_longer_prompts(loaded.model)
-                yield prompt, run(loaded.model, ids[:, prompt], num_kept)
-            else:
-                yield prompt, run_as_written(loaded.model, ids[:, prompt], _num_answers(questions, prompt), num_kept)
+    loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], wanted: set[int]
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """The index of each wanted depth, its prompts and their last logits."""
+    ids, num_kept = tokens_of(questions).to(loaded.device), num_own(questions)
+    common, length = min(num_common(ids, num_kept)[0]), ids.shape[2]
+    if ids.shape[1] > 1 and loaded.may_share(common, length):
+        forget_longer_prompts(loaded.model)
+        for depth, logits in walk(
+            loaded.model, ids, num_kept, wanted, lambda _, rest, cache: run(loaded.model, rest, num_kept, cache)
+        ):
+            yield depth, ids[:, depth], logits
         return
-    forget_longer_prompts(loaded.model)
-    yield from walk(
-        loaded.model, ids, num_kept, wanted, lambda prompt, rest, cache: run(loaded.model, rest, num_kept, cache)
-    )
+    is_fixed = is_static_for(loaded.model.config.to_dict(), common, length)
+    for depth in wanted:
+        prompts = ids[:, depth]
+        if is_fixed:
+            forget_longer_prompts(loaded.model)
+            yield depth, prompts, run(loaded.model, prompts, num_kept)
+        else:
+            yield depth, prompts, run_as_written(loaded.model, prompts, _num_answers(questions, depth), num_kept)
+
+
+def tokens_of(questions: Sequence[Sequence[Prompt]]) -> torch.Tensor:
+    """The tokens of prompts of the same length, of shape (questions, depths, length)."""
+    return torch.tensor([[prompt.ids for prompt in question] for question in questions])
 
 
 def num_own(questions: Sequence[Sequence[Prompt]]) -> int:
@@ -162,33 +106,23 @@ def num_own(questions: Sequence[Sequence[Prompt]]) -> int:
     return max(prompt.num_answer for question in questions for prompt in question) + 1
 
 
-def may_share(loaded: LoadedModel, ids: torch.Tensor, num_last: int) -> bool:
-    """Whether prompts may share the cache of a prefix; arguments as in `grow`."""
-    return loaded.can_share or (_is_fixed(loaded, ids, num_last) and _can_crop(loaded, ids))
-
-
-def _is_fixed(loaded: LoadedModel, ids: torch.Tensor, num_kept: int) -> bool:
-    """Whether the encoding of each token of these prompts is independent of what follows it."""
-    common = grow(ids, num_kept).end if ids.shape[1] > 1 else ids.shape[2] - num_kept
-    return is_static_for(loaded.model.config.to_dict(), common, ids.shape[2])
-
-
-def _can_crop(loaded: LoadedModel, ids: torch.Tensor) -> bool:
-    """Whether prompts may share a cache under a schedule that depends on the length, but not at these lengths."""
-    return ids.shape[1] > 1 and not is_static(loaded.model.config.to_dict()) and new_cache(loaded.model) is not None
-
-
 def _num_answers(questions: Sequence[Sequence[Prompt]], depth: int) -> list[int]:
     return [question[depth].num_answer for question in questions]
 
 
-def _roots(branch: Branch, worth: float) -> Iterator[Branch]:
-    """The tree without common prefixes that are too short to be worth a cache."""
-    if branch.children and branch.end < worth:
-        for child in branch.children:
-            yield from _roots(child, worth)
-    else:
-        yield dataclasses.replace(branch, start=0)
+def num_common(ids: torch.Tensor, num_last: int) -> list[list[int]]:
+    """How many tokens any two prompts have in common at the beginning, in every row of a batch.
+
+    Args:
+        ids: Tokens of shape (batch, prompts, length).
+        num_last: The number of tokens at the end that prompts never share.
+    """
+    most = ids.shape[2] - num_last
+    numbers = []
+    for first in ids[:, :, :most].unbind(1):
+        differs = [(first != second).any(0).nonzero() for second in ids[:, :, :most].unbind(1)]
+        numbers.append([int(places[0]) if len(places) else most for places in differs])
+    return numbers
 
 
 def walk(
@@ -199,6 +133,9 @@ def walk(
     finish: Callable[[int, torch.Tensor, Any], Finished],
 ) -> Iterator[tuple[int, Finished]]:
     """Read what prompts have in common once, and finish each of the wanted on a cache of it.
+
+    After a prompt comes the one that has most in common with it. What it shares with any other runs by itself, so that
+    the cache can be cropped there, and so that the pieces are the same whichever prompts are wanted.
 
     Args:
         model: A causal language model whose caches can be cropped.
@@ -211,32 +148,25 @@ def walk(
     Yields:
         The index of a prompt, and what `finish` returned.
     """
-    for root in _roots(grow(ids, num_last), _WORTH * ids.shape[2]):
-        yield from _visit(model, ids, wanted, finish, root, None)
-
-
-def _visit(
-    model: Any,
-    ids: torch.Tensor,
-    wanted: set[int],
-    finish: Callable[[int, torch.Tensor, Any], Finished],
-    branch: Branch,
-    cache: Any,
-) -> Iterator[tuple[int, Finished]]:
-    """Run a branch on the cache of its prefix, then the branches that follow."""
-    if not wanted & set(branch.prompts):
-        return
-    prompt = branch.prompts[0]
-    if not branch.children:
-        yield prompt, finish(prompt, ids[:, prompt, branch.start :], cache)
-        return
-    cache = new_cache(model) if cache is None else cache
-    run(model, ids[:, prompt, branch.start : branch.end], 1, cache)
-    for child in branch.children:
-        surplus = cache.get_seq_length() - branch.end
-        if surplus:
+    common, waiting = num_common(ids, num_last), list(range(ids.shape[1]))
+    prompt = read = 0
+    cache: Any = None
+    while waiting:
+        prompt = max(waiting, key=common[prompt].__getitem__)
+        waiting.remove(prompt)
+        if prompt not in wanted:
+            continue
+        shared = {common[prompt][other] for other in range(len(common)) if other != prompt}
+        ends = sorted(end for end in shared if end >= _WORTH * ids.shape[2])
+        done = common[prompt][read] if cache is not None else 0
+        if done not in ends:
+            done, cache = 0, new_cache(model) if ends else None
+        elif surplus := cache.get_seq_length() - done:
             cache.crop(-surplus)
-        yield from _visit(model, ids, wanted, finish, child, cache)
+        for start, end in pairwise([done, *(end for end in ends if end > done)]):
+            run(model, ids[:, prompt, start:end], 1, cache)
+        yield prompt, finish(prompt, ids[:, prompt, ends[-1] if ends else 0 :], cache)
+        read = prompt
 
 
 def run(model: Any, ids: torch.Tensor, num_kept: int, cache: Any = None) -> torch.Tensor:
@@ -305,25 +235,16 @@ def _last(output: Any, num_kept: int) -> torch.Tensor:
     return logits[:, -num_kept:]
 
 
-def are_exact(name: str, logits: torch.Tensor, ids: torch.Tensor, num_answers: Sequence[int]) -> list[bool]:
+def are_exact(loaded: LoadedModel, logits: torch.Tensor, ids: torch.Tensor, num_answers: Sequence[int]) -> list[bool]:
     """Whether every token of each answer is the arg-max given the tokens before it.
 
     Args:
-        name: The name of the model, for errors.
+        loaded: The model.
         logits: Logits after the last tokens, of shape (batch, kept, vocabulary).
         ids: The prompts, of shape (batch, length), each ending with its answer.
         num_answers: The number of tokens of each answer.
     """
     # Some families mask unused words with minus infinity; the largest number is finite all the same.
-    check_finite(name, logits.amax(-1))
+    loaded.check_finite(logits.amax(-1))
     best = logits[:, :-1].argmax(-1)
     return [bool((best[row, -n:] == ids[row, -n:]).all()) for row, n in enumerate(num_answers)]
-
-
-def check_finite(name: str, numbers: torch.Tensor) -> None:
-    """Refuse numbers that overflowed."""
-    if not bool(numbers.isfinite().all()):
-        raise CtxextError(
-            f'"{name}" returns logits that are not numbers (NaN or infinite).',
-            hint="Try --dtype bf16 or --dtype fp32, or check the weights.",
-        )

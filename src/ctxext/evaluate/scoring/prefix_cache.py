@@ -20,7 +20,7 @@ def is_static(config: Mapping[str, Any]) -> bool:
 
     They do not if the schedule depends on the length of the prompt, or if the order of heads depends on the prompt.
     """
-    return not chooses_by_prompt(config) and not follows_length(config)
+    return not depends_on_prompt(config) and not follows_length(config)
 
 
 def is_static_for(config: Mapping[str, Any], common: int, length: int) -> bool:
@@ -34,18 +34,13 @@ def is_static_for(config: Mapping[str, Any], common: int, length: int) -> bool:
         common: The least number of tokens that the prompts have in common.
         length: The number of tokens of the longest prompt, its answer included.
     """
-    if chooses_by_prompt(config):
+    if depends_on_prompt(config):
         return False
     nodes = [node for node in _dicts(config) if _follows_length(node)]
     return all(
         length <= _switch(node, config) or (_is_longrope(node) and common >= _switch(node, config) > 0)
         for node in nodes
     )
-
-
-def chooses_by_prompt(config: Mapping[str, Any]) -> bool:
-    """Whether the order of heads depends on the last token of each prompt."""
-    return depends_on_prompt(config)
 
 
 def follows_length(config: Mapping[str, Any]) -> bool:

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 import torch
 
 from ctxext.evaluate.model import LoadedModel
-from ctxext.evaluate.scoring.batch_size import rows_that_fit
-from ctxext.evaluate.scoring.exact_match import check_finite
 
 _ROUNDING = 1e-6
 """The difference of similarities that is no more than rounding: equal passages are no correct answer."""
@@ -56,9 +54,9 @@ def pooled(loaded: LoadedModel, texts: Sequence[Sequence[int]]) -> torch.Tensor:
     for length in {len(text) for text in texts}:
         numbers = [number for number, text in enumerate(texts) if len(text) == length]
         ids = torch.tensor([list(texts[number]) for number in numbers], device=loaded.device)
-        batches = torch.split(ids, rows_that_fit(loaded.model, length))
+        batches = torch.split(ids, loaded.rows_that_fit(length))
         states = [loaded.pooler(base(input_ids=rows).last_hidden_state.double()).cpu() for rows in batches]
         vectors.update(zip(numbers, torch.cat(states), strict=True))
     stacked = torch.stack([vectors[number] for number in range(len(texts))])
-    check_finite(loaded.name, stacked)
+    loaded.check_finite(stacked)
     return torch.nn.functional.normalize(stacked)

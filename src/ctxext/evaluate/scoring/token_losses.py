@@ -1,23 +1,30 @@
 """The loss of every token of a long text, without logits of shape length × vocabulary (`checkpoint/head.py`).
 
+Key tokens are those that a model predicts well from the whole text and badly from the last part of it (LongPPL,
+https://arxiv.org/abs/2410.23771, with its thresholds).
+
 A masked language model's tokens are masked to be predicted. Masking one token at a time (Salazar et al. 2020, arXiv
 1910.14659) takes as many passes as there are tokens. Here every eighth token is masked, so that eight passes predict
 each token once, with nearly as many masks as in training.
 """
 
+import functools
 from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 
 from ctxext.checkpoint.head import positions_at_once
 from ctxext.errors import CtxextError
-from ctxext.evaluate.model import LoadedModel
-from ctxext.evaluate.scoring.batch_size import rows_that_fit
-from ctxext.evaluate.scoring.exact_match import check_finite
+from ctxext.evaluate.checkpoint_info import open_infos
+from ctxext.evaluate.model import LoadedModel, Loading, load_model
 from ctxext.evaluate.scoring.prefix_cache import forget_longer_prompts
 
 EVERY = 8
 """The distance between masked tokens, and the number of passes."""
+
+GAIN, LOSS = 2.0, 2.0
+"""A key token's loss falls by more than `GAIN` nats with the whole text, to less than `LOSS`."""
 
 
 def losses_of(loaded: LoadedModel, ids: Sequence[int]) -> torch.Tensor:
@@ -73,7 +80,7 @@ def masked_losses(loaded: LoadedModel, ids: Sequence[int]) -> tuple[torch.Tensor
     for number in range(len(is_masked)):
         is_masked[number, places[number::EVERY]] = True
     losses = torch.zeros(len(text), dtype=torch.float64)
-    for chosen in torch.split(is_masked, rows_that_fit(loaded.model, len(text))):
+    for chosen in torch.split(is_masked, loaded.rows_that_fit(len(text))):
         seen, targets = torch.where(chosen, tokenizer.mask_token_id, text), text.expand_as(chosen)[chosen]
         loss = _losses_at(loaded, *(tensor.to(loaded.device) for tensor in (seen, chosen, targets)))
         losses.index_add_(0, chosen.nonzero()[:, 1], loss)
@@ -91,5 +98,61 @@ def _losses_at(loaded: LoadedModel, ids: torch.Tensor, chosen: torch.Tensor, tar
         for piece in head.pieces(hidden, positions_at_once(loaded.model))
     ]
     numbers = torch.cat(losses).double().cpu() if losses else torch.zeros(0, dtype=torch.float64)
-    check_finite(loaded.name, numbers)
+    loaded.check_finite(numbers)
     return numbers
+
+
+def losses_in_windows(
+    loaded: LoadedModel, ids: Sequence[int], num_start: int, window: int, stride: int
+) -> tuple[float, int]:
+    """The sum of the mean losses of sliding windows, and their number.
+
+    The window moves by `stride` and only its new tokens count. All windows have the same weight, the first and
+    longest included, as in YaRN's script.
+    """
+    start, body = ids[:num_start], ids[num_start:]
+    size = window - len(start)
+    spans, previous = [], 0
+    for begin in range(0, len(body), stride):
+        end = min(begin + size, len(body))
+        spans.append((begin, end, end - previous))
+        previous = end
+        if end == len(body):
+            break
+    means: list[float] = []
+    rows = loaded.rows_that_fit(window)
+    for (_, num_new), group in groupby(spans, key=lambda span: (span[1] - span[0], span[2])):
+        alike = list(group)
+        for first in range(0, len(alike), rows):
+            windows = [[*start, *body[begin:end]] for begin, end, _ in alike[first : first + rows]]
+            batch = torch.tensor(windows, device=loaded.device)
+            means += token_losses(loaded, batch, last=min(num_new, batch.shape[1] - 1)).mean(1).tolist()
+    return sum(means), len(means)
+
+
+@functools.lru_cache(maxsize=1)
+def load_evaluator(source: str, device: str) -> LoadedModel:
+    """Load the model that finds key tokens, once for all models that are measured."""
+    (info,) = open_infos([source])
+    return load_model(info, Loading(device=device))
+
+
+def key_tokens(evaluator: LoadedModel, ids: Sequence[int], window: int, num_start: int = 0) -> torch.Tensor:
+    """The indices of a text's key tokens, from `window` on.
+
+    Args:
+        evaluator: The model that decides.
+        ids: The tokens of one text, more than `window`.
+        window: The length of the last part; it moves by a quarter of itself.
+        num_start: The number of begin tokens, which each part gets too.
+    """
+    text = torch.tensor([list(ids)], device=evaluator.device)
+    with_text = token_losses(evaluator, text)[0, window - 1 :]
+    parts = []
+    for end in range(window, len(ids), window // 4):
+        following = min(end + window // 4, len(ids))
+        begin = max(num_start, following - window + num_start)
+        part = torch.cat([text[:, :num_start], text[:, begin:following]], dim=1)
+        parts.append(token_losses(evaluator, part, last=following - end)[0])
+    is_key = (torch.cat(parts) - with_text > GAIN) & (with_text < LOSS)
+    return is_key.nonzero()[:, 0] + window

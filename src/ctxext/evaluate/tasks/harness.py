@@ -106,10 +106,8 @@ def _run(
     import lm_eval
     from lm_eval.models.huggingface import HFLM
 
-    from ctxext.evaluate.scoring.batch_size import rows_that_fit
-
     longest = max(lengths)
-    rows = rows_that_fit(loaded.model, longest)
+    rows = loaded.rows_that_fit(longest)
     model = HFLM(pretrained=loaded.model, tokenizer=loaded.encoder.tokenizer, max_length=longest, batch_size=rows)
     try:
         output = lm_eval.simple_evaluate(

@@ -3,14 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ctxext.evaluate.tasks.base import Key, Reading, Record, Task
 
 if TYPE_CHECKING:
-    import torch
-
     from ctxext.evaluate.model import LoadedModel
 
 _NUM_BUCKETS = 32
@@ -74,56 +71,25 @@ class Perplexity(Task):
 
 def _measure_by_position(reading: Reading, loaded: "LoadedModel", ids: list[int]) -> Record:
     """Read a document once, up to the longest length, and again in sliding windows if there is a stride."""
+    from ctxext.evaluate.scoring.token_losses import losses_in_windows, losses_of
+
     length = max(reading.lengths)
-    losses, width = _losses(loaded, ids[:length]), bucket_width(length)
+    losses, width = losses_of(loaded, ids[:length]), bucket_width(length)
     # losses[i] is the loss of the token at position i + 1.
     buckets = [losses[max(0, at - 1) : at - 1 + width] for at in range(0, length, width)]
     record: Record = {"width": width, "buckets": [[float(part.sum()), len(part)] for part in buckets], "lengths": {}}
     for n in reading.lengths:
         # A shorter text is read separately if the position encoding depends on the length or content of the prompt.
-        of_beginning = losses if loaded.can_share or n == length else _losses(loaded, ids[:n])
+        of_beginning = losses if loaded.can_share or n == length else losses_of(loaded, ids[:n])
         record["lengths"][str(n)] = float(of_beginning[: n - 1].sum()), n - 1
     if reading.text:
         record["text"] = reading.text
     if reading.stride:
         num_start = len(reading.encoder.start())
         record["sliding"] = {
-            str(n): _loss_in_windows(loaded, ids, num_start, n, reading.stride) for n in reading.lengths
+            str(n): losses_in_windows(loaded, ids, num_start, n, reading.stride) for n in reading.lengths
         }
     return record
-
-
-def _loss_in_windows(
-    loaded: "LoadedModel", ids: list[int], num_start: int, window: int, stride: int
-) -> tuple[float, int]:
-    """The sum of the windows' mean losses, and the number of windows.
-
-    The window moves by `stride` and only its new tokens count. All windows have the same weight, the first and
-    longest included, as in YaRN's script.
-    """
-    import torch
-
-    from ctxext.evaluate.scoring.batch_size import rows_that_fit
-    from ctxext.evaluate.scoring.token_losses import token_losses
-
-    start, body = ids[:num_start], ids[num_start:]
-    size = window - len(start)
-    spans, previous = [], 0
-    for begin in range(0, len(body), stride):
-        end = min(begin + size, len(body))
-        spans.append((begin, end, end - previous))
-        previous = end
-        if end == len(body):
-            break
-    means: list[float] = []
-    rows = rows_that_fit(loaded.model, window)
-    for (_, num_new), group in groupby(spans, key=lambda span: (span[1] - span[0], span[2])):
-        alike = list(group)
-        for first in range(0, len(alike), rows):
-            windows = [start + body[begin:end] for begin, end, _ in alike[first : first + rows]]
-            batch = torch.tensor(windows, device=loaded.device)
-            means += token_losses(loaded, batch, last=min(num_new, batch.shape[1] - 1)).mean(1).tolist()
-    return sum(means), len(means)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,12 +117,12 @@ class LongPerplexity(Task):
 
 def _measure_key_tokens(reading: Reading, window: int, loaded: "LoadedModel", ids: list[int]) -> Record:
     """Read a document once, and let the evaluator read it, whole and in parts of a window."""
-    from ctxext.evaluate.scoring.key_tokens import key_tokens, load_evaluator
+    from ctxext.evaluate.scoring.token_losses import key_tokens, load_evaluator, losses_of
 
     assert reading.evaluator is not None
     evaluator = load_evaluator(reading.evaluator, str(loaded.device))
     chosen = key_tokens(evaluator, ids, window, len(reading.encoder.start()))
-    loss = float(_losses(loaded, ids)[chosen - 1].sum())
+    loss = float(losses_of(loaded, ids)[chosen - 1].sum())
     return {"loss": [loss], "key_tokens": [len(chosen)], "of": [len(ids) - window]}
 
 
@@ -219,15 +185,6 @@ def _measure_whole(loaded: "LoadedModel", ids: list[int]) -> Record:
 
     losses = losses_of(loaded, ids)
     return {"loss": [float(losses.sum())], "tokens": [len(losses)]}
-
-
-def _losses(loaded: "LoadedModel", ids: list[int]) -> "torch.Tensor":
-    """The loss of each token of a text except the first."""
-    import torch
-
-    from ctxext.evaluate.scoring.token_losses import token_losses
-
-    return token_losses(loaded, torch.tensor([ids], device=loaded.device))[0]
 
 
 def bucket_width(length: int) -> int:
