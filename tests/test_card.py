@@ -15,6 +15,7 @@ import tiny_encodings
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters import convert, make_plan
 from ctxext.converters.card import CardFacts, Measured, convert_command, front_matter, render, wrapped
+from ctxext.converters.convert import card_of
 from ctxext.converters.engines import UNKNOWN, serving_of
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import info_of
@@ -41,8 +42,8 @@ def source_for(encoding: str, llama_source: Path, folder: Path) -> Path:
     return source
 
 
-def card_of(source: Path, recipe: Recipe) -> str:
-    return make_plan(open_checkpoint(str(source)), recipe).texts["README.md"]
+def planned_card(source: Path, recipe: Recipe) -> str:
+    return card_of(make_plan(open_checkpoint(str(source)), recipe))
 
 
 def parts(card: str) -> tuple[dict, str]:
@@ -53,7 +54,7 @@ def parts(card: str) -> tuple[dict, str]:
 
 @pytest.mark.parametrize("name", [method.name for method in METHODS])
 def test_a_card_for_every_method(llama_source, name, tmp_path):
-    card = card_of(source_for(method_named(name).encoding, llama_source, tmp_path), recipe_of(name))
+    card = planned_card(source_for(method_named(name).encoding, llama_source, tmp_path), recipe_of(name))
     front, page = parts(card)
     assert front["license"] == "mit"
     assert front["language"] == ["en"]
@@ -107,7 +108,7 @@ def test_long_commands_are_still_one_command():
 def test_a_source_on_the_hub_is_named_as_base(llama_source):
     local = open_checkpoint(str(llama_source))
     source = Checkpoint("maker/tiny", local.folder, local.config, revision="b" * 40)
-    card = make_plan(source, Recipe([Yarn(factor=4)])).texts["README.md"]
+    card = card_of(make_plan(source, Recipe([Yarn(factor=4)])))
     front, page = parts(card)
     assert front["base_model"] == "maker/tiny"
     assert "base_model_relation" not in front, "the Hub's words all say that the weights are others"
@@ -183,7 +184,7 @@ def test_weights_that_were_trained_are_not_served_from_the_source(llama_source):
 def test_a_broken_card_of_the_source_does_no_harm(llama):
     for text in ("---\n: [\n---\n", "---\nnothing ends", "no front matter", "---\n- a list\n---\n"):
         (llama / "README.md").write_text(text)
-        assert parts(card_of(llama, recipe_of("pi")))[0]["library_name"] == "transformers"
+        assert parts(planned_card(llama, recipe_of("pi")))[0]["library_name"] == "transformers"
 
 
 # Results

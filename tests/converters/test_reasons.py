@@ -61,7 +61,7 @@ def test_a_note_of_training_in_a_schedule_blocks_nothing(tmp_path):
     for key in ("rope_scaling", "rope_parameters"):
         source = opened({**LLAMA, key: yarn}, tmp_path / key)
         plan = make_plan(source, Recipe([Yarn(factor=32)]), replace_scaling=True)
-        assert plan.rotary.parameters["factor"] == 32
+        assert plan.model.rotary.parameters["factor"] == 32
     with pytest.raises(CtxextError, match='has "finetuned_by"'):
         make_plan(
             opened({**LLAMA, "rope_scaling": {**yarn, "finetuned_by": 1}}, tmp_path / "x"),

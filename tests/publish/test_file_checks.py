@@ -153,7 +153,7 @@ def test_what_is_compared_in_full_may_be_newer_but_not_larger(converted, llama_s
 
 def planned(source, recipe) -> dict:
     """The config.json that a conversion writes."""
-    return json.loads(make_plan(open_checkpoint(str(source)), recipe).texts["config.json"])
+    return make_plan(open_checkpoint(str(source)), recipe).model.config
 
 
 @pytest.mark.parametrize("key", ["auto_map", "ctxext_code", "rope_scaling", "rope_parameters", "hidden_act"])
@@ -394,8 +394,8 @@ def test_where_the_tokens_of_the_check_stand(llama_source, length):
     """Most where the method's rules change, the rest in pairs of neighbours over the whole reach."""
     checkpoint = open_checkpoint(str(llama_source))
     plan = make_plan(checkpoint, Recipe([method_named("self-extend")(factor=length / 32)]))
-    steps, reach = plan.model.code["steps"], plan.rotary.context_length
-    positions = clean_load._positions(plan.recipe, plan.rotary, steps)
+    steps, reach = plan.model.code["steps"], plan.model.rotary.context_length
+    positions = clean_load._positions(plan.recipe, plan.model.rotary, steps)
     places = clean_load.reference_of(plan.recipe.steps[0]).places(steps[0], reach)
     assert positions == sorted({*positions})
     assert {*places[:48]} <= {*positions}

@@ -224,5 +224,5 @@ def test_the_recipe_gives_the_configuration_again(model_type, tmp_path):
             plan = make_plan(source, Recipe([method.example_step(rotary)]))
         except CtxextError:
             continue
-        made = Checkpoint("made", source.folder, json.loads(plan.texts["config.json"]))
+        made = Checkpoint("made", source.folder, plan.model.config)
         assert check_configuration(Subject(made)).status == "passed", method.name

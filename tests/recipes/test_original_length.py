@@ -66,7 +66,7 @@ def test_factor_and_length_may_be_said_apart(llama, tmp_path):
         build_recipe(["llama3"], None, {"factor": 8.0, "target_length": "2k"})
     assert "recipe file" in caught.value.hint
     done = convert(str(llama), tmp_path / "out", Recipe([Llama3(factor=8, target_length=2048)]))
-    assert (done.plan.rotary.parameters["factor"], done.plan.rotary.context_length) == (8.0, 2048)
+    assert (done.plan.model.rotary.parameters["factor"], done.plan.model.rotary.context_length) == (8.0, 2048)
     assert "as requested; the factor of 8 gives 1024" in done.plan.cautions[0]
     assert not failures(verify(str(tmp_path / "out")))
     same = convert(str(llama), tmp_path / "same", Recipe([Llama3(factor=8, target_length=1024)]))
@@ -94,7 +94,7 @@ def test_what_is_declared_and_what_was_trained_stay_apart(step, length, declares
     assert config["ctxext"]["trained_length"] == 64
     again = model_config(config).rotary
     assert (again.trained_length, again.declared_length) == (64, declares)
-    assert again.context_length == done.plan.rotary.context_length == (64 if declares else 256)
+    assert again.context_length == done.plan.model.rotary.context_length == (64 if declares else 256)
     assert '"model_max_length": ' + str(length) in (tmp_path / "out" / "tokenizer_config.json").read_text()
     assert not failures(verify(str(tmp_path / "out"), against=str(llama), load=False))
 

@@ -142,7 +142,7 @@ def sweep(model, tmp_path):
             if plan is None:
                 counts[1] += 1
                 continue
-            config = json.loads(plan.texts["config.json"])
+            config = plan.model.config
             is_warned = IS_OLD and any("4.57 does not carry" in line for line in plan.cautions)
             if is_warned and is_known:
                 with pytest.raises((CtxextError, AssertionError)):  # The warning is true.

@@ -6,8 +6,6 @@ token takes in the full and in the sliding layers, and the window), and what eac
 afterwards, with the factor where it follows from both lengths, or words of the refusal.
 """
 
-import json
-
 import pytest
 
 from ctxext.checkpoint.geometry import claimed_length
@@ -48,9 +46,9 @@ def test_the_plan_of_every_method(name, tmp_path):
         else:
             plan = make_plan(source, Recipe([step]), replace_scaling=replaces)
             length, factor = expected if isinstance(expected, list) else (expected, 4.0)
-            config = json.loads(plan.texts["config.json"])
-            assert claimed_length(config, plan.model.family) == plan.rotary.claimed_length == length, method
-            check_schedule(plan.rotary, method, known, factor, replaces)
+            config = plan.model.config
+            assert claimed_length(config, plan.model.family) == plan.model.rotary.claimed_length == length, method
+            check_schedule(plan.model.rotary, method, known, factor, replaces)
 
 
 def check_schedule(rotary, method, known, factor, replaces):

@@ -1,6 +1,5 @@
 """Schedules as published models have them: read for what they are, and changed only where every key is known."""
 
-import json
 import math
 import re
 from collections import defaultdict
@@ -125,7 +124,7 @@ def test_maps_are_refused_for_what_hunyuan_does(step, tmp_path):
 def test_dynamic_without_alpha_is_said_to_be_for_5_only(tmp_path):
     source = hunyuan("hunyuan_v1_dense", tmp_path / "source")
     plan = make_plan(open_checkpoint(str(source)), Recipe([DynamicNtk(factor=2)]))
-    assert "alpha" not in plan.rotary.parameters
+    assert "alpha" not in plan.model.rotary.parameters
     assert any("4.57 does not carry this schedule" in line for line in plan.cautions)
 
 
@@ -153,7 +152,7 @@ def test_an_unknown_key_stays_beside_heads(tmp_path):
     scheduled(make_llama(tmp_path / "source"), rope_scaling=ODD, max_position_embeddings=128)
     step = MsPoE(head_order="fixed", first_layer=0)
     plan = make_plan(open_checkpoint(str(tmp_path / "source")), Recipe([step]))
-    written = json.loads(plan.texts["config.json"])
+    written = plan.model.config
     assert written["rope_parameters"]["attn_factor"] == written["rope_scaling"]["attn_factor"] == 0.878
 
 
@@ -321,7 +320,7 @@ def test_a_number_of_its_rule_is_worked_out_again(said, factor, wanted, kept, tm
     schedule = {**OLMO3, "attention_factor": said}
     scheduled(make_llama(tmp_path / "source"), rope_scaling=schedule, max_position_embeddings=256)
     plan = make_plan(open_checkpoint(str(tmp_path / "source")), Recipe([Yarn(factor=factor)]), replace_scaling=True)
-    assert attention_scaling(plan.rotary) == pytest.approx(wanted)
+    assert attention_scaling(plan.model.rotary) == pytest.approx(wanted)
     assert (f"attention_factor {said}" in plan.cautions[0]) == kept
 
 
@@ -384,7 +383,7 @@ def test_a_linear_schedule_may_start_from_the_maximum(tmp_path):
     source = vicuna(tmp_path / "source")
     done = convert(str(source), tmp_path / "out", Recipe([PositionInterpolation(factor=4)]), replace_scaling=True)
     assert torch.equal(logits(tmp_path / "out"), logits(source))
-    assert (done.plan.rotary.trained_length, done.plan.rotary.context_length) == (32, 128)
+    assert (done.plan.model.rotary.trained_length, done.plan.model.rotary.context_length) == (32, 128)
     convert(str(source), tmp_path / "more", Recipe([Yarn(factor=8)]), replace_scaling=True)
     written = read_json(tmp_path / "more" / "config.json")
     assert written["max_position_embeddings"] == written["max_sequence_length"] == 256

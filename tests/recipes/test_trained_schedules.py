@@ -209,14 +209,14 @@ def test_a_linear_schedule_must_say_from_where(sources, tmp_path):
         convert(str(source), tmp_path / "out", step, **again)
     assert "--original-length 16" in caught.value.hint
     done = convert(str(source), tmp_path / "out", step, original_length=16, **again)
-    assert (done.plan.rotary.trained_length, done.plan.rotary.context_length) == (16, 64)
+    assert (done.plan.model.rotary.trained_length, done.plan.model.rotary.context_length) == (16, 64)
 
 
 def test_code_on_a_trained_schedule_is_taken_off_before_it_is_replaced(sources, tmp_path):
     source, _ = sources("llama-3.1")
     convert(str(source), tmp_path / "mspoe", Recipe([NEUTRAL["mspoe"]]))
     done = convert(str(tmp_path / "mspoe"), tmp_path / "out", Recipe([Yarn(factor=8)]), replace_scaling=True)
-    assert (done.plan.rotary.rope_type, done.plan.rotary.context_length) == ("yarn", 256)
+    assert (done.plan.model.rotary.rope_type, done.plan.model.rotary.context_length) == ("yarn", 256)
     with pytest.raises(CtxextError, match="reads 128 tokens, and this would leave 64"):
         convert(str(tmp_path / "mspoe"), tmp_path / "short", Recipe([Yarn(factor=2)]), replace_scaling=True)
 

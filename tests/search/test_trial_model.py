@@ -143,7 +143,7 @@ def test_a_calibrated_order_is_the_one_that_converting_measures(bench, source, t
     done = convert(str(source), tmp_path / "out", recipe, check=False)
     assert prepared.to_dict() == done.plan.recipe.to_dict()
     again = convert(str(source), tmp_path / "again", prepared, check=False)
-    assert again.plan.texts["config.json"] == done.plan.texts["config.json"]
+    assert again.plan.model.config == done.plan.model.config
 
 
 def test_a_model_with_other_weights_than_its_family_is_refused(tmp_path):

@@ -174,7 +174,7 @@ def plan_data(plan: Plan, out: str | None) -> dict[str, Any]:
         "changes": [vars(change) for change in plan.changes],
         "rewritten": {tensor.name: list(tensor.shape) for tensor in plan.rewritten},
         "files": {
-            "written": sorted([*plan.texts, "ctxext.json"]),
+            "written": plan.written,
             "weights": [path.as_posix() for path in plan.weights],
             "copied": [path.as_posix() for path in plan.others],
         },

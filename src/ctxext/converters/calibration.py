@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from ctxext.checkpoint.loading import choose_device, explain_loading_errors, guard_vocabulary, load_checkpoint, sealed
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
@@ -18,7 +18,6 @@ from ctxext.data.encoding import open_tokenizer, tokenized
 from ctxext.errors import CtxextError
 from ctxext.files import strict
 from ctxext.files.content import Progress
-from ctxext.recipes.base import Method
 from ctxext.recipes.code.own_code import CODE_FILES, runs_only_own_code
 from ctxext.recipes.code.staging import write_stage
 from ctxext.recipes.methods.mspoe import MsPoE, ranks_from_scores
@@ -34,13 +33,11 @@ _USUAL_CHARACTERS = 4
 
 
 def calibrated(source: Checkpoint, recipe: Recipe, options: ConvertOptions, progress: Progress | None = None) -> Recipe:
-    """Load the model and return the recipe with the measured order of heads, if a step waits for it.
+    """Load the model and return the recipe with the measured order of the heads that wait for it.
 
     The statistic of Ms-PoE (`portable/mspoe.py`) is averaged over chunks of the text, each ending where a
     prompt might; the head that stands out most on average takes the first ratio.
     """
-    if not waits(recipe):
-        return recipe
     text, hint = read_text(options.calibration.text), "Try --head-order fixed."
     listening = in_order(recipe, "prompt")
     plan = make_plan(source, listening, replace_scaling=options.replace_scaling, allow_shorter=options.allow_shorter)
@@ -48,7 +45,7 @@ def calibrated(source: Checkpoint, recipe: Recipe, options: ConvertOptions, prog
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "out"
         code = {name: text.encode() for name, text in plan.texts.items() if name in CODE_FILES}
-        write_stage(folder, plan.source, json.loads(plan.texts["config.json"]), code)
+        write_stage(folder, plan.source, plan.model.config, code)
         if not runs_only_own_code(open_checkpoint(str(folder))):
             raise CtxextError(
                 "The source brings Python code of its own, which calibration would run.", hint="Use --head-order fixed."
@@ -62,20 +59,6 @@ def calibrated(source: Checkpoint, recipe: Recipe, options: ConvertOptions, prog
     return with_order(recipe, scores)
 
 
-def waits(recipe: Recipe) -> bool:
-    """Return whether a step waits for the order of its heads to be measured."""
-    return any(map(_waits, recipe.steps))
-
-
-def _waits(step: Method) -> TypeGuard[MsPoE]:
-    return isinstance(step, MsPoE) and step.head_order == "calibrated" and not step.ranks
-
-
-def _changed(recipe: Recipe, changes: Callable[[MsPoE], dict[str, Any]]) -> Recipe:
-    steps = [dataclasses.replace(step, **changes(step)) if _waits(step) else step for step in recipe.steps]
-    return Recipe(steps, recipe.description, recipe.source)
-
-
 def in_order(recipe: Recipe, head_order: str) -> Recipe:
     """Return the recipe with waiting heads in another order: "fixed", or "prompt", to which calibration listens."""
     return _changed(recipe, lambda _: {"head_order": head_order})
@@ -84,6 +67,14 @@ def in_order(recipe: Recipe, head_order: str) -> Recipe:
 def with_order(recipe: Recipe, scores: dict[int, list[float]]) -> Recipe:
     """Return the recipe with its heads ordered by their average scores, from layer to one score per KV head."""
     return _changed(recipe, lambda step: {"ranks": tuple(_ranks(scores[one], step.variant) for one in sorted(scores))})
+
+
+def _changed(recipe: Recipe, changes: Callable[[MsPoE], dict[str, Any]]) -> Recipe:
+    steps = [
+        dataclasses.replace(step, **changes(step)) if isinstance(step, MsPoE) and step.needs_calibration else step
+        for step in recipe.steps
+    ]
+    return Recipe(steps, recipe.description, recipe.source)
 
 
 def _ranks(scores: list[float], variant: str) -> tuple[int, ...]:
@@ -111,7 +102,7 @@ def _text_of(path: Path, number: int, line: str) -> str:
 
 def calibrated_lengths(recipe: Recipe, trained_length: int) -> list[int]:
     """Return about how many tokens each chunk of the calibration text has; nothing if no step waits for it."""
-    if not waits(recipe):
+    if not recipe.needs_calibration:
         return []
     length = len(read_text(None)) // _USUAL_CHARACTERS // _NUM_SEQUENCES
     return [min(trained_length, _MAX_LENGTH, length)] * _NUM_SEQUENCES

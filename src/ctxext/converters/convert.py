@@ -4,17 +4,19 @@ The result is written beside its place and renamed when it is complete, so that 
 """
 
 import hashlib
-import json
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ctxext.checkpoint.loading import check_complete, check_described
-from ctxext.checkpoint.opening import fingerprint, open_checkpoint
-from ctxext.converters.calibration import calibrated, in_order, waits
+from ctxext.checkpoint.opening import Checkpoint, fingerprint, open_checkpoint
+from ctxext.converters.calibration import calibrated, in_order
+from ctxext.converters.card import CardFacts, card_metadata, declared_base, render
+from ctxext.converters.engines import unconverted_lines
 from ctxext.converters.links import COPIED, HARD, REWRITTEN, bring
 from ctxext.converters.options import ConvertOptions, SaveOptions
 from ctxext.converters.plan import Plan, make_plan
@@ -28,8 +30,7 @@ from ctxext.options import accepts_options
 from ctxext.recipes.base import Method
 from ctxext.recipes.code.layout import without_code
 from ctxext.recipes.code.own_code import runs_only_own_code
-from ctxext.recipes.encodings.rotary import model_config
-from ctxext.recipes.recipe import Recipe, plain_config, recipe_of
+from ctxext.recipes.recipe import Recipe, recipe_of
 from ctxext.verify.carried import check_carried
 from ctxext.verify.clean_load import Verification, compare_logits
 from ctxext.version import __version__
@@ -134,12 +135,11 @@ def convert(
             recipe, the disk is full, or the result is not what the method says; nothing is left behind then.
     """
     recipe = recipe_of(recipe)
-    checkpoint = open_checkpoint(str(source), revision=revision, token=token, original_length=options.original_length)
-    if out is not None:
-        check_out(Path(out), checkpoint.folder, options)
-    if waits(recipe) and tell is not None:
-        tell("Loading the model once to order its heads; where it does not fit, --head-order fixed.")
-    recipe = calibrated(checkpoint, recipe, options, progress)
+    checkpoint = _open(source, out, options, revision=revision, token=token)
+    if recipe.needs_calibration:
+        if tell is not None:
+            tell("Loading the model once to order its heads; where it does not fit, --head-order fixed.")
+        recipe = calibrated(checkpoint, recipe, options, progress)
     plan = make_plan(checkpoint, recipe, replace_scaling=options.replace_scaling, allow_shorter=options.allow_shorter)
     if out is None:
         name, methods = Path(plan.source.name).name or "model", "-".join(step.name for step in plan.recipe.steps)
@@ -186,34 +186,62 @@ def plan_conversion(
         CtxextError: the source, the recipe or the place is refused.
     """
     recipe = recipe_of(recipe)
-    checkpoint = open_checkpoint(
-        str(source), revision=revision, token=token, weights=False, original_length=options.original_length
-    )
+    checkpoint = _open(source, out, options, weights=False, revision=revision, token=token)
+    if recipe.needs_calibration and tell is not None:
+        tell("converting would load the model once to order its heads; the plan shows them by index.")
+    recipe = in_order(recipe, "fixed")
+    return make_plan(checkpoint, recipe, replace_scaling=options.replace_scaling, allow_shorter=options.allow_shorter)
+
+
+def _open(source: str | Path, out: str | Path | None, options: ConvertOptions, **where: Any) -> Checkpoint:
+    """Open the source, and check the place of the result where it is known."""
+    checkpoint = open_checkpoint(str(source), original_length=options.original_length, **where)
     if out is not None:
         check_out(Path(out), checkpoint.folder, options)
-    if waits(recipe) and tell is not None:
-        tell("converting would load the model once to order its heads; the plan shows them by index.")
-    planned = in_order(recipe, "fixed")
-    return make_plan(checkpoint, planned, replace_scaling=options.replace_scaling, allow_shorter=options.allow_shorter)
+    return checkpoint
 
 
 def check_frequencies(plan: Plan) -> Verification | None:
     """Compare the frequencies that the installed transformers makes of the plan; None if the recipe changes none."""
-    plain = plain_config(model_config(json.loads(plan.texts["config.json"])))
-    difference = check_carried(plan.recipe, without_code(plan.source.config), plain, plan.stock)
+    difference = check_carried(plan.recipe, without_code(plan.source.config), plan.start, plan.stock)
     return None if difference is None else Verification(of="frequencies", difference=difference)
+
+
+def card_of(plan: Plan) -> str:
+    """The model card of what is planned."""
+    source = plan.source
+    return render(
+        CardFacts(
+            source=source.public_name,
+            revision=source.revision,
+            base="" if source.revision else declared_base(source.config),
+            inherited=card_metadata(source.folder),
+            recipe=plan.recipe,
+            encoding=plan.encoding,
+            config=plan.model.config,
+            serving=plan.serving,
+            unconverted=unconverted_lines(source.public_name, plan.model, plan.serving),
+            cautions=plan.cautions,
+            rewritten=[tensor.name for tensor in plan.rewritten],
+        )
+    )
 
 
 def _write(plan: Plan, work: Path, options: SaveOptions, progress: Progress | None) -> dict[str, str]:
     """Write every file of the plan into a folder; returns how each weight file came there."""
     ways = _bring_weights(plan, work, options.link, progress)
     files, weights = dict[str, str](), dict[str, str | None]()
-    for name, text in plan.texts.items():
-        is_card = name == "README.md"
-        note = f"\n> On the disk where this was made, {_HARD_NOTE}\n" if is_card and HARD in ways.values() else ""
-        content = f"{text}{note}".encode()
+
+    def write(name: str, text: str) -> None:
+        content = text.encode()
         (work / name).write_bytes(content)
         files[name] = hashlib.sha256(content).hexdigest()
+
+    write("config.json", as_json(plan.model.config))
+    for name, text in plan.texts.items():
+        write(name, text)
+    note = f"\n> On the disk where this was made, {_HARD_NOTE}\n" if HARD in ways.values() else ""
+    write("README.md", card_of(plan) + note)
     for path in plan.others:
         target = work / path
         target.parent.mkdir(parents=True, exist_ok=True)

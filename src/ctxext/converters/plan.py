@@ -2,8 +2,9 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,17 @@ from ctxext.checkpoint.loading import hub_kernels
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.checkpoint.other_files import VERSIONED, left_out, other_formats
 from ctxext.checkpoint.sentence_files import LENGTHS
-from ctxext.converters.card import CardFacts, card_metadata, declared_base, render
 from ctxext.converters.engines import Serving, serving_of, unconverted_lines
 from ctxext.converters.lengths import index_files, length_files
 from ctxext.errors import CtxextError
-from ctxext.files.content import MANIFEST, as_json, same_value
+from ctxext.files.content import MANIFEST, same_value
 from ctxext.files.length import format_length
 from ctxext.files.output_directory import records_training
 from ctxext.files.strict import parse_json
 from ctxext.files.tensor_files import NewTensor
 from ctxext.recipes.code.own_code import CODE_FILES, runs_by_itself
 from ctxext.recipes.encodings.base import Encoding
-from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, model_config, native_type, provenance
+from ctxext.recipes.encodings.rotary import ModelConfig, model_config, native_type, provenance
 from ctxext.recipes.recipe import Recipe, describe_step, plain_config, recipe_from_dict
 from ctxext.version import __version__
 
@@ -53,28 +53,28 @@ class Plan:
     Attributes:
         source: The checkpoint it starts from.
         recipe: The steps with every number filled in.
-        model: The configuration of the result.
-        texts: Content of the files whose content is new, by name.
+        start: The configuration that the steps begin with: the source's, or what it was before a schedule of its own.
+        stock: The configuration with those steps only that stock transformers carries.
+        model: The configuration of the result, which is what config.json will say.
+        texts: Content of the other files whose content is new, by name, without the card.
         weights: Files to link or copy, relative to the source.
         rewritten: The tensors among them that are written anew; all else of them is the source's.
         others: Files to copy unchanged, relative to the source.
-        changes: What changes in the JSON files, for people.
-        serving: Which engines can run the result.
-        cautions: What a user of the result must know.
-        stock: The configuration with those steps only that stock transformers carries.
+        replaced: What was taken away of the source before the first step, for people; empty where nothing was.
+        left_out: The files of the source that the result will not have although nothing replaces them, by the reason.
     """
 
     source: Checkpoint
     recipe: Recipe
+    start: ModelConfig
+    stock: ModelConfig
     model: ModelConfig
     texts: Mapping[str, str]
     weights: tuple[Path, ...]
     rewritten: tuple[NewTensor, ...]
     others: tuple[Path, ...]
-    changes: tuple[Change, ...]
-    serving: tuple[Serving, ...]
-    cautions: tuple[str, ...]
-    stock: ModelConfig
+    replaced: str
+    left_out: Mapping[str, Sequence[str]]
 
     @property
     def encoding(self) -> Encoding:
@@ -82,9 +82,33 @@ class Plan:
         return self.model.encoding
 
     @property
-    def rotary(self) -> Rotary:
-        """The same where it is rotary."""
-        return self.model.rotary
+    def written(self) -> list[str]:
+        """The names of all files whose content is new, sorted."""
+        return sorted([*self.texts, *_REPLACED])
+
+    @cached_property
+    def changes(self) -> tuple[Change, ...]:
+        """What changes in the JSON files, for people."""
+        old, new, family = self.source.read_json("config.json") or {}, self.model.config, self.model.family
+        changes = _differences("config.json", "", old, new)
+        if inner := family.text_config:
+            changes += _differences("config.json", f"{inner}.", *(text_config(part, family) for part in (old, new)))
+        for name in dict.fromkeys(("generation_config.json", "tokenizer_config.json", *(name for name, _ in LENGTHS))):
+            if name in self.texts:
+                changes += _differences(name, "", self.source.read_json(name) or {}, parse_json(self.texts[name], name))
+        return tuple(changes)
+
+    @cached_property
+    def serving(self) -> tuple[Serving, ...]:
+        """Which engines can run the result."""
+        return serving_of(self.model)
+
+    @cached_property
+    def cautions(self) -> tuple[str, ...]:
+        """What a user of the result must know."""
+        left = (f"left out, as {reason}: {', '.join(files)}." for reason, files in self.left_out.items())
+        replaced = [self.replaced] if self.replaced else []
+        return (*replaced, *cautions_of(self.source, self.recipe, self.model), *left)
 
     @property
     def unconverted(self) -> Mapping[str, str]:
@@ -96,119 +120,114 @@ def make_plan(
     source: Checkpoint, recipe: Recipe, *, replace_scaling: bool = False, allow_shorter: bool = False
 ) -> Plan:
     """Work out a conversion, with the weights checked by header only."""
-    before, noted = model_config(source.config, source.original_length), provenance(source.config)
-    undone, model, kept, is_replaced = before, before, dict[str, Any](), False
-    if before.code or (before.encoding.is_scaled and recipe.replaces_encoding):
-        if not replace_scaling:
-            raise already_extended(source, before.encoding)
-        if noted.get("recipe") and recipe_from_dict(noted["recipe"], "config.json").rewrites_weights:
-            raise CtxextError(
-                f'The recipe of "{source.name}" wrote weights, which no configuration brings back.',
-                hint=f'Start from its source "{noted.get("source")}".',
-            )
-        is_replaced = True
-        undone = model = plain_config(before)
-        if model.encoding.is_scaled and recipe.replaces_encoding:
-            model = plain_config(model)  # Below our own code the source had a schedule of its own.
-        _check_original(source, before.encoding, model.encoding)
-        recipe, kept = recipe.taking_over(before)
-    recipe = recipe.resolved(model)
+    before = model_config(source.config, source.original_length)
+    start, recipe, kept = _start(source, before, recipe, replace_scaling=replace_scaling)
+    recipe = recipe.resolved(start)
     source.check_weights()
-    weights = tuple(source.weight_files) or tuple(Path(name) for name in source.remote_sizes)
-    names, present = [path.as_posix() for path in (*weights, *source.files)], {*map(Path.as_posix, source.files)}
-    if not before.code and (taken := sorted(present.intersection(recipe.code_files(model.config)))):
+    code = recipe.code_files(start.config)
+    if not before.code and (taken := sorted({path.as_posix() for path in source.files}.intersection(code))):
         raise CtxextError(
             f'"{source.name}" has a file "{taken[0]}" of its own, which is the name of the code of this method.',
             hint="Take it out of a copy of the folder, or choose a method without code.",
         )
-    edited = recipe.edit(model)
-    rewritten = recipe.new_tensors(source, model)
-    stale: list[str] = []
-    if recipe.rewrites_weights:  # Files that hold the same weights in another form, the old table among them.
-        loaded = {path.as_posix() for path in source.loaded_safetensors or map(Path, source.remote_sizes)}
-        beside = dict.fromkeys(name for name in names if "/" not in name)
-        stale = [name for name in beside if _SAME_WEIGHTS.match(name) and name not in loaded]
-    # What ctxext put there may be taken back; what the model came with may not be lost in silence.
-    came_with = undone if noted.get("recipe") else before
+    stock = recipe.edit(start, with_code=False)
+    model = recipe.add_code(stock)
+    rewritten = recipe.new_tensors(source, start)
     if not allow_shorter:
-        _check_reach(source, came_with.encoding, edited.encoding)
-    others_win = left_out((*weights, *source.files), source.config)
-    edited = dataclasses.replace(
-        edited, config={key: value for key, value in edited.config.items() if key != VERSIONED}
+        _check_reach(source, before, start, model.encoding)
+    lengths = length_files(source.folder, before.encoding, model.encoding)
+    texts = {**lengths, **code, **index_files(source.folder, rewritten)}
+    weights, others, left_out = _sorted_files(source, recipe, texts, has_code=bool(before.code))
+    return Plan(
+        source=source,
+        recipe=recipe,
+        start=start,
+        stock=stock,
+        model=_noting(source, recipe, start, model),
+        texts=texts,
+        weights=weights,
+        rewritten=rewritten,
+        others=others,
+        replaced="" if start is before else _replaced(source, before, model.encoding, kept),
+        left_out=left_out,
     )
-    trained, declared = noted.get("finetune") or noted.get("source_finetune"), edited.encoding.declared_length
+
+
+def _start(
+    source: Checkpoint, before: ModelConfig, recipe: Recipe, *, replace_scaling: bool
+) -> tuple[ModelConfig, Recipe, Mapping[str, Any]]:
+    """The configuration to start from, the recipe with the numbers that it keeps of what it replaces, and those."""
+    if not before.code and not (before.encoding.is_scaled and recipe.replaces_encoding):
+        return before, recipe, {}
+    if not replace_scaling:
+        raise already_extended(source, before.encoding)
+    noted = provenance(source.config)
+    if noted.get("recipe") and recipe_from_dict(noted["recipe"], "config.json").rewrites_weights:
+        raise CtxextError(
+            f'The recipe of "{source.name}" wrote weights, which no configuration brings back.',
+            hint=f'Start from its source "{noted.get("source")}".',
+        )
+    start = plain_config(before)
+    if start.encoding.is_scaled and recipe.replaces_encoding:
+        start = plain_config(start)  # Below our own code the source had a schedule of its own.
+    _check_original(source, before.encoding, start.encoding)
+    return start, *recipe.taking_over(before)
+
+
+def _noting(source: Checkpoint, recipe: Recipe, start: ModelConfig, model: ModelConfig) -> ModelConfig:
+    """The configuration of the result with what is noted of its source and its recipe."""
+    noted, declared = provenance(source.config), model.encoding.declared_length
+    trained = noted.get("finetune") or noted.get("source_finetune")
     config = {
-        **edited.config,
+        **{key: value for key, value in model.config.items() if key != VERSIONED},
         "ctxext": {  # A published file names no folder of its maker's machine.
             "version": __version__,
             "source": source.public_name,
             "revision": source.revision,
-            **model.encoding.noted(),
+            **start.encoding.noted(),
             **({"declared_length": declared} if declared else {}),
             "recipe": recipe.to_dict(),
             **({"source_finetune": trained} if trained else {}),
         },
     }
-    texts = {"config.json": as_json(config), **length_files(source.folder, before.encoding, edited.encoding)}
-    texts.update(recipe.code_files(model.config))
-    texts.update(index_files(source.folder, rewritten))
-    gone = {*texts, *_REPLACED, *(CODE_FILES if before.code else ()), *stale}
+    return dataclasses.replace(model, config=config)
+
+
+def _sorted_files(
+    source: Checkpoint, recipe: Recipe, texts: Collection[str], *, has_code: bool
+) -> tuple[tuple[Path, ...], tuple[Path, ...], Mapping[str, Sequence[str]]]:
+    """The weight files and the other files that the result keeps, and those that it must not keep, by the reason."""
+    weights = tuple(source.weight_files) or tuple(Path(name) for name in source.remote_sizes)
+    names = [path.as_posix() for path in (*weights, *source.files)]
+    stale: list[str] = []
+    if recipe.rewrites_weights:  # Files that hold the same weights in another form, the old table among them.
+        loaded = {path.as_posix() for path in source.loaded_safetensors or map(Path, source.remote_sizes)}
+        beside = dict.fromkeys(name for name in names if "/" not in name)
+        stale = [name for name in beside if _SAME_WEIGHTS.match(name) and name not in loaded]
+    misleading = left_out((*weights, *source.files), source.config)
+    gone = {*texts, *_REPLACED, *(CODE_FILES if has_code else ()), *stale}.union(*misleading.values())
     # The source's records of training, its adapter and its figures do not describe the result.
     gone.update(name for name in names if records_training(source.folder, name))
-    gone.update(name for left in others_win.values() for name in left)
-    others = [path for path in source.files if path not in source.weight_files and path.as_posix() not in gone]
-    kept_files = [path for path in others if not runs_by_itself(path)]
-    serving = serving_of(dataclasses.replace(edited, config=config))
-    cautions = cautions_of(source, recipe, edited)
-    if is_replaced:
-        steps = ", ".join(map(describe_step, (noted.get("recipe") or {}).get("steps", [])))
-        what = steps or f"{before.encoding.schedule_summary}, with which the weights were trained"
-        left = f"; kept of it: {', '.join(f'{name} {value}' for name, value in kept.items())}" if kept else ""
-        lengths = f"from {before.encoding.usable_length} tokens to {edited.encoding.usable_length}"
-        cautions = (f"--replace-scaling took away {what}: {lengths}{left}.", *cautions)
-    if stale:
-        cautions += (f"left out, as they hold the old table: {', '.join(stale)}.",)
-    cautions += tuple(
-        f"left out, as {reason}: {', '.join(dict.fromkeys(left))}." for reason, left in others_win.items()
+    kept = [path for path in source.files if path not in source.weight_files and path.as_posix() not in gone]
+    reasons = {
+        "they hold the old table": stale,
+        **{reason: [*dict.fromkeys(files)] for reason, files in misleading.items()},
+        "loading the result would run them": [path.as_posix() for path in kept if runs_by_itself(path)],
+    }
+    return (
+        tuple(path for path in weights if path.as_posix() not in gone),
+        tuple(path for path in kept if not runs_by_itself(path)),
+        {reason: files for reason, files in reasons.items() if files},
     )
-    if unasked := [path.as_posix() for path in others if runs_by_itself(path)]:
-        cautions += (f"left out, as loading the result would run them: {', '.join(unasked)}.",)
-    card = CardFacts(
-        source=source.public_name,
-        revision=source.revision,
-        base="" if source.revision else declared_base(source.config),
-        inherited=card_metadata(source.folder),
-        recipe=recipe,
-        encoding=edited.encoding,
-        config=edited.config,
-        serving=serving,
-        unconverted=unconverted_lines(source.public_name, edited, serving),
-        cautions=cautions,
-        rewritten=[tensor.name for tensor in rewritten],
-    )
-    changes: list[Change] = []
-    stating = dict.fromkeys(name for name, _ in LENGTHS)
-    for name in ("config.json", "generation_config.json", "tokenizer_config.json", *stating):
-        if name in texts:
-            old, new = source.read_json(name) or {}, parse_json(texts[name], name)
-            changes += _differences(name, "", old, new)
-        if name == "config.json" and (inner := edited.family.text_config):
-            parts = (text_config(part, edited.family) for part in (old, new))
-            changes += _differences(name, f"{inner}.", *parts)
-    texts["README.md"] = render(card)
-    return Plan(
-        source=source,
-        recipe=recipe,
-        model=edited,
-        texts=texts,
-        weights=tuple(path for path in weights if path.as_posix() not in gone),
-        rewritten=rewritten,
-        others=tuple(kept_files),
-        changes=tuple(changes),
-        serving=serving,
-        cautions=cautions,
-        stock=recipe.edit(model, with_code=False),
-    )
+
+
+def _replaced(source: Checkpoint, before: ModelConfig, after: Encoding, kept: Mapping[str, Any]) -> str:
+    """What --replace-scaling took away, and what of it the recipe kept."""
+    steps = ", ".join(map(describe_step, (provenance(source.config).get("recipe") or {}).get("steps", [])))
+    what = steps or f"{before.encoding.schedule_summary}, with which the weights were trained"
+    left = f"; kept of it: {', '.join(f'{name} {value}' for name, value in kept.items())}" if kept else ""
+    lengths = f"from {before.encoding.usable_length} tokens to {after.usable_length}"
+    return f"--replace-scaling took away {what}: {lengths}{left}."
 
 
 def already_extended(source: Checkpoint, encoding: Encoding) -> CtxextError:
@@ -242,15 +261,18 @@ def _check_original(source: Checkpoint, before: Encoding, plain: Encoding) -> No
         )
 
 
-def _check_reach(source: Checkpoint, before: Encoding, after: Encoding) -> None:
+def _check_reach(source: Checkpoint, before: ModelConfig, start: ModelConfig, after: Encoding) -> None:
     """Refuse to shorten a model in silence."""
-    if after.usable_length >= before.usable_length:
+    # What ctxext put there may be taken back; what the model came with may not be lost.
+    is_ours = start is not before and provenance(source.config).get("recipe")
+    came_with = (plain_config(before) if is_ours else before).encoding
+    if after.usable_length >= came_with.usable_length:
         return
-    claims = "declares" if before.declared_length else "reads"
+    claims = "declares" if came_with.declared_length else "reads"
     raise CtxextError(
-        f'"{source.name}" {claims} {before.usable_length} tokens, and this would leave {after.usable_length}: factors '
-        f"count from its original {after.trained_length}.",
-        hint=f"Ask for --target-length {format_length(before.usable_length)} or more, or add --allow-shorter.",
+        f'"{source.name}" {claims} {came_with.usable_length} tokens, and this would leave {after.usable_length}: '
+        f"factors count from its original {after.trained_length}.",
+        hint=f"Ask for --target-length {format_length(came_with.usable_length)} or more, or add --allow-shorter.",
     )
 
 

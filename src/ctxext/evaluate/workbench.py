@@ -10,7 +10,7 @@ import torch
 
 from ctxext.checkpoint.loading import quiet_transformers, sealed, without_hub
 from ctxext.checkpoint.opening import Checkpoint
-from ctxext.converters.calibration import head_scores, in_order, read_text, waits, with_order
+from ctxext.converters.calibration import head_scores, in_order, read_text, with_order
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.scoring.prefix_cache import is_static
@@ -45,7 +45,7 @@ class Workbench:
     def prepared(self, recipe: Recipe, progress: Progress | None = None) -> Recipe:
         """The recipe with everything filled in that depends on the model, a calibrated head order measured."""
         recipe = recipe.resolved(self.plain)
-        if not waits(recipe):
+        if not recipe.needs_calibration:
             return recipe
         encoder = self.stock.encoder
         model = self.apply(in_order(recipe, "prompt")).model

@@ -122,6 +122,11 @@ class Method:
         """Whether the checkpoint must carry modeling code."""
         return cls.kind in CARRIED_BY_CODE
 
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether numbers of it must be measured on the model first."""
+        return False
+
     def to_dict(self) -> dict[str, Any]:
         """The step as it is written in a recipe file, without unset numbers."""
         numbers = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

@@ -56,6 +56,11 @@ class Recipe:
         return any(step.needs_code() for step in self.steps)
 
     @property
+    def needs_calibration(self) -> bool:
+        """Whether the model must be loaded before it can be applied, to measure numbers of a step."""
+        return any(step.needs_calibration for step in self.steps)
+
+    @property
     def changes_frequencies(self) -> bool:
         """Whether some step writes a schedule of a rotary embedding."""
         return any(step.kind in ("base", "schedule") for step in self.steps)
@@ -95,11 +100,12 @@ class Recipe:
 
     def edit(self, model: ModelConfig, *, with_code: bool = True) -> ModelConfig:
         """The configuration after all steps, or after those only that stock transformers carries."""
-        for step in self.steps:
-            if with_code or not step.needs_code():
-                model = step.edit(model)
-                check_length(model.encoding.usable_length)
-        return model
+        model = _edited(model, (step for step in self.steps if not step.needs_code()))
+        return self.add_code(model) if with_code else model
+
+    def add_code(self, model: ModelConfig) -> ModelConfig:
+        """The configuration after the steps with code, which come last."""
+        return _edited(model, (step for step in self.steps if step.needs_code()))
 
     def new_tensors(self, source: Checkpoint, model: ModelConfig) -> tuple[NewTensor, ...]:
         """The tensors that differ between the result and its source, for whose configuration it was resolved."""
@@ -133,6 +139,13 @@ def describe_step(step: Mapping[str, Any]) -> str:
         return step_from_dict(step, "recipe").summary()
     except CtxextError:
         return str(step.get("method"))
+
+
+def _edited(model: ModelConfig, steps: Iterable[Method]) -> ModelConfig:
+    for step in steps:
+        model = step.edit(model)
+        check_length(model.encoding.usable_length)
+    return model
 
 
 def _check_order(steps: Sequence[Method]) -> None:

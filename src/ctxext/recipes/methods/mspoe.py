@@ -133,6 +133,11 @@ class MsPoE(CodeMethod):
         return f"{self.name} {self.ratio_min:g}–{self.ratio_max:g} {self.schedule} ({self.head_order} order)"
 
     @property
+    def needs_calibration(self) -> bool:
+        """Whether the order of its heads is yet to be measured."""
+        return self.head_order == "calibrated" and not self.ranks
+
+    @property
     def depends_on_prompt(self) -> bool:
         """Whether heads are ordered by each prompt."""
         return self.head_order == "prompt"
