@@ -17,7 +17,7 @@ from transformers import DynamicCache
 from ctxext.portable import method as seam
 from ctxext.portable.method import state_of
 from ctxext.portable.mspoe import MsPoE
-from ctxext.portable.relation import Relation
+from ctxext.portable.relation import Blocks, Inside, One, Relation, Step, Tiles
 from ctxext.portable.relation_parts import begins_again
 from ctxext.portable.rerope import Rerope, ReRopeMap
 from ctxext.recipes import method_named
@@ -44,6 +44,7 @@ TOTAL = 300
 # At the borders of every map, on both sides.
 ROWS = [*(0, 9, 16, 17, 20, 21, 22, 23, 40, 47, 48), *range(61, 68), *(90, 95, 96, 112, 127, 128, 129, 150, 172, 173)]
 ROWS += [191, 192, 200, 226, 227, 255, 256, 257, 281, 298, 299]
+FORMS = Blocks, Inside, One, Step, Tiles
 LAYOUTS = {
     "grouped": {},
     "multi-head": {"heads": 3, "groups": 3},
@@ -135,9 +136,9 @@ def close(output, expected, rows):
 
 
 def form_of(call):
-    return next(
-        value[0].form for value in call.memory.values() if isinstance(value, tuple) and hasattr(value[0], "form")
-    )
+    """The name of the class of this call's plan."""
+    kept = (value[0] for value in call.memory.values() if isinstance(value, tuple))
+    return next(type(plan).__name__.lower() for plan in kept if isinstance(plan, FORMS))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -500,7 +501,19 @@ def test_a_traced_plan_has_the_rungs_of_a_cache_that_is_longer_than_the_target(n
     tensors = torch.zeros(1, 2, total, 16)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     plan = method.plan(Call(torch.arange(total)[None]), method.map, tensors, tensors, tensors, None, {})
-    assert int(plan.rows.rung.max()) <= max(int(rung.max()) for rung in plan.pieces[-1].rungs)
+    assert int(plan.rows.rung.max()) <= max(int(rung.max()) for rung in plan.blocks[-1].rungs)
+
+
+def test_a_traced_plan_with_too_many_rungs_is_refused(monkeypatch):
+    """Each costs a turned copy of the keys, as a traced call cannot read which of them occur."""
+    method, tensors = made("self-extend"), torch.zeros(1, 2, 99, 16)
+    method.settings["target_length"] = 64 * 54 + 10  # A rung for each 54 tokens behind the window of 10.
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    plan = method.plan(Call(torch.arange(99)[None]), method.map, tensors, tensors, tensors, None, {})
+    assert len(plan.blocks[-1].rungs) == 64
+    method.settings["target_length"] += 1
+    with pytest.raises(ValueError, match="65 levels of far keys"):
+        method.plan(Call(torch.arange(99)[None]), method.map, tensors, tensors, tensors, None, {})
 
 
 @pytest.mark.parametrize("alike", [True, False])
@@ -563,4 +576,4 @@ def test_layers_of_a_loaded_model_share_one_plan(tmp_path, monkeypatch):
     ids = torch.randint(1, 64, (1, 300), generator=torch.Generator().manual_seed(0))
     cache = network(ids[:, :299]).past_key_values
     network(ids[:, 299:], past_key_values=cache)
-    assert [plan.form for plan in plans] == ["tiles", "step"]
+    assert [type(plan).__name__ for plan in plans] == ["Tiles", "Step"]

@@ -268,7 +268,7 @@ def test_keys_stay_far_for_later_rows_up_to_the_first_that_is_near(order):
     m, keys = torch.tensor([[100], [86]])[order], torch.stack([first, second])[order]
     rows = method.map.rows(m, m)
     low = [next(n for n, key in enumerate(own) if key >= far) for own, far in zip(keys, rows.far, strict=True)]
-    single = method.single(method.map, rows, keys, None, 2, False)
+    single = method.one_plan(method.map, Places(m, m, keys, keys), rows, (None, None), None, 2, False)
     assert single.low == min(low)
     assert single.rungs == rows.rung[:, 0].tolist()
     assert single.origins == keys[:, 0].tolist()
@@ -278,5 +278,6 @@ def test_keys_stay_far_for_later_rows_up_to_the_first_that_is_near(order):
 def test_no_turned_keys_are_kept_with_the_cache_in_training(trains):
     """A later step would write into what the way back needs."""
     method, m, keys = made("self-extend"), torch.tensor([[100]]), torch.arange(101)[None]
-    single = method.single(method.map, method.map.rows(m, m), keys, None, 1, trains)
+    places, rows = Places(m, m, keys, keys), method.map.rows(m, m)
+    single = method.one_plan(method.map, places, rows, (None, None), None, 1, trains)
     assert (single.rungs is None) == trains

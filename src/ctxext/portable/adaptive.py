@@ -4,7 +4,7 @@ import torch
 
 from .method import exact
 from .relation import Relation
-from .relation_maps import Map
+from .relation_maps import Beyond, Map
 
 
 class AdaptiveMap(Map):
@@ -32,7 +32,8 @@ class AdaptiveMap(Map):
 
     def beyond(self, m):
         """All keys are far, at their own positions."""
-        return self.rung(m), m + 1, m + 1, m + 1, None, m
+        end = m + 1
+        return Beyond(rung=self.rung(m), far=end, middle=end, near=end, at_far=m)
 
     def slowed(self, rung):
         """The frequencies of the rung over the model's."""

@@ -4,7 +4,7 @@ import torch
 
 from .method import exact
 from .relation import Relation
-from .relation_maps import Map, floored
+from .relation_maps import Beyond, Map, floored
 
 
 class BifocalMap(Map):
@@ -33,7 +33,8 @@ class BifocalMap(Map):
         rung = torch.ones_like(m) if self.groups else by_row
         near = m - self.window + int(self.is_continuous)
         at, group = self.grouped(m, rung.clamp(min=1))
-        return rung, near, near, near, None, floored(at, group) + (self.exact - self.exact / exact(group))
+        at_far = floored(at, group) + (self.exact - self.exact / exact(group))
+        return Beyond(rung=rung, far=near, middle=near, near=near, at_far=at_far)
 
     def far_keys(self, n, rung):
         """At floor(n / group)."""

@@ -3,7 +3,7 @@
 import torch
 
 from .relation import Relation
-from .relation_maps import Map
+from .relation_maps import Beyond, Map
 
 
 class DualChunkMap(Map):
@@ -17,8 +17,8 @@ class DualChunkMap(Map):
     def beyond(self, m):
         """Keys of the chunk before are read from min(m mod c + c, size), earlier ones from `size`."""
         middle = (near := m - m % self.chunk) - self.chunk
-        at_middle = (m - middle).clamp(max=self.size) + middle
-        return torch.ones_like(m), middle, middle, near, at_middle, torch.full_like(m, self.size)
+        at_middle, at_far = (m - middle).clamp(max=self.size) + middle, torch.full_like(m, self.size)
+        return Beyond(rung=torch.ones_like(m), far=middle, middle=middle, near=near, at_far=at_far, at_middle=at_middle)
 
     def far_keys(self, n, rung):
         """At n mod c."""

@@ -2,9 +2,10 @@
 
 This file travels inside checkpoints. Queries and keys arrive rotated by their positions, and are cached so; far ones
 are turned to the positions that the map gives. Rows that the map does not change are bit-equal to the inner attention.
-The others take one of four forms. If only causality hides keys: tiles merged by their log-sum-exp, or for a single row
-one softmax of near and far keys, which no step copies. Otherwise: one call of the inner attention for a single
-row, or blocks of rows with one softmax. Shapes: b batch, h heads, g key heads, l rows, n keys, d head.
+The others take one of four forms, each with a plan of its own. If only causality hides keys: tiles merged by their
+log-sum-exp, or for a single row one softmax of near and far keys, which no step copies. Otherwise: one call of the
+inner attention for a single row, or blocks of rows with one softmax. Shapes: b batch, h heads, g key heads, l rows,
+n keys, d head.
 """
 
 from collections import namedtuple
@@ -13,7 +14,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from .method import Method, state_of
-from .relation_maps import Rows, chosen, stages
+from .relation_maps import Beyond, chosen, stages
 from .relation_parts import (
     Places,
     attend_and_merge,
@@ -45,19 +46,22 @@ from .relation_parts import (
 
 BLOCK = 128  # Rows whose scores are in memory at once.
 AHEAD = 16  # Rows or keys whose turns are computed at once while decoding.
-# Shared by all layers with one mask and one map. `places`: positions of rows and keys; `rows`, `scales`: the map's
-# values for rows; `base`: how many keys come before the first row; `first`: the first row that changes; `served`: how
-# many rows the inner attention serves; `pieces`: the work, which depends on the form.
-Plan = namedtuple("Plan", ["form", "map", "places", "rows", "scales", "base", "first", "served", "pieces"])
+RUNGS = 64  # How many a traced call may compute for all of its rows, as it cannot read which of them occur.
+# The plan of a call, one class for each form. All layers with one mask and one map share it. `map`: the map; `places`:
+# positions of rows and keys; `rows`, `scales`: the map's values for rows; `base`: how many keys come before the first
+# row; `first`: the first row that changes; `served`: how many rows the inner attention serves.
+Inside = namedtuple("Inside", [])  # No row changes: the inner attention alone.
+# A single row in one call of the inner attention: keys below `low` stay far for later rows while `rungs` and `origins`
+# are the same, None if no turned keys are kept; keys between the two borders of `hole` are not read.
+One = namedtuple("One", ["map", "places", "rows", "scales", "low", "rungs", "origins", "hole"])
+# A single row of far, middle and near keys: its rung, the `parts` (name, first key, end), and the `matrix` (d, parts *
+# d) that scales and turns its query for each of them; if heads differ it is None, and there are rows and scales.
+Step = namedtuple("Step", ["map", "places", "rows", "scales", "base", "rung", "parts", "matrix"])
+Tiles = namedtuple("Tiles", ["map", "places", "rows", "scales", "base", "first", "served", "stages"])
+Blocks = namedtuple("Blocks", ["map", "places", "rows", "scales", "base", "first", "served", "blocks"])
 # Rows `start` to `stop`: keys below `low` are far for all of them, from `high` on near, and from `end` on hidden. The
 # rungs that occur are tensors (b or 1, 1): one for each sequence of the batch.
 Block = namedtuple("Block", ["start", "stop", "low", "high", "end", "rungs"])
-# A single row of far, middle and near keys: the number of its key table, the `parts` (name, first key, end), and the
-# `matrix` (d, parts * d) that scales and turns its query for each of them, or None if heads differ.
-Step = namedtuple("Step", ["rung", "parts", "matrix"])
-# A single row in one call: keys below `low` stay far for later rows while `rungs` and `origins` are the same; keys
-# between the two borders of `hole` are not read.
-Single = namedtuple("Single", ["low", "rungs", "origins", "hole"])
 
 
 class Relation(Method):
@@ -81,55 +85,66 @@ class Relation(Method):
             call.needs_sequences(self.name)
             call.needs_causality(self.name, kwargs.get("is_causal"))
         plan = self.plan(call, self.maps.get(call.layer, self.map), query, key, value, mask, kwargs)
-        if plan.form == "one":
-            query, key, value, mask = self.one(call, plan, query, key, value, mask)
-        if plan.form in ("inside", "one"):
+        if isinstance(plan, Inside):
             return inner(query, key, value, mask, **kwargs)
-        if plan.form == "step":
+        if isinstance(plan, One):
+            return inner(*self.one(call, plan, query, key, value, mask), **kwargs)
+        if isinstance(plan, Step):
             return self.step(call, plan, query, key, value, scaling(call, query, kwargs)), None
         stock = None, None
         if plan.served:
             stock = serve(inner, plan.served, plan.base, query, key, value, mask, kwargs)
-        if plan.form == "tiles":
+        if isinstance(plan, Tiles):
             return self.tiles(call, plan, stock[0], query, key, value, scaling(call, query, kwargs)), None
         mapped = self.blocks(call, plan, query, key, value, mask, kwargs)
         return joined(plan.places.rows >= plan.map.first, plan, stock, mapped)
 
     def plan(self, call, rules, query, key, value, mask, kwargs):
-        """The Plan of this call by a map, computed once per forward. Unless traced, it reads positions and masks."""
+        """The plan of this call by a map, computed once per forward. Unless traced, it reads positions and masks."""
         if torch.compiler.is_compiling():
             return self.traced_plan(call, rules, query, key, mask)
         name = (self.name, id(rules), id(mask), query.shape[2], key.shape[2], query.device)
         if name not in call.memory:
             m = next_position(call, key, mask) if query.shape[2] == 1 else None
             plan = self.next_plan(call, rules, m, query, key, value, kwargs) if m is not None else None
-            plan = plan or self.cheapest_plan(call, rules, query, key, value, mask, kwargs)
+            if plan is None:
+                plan = self.cheapest_plan(call, rules, query, key, value, mask, kwargs)
             call.memory[name] = plan, mask  # Keeps the mask alive, whose id is in the name.
         return call.memory[name][0]
 
     def traced_plan(self, call, rules, query, key, mask):
-        """A plan that does not read positions: one row takes one call; more rows are computed both ways."""
+        """A plan that does not read positions: one row takes one call; more rows are computed both ways.
+
+        Raises:
+            ValueError: the length is not known, or the map has too many rungs.
+        """
         length, total = query.shape[2], key.shape[2]
         if not isinstance(length, int):
             raise ValueError(f"{self.name}: torch.export needs strict=True to record a dynamic length.")
         base = first_base(call, length, total, mask)
         places = places_of(call, key, length, mask, base)
-        read = places, rules.rows(places.rows, places.rotated), scales_of(rules, places.rows), base, 0
+        rows, scales = rules.rows(places.rows, places.rotated), scales_of(rules, places.rows)
         if length == 1 and (not rules.drops_keys or getattr(mask, "ndim", 0) == 4):
-            return Plan("one", rules, *read, 0, Single(0, None, None, ()))
+            return One(rules, places, rows, scales, 0, None, None, ())
         target = self.settings.get("target_length", rules.length)
         last = rules.last_rung(target if is_exporting() else max(target, total))
         message = f"{self.name}: a position is beyond the target length {target}, for which this graph was recorded."
-        beyond = read[1].rung > last
+        beyond = rows.rung > last
         torch._assert_async(~beyond.any(), message)
         first = int(rules.first == rules.start)
+        if last - first >= RUNGS:
+            raise ValueError(
+                f"{self.name}: {last + 1 - first} levels of far keys, which a compiled call computes for every row; "
+                f"at most {RUNGS} are possible. Run it without torch.compile, or for a shorter target length."
+            )
         rungs = [torch.full_like(places.rows[:, :1], rung) for rung in range(first, last + 1)]
         if is_exporting():  # Other formats drop assertions, so that rows beyond the levels become NaN as well.
             query.masked_fill_(beyond[:, None, :, None], torch.nan)
-            return Plan("blocks", rules, *read, length, [Block(0, length, 0, total, total, rungs)])
-        starts = range(0, length, BLOCK)
-        pieces = [Block(start, min(start + BLOCK, length), 0, total, total, rungs) for start in starts]
-        return Plan("blocks", rules, *read, length, pieces)
+            spans = [(0, length)]
+        else:
+            spans = [(start, min(start + BLOCK, length)) for start in range(0, length, BLOCK)]
+        blocks = [Block(*span, 0, total, total, rungs) for span in spans]
+        return Blocks(rules, places, rows, scales, base, 0, length, blocks)
 
     def cheapest_plan(self, call, rules, query, key, value, mask, kwargs):
         """The cheapest plan for these positions and this mask.
@@ -142,7 +157,7 @@ class Relation(Method):
         places = places_of(call, key, length, mask, base)
         m = places.rows
         if int(m.max()) < rules.first:
-            return Plan("inside", *[None] * 8)
+            return Inside()
         if begins_again(m, mask, base):
             raise ValueError(
                 f"{self.name}: positions begin again within a row, and no mask hides the text before; "
@@ -161,26 +176,29 @@ class Relation(Method):
                     state_of(call.cache).common["counted"] = total
                 return self.step_plan(call, rules, start, query)
             m = m[:1, first:]
-            read = Places(m, m, None, None), rules.rows(m, m), scales_of(rules, m), plain, first
-            return Plan("tiles", rules, *read, served, stages(rules, start, start + length - first))
-        read = places, rules.rows(m, places.rotated), scales_of(rules, m), base, first
+            rows, scales, places = rules.rows(m, m), scales_of(rules, m), Places(m, m, None, None)
+            to_do = stages(rules, start, start + length - first)
+            return Tiles(rules, places, rows, scales, plain, first, served, to_do)
+        rows, scales = rules.rows(m, places.rotated), scales_of(rules, m)
         if length == 1 and (not rules.drops_keys or plain is not None or getattr(mask, "ndim", 0) == 4):
-            return Plan("one", rules, *read, 0, self.single(rules, read[1], places.keys, plain, len(key), trains))
-        return Plan("blocks", rules, *read, served, block_pieces(read[1], places.keys, mask, base, first))
+            return self.one_plan(rules, places, rows, scales, plain, len(key), trains)
+        blocks = block_pieces(rows, places.keys, mask, base, first)
+        return Blocks(rules, places, rows, scales, base, first, served, blocks)
 
-    def single(self, rules, rows, keys, plain, batch, trains):
-        """The Single of a plan for one row."""
+    def one_plan(self, rules, places, rows, scales, plain, batch, trains):
+        """The plan of one call for a single row."""
+        keys = places.keys
         rungs, origins = rows.rung.expand(batch, 1), keys[:, :1].expand(batch, 1)
         if rules.drops_keys:
             hole = [int(border[0, 0] - origins[0, 0]) for border in (rows.far, rows.near)] if plain is not None else ()
-            return Single(0, None, None, hole)
+            return One(rules, places, rows, scales, 0, None, None, hole)
         is_kept = self.settings.get("side_cache", True) and not trains
         is_far = keys < rows.far  # Up to the first that is not, as padding has any position.
         low = int(is_far.long().cumprod(-1).sum(-1).amin())
         rungs, origins = rungs[:, 0].tolist(), origins[:, 0].tolist()
         if len({*zip(rungs, origins, strict=True)}) == 1:
             rungs, origins = rungs[0], origins[0]
-        return Single(low, rungs if is_kept else None, origins, ())
+        return One(rules, places, rows, scales, low, rungs if is_kept else None, origins, ())
 
     def one(self, call, plan, query, key, value, mask):
         """Query, key, value and mask of one call that reads every key at the map's distance.
@@ -188,25 +206,25 @@ class Relation(Method):
         The query turns to its position for far keys, and near keys turn with it. If a map's far keys do not turn, its
         query does not either, and they turn instead.
         """
-        rows, single, total = plan.rows, plan.pieces, key.shape[2]
+        rows, total = plan.rows, key.shape[2]
         query, places = scaled(call, query, plan.scales), plan.places
         n, rotated = places.keys, places.rotated
-        if single.hole:  # Only the first keys turn.
-            first = call.turn(key[:, :, : single.hole[0]], rotated, rows.at_far)
-            key = torch.cat([first, key[:, :, single.hole[1] :]], 2)
-            mask = mask if mask is None else without(mask[..., :total], single.hole, -1)
-            return query, key, without(value, single.hole, 2), mask
+        if plan.hole:  # Only the first keys turn.
+            first = call.turn(key[:, :, : plan.hole[0]], rotated, rows.at_far)
+            key = torch.cat([first, key[:, :, plan.hole[1] :]], 2)
+            mask = mask if mask is None else without(mask[..., :total], plan.hole, -1)
+            return query, key, without(value, plan.hole, 2), mask
         if plan.map.drops_keys:
             hidden = ((n >= rows.far) & (n < rows.near))[:, None, None]
             mask = mask[..., :total]
             mask = mask & ~hidden if mask.dtype == torch.bool else mask.masked_fill(hidden, torch.finfo(mask.dtype).min)
-        side = side_of(call, key, single.rungs, single.origins) if single.rungs is not None and can_keep(call) else None
-        start = min(side.filled, single.low) if side else 0
+        side = side_of(call, key, plan.rungs, plan.origins) if plan.rungs is not None and can_keep(call) else None
+        start = min(side.filled, plan.low) if side else 0
         slowed = plan.map.slowed(rows.rung)
         key = turned(call, key[:, :, start:], *self.ends(plan, start), slowed)
         if side:
             side.buffer[:, :, start:total] = key
-            keep_side(call, side._replace(filled=min(single.low, total)))
+            keep_side(call, side._replace(filled=min(plan.low, total)))
             key = side.buffer[:, :, :total]
         return turned(call, query, rows.at_far, rotated, slowed) if plan.map.turns_keys else query, key, value, mask
 
@@ -227,7 +245,7 @@ class Relation(Method):
     def next_plan(self, call, rules, m, query, key, value, kwargs):
         """The plan of a single row at m after keys of which none is hidden, or None where it takes no step."""
         if m < rules.first:
-            return Plan("inside", *[None] * 8)
+            return Inside()
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value)):
             return None
         return self.step_plan(call, rules, m, query) if is_tiled(call, query, value, m + 1, kwargs) else None
@@ -240,16 +258,16 @@ class Relation(Method):
         )
         rung, far, middle, near = borders[at]
         parts = ("far", 0, far), ("middle", middle, near), ("near", near, m + 1)
-        step = Step(rung, [part for part in parts if part[0] != "middle" or rows.at_middle is not None], None)
+        parts = [part for part in parts if part[0] != "middle" or rows.at_middle is not None]
         if matrices is not None:
-            return Plan("step", rules, None, None, None, m, 0, 0, step._replace(matrix=matrices[at]))
-        rows = Rows(*(x if x is None else x[:, at : at + 1] for x in rows))
+            return Step(rules, None, None, None, m, rung, parts, matrices[at])
+        rows = Beyond(*(x if x is None else x[:, at : at + 1] for x in rows))
         scales = tuple(x if x is None else x[:, at : at + 1] for x in scales)
         places = Places(torch.full((1, 1), m, device=device), None, None, None)
-        return Plan("step", rules, places, rows, scales, m, 0, 0, step)
+        return Step(rules, places, rows, scales, m, rung, parts, None)
 
     def ahead(self, call, rules, start, size, device):
-        """Rows, scales, borders as numbers, and matrices of steps, of the rows from `start` on."""
+        """The Beyond, scales, borders as numbers, and matrices of steps, of the rows from `start` on."""
         m = torch.arange(start, start + AHEAD, device=device)[None]
         rows, scales, matrices = rules.rows(m, m), scales_of(rules, m), None
         borders = torch.stack([rows.rung, rows.far, rows.middle, rows.near], -1)[0].tolist()
@@ -278,23 +296,23 @@ class Relation(Method):
 
         Near and middle keys are views of the cache, far ones of the turned keys beside it.
         """
-        step, (batch, heads, _, size), groups = plan.pieces, query.shape, key.shape[1]
+        (batch, heads, _, size), groups = query.shape, key.shape[1]
         if key.shape[2] > plan.base + 1:  # A static cache has room for more.
             key, value = key[:, :, : plan.base + 1], value[:, :, : plan.base + 1]
-        if step.matrix is None:
-            names = [name for name, *_ in step.parts]
+        if plan.matrix is None:
+            names = [name for name, *_ in plan.parts]
             queries = self.step_queries(call, plan.map, plan.places.rows, plan.rows, plan.scales, names, query)
             queries = torch.cat(queries, -1).float()
         else:
-            queries = query.float() @ step.matrix
+            queries = query.float() @ plan.matrix
         # Heads that share a key head are rows of one product, which is faster.
-        queries = (queries * scale).to(query.dtype).view(batch * groups, -1, len(step.parts) * size)
+        queries = (queries * scale).to(query.dtype).view(batch * groups, -1, len(plan.parts) * size)
         value, states = value.flatten(0, 1), []
-        for i, (part, low, high) in enumerate(step.parts):
+        for i, (part, low, high) in enumerate(plan.parts):
             if low < high:
                 keys, span = key, (1, low, high - low)
                 if part == "far":
-                    keys = self.far_keys(call, plan, key, step.rung, high, True)
+                    keys = self.far_keys(call, plan, key, plan.rung, high, True)
                 states.append(
                     (queries.narrow(2, i * size, size), keys.flatten(0, 1).narrow(*span), value.narrow(*span))
                 )
@@ -309,7 +327,7 @@ class Relation(Method):
             output[:, :first] = stock[:, :first]
         query, rows = scaled(call, query[:, :, first:], plan.scales), plan.rows
         parts, m, slowed = {"near": query}, plan.places.rows, plan.map.slowed(rows.rung)
-        if any(end for _, end, _ in plan.pieces):
+        if any(end for _, end, _ in plan.stages):
             parts["far"] = turned(call, query, rows.at_far, m, slowed, "far")
         if rows.at_middle is not None:
             parts["middle"] = turned(call, query, rows.at_middle, m, name="middle")
@@ -318,8 +336,8 @@ class Relation(Method):
         total = changed if changed.dtype == torch.float32 else torch.empty_like(changed, dtype=torch.float32)
         total, sums = total.unflatten(1, (groups, -1)), total.new_empty(*total.shape[:3]).unflatten(1, (groups, -1))
         origin, written, bands = plan.base + first, set(), {}
-        for rung, end, tiles in plan.pieces:
-            far_key = self.far_keys(call, plan, key, rung, end, plan.base and rung == plan.pieces[-1][0])
+        for rung, end, tiles in plan.stages:
+            far_key = self.far_keys(call, plan, key, rung, end, plan.base and rung == plan.stages[-1][0])
             for part, start, stop, low, high, form in tiles:
                 if form == "band" and (stop - start, high - low) not in bands:
                     bands[stop - start, high - low] = band(stop - start, high - low, query, heads // groups)
@@ -377,7 +395,7 @@ class Relation(Method):
         """Output (b, l, h, d) and weights, or None, of all rows from the plan's first on, block by block."""
         results, by_rung = [], {}
         n, rotated = plan.places.keys, plan.places.rotated_keys
-        for block in plan.pieces:
+        for block in plan.blocks:
             by_rung = {id(rung): by_rung.get(id(rung)) for rung in block.rungs}
             for rung in block.rungs if plan.map.turns_keys else ():
                 if by_rung[id(rung)] is None:
@@ -396,7 +414,7 @@ class Relation(Method):
         """Output (b, l, h, d) and weights (b, h, l, n), or None, of the rows of a block, its mask and arguments."""
         block, mask, kwargs = masked_block
         start, stop, low, high, end, rungs = block
-        rows = Rows(*(x if x is None else x[:, start:stop] for x in plan.rows))
+        rows = Beyond(*(x if x is None else x[:, start:stop] for x in plan.rows))
         scales = [scale if scale is None else scale[:, start:stop] for scale in plan.scales]
         query, rotated = scaled(call, query[:, :, start:stop], scales), plan.places.rotated[:, start:stop]
         far_query = turned(call, query, rows.at_far, rotated, plan.map.slowed(rows.rung))

@@ -4,17 +4,32 @@ This file travels inside checkpoints. A row is a query at position m; a key is a
 ones, middle <= n < near as middle ones and n >= near at their own distance; any between far and middle not at all.
 A map gives the positions of the query and the key of such a pair, which need not be whole numbers. Everything depends
 on the row's position, never on the call. Shapes: b batch, l rows, k keys, p rotated pairs.
+
+A rung is the number of a table of positions for far keys, from 1; at rung 0 a row is as in the source model. Rows may
+differ in it, as Self-Extend's in their group. Each rung among the rows of a call costs a turned copy of its far keys; a
+cache keeps those of the last. Where scores are masked, the far product of a block of rows is computed again for every
+rung in it, and a traced call, which cannot read positions, computes all of them for all rows.
 """
 
 import itertools
 import math
 from collections import namedtuple
+from typing import NamedTuple
 
 import torch
 
-# Per row (b, l): the number of the key table that it reads (0: the row is as in the source model), the borders, and
-# the positions of its query for middle and for far keys, (b, l) or (b, l, p). `at_middle` is None without a middle.
-Rows = namedtuple("Rows", ["rung", "far", "middle", "near", "at_middle", "at_far"])
+
+class Beyond(NamedTuple):
+    """What a map says of rows at m (b, l). Positions have the shape (b, l), or (b, l, p) with one for every pair."""
+
+    rung: torch.Tensor  # (b, l), whole numbers: the table of far keys' positions that the row reads.
+    far: torch.Tensor  # (b, l): the border below which keys are far. Borders are positions of keys.
+    middle: torch.Tensor  # (b, l): the border from which keys are middle ones, up to `near`.
+    near: torch.Tensor  # (b, l): the border from which keys are at their own distance.
+    at_far: torch.Tensor  # The position of the query for far keys.
+    at_middle: torch.Tensor | None = None  # The position of the query for middle keys, or None without any.
+
+
 # Rows of equal rung whose borders are constant or move by one with every row: numbers of rows and keys, for plans.
 Run = namedtuple("Run", ["rung", "start", "stop", "far", "middle", "near", "far_moves", "near_moves"])
 
@@ -30,15 +45,19 @@ class Map:
         self.start = start
         self.first = start if self.temperature_name == "none" else min(start, self.length)
 
+    def beyond(self, m):
+        """Return the Beyond of rows at positions m (b, l). What it says of rows before `start` is not read."""
+        raise NotImplementedError
+
     def rows(self, m, rotated):
-        """Return the Rows of positions m (b, l), which are rotated by other ones (b, l) where these differ."""
+        """Return `beyond` for all positions m (b, l), which are rotated by other ones (b, l) where these differ."""
         changed, end = m >= self.start, m + 1
-        rung, far, middle, near, at_middle, at_far = self.beyond(m)
+        rung, far, middle, near, at_far, at_middle = self.beyond(m)
         borders = (torch.where(changed, border.clamp(min=0), end) for border in (far, middle, near))
         if at_middle is not None:  # Middle keys do not turn, so the query moves by the difference.
             at_middle = chosen(changed, rotated + at_middle - m, rotated)
         at_far = chosen(changed, at_far if self.turns_keys else rotated + at_far - m, rotated)
-        return Rows(torch.where(changed, rung, 0), *borders, at_middle, at_far)
+        return Beyond(torch.where(changed, rung, 0), *borders, at_far, at_middle)
 
     def keys(self, n, rotated, rung):
         """Positions of keys at n (b, k), rotated by `rotated`, for far rows of a rung (b, 1): (b, k) or (b, k, p)."""

@@ -3,7 +3,7 @@
 import torch
 
 from .relation import Relation
-from .relation_maps import Map
+from .relation_maps import Beyond, Map
 
 
 class ReRopeMap(Map):
@@ -15,8 +15,8 @@ class ReRopeMap(Map):
 
     def beyond(self, m):
         """The query at w, keys at 0."""
-        near = m - self.window + 1
-        return torch.ones_like(m), near, near, near, None, torch.full_like(m, self.window)
+        near, at_far = m - self.window + 1, torch.full_like(m, self.window)
+        return Beyond(rung=torch.ones_like(m), far=near, middle=near, near=near, at_far=at_far)
 
     def far_keys(self, n, rung):
         """At 0."""

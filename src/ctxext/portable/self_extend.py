@@ -4,7 +4,7 @@ import torch
 
 from .method import exact
 from .relation import Relation
-from .relation_maps import Map, floored
+from .relation_maps import Beyond, Map, floored
 
 
 class SelfExtendMap(Map):
@@ -30,7 +30,8 @@ class SelfExtendMap(Map):
         """Rows of at least `start`; the query is at `floor(m / group) + w - w / group`."""
         rung, near = self.rung(m), m - self.window + 1
         group = rung.clamp(min=1) if self.group is None else torch.full_like(m, self.group)
-        return rung, near, near, near, None, floored(m, group) + (self.window - self.window / exact(group))
+        at_far = floored(m, group) + (self.window - self.window / exact(group))
+        return Beyond(rung=rung, far=near, middle=near, near=near, at_far=at_far)
 
     def far_keys(self, n, rung):
         """At floor(n / group)."""

@@ -3,7 +3,7 @@
 import torch
 
 from .relation import Relation
-from .relation_maps import Map
+from .relation_maps import Beyond, Map
 
 
 class SinksMap(Map):
@@ -17,8 +17,9 @@ class SinksMap(Map):
 
     def beyond(self, m):
         """The query at sinks + window - 1 for the first keys."""
-        near, at = m - self.window + 1, torch.full_like(m, self.sinks + self.window - 1)
-        return torch.ones_like(m), torch.full_like(m, self.sinks), near, near, None, at
+        far, near = torch.full_like(m, self.sinks), m - self.window + 1
+        at_far = torch.full_like(m, self.sinks + self.window - 1)
+        return Beyond(rung=torch.ones_like(m), far=far, middle=near, near=near, at_far=at_far)
 
 
 class Sinks(Relation):

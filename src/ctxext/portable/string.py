@@ -3,7 +3,7 @@
 import torch
 
 from .relation import Relation
-from .relation_maps import Map
+from .relation_maps import Beyond, Map
 
 
 class StringMap(Map):
@@ -21,7 +21,8 @@ class StringMap(Map):
     def beyond(self, m):
         """Near is d <= shift; farther keys are at d - shift + window."""
         near = m - self.shift
-        return torch.ones_like(m), near, near, near, None, m + (self.window - self.shift)
+        at_far = m + (self.window - self.shift)
+        return Beyond(rung=torch.ones_like(m), far=near, middle=near, near=near, at_far=at_far)
 
 
 class String(Relation):
