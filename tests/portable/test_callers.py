@@ -102,6 +102,21 @@ def test_an_attention_without_its_layer_is_refused(models):  # noqa: F811
         attention(hidden_states=states, position_embeddings=tables, attention_mask=None)
 
 
+def test_a_layer_that_raises_leaves_its_call_to_nobody(models, monkeypatch):  # noqa: F811
+    """Nor does the model leave what it was given: the next attention would take both for its own."""
+    layer = (model := models("llama", "self-extend")).model.layers[0]
+
+    def out_of_memory(_):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="out of memory"):
+        patch.setattr(layer.mlp, "forward", out_of_memory)
+        logits(model, text_for(model, 80))
+    seam = sys.modules[type(layer.ctxext_part).__module__]
+    assert seam.CURRENT.call is None
+    assert seam.CURRENT.given is None
+
+
 @cases
 def test_recorded_by_torch_jit(family, name, models):  # noqa: F811
     """torch.jit.trace keeps the decisions of one length."""

@@ -293,6 +293,6 @@ def _bring_weights(plan: Plan, work: Path, link: str, progress: Progress | None)
             brought[path] = pool.submit(way, origin, work / path, progress=report)
         try:
             return {path.as_posix(): future.result() or REWRITTEN for path, future in brought.items()}
-        finally:  # Nobody waits for the rest of a large file where one has failed, or Ctrl-C was pressed.
+        finally:  # Where one has failed, or Ctrl-C was pressed, no other begins, and those under way end at a piece.
             is_over.set()
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
