@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 
 CTXEXT = (
-    "from ctxext.converters import convert\n"
-    "from ctxext.recipes import Recipe, Yarn\n"
+    "from ctxext import convert\n"
+    "from ctxext import Recipe\nfrom ctxext.methods import Yarn\n"
     "convert(source, out, Recipe([Yarn(factor=4)]))\n"
 )
 ASKED = "from ctxext.verify import measured\nmeasured.measured = dict\n" + CTXEXT

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ctxext import MsPoE, Ntk, NtkByParts, PositionInterpolation, Yarn, compare
+from ctxext import compare
 from ctxext.evaluate.model import Loading
+from ctxext.methods import MsPoE, Ntk, NtkByParts, PositionInterpolation, Yarn
 
 FACTOR = 4.0
 METHODS = {

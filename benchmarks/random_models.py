@@ -13,8 +13,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache, logging
 
+from ctxext import METHODS, Recipe
+from ctxext.methods import MsPoE
 from ctxext.portable.method import state_of
-from ctxext.recipes import METHODS, MsPoE, Recipe
 from ctxext.recipes.encodings.rotary import model_config
 
 logging.set_verbosity_error()

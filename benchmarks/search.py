@@ -20,12 +20,11 @@ from typing import Any
 
 import torch
 
-from ctxext.converters import convert
+from ctxext import Recipe, SearchOptions, convert, search
 from ctxext.evaluate.checkpoint_info import open_infos
 from ctxext.evaluate.model import Loading, load_model
 from ctxext.evaluate.workbench import Workbench
-from ctxext.recipes import MsPoE, Ntk, Recipe, Yarn
-from ctxext.search import SearchOptions, search
+from ctxext.methods import MsPoE, Ntk, Yarn
 from ctxext.search.measurement import EvalSet, Measurement, make_eval_sets, measure
 
 RECIPES = {

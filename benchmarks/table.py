@@ -16,8 +16,8 @@ from pathlib import Path
 from convert import measure
 
 CTXEXT = (
-    "from ctxext.converters import convert\n"
-    "from ctxext.recipes import Recipe\n"
+    "from ctxext import convert\n"
+    "from ctxext import Recipe\n"
     "from ctxext.recipes.methods.table import Table\n"
     "convert(source, out, Recipe([Table(factor=4, fill='hierarchical')]))\n"
 )

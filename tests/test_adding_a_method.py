@@ -166,8 +166,9 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 import ctxext
-from ctxext.converters import convert
-from ctxext.recipes import Recipe, MsPoE
+from ctxext import convert
+from ctxext import Recipe
+from ctxext.methods import MsPoE
 from ctxext.recipes.recipe import step_from_dict
 
 assert str(Path(ctxext.__file__)).startswith(sys.argv[3]), ctxext.__file__

@@ -14,8 +14,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # A layer may import itself and those that stand before it; a room within a room is a layer too, named with a dot, and
 # what has no name of its own belongs to the room around it. The portable code stands outside: it imports none of them.
 LAYERS = (
-    *("serving", "version", "lazy", "notebook", "redaction", "errors", "options", "files", "data"),
-    *("checkpoint", "recipes", "verify", "converters", "gguf"),
+    *("serving", "version", "notebook", "redaction", "errors", "options", "files", "data"),
+    *("checkpoint", "recipes", "methods", "verify", "converters", "gguf"),
     "evaluate.checkpoint_info",
     *("evaluate.scoring.prefix_cache", "evaluate.pooling", "evaluate.model", "evaluate.served", "evaluate.scoring"),
     *("evaluate.tasks", "evaluate.settings", "evaluate.tasks.retrieval", "evaluate.report", "evaluate"),
@@ -163,4 +163,4 @@ def test_the_package_itself_loads_nothing():
     if result.returncode:  # The package is installed where only `site` finds it.
         result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     loaded = {name for name in result.stdout.split() if name.startswith("ctxext.")}
-    assert loaded <= {"ctxext.version", "ctxext.lazy"}
+    assert loaded <= {"ctxext.version"}

@@ -12,16 +12,18 @@ import yaml
 from markdown_it import MarkdownIt
 
 import tiny_encodings
+from ctxext import METHODS, Recipe, convert
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
-from ctxext.converters import convert, make_plan
 from ctxext.converters.card import CardFacts, Measured, convert_command, front_matter, render, wrapped
 from ctxext.converters.convert import card_of
 from ctxext.converters.engines import UNKNOWN, serving_of
+from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import info_of
+from ctxext.methods import AdjustedBase, Llama3, LongRope, MsPoE, Ntk, Yarn
 from ctxext.publish.upload_plan import pack
-from ctxext.recipes import METHODS, AdjustedBase, Llama3, LongRope, MsPoE, Ntk, Recipe, Yarn, method_named
 from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.registry import method_named
 from small_llama import change_json, read_json
 
 REPORT = Path(__file__).parent / "data" / "report"

@@ -15,11 +15,11 @@ from safetensors.torch import load_file, save_file
 import ctxext.demo
 import multimodal_models
 import tiny_models
+from ctxext import Recipe, convert
 from ctxext.checkpoint import loading
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.converters import convert
 from ctxext.errors import CtxextError
-from ctxext.recipes import Recipe, Yarn
+from ctxext.methods import Yarn
 from ctxext.recipes.methods.self_extend import SelfExtend
 from ctxext.verify.in_engine import _in_transformers
 from small_llama import make_llama, read_json

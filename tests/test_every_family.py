@@ -27,13 +27,14 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 import tiny_models
+from ctxext import METHODS, Recipe, convert
 from ctxext.checkpoint.auto_class import MASKED, auto_class
 from ctxext.checkpoint.families import family_of, serves_sliding
-from ctxext.converters import convert
 from ctxext.errors import CtxextError
-from ctxext.recipes import METHODS, MsPoE, PositionInterpolation, Recipe, method_named
+from ctxext.methods import MsPoE, PositionInterpolation
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.relation import Relation
+from ctxext.recipes.registry import method_named
 from ctxext.verify import clean_load, clean_process
 from ctxext.verify.reference import expected_frequencies
 

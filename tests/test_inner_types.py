@@ -7,10 +7,11 @@ import transformers
 from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+from ctxext import Recipe
 from ctxext.checkpoint.families import FAMILIES, INNER, family_of, read
 from ctxext.checkpoint.geometry import check_sizes
 from ctxext.errors import CtxextError
-from ctxext.recipes import Recipe, Yarn
+from ctxext.methods import Yarn
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.recipe import plain_config
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from ctxext.converters import convert
+from ctxext import Recipe, convert
 from ctxext.files import isolated
 from ctxext.files.isolated import last_line_of_errors, run_isolated
-from ctxext.recipes import MsPoE, Recipe
+from ctxext.methods import MsPoE
 
 
 @pytest.fixture(params=["real", "forked"])

@@ -10,13 +10,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
 import multimodal_models
+from ctxext import Recipe, convert
 from ctxext.checkpoint.auto_class import MULTIMODAL
 from ctxext.checkpoint.families import _THINKERS, FAMILIES
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.converters import convert, make_plan
 from ctxext.converters.engines import unconverted_lines
+from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
-from ctxext.recipes import DynamicNtk, Llama3, Ntk, PositionInterpolation, Recipe, Yarn
+from ctxext.methods import DynamicNtk, Llama3, Ntk, PositionInterpolation, Yarn
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.ntk_by_parts import NtkByParts
 from ctxext.recipes.methods.self_extend import SelfExtend

@@ -13,9 +13,10 @@ import typer
 
 import ctxext
 import tiny_models
-from ctxext import Yarn, convert
+from ctxext import convert
 from ctxext.cli.app import app
 from ctxext.data.prose import sentence
+from ctxext.methods import Yarn
 from gguf_files import TENSORS, gguf_bytes, keys_of
 from pages import PAGES, ROOT, arguments, blocks, mentioned, programs
 from small_llama import change_json

@@ -1,11 +1,13 @@
 """One import reaches everything, in whatever order; and what docs/python.md shows runs."""
 
+import ast
 import doctest
 import importlib
 import inspect
 import json
 import re
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -13,13 +15,10 @@ import pytest
 import ctxext
 from ctxext import (
     METHODS,
-    MsPoE,
-    Ntk,
     Recipe,
     SearchOptions,
     Settings,
     TrainingOptions,
-    Yarn,
     convert,
     evaluate,
     plan_conversion,
@@ -27,7 +26,7 @@ from ctxext import (
 )
 from ctxext.errors import CtxextError
 from ctxext.finetune.run import Finetuned
-from ctxext.lazy import Package
+from ctxext.methods import MsPoE, Ntk, Yarn
 from ctxext.options import accepts_options
 from ctxext.publish.push import Push
 from ctxext.recipes.recipe import recipe_of
@@ -35,7 +34,6 @@ from ctxext.search.run import Found
 
 PAGE = (Path(__file__).parents[1] / "docs" / "python.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
-PACKAGES = "ctxext ctxext.recipes ctxext.converters ctxext.checkpoint ctxext.evaluate ctxext.finetune ctxext.search"
 CALLED = ("compare", "evaluate", "finetune", "search", "verify")
 
 
@@ -52,52 +50,52 @@ def in_a_new_python(clean_processes):
     return call
 
 
-@pytest.mark.parametrize("package", [*PACKAGES.split(), "ctxext.compare", "ctxext.verify", "ctxext.publish"])
-def test_every_name_is_what_its_module_defines(package):
-    module = importlib.import_module(package)
-    assert isinstance(module, Package)
-    names = set(module.__all__)
-    assert names <= set(dir(module))
-    for name in names:
-        assert getattr(module, name) is not None
-    assert {*module._names} <= names
-    for name, place in module._names.items():
-        assert getattr(module, name) is getattr(importlib.import_module(place), name)
+def test_every_name_is_what_its_module_defines():
+    assert {*ctxext.__all__, "__version__"} <= {*dir(ctxext)}
+    for name, module in ctxext._MODULES.items():
+        assert getattr(ctxext, name) is getattr(importlib.import_module(module), name)
+
+
+def test_type_checkers_are_told_the_same_names():
+    nodes = ast.walk(ast.parse(Path(ctxext.__file__).read_text(encoding="utf-8")))
+    told = {(node.module, one.name) for node in nodes if isinstance(node, ast.ImportFrom) for one in node.names}
+    assert {(module, name) for name, module in ctxext._MODULES.items()} == {
+        pair for pair in told if pair[0].startswith("ctxext.") and pair[1] != "__version__"
+    }
 
 
 def test_all_methods_are_there():
-    assert {method.__name__ for method in METHODS} <= set(ctxext.__all__)
-    assert all(getattr(ctxext, method.__name__) is method for method in METHODS)
+    assert ctxext.methods.__all__ == sorted(method.__name__ for method in METHODS)
+    assert all(getattr(ctxext.methods, method.__name__) is method for method in METHODS)
+    assert {*ctxext.methods.__all__} <= {*dir(ctxext.methods)}
 
 
-@pytest.mark.parametrize(
-    ("name", "first"),
-    [
-        *((name, "from ctxext import {0}") for name in CALLED),
-        *((CALLED[0], first) for first in ("from ctxext.{0} import __all__", "import ctxext.{0}.run")),
-    ],
-)
-def test_a_package_and_its_function_are_one_object_in_any_order(name, first, in_a_new_python):
-    code = [first, "import ctxext, inspect, sys", "from ctxext import {0} as before", "import ctxext.{0}.run"]
-    code += ["from ctxext import {0} as after", "from ctxext.{0} import {0} as function"]
-    code += ["assert before is after is sys.modules['ctxext.{0}'] is ctxext.{0}", "assert callable(after)"]
-    code += ["assert inspect.signature(after) == inspect.signature(function)"]
-    code += ["assert function is sys.modules['ctxext.{0}.run'].{0}"]
-    in_a_new_python("\n".join(code).format(name))
+FIRST = ("from ctxext import {0}", "import ctxext.{0}.run", "from ctxext.{0} import run", "import ctxext.{0}")
 
 
-@pytest.mark.parametrize("module", ["converters.convert", "finetune.merge", "publish.push"])
-def test_a_function_stays_one_where_a_module_has_its_name(module, in_a_new_python):
-    code = [f"import ctxext.{module}", "from ctxext import convert, merge, push", "import types"]
-    code += ["from ctxext.converters import convert as c", "from ctxext.finetune import merge as m"]
-    code += ["from ctxext.publish import push as p", "assert (c, m, p) == (convert, merge, push)"]
-    code += ["assert not any(isinstance(one, types.ModuleType) for one in (c, m, p))"]
-    in_a_new_python("\n".join(code))
+@pytest.mark.parametrize(("name", "first"), [*((name, FIRST[1]) for name in CALLED), *((CALLED[0], f) for f in FIRST)])
+def test_a_name_is_a_function_whatever_was_imported_before(name, first, in_a_new_python):
+    code = [first, "import ctxext, sys, types", "from ctxext import {0} as before", "import ctxext.{0}.options"]
+    code += ["from ctxext import {0} as after", "from ctxext.{0}.run import {0} as function"]
+    code += ["assert before is after is ctxext.{0} is function", "assert isinstance(function, types.FunctionType)"]
+    code += ["assert isinstance(sys.modules['ctxext.{0}'], types.ModuleType)"]
+    module = {"evaluate": "settings", "verify": "subject"}.get(name, "options")
+    in_a_new_python("\n".join(code).format(name).replace(f"{name}.options", f"{name}.{module}"))
+
+
+def test_names_are_found_in_a_zip(tmp_path, in_a_new_python):
+    package, archive = Path(ctxext.__file__).parent, tmp_path / "ctxext.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        for path in (path for path in package.rglob("*") if path.suffix in (".py", ".txt")):
+            file.write(path, path.relative_to(package.parent))
+    code = ["import inspect, sys", f"sys.path.insert(0, {str(archive)!r})", "from ctxext import SearchOptions"]
+    code += ["print(inspect.getfile(SearchOptions), 'search' in dir(sys.modules['ctxext']))"]
+    assert in_a_new_python("\n".join(code)) == f"{archive}/ctxext/search/options.py True\n"
 
 
 def test_importing_the_package_loads_none_of_it(in_a_new_python):
     shown = in_a_new_python("import sys, ctxext; print(*[name for name in sys.modules if name.startswith('ctxext.')])")
-    assert set(shown.split()) == {"ctxext.lazy", "ctxext.version"}
+    assert set(shown.split()) == {"ctxext.version"}
 
 
 def test_a_name_that_is_not_there_is_refused():
@@ -105,18 +103,15 @@ def test_a_name_that_is_not_there_is_refused():
         ctxext.nothing_of_ours  # noqa: B018
     with pytest.raises(ImportError):
         exec("from ctxext import nothing_of_ours")
-    with pytest.raises(TypeError, match=r"ctxext\.recipes cannot be called"):
-        ctxext.recipes()
+    with pytest.raises(ImportError):
+        exec("from ctxext.methods import nothing_of_ours")
 
 
 def test_what_tests_put_in_place_comes_back(monkeypatch):
-    from ctxext import converters
-
-    before = converters.convert
     with monkeypatch.context() as patch:
-        patch.setattr(converters, "convert", len)
-        assert converters.convert is len
-    assert converters.convert is before
+        patch.setattr(ctxext, "convert", len)
+        assert ctxext.convert is len
+    assert ctxext.convert is convert
 
 
 def test_a_recipe_is_what_stands_for_one(tmp_path):
@@ -197,7 +192,11 @@ def test_other_results_are_shown():
 
 
 def test_a_report_is_its_content_and_is_shown(tmp_path):
-    report = evaluate("demo", Settings(tasks=("passkey",), lengths=(256,), samples=1, depths=(0.5,)))
+    asked = {"tasks": ("passkey",), "samples": 1, "depths": (0.5,)}
+    report = evaluate("demo", Settings(**asked), lengths="256")
+    assert report["settings"] == evaluate("demo", **asked, lengths=(256,))["settings"]
+    with pytest.raises(TypeError, match="lenghts"):
+        evaluate("demo", lenghts="256")
     assert json.loads(json.dumps(report)) == report
     assert "passkey" in report._repr_html_()
 

@@ -7,14 +7,13 @@ import sys
 
 import pytest
 
+from ctxext import Recipe, convert, load_recipe, verify
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.files.content import has_stamp, sha256_of, stamp_of
 from ctxext.files.strict import in_markdown, parse_json, parse_yaml, read_text
 from ctxext.files.tensor_files import read_safetensors_header
-from ctxext.recipes import Recipe, Yarn, load_recipe
-from ctxext.verify import verify
+from ctxext.methods import Yarn
 from small_llama import read_json
 
 YARN = Recipe([Yarn(factor=4)])

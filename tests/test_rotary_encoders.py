@@ -8,12 +8,13 @@ import torch
 from transformers import AutoModel, AutoModelForMaskedLM
 
 import tiny_models
+from ctxext import Recipe, convert
 from ctxext.checkpoint.auto_class import MASKED, auto_class
 from ctxext.checkpoint.families import sliding_layers
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.converters import convert, make_plan
+from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
-from ctxext.recipes import Ntk, Recipe, Yarn
+from ctxext.methods import Ntk, Yarn
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.self_extend import SelfExtend
 from ctxext.verify.run import failures, verify

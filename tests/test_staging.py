@@ -6,11 +6,11 @@ import types
 
 import pytest
 
+from ctxext import Recipe, convert
 from ctxext.checkpoint.loading import rename, without_hub
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.converters import convert
 from ctxext.errors import CtxextError
-from ctxext.recipes import MsPoE, Recipe
+from ctxext.methods import MsPoE
 from ctxext.recipes.code.staging import own_classes, staged
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}

@@ -11,11 +11,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ctxext.converters import convert
-from ctxext.finetune import TrainingData, TrainingOptions, finetune
+from ctxext import Recipe, TrainingData, TrainingOptions, convert, finetune
 from ctxext.finetune.documents import Document
 from ctxext.finetune.run import draw_losses
-from ctxext.recipes import Recipe, Yarn
+from ctxext.methods import Yarn
 
 VOCABULARY, TRAINED, FACTOR = 64, 32, 4
 SIZES = {

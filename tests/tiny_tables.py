@@ -4,10 +4,8 @@ import dataclasses
 
 from safetensors.torch import load_file
 
-from ctxext.converters import convert
-from ctxext.finetune import TrainingOptions, finetune
+from ctxext import Recipe, TrainingOptions, convert, finetune
 from ctxext.finetune.documents import Document
-from ctxext.recipes import Recipe
 from ctxext.recipes.methods.table import Table
 from tiny_base import Tokens, documents
 from tiny_encodings import VOCABULARY, save, save_tokenizer

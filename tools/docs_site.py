@@ -57,10 +57,15 @@ def moved(text: str, place: Path, to: Path) -> str:
 
 
 def api_page() -> str:
-    """What `from ctxext import` reaches, with its docstrings."""
-    text = (ROOT / "src" / "ctxext" / "__init__.py").read_text(encoding="utf-8")
-    pairs = re.findall(r"^    from (ctxext\.[\w.]+) import (\w+) as \w+$", text, re.MULTILINE)
-    names = sorted((name, module) for module, name in pairs)
-    shown = [f"::: {module}.{name}\n    options: {{heading_level: 2}}\n" for name, module in names]
+    """What `ctxext` and `ctxext.methods` reach, with its docstrings."""
+    top = _entries("__init__.py", r"^    from (ctxext\.[\w.]+) import (\w+) as \w+$")
+    methods = _entries("recipes/registry.py", r"^from (ctxext\.recipes\.methods\.\w+) import (\w+)$")
     head = "# Python API\n\nWhat `from ctxext import` reaches; [python.md](python.md) shows it in use.\n"
-    return "\n".join([head, *shown])
+    return "\n".join([head, *top, "What `from ctxext.methods import` reaches:\n", *methods])
+
+
+def _entries(file: str, imports: str) -> list[str]:
+    """The docstrings of what a file of the package imports, by name."""
+    text = (ROOT / "src" / "ctxext" / file).read_text(encoding="utf-8")
+    names = sorted((name, module) for module, name in re.findall(imports, text, re.MULTILINE))
+    return [f"::: {module}.{name}\n    options: {{heading_level: 2}}\n" for name, module in names]

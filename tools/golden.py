@@ -31,11 +31,10 @@ from safetensors.torch import save_file
 import tiny_base
 import tiny_encodings
 import tiny_models
+from ctxext import METHODS, Recipe, convert, merge
 from ctxext.cli.app import app
-from ctxext.converters import convert
 from ctxext.errors import CtxextError
-from ctxext.finetune import merge
-from ctxext.recipes import METHODS, Method, Recipe
+from ctxext.recipes.base import Method
 from forked_processes import Processes
 from small_llama import make_llama
 from test_golden import FROZEN, options_by_command

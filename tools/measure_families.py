@@ -52,7 +52,8 @@ def prepare(work: Path, names: list[str]) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from ctxext import Yarn, convert
+    from ctxext import convert
+    from ctxext.methods import Yarn
 
     sys.path.insert(0, str(ROOT / "tests"))
     import tiny_models

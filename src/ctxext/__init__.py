@@ -1,69 +1,110 @@
 """ctxext: make a language model read more.
 
->>> from ctxext import Recipe, Yarn
+>>> from ctxext import Recipe
+>>> from ctxext.methods import Yarn
 >>> Recipe(Yarn(factor=4)).summary()
 'yarn ×4'
 
-Everything is imported when it is first used. `compare`, `evaluate`, `finetune`, `search` and `verify` are packages that
-are called like the functions of their names, so `ctxext.evaluate(...)` and `from ctxext.evaluate import Settings` both
-work, whichever comes first.
+Everything is imported when it is first used. `ctxext.methods` has the methods by the names of their classes.
 """
 
-from typing import TYPE_CHECKING
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from ctxext.lazy import hand_on
 from ctxext.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from ctxext import methods as methods
+    from ctxext.checkpoint.opening import Checkpoint as Checkpoint
     from ctxext.checkpoint.opening import open_checkpoint as open_checkpoint
     from ctxext.compare.options import CompareOptions as CompareOptions
     from ctxext.compare.run import compare as compare
+    from ctxext.converters.convert import Conversion as Conversion
     from ctxext.converters.convert import convert as convert
     from ctxext.converters.convert import plan_conversion as plan_conversion
+    from ctxext.converters.inspection import Inspection as Inspection
     from ctxext.converters.inspection import inspect_checkpoint as inspect_checkpoint
     from ctxext.converters.options import ConvertOptions as ConvertOptions
+    from ctxext.converters.plan import Plan as Plan
     from ctxext.errors import CtxextError as CtxextError
+    from ctxext.evaluate.run import EvaluationReport as EvaluationReport
     from ctxext.evaluate.run import evaluate as evaluate
     from ctxext.evaluate.settings import Settings as Settings
+    from ctxext.finetune.merge import Merged as Merged
     from ctxext.finetune.merge import merge as merge
     from ctxext.finetune.options import TrainingOptions as TrainingOptions
+    from ctxext.finetune.run import Finetuned as Finetuned
     from ctxext.finetune.run import finetune as finetune
     from ctxext.finetune.training_data import TrainingData as TrainingData
+    from ctxext.publish.push import Push as Push
     from ctxext.publish.push import plan_push as plan_push
     from ctxext.publish.push import push as push
-    from ctxext.recipes.base import Method as Method
-    from ctxext.recipes.methods.abf import AdjustedBase as AdjustedBase
-    from ctxext.recipes.methods.adaptive import Adaptive as Adaptive
-    from ctxext.recipes.methods.alibi_interpolation import AlibiInterpolation as AlibiInterpolation
-    from ctxext.recipes.methods.bifocal import Bifocal as Bifocal
-    from ctxext.recipes.methods.buckets import WiderBuckets as WiderBuckets
-    from ctxext.recipes.methods.cope import Cope as Cope
-    from ctxext.recipes.methods.distance_aware import DistanceAware as DistanceAware
-    from ctxext.recipes.methods.dual_chunk import DualChunk as DualChunk
-    from ctxext.recipes.methods.dynamic import DynamicNtk as DynamicNtk
-    from ctxext.recipes.methods.llama3 import Llama3 as Llama3
-    from ctxext.recipes.methods.longrope import LongRope as LongRope
-    from ctxext.recipes.methods.mrrope import MrRope as MrRope
-    from ctxext.recipes.methods.mspoe import MsPoE as MsPoE
-    from ctxext.recipes.methods.ntk import Ntk as Ntk
-    from ctxext.recipes.methods.ntk_alibi import NtkAlibi as NtkAlibi
-    from ctxext.recipes.methods.ntk_by_parts import NtkByParts as NtkByParts
-    from ctxext.recipes.methods.pi import PositionInterpolation as PositionInterpolation
-    from ctxext.recipes.methods.range import Range as Range
-    from ctxext.recipes.methods.rerope import ReRope as ReRope
-    from ctxext.recipes.methods.resonance import Resonance as Resonance
-    from ctxext.recipes.methods.self_extend import SelfExtend as SelfExtend
-    from ctxext.recipes.methods.sinks import Sinks as Sinks
-    from ctxext.recipes.methods.string import String as String
-    from ctxext.recipes.methods.table import Table as Table
-    from ctxext.recipes.methods.window import Window as Window
-    from ctxext.recipes.methods.yarn import Yarn as Yarn
+    from ctxext.publish.upload_plan import UploadPlan as UploadPlan
     from ctxext.recipes.recipe import Recipe as Recipe
     from ctxext.recipes.recipe import load_recipe as load_recipe
     from ctxext.recipes.registry import METHODS as METHODS
     from ctxext.search.options import SearchOptions as SearchOptions
+    from ctxext.search.run import Found as Found
     from ctxext.search.run import search as search
     from ctxext.verify.run import verify as verify
+    from ctxext.verify.subject import Finding as Finding
 
-_PACKAGES = ("compare", "evaluate", "finetune", "search", "verify")
-__all__ = ["__version__", *hand_on(__name__, packages=_PACKAGES)]
+_NAMES = {
+    "checkpoint.opening": ("Checkpoint", "open_checkpoint"),
+    "compare.options": ("CompareOptions",),
+    "compare.run": ("compare",),
+    "converters.convert": ("Conversion", "convert", "plan_conversion"),
+    "converters.inspection": ("Inspection", "inspect_checkpoint"),
+    "converters.options": ("ConvertOptions",),
+    "converters.plan": ("Plan",),
+    "errors": ("CtxextError",),
+    "evaluate.run": ("EvaluationReport", "evaluate"),
+    "evaluate.settings": ("Settings",),
+    "finetune.merge": ("Merged", "merge"),
+    "finetune.options": ("TrainingOptions",),
+    "finetune.run": ("Finetuned", "finetune"),
+    "finetune.training_data": ("TrainingData",),
+    "publish.push": ("Push", "plan_push", "push"),
+    "publish.upload_plan": ("UploadPlan",),
+    "recipes.recipe": ("Recipe", "load_recipe"),
+    "recipes.registry": ("METHODS",),
+    "search.options": ("SearchOptions",),
+    "search.run": ("Found", "search"),
+    "verify.run": ("verify",),
+    "verify.subject": ("Finding",),
+}
+"""What the imports above bring for type checkers, by the module that is imported for it."""
+
+_MODULES = {name: f"ctxext.{module}" for module, names in _NAMES.items() for name in names}
+__all__ = ["__version__", "methods", *_MODULES]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name == "methods":
+            return importlib.import_module("ctxext.methods")
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+class _Package(ModuleType):
+    """This package, where a function stands above the package of its name: `ctxext.evaluate` is what is called.
+
+    The import system makes every module that is imported an attribute of its package, and `__getattr__` is not asked
+    where there is one. `from ctxext.evaluate.run import evaluate` finds the package all the same.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _MODULES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

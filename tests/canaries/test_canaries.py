@@ -6,6 +6,7 @@ sing: loaded as it came, a folder runs or fetches what stands behind a door. All
 
 import contextlib
 import shutil
+from importlib import import_module
 from pathlib import Path
 
 import doors
@@ -82,7 +83,9 @@ def test_what_is_converted_verified_and_measured_stays_silent(method, strangers,
 @pytest.mark.parametrize("door", INNER, ids=lambda door: door.__name__)
 def test_a_configuration_inside_another_stays_silent(door, strangers, silent, tmp_path, monkeypatch):
     """Issue: `convert` and `verify` contacted the Hub for a backbone, or asked whether to run its code."""
-    monkeypatch.setattr("ctxext.verify.carried.measured_rotations", lambda *_: None)  # The class itself is built.
+    monkeypatch.setattr(
+        import_module("ctxext.verify.carried"), "measured_rotations", lambda *_: None
+    )  # The class itself is built.
     source, out = strangers(door), tmp_path / "out"
     silent("inspect", source, may_fail=True)
     silent("convert", source, out, *convert_words("yarn"), may_fail=True)

@@ -6,15 +6,17 @@ import json
 import re
 import shlex
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import typer
 
+from ctxext import METHODS
 from ctxext.cli.app import SUMMARIES, app, main
 from ctxext.cli.interrupts import INTERRUPTED
 from ctxext.cli.method_options import example_of, option_name
-from ctxext.recipes import METHODS, LongRope, MsPoE, Yarn
+from ctxext.methods import LongRope, MsPoE, Yarn
 from ctxext.recipes.param import options_of
 
 COMMANDS = typer.main.get_command(app).commands
@@ -133,8 +135,8 @@ def test_a_stopped_evaluation_names_resume(monkeypatch, run, tmp_path, capsys):
         raise SystemExit(code)
 
     monkeypatch.setattr("os._exit", leave)
-    monkeypatch.setattr("ctxext.evaluate.run.evaluate", stopped)
-    monkeypatch.setattr("ctxext.compare.run.compare", stopped)
+    monkeypatch.setattr(import_module("ctxext.evaluate.run"), "evaluate", stopped)
+    monkeypatch.setattr(import_module("ctxext.compare.run"), "compare", stopped)
     monkeypatch.chdir(tmp_path)
     for words, more in (
         (["eval", "demo", "--task", "needle"], "--out report --resume"),

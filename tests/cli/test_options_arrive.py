@@ -7,12 +7,14 @@ option that no table names fails `test_every_option_is_in_a_table`.
 import dataclasses
 import importlib
 import shlex
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import typer
 
+from ctxext import Recipe
 from ctxext.cli.app import app
 from ctxext.cli.method_options import option_owners
 from ctxext.compare.options import CompareOptions
@@ -23,9 +25,9 @@ from ctxext.evaluate.settings import Settings
 from ctxext.files.output_directory import OverwriteOptions
 from ctxext.finetune.options import RunOptions, TrainingOptions
 from ctxext.finetune.training_data import TrainingData
+from ctxext.methods import MsPoE, Yarn
 from ctxext.publish.push import PushOptions
 from ctxext.publish.upload_plan import UploadPlan
-from ctxext.recipes import MsPoE, Recipe, Yarn
 from ctxext.search.options import SearchOptions
 from ctxext.search.storage import StudyPlace
 
@@ -197,7 +199,9 @@ def test_eval(arrived):
 
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])
 def test_tasks_and_a_folder_are_chosen_where_none_is_named(arrived, monkeypatch, engine):
-    monkeypatch.setattr("ctxext.evaluate.plan.default_tasks", lambda models, loading: ("passages", "short"))
+    monkeypatch.setattr(
+        import_module("ctxext.evaluate.plan"), "default_tasks", lambda models, loading: ("passages", "short")
+    )
     Path("report").mkdir()
     Path("report-2").mkdir()
     (_, settings), named = arrived(("eval", "one", "--engine", engine), "ctxext.evaluate.run.evaluate")
@@ -303,7 +307,7 @@ def test_one_thing_is_asked_of_push_at_a_time(arrived):
 
 
 def test_verify(arrived, monkeypatch):
-    monkeypatch.setattr("ctxext.verify.engine.vllm_version", lambda: "1")
+    monkeypatch.setattr(import_module("ctxext.verify.engine"), "vllm_version", lambda: "1")
     (folder,), named = arrived(VERIFY, "ctxext.verify.run.verify")
     assert callable(named.pop("progress"))
     assert (folder, named) == ("out", {"against": "some", "load": False, "trust_remote_code": True, **GIVEN})
@@ -409,7 +413,7 @@ def test_convert_by_a_search(arrived, monkeypatch, words, budget):
 @pytest.mark.parametrize("expected", TRAININGS)
 def test_finetune(arrived, monkeypatch, expected):
     planned, words = [], words_of(expected)
-    monkeypatch.setattr("ctxext.evaluate.plan.plan_questions", lambda *given: planned.append(given))
+    monkeypatch.setattr(import_module("ctxext.evaluate.plan"), "plan_questions", lambda *given: planned.append(given))
     monkeypatch.setattr(TrainingData, "reader", lambda self, options: (self, options))
     monkeypatch.setattr(TrainingOptions, "_check_together", lambda self: None)
     (model, out, chosen, options), named = arrived((*FINETUNE, *words), "ctxext.finetune.run.finetune")
@@ -446,8 +450,8 @@ def test_every_choice_of_a_training_is_made_here():
 def test_a_result_is_asked_the_same_as_its_base(run, tmp_path, monkeypatch):
     """With the seed of the training, and only where there is a checkpoint to ask."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ctxext.evaluate.plan.plan_questions", lambda *given: planned.append(given))
-    monkeypatch.setattr("ctxext.finetune.run.finetune", lambda *given, **more: SimpleNamespace())
+    monkeypatch.setattr(import_module("ctxext.evaluate.plan"), "plan_questions", lambda *given: planned.append(given))
+    monkeypatch.setattr(import_module("ctxext.finetune.run"), "finetune", lambda *given, **more: SimpleNamespace())
     results = []
     monkeypatch.setattr("ctxext.cli.finetune.tell_result", lambda *given, **more: results.append(more))
     planned, asked = [], []
@@ -456,7 +460,7 @@ def test_a_result_is_asked_the_same_as_its_base(run, tmp_path, monkeypatch):
         asked.append((models, settings, loading, out))
         return {"models": [], "settings": {}}
 
-    monkeypatch.setattr("ctxext.evaluate.run.evaluate", evaluate)
+    monkeypatch.setattr(import_module("ctxext.evaluate.run"), "evaluate", evaluate)
     line = ("finetune", "some", "out", "--data", "demo")
     run(*line, "--eval", "short,needle", "--seed", "7", "--revision", "v1")
     run(*line, "--no-merge")

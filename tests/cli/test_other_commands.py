@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from ctxext.recipes import METHODS
+from ctxext import METHODS
 from ctxext.version import __version__
 from small_llama import make_llama
 

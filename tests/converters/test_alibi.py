@@ -10,17 +10,16 @@ import pytest
 import torch
 
 import tiny_encodings
+from ctxext import Recipe, convert, verify
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.converters import convert
 from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.isolated import run_isolated
-from ctxext.recipes import Recipe
 from ctxext.recipes.encodings.biases import alibi_slopes
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.alibi_interpolation import AlibiInterpolation
 from ctxext.recipes.methods.ntk_alibi import NtkAlibi
-from ctxext.verify import checks_process, clean_load, verify
+from ctxext.verify import checks_process, clean_load
 from ctxext.verify.reference import reference_of
 from portable_checkpoints import load
 from small_llama import read_json

@@ -5,14 +5,12 @@ import json
 import pytest
 import torch
 
+from ctxext import Recipe, convert, verify
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.converters import convert
 from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.errors import CtxextError
-from ctxext.recipes import Recipe
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.buckets import WiderBuckets
-from ctxext.verify import verify
 from ctxext.verify.loading_checks import check_buckets
 from ctxext.verify.subject import Subject
 from small_llama import read_json

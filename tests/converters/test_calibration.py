@@ -10,11 +10,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.models.llama import modeling_llama as llama
 
-from ctxext.converters import convert
+from ctxext import Recipe, convert
 from ctxext.converters.calibration import head_scores, read_text, with_order
 from ctxext.converters.options import Calibration
 from ctxext.errors import CtxextError
-from ctxext.recipes import MsPoE, Recipe, Yarn
+from ctxext.methods import MsPoE, Yarn
 from small_llama import make_llama, read_json
 
 

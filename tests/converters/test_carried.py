@@ -7,9 +7,9 @@ import transformers
 from transformers.models.llama import modeling_llama
 
 import tiny_models
-from ctxext.converters import convert
+from ctxext import Recipe, convert
 from ctxext.errors import CtxextError
-from ctxext.recipes import LongRope, MsPoE, Ntk, PositionInterpolation, Recipe, Yarn
+from ctxext.methods import LongRope, MsPoE, Ntk, PositionInterpolation, Yarn
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.mrrope import MrRope
 from ctxext.verify.carried import check_carried, rotations

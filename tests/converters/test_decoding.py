@@ -9,11 +9,12 @@ from transformers.modeling_outputs import CausalLMOutput
 
 import tiny_encodings
 import tiny_models
+from ctxext import Recipe, convert
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.converters import convert
 from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
-from ctxext.recipes import MsPoE, Recipe, method_named
+from ctxext.methods import MsPoE
+from ctxext.recipes.registry import method_named
 from ctxext.verify import clean_process, decoding_process
 from ctxext.verify.clean_load import _shortened, compare_logits
 

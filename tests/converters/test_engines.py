@@ -4,11 +4,13 @@ import copy
 
 import pytest
 
+from ctxext import METHODS, Recipe
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import engines
 from ctxext.converters.engines import EXACT, TOLERANCE, UNKNOWN, WRONG, measured, schedules_of, serving_of, worst
-from ctxext.recipes import METHODS, AdjustedBase, Ntk, Recipe, Yarn, method_named
+from ctxext.methods import AdjustedBase, Ntk, Yarn
 from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.registry import method_named
 
 RUN = ("vLLM", "vLLM's transformers backend", "llama.cpp", "MLX")
 MODEL = model_config(open_checkpoint("demo").config)

@@ -7,11 +7,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import tiny_models
+from ctxext import Recipe, convert
 from ctxext.checkpoint.families import family_of, idle_window, rotated_layers
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.converters import convert
 from ctxext.converters.plan import make_plan
-from ctxext.recipes import Ntk, Recipe, Yarn
+from ctxext.methods import Ntk, Yarn
 from ctxext.recipes.methods.adaptive import Adaptive
 from ctxext.recipes.methods.dual_chunk import DualChunk
 from ctxext.recipes.methods.self_extend import SelfExtend

@@ -5,10 +5,9 @@ import shutil
 
 import pytest
 
-from ctxext.converters import convert
+from ctxext import Recipe, convert, verify
 from ctxext.errors import CtxextError
-from ctxext.recipes import Llama3, PositionInterpolation, Recipe, Yarn
-from ctxext.verify import verify
+from ctxext.methods import Llama3, PositionInterpolation, Yarn
 from small_llama import read_json, scheduled
 
 YARN = Recipe([Yarn(factor=4)])

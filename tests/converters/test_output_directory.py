@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxext.converters import convert
+from ctxext import Recipe, convert
 from ctxext.errors import CtxextError
 from ctxext.files import output_directory
 from ctxext.files.output_directory import (
@@ -26,7 +26,7 @@ from ctxext.files.output_directory import (
     staging_directory,
     write_whole,
 )
-from ctxext.recipes import Ntk, Recipe, Yarn
+from ctxext.methods import Ntk, Yarn
 
 YARN, NTK = Recipe([Yarn(factor=4)]), Recipe([Ntk(factor=2)])
 

@@ -7,12 +7,13 @@ import pytest
 import transformers
 
 import tiny_models
+from ctxext import METHODS, Recipe
 from ctxext.checkpoint.families import FAMILIES, INNER, OTHERS, family_of
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.converters import make_plan
 from ctxext.converters.inspection import inspect_checkpoint
+from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
-from ctxext.recipes import METHODS, Recipe, Yarn
+from ctxext.methods import Yarn
 from ctxext.recipes.encodings.base import POSITIONS
 from ctxext.recipes.encodings.rotary import model_config
 from portable_checkpoints import plain_source

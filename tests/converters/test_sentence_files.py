@@ -7,18 +7,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ctxext import Recipe, convert, verify
 from ctxext.checkpoint.families import family_of
 from ctxext.checkpoint.opening import claimed_lengths, open_checkpoint
 from ctxext.checkpoint.sentence_files import read_pipeline, stated_lengths
-from ctxext.converters import convert
 from ctxext.converters.convert import plan_conversion
 from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import info_of
-from ctxext.recipes import Recipe
 from ctxext.recipes.methods.fills import KEEPS_ROWS
 from ctxext.recipes.methods.table import Table
-from ctxext.verify import verify
 from pages import ROOT, blocks
 from tiny_encodings import save, save_tokenizer
 

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from ctxext.checkpoint import open_checkpoint
-from ctxext.converters import convert, make_plan
+from ctxext import Recipe, convert, open_checkpoint, verify
 from ctxext.converters.lengths import with_number
+from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
-from ctxext.recipes import Recipe, Yarn, method_named
-from ctxext.verify import verify
+from ctxext.methods import Yarn
+from ctxext.recipes.registry import method_named
 from small_llama import make_llama, read_json
 
 SelfExtend = method_named("self-extend")

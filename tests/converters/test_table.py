@@ -7,18 +7,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ctxext import Recipe, convert, verify
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
-from ctxext.converters import convert
 from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.content import sha256_of
-from ctxext.recipes import Recipe
 from ctxext.recipes.encodings.learned import COMPUTED as COMPUTED_LAYOUTS
 from ctxext.recipes.encodings.learned import LAYOUTS
 from ctxext.recipes.methods.fills import FILLS, KEEPS_ROWS
 from ctxext.recipes.methods.range import Range
 from ctxext.recipes.methods.table import Table
-from ctxext.verify import verify
 from ctxext.verify.loading_checks import check_tables
 from ctxext.verify.reference import reference_of
 from ctxext.verify.subject import Subject

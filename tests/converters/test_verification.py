@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from ctxext import Recipe, convert
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.converters import convert
 from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
 from ctxext.files import isolated
-from ctxext.recipes import MsPoE, PositionInterpolation, Recipe
+from ctxext.methods import MsPoE, PositionInterpolation
 from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.methods.rerope import ReRope
 from ctxext.verify import clean_load, clean_process, reference

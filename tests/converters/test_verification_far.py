@@ -11,9 +11,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import tiny_models
-from ctxext.converters import convert
+from ctxext import Recipe, convert
 from ctxext.errors import CtxextError
-from ctxext.recipes import Recipe, method_named
+from ctxext.recipes.registry import method_named
 from ctxext.verify import clean_load, clean_process
 from small_llama import make_llama
 

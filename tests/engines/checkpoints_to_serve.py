@@ -6,7 +6,7 @@ All of it is made of the checkpoint in the package, whose heads have 32 dimensio
 import torch
 from transformers import AutoModelForCausalLM
 
-from ctxext.recipes import DynamicNtk, Llama3, LongRope, MsPoE, Ntk, NtkByParts, PositionInterpolation, Yarn
+from ctxext.methods import DynamicNtk, Llama3, LongRope, MsPoE, Ntk, NtkByParts, PositionInterpolation, Yarn
 
 RISING = tuple(1.0 + 3.0 * number / 15 for number in range(16))
 RECIPES = {

@@ -6,8 +6,8 @@ from importlib.metadata import distributions, version
 import pytest
 
 from checkpoints_to_serve import LENGTHS, RECIPES
+from ctxext import Recipe
 from ctxext.converters.convert import convert
-from ctxext.recipes import Recipe
 
 # In this process, so that a test costs seconds; no more memory than a small machine has.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")

@@ -15,13 +15,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from checkpoints_to_serve import RECIPES, prompts
+from ctxext import Recipe, Settings, evaluate
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.convert import convert
 from ctxext.converters.engines import attn_factor, serving_of, unconverted_lines
-from ctxext.evaluate import Settings, evaluate
 from ctxext.evaluate.model import Loading
 from ctxext.gguf.convert import convert_gguf
-from ctxext.recipes import Recipe, Yarn
+from ctxext.methods import Yarn
 from ctxext.recipes.encodings.rotary import attention_scaling, model_config
 
 llama_cpp = pytest.importorskip("xllamacpp", reason="llama.cpp is not installed")

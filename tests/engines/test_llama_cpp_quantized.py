@@ -15,12 +15,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from checkpoints_to_serve import RECIPES
+from ctxext import Recipe
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.convert import convert
 from ctxext.gguf.convert import convert_gguf
 from ctxext.gguf.header import read_header
 from ctxext.gguf.verify import verify_gguf
-from ctxext.recipes import Recipe
 from test_llama_cpp import ROOT, asked, differences, gguf, llama_cpp
 
 pytestmark = [pytest.mark.engine, pytest.mark.skipif(not ROOT, reason="LLAMA_CPP names no sources of llama.cpp")]

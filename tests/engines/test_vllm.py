@@ -5,14 +5,14 @@ from contextlib import closing
 import pytest
 
 from checkpoints_to_serve import LENGTHS, expected, largest, prompts
+from ctxext import Recipe, Settings, evaluate
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.calibration import calibrated as calibrated_recipe
 from ctxext.converters.convert import convert
 from ctxext.converters.engines import overrides
 from ctxext.converters.options import ConvertOptions
-from ctxext.evaluate import Settings, evaluate
 from ctxext.evaluate.model import Loading
-from ctxext.recipes import MsPoE, Recipe
+from ctxext.methods import MsPoE
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.verify.engine import Engine
 from ctxext.verify.in_engine import compare_in_engine

@@ -2,12 +2,12 @@
 
 import pytest
 
-from ctxext import MsPoE, SelfExtend, Yarn
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.method_options import build_recipe
 from ctxext.compare.candidates import DEFAULTS, candidates_of
 from ctxext.compare.options import CompareOptions, doubled
 from ctxext.errors import CtxextError
+from ctxext.methods import MsPoE, SelfExtend, Yarn
 from ctxext.recipes.recipe import recipe_of
 
 

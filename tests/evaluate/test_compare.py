@@ -11,20 +11,20 @@ from transformers import AutoModelForCausalLM
 
 import tiny_encodings
 from aligned import aligned
-from ctxext import NtkAlibi, Range, Recipe, Table, Yarn, compare, convert, evaluate
+from ctxext import Recipe, Settings, compare, convert, evaluate
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.compare import estimate
 from ctxext.compare import run as compare_run
 from ctxext.compare.candidates import STOCK
 from ctxext.compare.options import CompareOptions
 from ctxext.errors import CtxextError, NothingMeasuredError
-from ctxext.evaluate import Settings
 from ctxext.evaluate import model as evaluate_model
 from ctxext.evaluate import run as evaluate_run
 from ctxext.evaluate.model import LoadedModel, Loading
 from ctxext.evaluate.run import Pace
 from ctxext.evaluate.tasks.base import Key
 from ctxext.evaluate.workbench import Workbench
+from ctxext.methods import NtkAlibi, Range, Table, Yarn
 from ctxext.recipes.recipe import recipe_from_dict
 
 ASKED = {

@@ -4,6 +4,7 @@ import json
 import random
 import re
 import zlib
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 import transformers
 
 import tiny_models
-from ctxext.converters import convert
+from ctxext import Recipe, convert
 from ctxext.data.encoding import Encoder
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import open_infos
@@ -24,7 +25,7 @@ from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.passages import Passages
 from ctxext.evaluate.tasks.perplexity import PseudoPerplexity
 from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
-from ctxext.recipes import Ntk, Recipe
+from ctxext.methods import Ntk
 from ctxext.recipes.methods.table import Table
 
 LENGTH = 256
@@ -72,7 +73,9 @@ def test_who_sees_all_finds_all_and_who_sees_half_that_half(words):
 
 def test_who_guesses_is_right_by_chance(words, monkeypatch):
     torch.manual_seed(0)
-    monkeypatch.setattr("ctxext.evaluate.scoring.similarity.pooled", lambda _, texts: torch.randn(len(texts), 8))
+    monkeypatch.setattr(
+        import_module("ctxext.evaluate.scoring.similarity"), "pooled", lambda _, texts: torch.randn(len(texts), 8)
+    )
     task, model = Passages(), LoadedModel("dice", None, Encoder(words), can_share=False, kind="encoder")
     questions = make_questions(task, model.encoder, 64, range(400), SETTINGS)
     (_, right), *_ = task.score(model, questions, [0], generate=False)

@@ -10,15 +10,15 @@ from types import SimpleNamespace
 import pytest
 
 import stub_vllm
+from ctxext import Recipe, Settings, evaluate
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters.convert import convert
 from ctxext.errors import CtxextError
-from ctxext.evaluate import Settings, evaluate
 from ctxext.evaluate.checkpoint_info import CheckpointInfo
 from ctxext.evaluate.model import Loading
 from ctxext.evaluate.served import check_served, load_served, serving_by_vllm
+from ctxext.methods import DynamicNtk, LongRope, MsPoE, PositionInterpolation, Yarn
 from ctxext.publish.results import measured
-from ctxext.recipes import DynamicNtk, LongRope, MsPoE, PositionInterpolation, Recipe, Yarn
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.verify.engine import Engine, engine_dtype
 

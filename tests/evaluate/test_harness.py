@@ -4,8 +4,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from ctxext import Settings, evaluate
 from ctxext.errors import CtxextError
-from ctxext.evaluate import Settings, evaluate
 from ctxext.evaluate.model import make_ready
 from ctxext.evaluate.tasks import harness as ruler
 from ctxext.evaluate.tasks.harness import check_harness, run_harness

@@ -4,11 +4,10 @@ import json
 
 import pytest
 
-from ctxext.compare import compare
+from ctxext import Settings, compare, evaluate
 from ctxext.compare.verdict import measured
 from ctxext.data.texts import kinds_of_text
 from ctxext.errors import CtxextError
-from ctxext.evaluate import Settings, evaluate
 from ctxext.evaluate.model import Loading
 
 FP32 = Loading(dtype="fp32")

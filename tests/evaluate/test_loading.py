@@ -8,10 +8,10 @@ import shutil
 import pytest
 import torch
 
+from ctxext import convert
 from ctxext.checkpoint import loading
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.app import main
-from ctxext.converters import convert
 from ctxext.data.encoding import open_tokenizer
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import info_of, open_infos

@@ -9,9 +9,9 @@ import pytest
 import torch
 from rich.console import Console
 
+from ctxext import Settings, evaluate
 from ctxext.cli.eval_tables import report_tables
 from ctxext.errors import CtxextError
-from ctxext.evaluate import Settings, evaluate
 from ctxext.evaluate.model import LoadedModel, make_ready
 from ctxext.evaluate.report.page import render_page
 from ctxext.evaluate.scoring import exact_match

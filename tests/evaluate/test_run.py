@@ -7,17 +7,17 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import import_module
 
 import pytest
 from safetensors.torch import load_file, save_file
 
-from ctxext.converters import convert
+from ctxext import Recipe, Settings, convert, evaluate
 from ctxext.errors import CtxextError
-from ctxext.evaluate import Settings, evaluate
 from ctxext.evaluate.model import Loading
 from ctxext.evaluate.results_log import ResultsLog
 from ctxext.evaluate.tasks.base import keys_of
-from ctxext.recipes import Recipe, Yarn
+from ctxext.methods import Yarn
 
 SETTINGS = {
     "tasks": ("needle", "passkey", "kv", "perplexity", "short"),
@@ -38,7 +38,7 @@ def without_times(report):
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from ctxext.evaluate import Settings, evaluate
+from ctxext import Settings, evaluate
 from ctxext.evaluate.results_log import ResultsLog
 real = ResultsLog.append
 def slow(self, record):
@@ -87,7 +87,7 @@ def test_no_model_is_refused(models):
 def test_a_finished_run_is_not_run_again(checkpoint, tmp_path, monkeypatch):
     small = Settings(tasks=("passkey",), lengths=(300,), samples=2)
     first = evaluate([str(checkpoint)], small, out=tmp_path / "out")
-    monkeypatch.setattr("ctxext.evaluate.model.load_model", None)
+    monkeypatch.setattr(import_module("ctxext.evaluate.model"), "load_model", None)
     assert evaluate([str(checkpoint)], small, out=tmp_path / "out", resume=True) == first
     with pytest.raises(CtxextError, match="already holds results"):
         evaluate([str(checkpoint)], small, out=tmp_path / "out")
@@ -119,10 +119,11 @@ def test_lines_of_another_form_end_a_resumed_run_in_one_line_or_are_left_out(cha
 LAUNCHED = """
 import sys
 from pathlib import Path
-from ctxext.evaluate import Settings, evaluate
+from ctxext import Settings, evaluate
 from ctxext.evaluate.model import Loading
 from ctxext.evaluate.tasks.base import keys_of
-from ctxext.recipes import Recipe, Yarn
+from ctxext import Recipe
+from ctxext.methods import Yarn
 evaluate([sys.argv[1]], Settings(**eval(sys.argv[3])), loading=Loading(device="cpu"), out=Path(sys.argv[2]))
 """
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ctxext.converters import convert
+from ctxext import METHODS, Recipe, convert
 from ctxext.evaluate.model import make_ready
 from ctxext.evaluate.scoring import exact_match
 from ctxext.evaluate.scoring.generation import generate_exact
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.needle import Needle
 from ctxext.evaluate.tasks.retrieval import make_questions
-from ctxext.recipes import METHODS, MsPoE, Recipe, Yarn
+from ctxext.methods import MsPoE, Yarn
 from ctxext.verify.decoding_process import cache_argument, cache_of
 
 ORDERS = ("prompt", "calibrated", "fixed")

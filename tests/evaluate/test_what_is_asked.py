@@ -4,6 +4,7 @@ import dataclasses
 import json
 import random
 import re
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -319,9 +320,9 @@ def planned(monkeypatch):
         entry.name = name
     checked = {}
     monkeypatch.setattr(plan, "open_infos", lambda *given, **more: infos)
-    monkeypatch.setattr("ctxext.evaluate.model.load_tokenizer", lambda *given: None)
+    monkeypatch.setattr(import_module("ctxext.evaluate.model"), "load_tokenizer", lambda *given: None)
     monkeypatch.setattr("ctxext.data.encoding.Encoder", lambda *given, **more: None)
-    monkeypatch.setattr("ctxext.evaluate.tasks.retrieval.check_fits", lambda *given: None)
+    monkeypatch.setattr(import_module("ctxext.evaluate.tasks.retrieval"), "check_fits", lambda *given: None)
     monkeypatch.setattr(served, "check_served", lambda entry, lengths: checked.update({entry.name: lengths}))
 
     def lengths(loading, **settings):
@@ -436,7 +437,7 @@ def losses_of(monkeypatch):
         losses = ids[:, 1:].double()
         return losses if last is None else losses[:, -last:]
 
-    monkeypatch.setattr("ctxext.evaluate.scoring.token_losses.token_losses", token_losses)
+    monkeypatch.setattr(import_module("ctxext.evaluate.scoring.token_losses"), "token_losses", token_losses)
     return calls
 
 

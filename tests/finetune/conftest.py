@@ -1,6 +1,7 @@
 """A base that several tests train, which none changes, and trainings without what takes longer than their steps."""
 
 import functools
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +20,7 @@ def short_trainings():
     import jinja2
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ctxext.finetune.run.draw_losses", leave_file)
+        patch.setattr(import_module("ctxext.finetune.run"), "draw_losses", leave_file)
         patch.setattr("accelerate.utils.memory.gc", SimpleNamespace(collect=lambda: 0))
         patch.setattr(jinja2, "Template", functools.cache(jinja2.Template))
         yield

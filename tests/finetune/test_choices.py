@@ -8,6 +8,7 @@ import math
 import random
 import signal
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -434,8 +435,8 @@ def state(step=3, last=10, first=True):
 
 def test_the_line_of_a_step(tmp_path, monkeypatch):
     shown, clock = [], iter([100.0, 108.0])
-    monkeypatch.setattr("ctxext.finetune.watch.time.perf_counter", lambda: next(clock))
-    monkeypatch.setattr("ctxext.finetune.watch.peak_memory", lambda device: 3 << 29)
+    monkeypatch.setattr(import_module("ctxext.finetune.watch").time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(import_module("ctxext.finetune.watch"), "peak_memory", lambda device: 3 << 29)
     path = tmp_path / "steps.jsonl"
     path.write_text("".join(json.dumps({"step": n}) + "\n" for n in (1, 2, 3)) + '{"step": 2\n')
     line = LiveLine(Reporter(progress=lambda *given: shown.append(given)), 1000, path, PositionLosses())

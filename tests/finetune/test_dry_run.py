@@ -50,7 +50,8 @@ REAL = """
 import json, resource, sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
-from ctxext.finetune import RunOptions, TrainingOptions, finetune
+from ctxext.finetune.options import RunOptions
+from ctxext import TrainingOptions, finetune
 from ctxext.finetune.documents import Document
 from ctxext.finetune.dry_run import dry_run
 from tiny_base import Tokens, documents

@@ -5,23 +5,22 @@ import math
 import shutil
 import signal
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ctxext.converters import convert
+from ctxext import Recipe, TrainingData, TrainingOptions, convert, merge, verify
 from ctxext.errors import CtxextError
-from ctxext.finetune import TrainingData, TrainingOptions, merge
 from ctxext.finetune.base import open_base
 from ctxext.finetune.loop import MuonAndAdamW, newest_save
 from ctxext.finetune.prepare import check_mergeable
 from ctxext.finetune.run import training_folder
+from ctxext.methods import MsPoE, PositionInterpolation, Yarn
 from ctxext.publish.upload_plan import pack
-from ctxext.recipes import MsPoE, PositionInterpolation, Recipe, Yarn
 from ctxext.recipes.encodings.rotary import model_config
-from ctxext.verify import verify
 from tiny_base import QUICK, Stopped, Tokens, change, documents, load, logits, make_base, save_llama, stop_after, tune
 
 
@@ -256,7 +255,7 @@ def test_what_this_machine_lacks_is_said(base, tmp_path, monkeypatch):
     with pytest.raises(CtxextError, match="needs bitsandbytes") as caught:
         tune(base, tmp_path / "out", change(quantize="4bit"))
     assert caught.value.hint == 'pip install "ctxext[quantize]"'
-    monkeypatch.setattr("ctxext.finetune.loop.find_spec", lambda name: None)
+    monkeypatch.setattr(import_module("ctxext.finetune.loop"), "find_spec", lambda name: None)
     with pytest.raises(CtxextError, match="--report-to trackio needs a package"):
         tune(base, tmp_path / "out", change(report_to="trackio"))
     with pytest.raises(CtxextError, match="--context-parallel 2 needs a multiple of 2 processes"):

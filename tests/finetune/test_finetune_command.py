@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import import_module
 
 import pytest
 import torch
@@ -93,7 +94,7 @@ def test_an_evaluation_that_fails_leaves_the_training(base, data, tmp_path, monk
         raise CtxextError("No room.")
 
     monkeypatch.setattr(finetune_run, "finetune", trained)
-    monkeypatch.setattr("ctxext.evaluate.run.evaluate", fails)
+    monkeypatch.setattr(import_module("ctxext.evaluate.run"), "evaluate", fails)
     words = ("finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "--eval", "short")
     result = CliRunner().invoke(app, [str(word) for word in words])
     assert isinstance(result.exception, CtxextError)
@@ -159,7 +160,7 @@ def test_a_launcher_s_words_are_not_the_command_s(base, data, tmp_path, monkeypa
         (tmp_path / "out.training").mkdir()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ctxext.finetune.run.finetune", stopped)
+    monkeypatch.setattr(import_module("ctxext.finetune.run"), "finetune", stopped)
     monkeypatch.setenv("WORLD_SIZE", processes)
     assert f"Stopped; {says}: " in run("finetune", base, tmp_path / "out", "--data", data).stderr
 

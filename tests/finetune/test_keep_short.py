@@ -11,7 +11,7 @@ from ctxext.errors import CtxextError
 from ctxext.finetune.base import load_base, open_base
 from ctxext.finetune.loss import use_chunked_loss
 from ctxext.finetune.source_model import SourceModel, load_source
-from ctxext.recipes import MsPoE, PositionInterpolation, Yarn
+from ctxext.methods import MsPoE, PositionInterpolation, Yarn
 from tiny_base import QUICK, SIZES, TRAINED, logits, make_base, save_llama, tune
 
 KEEP = dataclasses.replace(QUICK, keep_short=True)

@@ -8,15 +8,14 @@ import torch
 from peft import PeftModel
 
 import tiny_models
-from ctxext.converters import convert
+from ctxext import Recipe, convert, verify
 from ctxext.errors import CtxextError
 from ctxext.finetune.batches import Reading, Sequences, make_masker
 from ctxext.finetune.data import write_sequences
 from ctxext.finetune.documents import Document
 from ctxext.finetune.loss import use_chunked_loss
 from ctxext.finetune.options import TrainingOptions
-from ctxext.recipes import Ntk, Recipe
-from ctxext.verify import verify
+from ctxext.methods import Ntk
 from tiny_base import Tokens
 from tiny_encodings import VOCABULARY, load, save, save_tokenizer
 from tiny_tables import ENCODERS, change, make_base, tune, weights

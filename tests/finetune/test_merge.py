@@ -12,14 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import multimodal_models
+from ctxext import convert, merge
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.files.isolated import SETTINGS
 from ctxext.files.tensor_files import read_safetensors_header
-from ctxext.finetune import merge
 from ctxext.finetune.merge import tied_embeddings
-from ctxext.recipes import MsPoE, Yarn
+from ctxext.methods import MsPoE, Yarn
 from tiny_base import change, load, logits, make_base, save_llama, tune
 
 MSPOE = MsPoE(head_order="fixed", first_layer=0, schedule="by-parts", ratio_min=1.5, ratio_max=4)

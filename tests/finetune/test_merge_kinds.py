@@ -4,8 +4,8 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
+from ctxext import merge
 from ctxext.errors import CtxextError
-from ctxext.finetune import merge
 from tiny_base import load, logits, make_base
 
 EMBEDDING, HEAD = "embed_tokens", "lm_head"

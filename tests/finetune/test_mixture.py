@@ -5,6 +5,7 @@ import gzip
 import json
 import random
 from collections import Counter
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -143,7 +144,8 @@ def test_a_stream_is_sampled_too(tmp_path, tokenizer, monkeypatch):
     """Its size is not known: a document of average length gives one sequence, a longer one more."""
     records = [{"text": " ".join([f"w{2 + number % 62}", f"w{2 + number // 62}"] * 160)} for number in range(400)]
     monkeypatch.setattr(
-        "ctxext.finetune.documents.read_records",
+        import_module("ctxext.finetune.documents"),
+        "read_records",
         lambda *_, **__: ((f"record {number}", record) for number, record in enumerate(records)),
     )
     _, _, rows = written(tmp_path / "out", tokenizer, "user/stream", steps=100)

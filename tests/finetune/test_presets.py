@@ -1,6 +1,7 @@
 """Published recipes of training by name: their options reach the run, and others stand above them."""
 
 import json
+from importlib import import_module
 
 import pytest
 import yaml
@@ -16,7 +17,7 @@ from ctxext.finetune.options import TrainingOptions, presets
 def options_of(monkeypatch):
     """What the command hands to a run."""
     given = []
-    monkeypatch.setattr("ctxext.finetune.run.finetune", lambda *args, **more: given.append(args[3]))
+    monkeypatch.setattr(import_module("ctxext.finetune.run"), "finetune", lambda *args, **more: given.append(args[3]))
 
     def run(*words):
         result = CliRunner().invoke(app, ["finetune", "SOURCE", "OUT", "--data", "demo", *map(str, words)])

@@ -5,15 +5,14 @@ import dataclasses
 import pytest
 import torch
 
+from ctxext import Finding, Recipe, convert
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.finetune import _served_length
-from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.finetune import served
 from ctxext.finetune.base import open_base
 from ctxext.finetune.run import training_folder
-from ctxext.recipes import Recipe, Yarn
-from ctxext.verify import Finding
+from ctxext.methods import Yarn
 from small_llama import read_json
 from tiny_base import QUICK, load, logits, save_llama, tune
 

@@ -7,6 +7,7 @@ import random
 import signal
 import threading
 import time
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -176,7 +177,7 @@ def test_sigterm_at_any_moment_of_the_command(base, server, whole, tmp_path, see
 
 def test_minutes_after_the_last_save_a_step_is_saved_too(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("ctxext.finetune.watch.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(import_module("ctxext.finetune.watch").time, "monotonic", lambda: now[0])
     stop, saved = StopAfterStep(save_minutes=2), []
     for minute in range(6):
         now[0] = 60.0 * minute

@@ -6,12 +6,11 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from ctxext import merge, verify
 from ctxext.errors import CtxextError
-from ctxext.finetune import merge
 from ctxext.finetune.dry_run import dry_run
 from ctxext.recipes.methods.ntk_alibi import NtkAlibi
 from ctxext.recipes.methods.range import Range
-from ctxext.verify import verify
 from tiny_base import Stopped, stop_after
 from tiny_encodings import LENGTH, VOCABULARY, load
 from tiny_tables import CAUSAL, ENCODERS, OPTIONS, change, make_base, texts, tune, weights

@@ -15,11 +15,11 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
+from ctxext import METHODS
 from ctxext.checkpoint.families import FAMILIES, Family
 from ctxext.checkpoint.known_models import known_models
 from ctxext.cli.app import FAULT, NO_MEMORY, TOO_DEEP, TRACEBACK
 from ctxext.files.schemas import CONFIG, SCALING, SIZES
-from ctxext.recipes import METHODS
 from ctxext.recipes.encodings.rotary import SENTINEL
 
 BAD = ("Traceback", "\x1b", FAULT, NO_MEMORY, TOO_DEEP)

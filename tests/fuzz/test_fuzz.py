@@ -22,9 +22,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctxext import METHODS, Recipe, convert
 from ctxext.cli.app import main
-from ctxext.converters import convert
-from ctxext.recipes import METHODS, MsPoE, Recipe, Yarn
+from ctxext.methods import MsPoE, Yarn
 from ctxext.recipes.param import options_of
 from hostile import (
     ADAPTER,

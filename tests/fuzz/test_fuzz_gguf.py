@@ -8,11 +8,12 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctxext import Recipe
 from ctxext.errors import CtxextError
 from ctxext.gguf.convert import carried_methods, convert_gguf
 from ctxext.gguf.model import FACTORS, RECIPE_KEY, open_gguf
 from ctxext.gguf.verify import verify_gguf
-from ctxext.recipes import Llama3, Ntk, NtkByParts, PositionInterpolation, Recipe, Yarn
+from ctxext.methods import Llama3, Ntk, NtkByParts, PositionInterpolation, Yarn
 from ctxext.recipes.methods.mrrope import MrRope
 from gguf_files import keys_of, packed
 from hostile import a_folder, fuzzing

@@ -6,12 +6,12 @@ import sys
 import pytest
 
 import stub_xllamacpp
+from ctxext import Recipe, Settings, evaluate
 from ctxext.errors import CtxextError
-from ctxext.evaluate import Settings, evaluate
 from ctxext.evaluate.model import LoadedModel, Loading
 from ctxext.gguf.convert import convert_gguf
 from ctxext.gguf.engine import LlamaCpp, LlamaTokenizer
-from ctxext.recipes import Recipe, Yarn
+from ctxext.methods import Yarn
 from gguf_files import TENSORS, gguf_bytes, keys_of
 
 LLAMA = Loading(dtype="fp32", engine="llama.cpp")

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ctxext import METHODS, Recipe
 from ctxext.converters.convert import convert
 from ctxext.errors import CtxextError
 from ctxext.files.tensor_files import copy_range
@@ -25,8 +26,7 @@ from ctxext.gguf.export import export_gguf
 from ctxext.gguf.header import read_header
 from ctxext.gguf.model import FACTORS, RECIPE_KEY, open_gguf
 from ctxext.gguf.verify import verify_gguf
-from ctxext.recipes import (
-    METHODS,
+from ctxext.methods import (
     AdjustedBase,
     DynamicNtk,
     Llama3,
@@ -35,7 +35,6 @@ from ctxext.recipes import (
     Ntk,
     NtkByParts,
     PositionInterpolation,
-    Recipe,
     Yarn,
 )
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
@@ -835,7 +834,7 @@ def test_a_list_of_empty_texts_takes_little_memory(gguf):
 KILLED = """
 import sys
 from ctxext.gguf.convert import convert_gguf
-from ctxext.recipes import Recipe
+from ctxext import Recipe
 from ctxext.recipes.methods.mrrope import MrRope
 print("ready", flush=True)
 convert_gguf(sys.argv[1], sys.argv[2], Recipe([MrRope(factor=4)]), overwrite=True)

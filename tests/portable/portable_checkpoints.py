@@ -11,8 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import tiny_models
+from ctxext import Recipe
 from ctxext.checkpoint.families import FAMILIES, family_of, rotated_layers
-from ctxext.recipes import MsPoE, Recipe
+from ctxext.methods import MsPoE
 from ctxext.recipes.encodings.rotary import model_config
 
 CODE_FILE = "mspoe.py"

@@ -12,7 +12,7 @@ import torch
 from transformers import GenerationConfig
 from transformers.utils import logging
 
-from ctxext.recipes import MsPoE
+from ctxext.methods import MsPoE
 from ctxext.recipes.registry import method_named
 from portable_checkpoints import MODERN, llama, load, tokens, write
 

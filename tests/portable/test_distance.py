@@ -9,10 +9,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import tiny_models
-from ctxext.converters import convert
+from ctxext import Recipe, convert, verify
 from ctxext.errors import CtxextError
-from ctxext.recipes import Recipe, Yarn, method_named
-from ctxext.verify import verify
+from ctxext.methods import Yarn
+from ctxext.recipes.registry import method_named
 from portable_checkpoints import load
 from tiny_base import QUICK, documents, make_base, tune
 

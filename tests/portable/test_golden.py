@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ctxext import converters
-from ctxext.recipes import MsPoE, Recipe
+from ctxext import Recipe, converters
+from ctxext.methods import MsPoE
 from portable_checkpoints import convert, llama, load, ranks_of
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"

@@ -21,16 +21,15 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import tiny_encodings
 import tiny_models
+from ctxext import Recipe, convert, verify
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.converters import convert
 from ctxext.errors import CtxextError
-from ctxext.recipes import MsPoE, Recipe
+from ctxext.methods import MsPoE
 from ctxext.recipes.code.guards import GUARDS, SENTINEL, USUAL
 from ctxext.recipes.code.layout import HEADS, without_code
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.methods.ntk_alibi import NtkAlibi
 from ctxext.recipes.methods.self_extend import SelfExtend
-from ctxext.verify import verify
 from portable_checkpoints import MODERN, load
 
 QUICK = ("llama", "gemma3_text", "gpt_oss", "lfm2", "olmo2", "falcon", "bloom", "falcon-rw")

@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 
-from ctxext.recipes import method_named
+from ctxext.recipes.registry import method_named
 from portable_checkpoints import convert, llama, load, tokens, write
 from small_llama import read_json
 

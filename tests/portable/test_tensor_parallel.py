@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from ctxext.methods import MsPoE
 from ctxext.portable.method import Call
-from ctxext.recipes import MsPoE
 from ctxext.recipes.methods.self_extend import SelfExtend
 from portable_checkpoints import MODERN, llama, load, write
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ctxext.converters import convert
-from ctxext.recipes import MsPoE, Recipe, Yarn
+from ctxext import Recipe, convert
+from ctxext.methods import MsPoE, Yarn
 from hub_server import hub
 
 TOKEN, STRANGER = "hf_goodgoodgood", "hf_otherother"

@@ -7,14 +7,17 @@ import json
 import os
 import pathlib
 import types
+from importlib import import_module
 
 import pytest
 
+from ctxext import Recipe
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
-from ctxext.converters import make_plan
+from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
 from ctxext.files.content import stamp_of
-from ctxext.recipes import MsPoE, Recipe, Yarn, method_named
+from ctxext.methods import MsPoE, Yarn
+from ctxext.recipes.registry import method_named
 from ctxext.verify import carried, clean_load, file_checks, loading_checks, run
 from ctxext.verify.checks_process import rotary_modules
 from ctxext.verify.clean_load import LoadReport
@@ -275,7 +278,9 @@ def test_which_rotary_embeddings_are_compared(originals, monkeypatch, modules, s
         for name, kind, what in modules
     ]
     report = LoadReport(name="LlamaForCausalLM", rotary=entries)
-    monkeypatch.setattr("ctxext.verify.subject.load_in_clean_process", lambda *_args, **_options: report)
+    monkeypatch.setattr(
+        import_module("ctxext.verify.subject"), "load_in_clean_process", lambda *_args, **_options: report
+    )
     assert loading_checks.check_frequencies(subject).status == status
 
 
@@ -461,7 +466,7 @@ def test_what_describes_far_more_than_it_holds_is_not_loaded(converted, monkeypa
     """Asked before anything else is, so that leave for code does not load it either."""
     folder = converted("yarn")
     change_json(folder / "config.json", hidden_size=32_768, intermediate_size=100_000, num_hidden_layers=400)
-    monkeypatch.setattr("ctxext.verify.clean_load.answer_of", None)
+    monkeypatch.setattr(import_module("ctxext.verify.clean_load"), "answer_of", None)
     for leave in (False, True):
         assert "describes far more weights" in subject_of(folder, trust_remote_code=leave).loaded.error
 
@@ -474,8 +479,10 @@ def test_logits_are_compared_with_the_stock_steps_of_the_recipe(converted, monke
     recipe = Recipe([Yarn(factor=4), MsPoE(first_layer=0, head_order="fixed")])
     model = recipe.edit(subject_of(folder).plain)
     subject = Subject(Checkpoint("out", folder, model.config), trust_remote_code=leave)
-    monkeypatch.setattr("ctxext.verify.subject.runs_only_own_code", lambda _: is_own)
-    monkeypatch.setattr("ctxext.verify.subject.load_in_clean_process", lambda *_args, **_options: LoadReport())
+    monkeypatch.setattr(import_module("ctxext.verify.subject"), "runs_only_own_code", lambda _: is_own)
+    monkeypatch.setattr(
+        import_module("ctxext.verify.subject"), "load_in_clean_process", lambda *_args, **_options: LoadReport()
+    )
 
     def compare(*given, **options):
         asked.append((*given, options))

@@ -8,13 +8,14 @@ import json
 import pytest
 
 import tiny_models
+from ctxext import METHODS, Recipe, convert
 from ctxext.checkpoint.families import family_of
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
-from ctxext.converters import convert, make_plan
+from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import open_infos
 from ctxext.evaluate.model import Loading, load_model
-from ctxext.recipes import METHODS, MsPoE, Recipe, Yarn
+from ctxext.methods import MsPoE, Yarn
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.verify import clean_load, subject

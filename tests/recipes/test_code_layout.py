@@ -6,7 +6,7 @@ import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ctxext.errors import CtxextError
-from ctxext.recipes import MsPoE, Yarn
+from ctxext.methods import MsPoE, Yarn
 from ctxext.recipes.code import layout as code_layout
 from ctxext.recipes.code.guards import code_of
 from ctxext.recipes.code.layout import depends_on_prompt, family_classes, without_code

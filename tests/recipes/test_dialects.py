@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from ctxext.checkpoint.families import FAMILIES
-from ctxext.recipes import Yarn
+from ctxext.methods import Yarn
 from ctxext.recipes.encodings.base import provenance
 from ctxext.recipes.encodings.dialects import (
     nested_by_type,

@@ -8,12 +8,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from ctxext import METHODS, Recipe, convert
 from ctxext.checkpoint.families import FAMILIES
-from ctxext.converters import convert
 from ctxext.errors import CtxextError
-from ctxext.recipes import METHODS, Recipe, Yarn, method_named
+from ctxext.methods import Yarn
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import Rotary, attention_scaling, model_config
+from ctxext.recipes.registry import method_named
 from ctxext.verify.carried import rotations
 from ctxext.verify.reference import reference_of
 from ctxext.verify.run import failures, verify

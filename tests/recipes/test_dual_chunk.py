@@ -2,9 +2,8 @@
 
 import pytest
 
-from ctxext.converters import convert
+from ctxext import Recipe, convert
 from ctxext.errors import CtxextError
-from ctxext.recipes import Recipe
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.dual_chunk import DualChunk
 

@@ -8,10 +8,9 @@ import torch
 import transformers
 
 import tiny_encodings
+from ctxext import METHODS, Recipe, convert
 from ctxext.checkpoint.auto_class import auto_class
-from ctxext.converters import convert
 from ctxext.errors import CtxextError
-from ctxext.recipes import METHODS, Recipe
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.verify.reference import reference_of
 

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from by_hand import by_hand
+from ctxext import METHODS
 from ctxext.errors import CtxextError
-from ctxext.recipes import METHODS
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import Rotary, attention_scaling, model_config
 from ctxext.recipes.recipe import step_from_dict

@@ -3,7 +3,7 @@
 import pytest
 
 from ctxext.errors import CtxextError
-from ctxext.recipes import MsPoE
+from ctxext.methods import MsPoE
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.mspoe import ranks_from_scores, ratio_grid
 

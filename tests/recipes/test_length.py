@@ -2,9 +2,9 @@
 
 import pytest
 
+from ctxext import Recipe
 from ctxext.errors import CtxextError
 from ctxext.files.length import LONGEST, format_length, parse_length
-from ctxext.recipes import Recipe
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.recipe import step_from_dict
 

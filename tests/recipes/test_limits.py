@@ -7,9 +7,9 @@ import torch
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import tiny_models
-from ctxext.converters import convert
+from ctxext import Recipe, convert
 from ctxext.errors import CtxextError
-from ctxext.recipes import MsPoE, Ntk, NtkByParts, Recipe, Yarn
+from ctxext.methods import MsPoE, Ntk, NtkByParts, Yarn
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import Rotary, model_config
 from ctxext.recipes.methods.mspoe import num_kv_heads

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ctxext.errors import CtxextError
-from ctxext.recipes import LongRope
+from ctxext.methods import LongRope
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.methods.longrope import _between

@@ -4,15 +4,15 @@ import json
 
 import pytest
 
+from ctxext import Recipe, convert
 from ctxext.checkpoint.families import family_of
 from ctxext.checkpoint.known_models import known_model, known_models
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.method_options import build_recipe
-from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import open_infos
 from ctxext.finetune.base import open_base
-from ctxext.recipes import Llama3, MsPoE, Ntk, Recipe, Yarn
+from ctxext.methods import Llama3, MsPoE, Ntk, Yarn
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.self_extend import SelfExtend
 from ctxext.recipes.recipe import load_recipe

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from ctxext import Recipe
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.errors import CtxextError
-from ctxext.recipes import Recipe
 from ctxext.recipes.code.own_code import (
     CODE_FILES,
     carries_code,

@@ -4,9 +4,10 @@ import re
 
 import pytest
 
+from ctxext import METHODS, Recipe
 from ctxext.checkpoint.families import family_of
 from ctxext.errors import CtxextError
-from ctxext.recipes import METHODS, Recipe, Yarn
+from ctxext.methods import Yarn
 from ctxext.recipes.base import KINDS
 from ctxext.recipes.encodings.rotary import Rotary, model_config
 from ctxext.recipes.methods.adaptive import rungs, slowed_alike

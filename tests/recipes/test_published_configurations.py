@@ -17,12 +17,13 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from by_hand import by_hand
+from ctxext import Recipe
 from ctxext.checkpoint.families import family_of, text_config
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.converters import make_plan
+from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
-from ctxext.recipes import Recipe, method_named
 from ctxext.recipes.encodings.rotary import model_config, unsupported
+from ctxext.recipes.registry import method_named
 from ctxext.verify.carried import rotations
 from published_models import NAMES, published, write_config
 

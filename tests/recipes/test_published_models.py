@@ -8,12 +8,13 @@ afterwards, with the factor where it follows from both lengths, or words of the 
 
 import pytest
 
+from ctxext import Recipe
 from ctxext.checkpoint.geometry import claimed_length
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.converters import make_plan
 from ctxext.converters.inspection import inspect_checkpoint
+from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
-from ctxext.recipes import MsPoE, Ntk, PositionInterpolation, Recipe, Yarn
+from ctxext.methods import MsPoE, Ntk, PositionInterpolation, Yarn
 from ctxext.recipes.methods.self_extend import SelfExtend
 from published_models import NAMES, published, write
 

@@ -11,19 +11,20 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from by_hand import by_hand
+from ctxext import Recipe, convert
 from ctxext.checkpoint.families import _SWITCHES, FAMILIES, text_config
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.inspect import inspection_data
-from ctxext.converters import convert, make_plan
 from ctxext.converters.inspection import inspect_checkpoint
-from ctxext.converters.plan import is_new_only
+from ctxext.converters.plan import is_new_only, make_plan
 from ctxext.errors import CtxextError
-from ctxext.recipes import DynamicNtk, Llama3, MsPoE, Ntk, PositionInterpolation, Recipe, Yarn, method_named
+from ctxext.methods import DynamicNtk, Llama3, MsPoE, Ntk, PositionInterpolation, Yarn
 from ctxext.recipes.encodings.dialects import known_keys
 from ctxext.recipes.encodings.rotary import _COPIES, attention_scaling, model_config
 from ctxext.recipes.methods.adaptive import Adaptive
 from ctxext.recipes.methods.ntk_by_parts import NtkByParts
 from ctxext.recipes.methods.self_extend import SelfExtend
+from ctxext.recipes.registry import method_named
 from ctxext.verify.carried import rotations
 from small_llama import make_llama, read_json, scheduled
 from tiny_models import build

@@ -2,9 +2,10 @@
 
 import pytest
 
+from ctxext import Recipe, load_recipe
 from ctxext.cli.method_options import build_recipe
 from ctxext.errors import CtxextError
-from ctxext.recipes import Recipe, Yarn, load_recipe
+from ctxext.methods import Yarn
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.recipe import describe_step, presets, recipe_from_dict, step_from_dict
 

@@ -9,10 +9,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from by_hand import by_hand
-from ctxext.converters import convert
-from ctxext.recipes import Recipe, Yarn, method_named
+from ctxext import Recipe, convert
+from ctxext.methods import Yarn
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import attention_scaling, model_config
+from ctxext.recipes.registry import method_named
 from small_llama import make_llama
 
 FACTORS = (2.0, 4.0, 8.0, 32.0)

@@ -4,11 +4,12 @@ import dataclasses
 
 import pytest
 
+from ctxext import METHODS, Recipe
 from ctxext.checkpoint.families import FAMILIES, family_of
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.converters import make_plan
+from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
-from ctxext.recipes import METHODS, MsPoE, Ntk, Recipe, Yarn
+from ctxext.methods import MsPoE, Ntk, Yarn
 from ctxext.recipes.encodings.rotary import Rotary, model_config
 from ctxext.recipes.methods.abf import AdjustedBase
 from ctxext.recipes.methods.adaptive import Adaptive

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from ctxext.converters import convert
+from ctxext import Recipe, convert
 from ctxext.errors import CtxextError
-from ctxext.recipes import AdjustedBase, DynamicNtk, MsPoE, Ntk, Recipe, Yarn
+from ctxext.methods import AdjustedBase, DynamicNtk, MsPoE, Ntk, Yarn
 from ctxext.recipes.code import layout as code_layout
 from ctxext.recipes.code.layout import family_classes, without_code
 from ctxext.recipes.encodings.rotary import SENTINEL, model_config

@@ -8,10 +8,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from ctxext import Recipe, convert
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.converters import convert, make_plan
+from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
-from ctxext.recipes import MsPoE, PositionInterpolation, Recipe, Yarn
+from ctxext.methods import MsPoE, PositionInterpolation, Yarn
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import attention_scaling, model_config
 from ctxext.recipes.methods.adaptive import Adaptive

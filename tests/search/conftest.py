@@ -1,5 +1,6 @@
 """Fixtures: a tiny checkpoint with a tokenizer, trained to few tokens, so that prompts beyond that are short."""
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ TRAINED = 320
 def no_pictures():
     """The Pareto front is laid out and not drawn, as that takes longer than a short search."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ctxext.search.picture.as_png", lambda figure: b"not drawn")
+        patch.setattr(import_module("ctxext.search.picture"), "as_png", lambda figure: b"not drawn")
         yield
 
 

@@ -5,6 +5,7 @@ import math
 import random
 import socket
 import time
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,9 +14,10 @@ import torch
 import yaml
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
+from ctxext import Recipe
 from ctxext.cli.search import point_line, state_line, verdict
 from ctxext.errors import CtxextError
-from ctxext.recipes import Ntk, Recipe, Yarn
+from ctxext.methods import Ntk, Yarn
 from ctxext.search import final_evaluation, gradient, run, study
 from ctxext.search.final_evaluation import Check, check, refuse_without_points, seconds_of_end
 from ctxext.search.loop import SearchLoop, Standing
@@ -443,7 +445,7 @@ def test_what_others_are_compared_with_is_asked_more(is_start, short, loss, stop
         said.append(stop(measured((loss, loss), (short, short))))
         return measured()
 
-    monkeypatch.setattr("ctxext.search.loop.measure", measure)
+    monkeypatch.setattr(import_module("ctxext.search.loop"), "measure", measure)
     standing = Standing("", points=[point(0, 0.5, 0.015)])
     loop_of()._tried({"factor": 3}, standing, is_start, lambda: looked.append(1))
     assert (said, looked) == ([stops], [1])
@@ -460,7 +462,9 @@ def test_the_time_of_a_loop():
 
 @pytest.mark.parametrize("better", [True, False])
 def test_a_recipe_is_written_where_it_is_better_alone(better, tmp_path, monkeypatch):
-    monkeypatch.setattr("ctxext.search.picture.pareto_picture", lambda *given: repr(given[1:]).encode())
+    monkeypatch.setattr(
+        import_module("ctxext.search.picture"), "pareto_picture", lambda *given: repr(given[1:]).encode()
+    )
     out = tmp_path / "best.yaml"
     out.write_text("old")
     measurement = measured((0.2, 0.2), share=1.0 if better else 0.0)
@@ -515,7 +519,7 @@ def test_how_it_stands_in_a_line():
 
 def test_the_picture_marks_what_was_taken_and_what_is_published(monkeypatch):
     figures = []
-    monkeypatch.setattr("ctxext.search.picture.as_png", lambda figure: figures.append(figure) or b"")
+    monkeypatch.setattr(import_module("ctxext.search.picture"), "as_png", lambda figure: figures.append(figure) or b"")
     points = [point(0, 0.5, 0.0, published="ntk"), point(1, 0.2, 0.02), point(2, 0.6, 0.05)]
     pareto_picture(points, points[1], 0.03, "title")
     axes = figures[0].axes[0]

@@ -5,11 +5,12 @@ import time
 
 import pytest
 
+from ctxext import Recipe, SearchOptions, search
 from ctxext.errors import CtxextError
 from ctxext.evaluate import model as evaluate_model
-from ctxext.recipes import Ntk, Recipe, Yarn
+from ctxext.methods import Ntk, Yarn
 from ctxext.recipes.registry import method_named
-from ctxext.search import SearchOptions, final_evaluation, loop, measurement, search
+from ctxext.search import final_evaluation, loop, measurement
 from ctxext.search.final_evaluation import check, run_off
 from ctxext.search.measurement import make_eval_sets, measure
 from ctxext.search.study import Point, Trial

@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ctxext.converters import convert
+from ctxext import Recipe, SearchOptions, convert, load_recipe
 from ctxext.errors import CtxextError
-from ctxext.recipes import MsPoE, Recipe, load_recipe
-from ctxext.search import SearchOptions, gradient
+from ctxext.methods import MsPoE
+from ctxext.search import gradient
 from ctxext.search.gradient import Learner, learn
 
 OPTIONS = SearchOptions(target_length=640, trials=6, gradient=True, keep_short=0.01)

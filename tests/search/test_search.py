@@ -5,13 +5,14 @@ import os
 import subprocess
 import sys
 import time
+from importlib import import_module
 
 import pytest
 import yaml
 
+from ctxext import SearchOptions, load_recipe, search
 from ctxext.evaluate.report.pictures import as_png
-from ctxext.recipes import load_recipe
-from ctxext.search import SearchOptions, loop, search
+from ctxext.search import loop
 from ctxext.search import study as study_module
 from ctxext.search.space import space_of
 from ctxext.search.storage import StudyPlace
@@ -112,7 +113,7 @@ def test_a_recipe_is_measured_once(source, monkeypatch):
 
 
 def test_a_model_that_nothing_helps_is_left_alone(source, tmp_path, run, monkeypatch):
-    monkeypatch.setattr("ctxext.search.picture.as_png", as_png)
+    monkeypatch.setattr(import_module("ctxext.search.picture"), "as_png", as_png)
     out = tmp_path / "best.yaml"
     for older in (out, out.with_suffix(".db")):
         older.write_text("an older one")

@@ -6,6 +6,7 @@ import math
 import shutil
 import sqlite3
 import time
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -29,8 +30,8 @@ def write(path, text=""):
 
 
 def extended(folder):
-    from ctxext.converters import convert
-    from ctxext.recipes import Recipe, Yarn
+    from ctxext import Recipe, convert
+    from ctxext.methods import Yarn
 
     convert(str(folder / "model"), folder / "long", Recipe([Yarn(factor=2)]))
     shutil.rmtree(folder / "model")
@@ -115,7 +116,8 @@ def test_json_is_alone_on_stdout(run, source, tmp_path):
 
 
 def standing(numbers, stage="trying recipes", seconds=90.4):
-    from ctxext.recipes import Recipe, Yarn
+    from ctxext import Recipe
+    from ctxext.methods import Yarn
 
     stock = Measurement([1.0, 1.0], {64: [3.0]}, {64: [False]}, (64,), 1)
     tried = [
@@ -209,7 +211,7 @@ def test_auto_compares_published_methods_where_a_search_has_no_time(
         return {"comparison": {"models": rows, "taken": taken, "nearest": nearest, "verdict": "Take ntk."}}
 
     monkeypatch.setattr(auto, "search", too_short)
-    monkeypatch.setattr("ctxext.compare.run.compare", compared)
+    monkeypatch.setattr(import_module("ctxext.compare.run"), "compare", compared)
     monkeypatch.setattr(auto, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     result = run("convert", source, tmp_path / "out", "--method", "auto", *FAR, "--minutes", 5)
     assert asked[0][0] == (str(source),)

@@ -7,9 +7,10 @@ import random
 import pytest
 
 import tiny_models
+from ctxext import METHODS, Recipe
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
-from ctxext.recipes import METHODS, LongRope, MsPoE, Recipe, Yarn
+from ctxext.methods import LongRope, MsPoE, Yarn
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.methods.rerope import ReRope

@@ -8,13 +8,13 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 import tiny_models
+from ctxext import METHODS, Recipe, convert
 from ctxext.checkpoint.families import family_of
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.converters import convert
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.workbench import Workbench
-from ctxext.recipes import METHODS, AdjustedBase, MsPoE, Recipe, Yarn
+from ctxext.methods import AdjustedBase, MsPoE, Yarn
 from ctxext.recipes.encodings.rotary import model_config
 
 IS_4 = transformers.__version__.startswith("4.")

@@ -166,17 +166,19 @@ def evaluate(
     resume: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
+    **options: Any,
 ) -> Report:
     """Measure whether checkpoints use their context, and what extending it costs.
 
     Args:
         models: A folder, a Hub id or `demo`; or several.
-        settings: Tasks, lengths, depths and samples.
+        settings: Tasks, lengths, depths and samples; without them and without `tasks` those that suit the models.
         loading: How to load the models.
         out: A folder for results, pictures and the report; None writes nothing.
         resume: Continue with the results in `out`.
         overwrite: Replace the results in `out`.
         progress: Called with a label, the work done and the work in all.
+        options: Each field of the settings is a keyword of this function too, as samples=50.
 
     Returns:
         The content of report.json.
@@ -190,7 +192,10 @@ def evaluate(
     if not sources:
         raise CtxextError("There is no model to evaluate: the list is empty.", hint="Name a folder, a Hub id or demo.")
     out, loading = None if out is None else Path(out), loading or Loading()
-    settings = settings or Settings(tasks=default_tasks(sources, loading))
+    if settings is None:
+        settings = Settings(**{**options, "tasks": options.get("tasks") or default_tasks(sources, loading)})
+    else:
+        settings = dataclasses.replace(settings, **options)
     if loading.engine != "transformers":
         from ctxext.evaluate.served import check_tasks
 

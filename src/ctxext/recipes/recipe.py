@@ -232,7 +232,7 @@ def step_from_dict(entry: Any, place: str) -> Method:
 def recipe_of(recipe: "Recipe | Method | Iterable[Method] | str | Path") -> Recipe:
     """A recipe from what stands for one: itself, a method, methods in order, or the name of a file or a preset.
 
-    >>> from ctxext import Yarn
+    >>> from ctxext.methods import Yarn
     >>> recipe_of(Yarn(factor=4)).summary()
     'yarn ×4'
     """
