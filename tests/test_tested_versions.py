@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture
 def newer(monkeypatch):
     """As if a later release were installed."""
-    monkeypatch.setattr(tested, "installed_transformers", lambda: "99.1.0")
+    monkeypatch.setattr(tested, "installed_version", lambda package: "99.1.0")
 
 
 def test_the_constant_names_the_versions_of_the_constraints():
@@ -30,7 +30,7 @@ def test_the_constant_names_the_versions_of_the_constraints():
     [("5.24.0", False), ("4.57.6", False), ("5.3.0", False), ("5.24.1", True), ("5.100.0", True), ("", False)],
 )
 def test_versions_are_compared_as_versions(version, newer, monkeypatch):
-    monkeypatch.setattr(tested, "installed_transformers", lambda: version)
+    monkeypatch.setattr(tested, "installed_version", lambda package: version)
     monkeypatch.setattr(tested, "TESTED", ("5.24.0", "4.57.6"))
     assert bool(tested.untested_notice()) is newer
 
@@ -42,7 +42,7 @@ def test_env_reports_a_newer_version(run, newer):
 
 
 def test_env_reports_nothing_of_a_tested_version(run, monkeypatch):
-    monkeypatch.setattr(tested, "installed_transformers", lambda: tested.TESTED[1])
+    monkeypatch.setattr(tested, "installed_version", lambda package: tested.TESTED[1])
     assert "newer" not in run("env").output
 
 

@@ -1,5 +1,6 @@
 """The versions of transformers that ctxext was tested with, and whether the installed one is newer."""
 
+import contextlib
 import importlib.metadata
 
 TESTED = ("5.24.0", "4.57.6")
@@ -14,24 +15,12 @@ def installed_version(package: str) -> str | None:
         return None
 
 
-def installed_transformers() -> str:
-    """Return the installed version of transformers; empty without one."""
-    return installed_version("transformers") or ""
-
-
-def is_newer(version: str) -> bool:
-    """Return whether a version of transformers is newer than the newest tested one."""
-    from packaging.version import InvalidVersion, Version
-
-    try:
-        return Version(version) > Version(TESTED[0])
-    except InvalidVersion:
-        return False
-
-
 def untested_notice() -> str:
     """Return one sentence if the installed transformers is newer than the newest tested one; otherwise empty."""
-    version = installed_transformers()
-    if not is_newer(version):
-        return ""
-    return f"transformers {version} is newer than {TESTED[0]}, the newest version that ctxext was tested with"
+    from packaging.version import InvalidVersion, Version
+
+    version = installed_version("transformers") or ""
+    with contextlib.suppress(InvalidVersion):
+        if Version(version) > Version(TESTED[0]):
+            return f"transformers {version} is newer than {TESTED[0]}, the newest version that ctxext was tested with"
+    return ""
