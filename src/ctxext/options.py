@@ -114,11 +114,12 @@ def accepts_options(owner: type, name: str = "options") -> Callable[[Callable[..
 
 
 def check_numbers(options: Any) -> None:
-    """Refuse numbers that nothing can be computed with.
+    """Refuse numbers that nothing can be computed with, and those below what is declared.
 
     Args:
         options: A dataclass; its whole and broken numbers are looked at.
     """
+    declared = options_of(type(options))
     for field in dataclasses.fields(options):
         value, most = getattr(options, field.name), _MOST.get(field.name, _OTHERS)
         if not isinstance(value, int | float) or isinstance(value, bool):
@@ -126,3 +127,6 @@ def check_numbers(options: Any) -> None:
         if not abs(value) <= most or (field.name == "seed" and value < 0):  # NaN is no more so.
             least = "0" if field.name == "seed" else f"-{most}"
             raise CtxextError(f'{field.name} must be a number from {least} to {most}, not "{value}".')
+        smallest = declared[field.name].min if field.name in declared else None
+        if smallest is not None and value < smallest:
+            raise CtxextError(f"{field.name} must be at least {smallest:g}, not {value}.")

@@ -106,10 +106,6 @@ class Settings:
                 raise CtxextError(f"There are no {name}.", hint=f"Name at least one with {flag}.")
         if any(not 0 <= depth <= 1 for depth in self.depths):
             raise CtxextError("A depth is a share of the haystack.", hint="Write --depths 0,50,100 in percent.")
-        for name in ("samples", "num_needles", "stride", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise CtxextError(f"{name} must be at least 1, not {value}.")
         if self.kv_ids not in ("uuid", "number"):
             raise CtxextError(f'"{self.kv_ids}" is not a kind of ids.', hint="Choose --kv-ids uuid or number.")
         if self.filler not in ("prose", "same"):

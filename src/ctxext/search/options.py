@@ -60,11 +60,9 @@ class SearchOptions:
         check_numbers(self)
         if self.data is not None:
             check_place(self.data)
-        least = {"target_length": 1, "trials": 1, "samples": 1, "num_depths": 1, "checked": 2}
-        for name, smallest in least.items():
-            value = getattr(self, name)
-            if value is not None and value < smallest:
-                raise CtxextError(f"{name} must be at least {smallest}, not {value}.")
+        for name in ("target_length", "num_depths"):
+            if (value := getattr(self, name)) < 1:
+                raise CtxextError(f"{name} must be at least 1, not {value}.")
         if self.minutes is not None and not self.minutes > 0:
             raise CtxextError(f"minutes must be above 0, not {self.minutes:g}.")
         if not 0 <= self.keep_short < 10:
