@@ -21,7 +21,7 @@ from ctxext.errors import CtxextError, NothingMeasuredError
 from ctxext.evaluate import model as evaluate_model
 from ctxext.evaluate import run as evaluate_run
 from ctxext.evaluate.model import LoadedModel, Loading
-from ctxext.evaluate.run import Pace
+from ctxext.evaluate.run import Meter
 from ctxext.evaluate.tasks.base import Key
 from ctxext.evaluate.workbench import Workbench
 from ctxext.methods import NtkAlibi, Range, Table, Yarn
@@ -211,16 +211,18 @@ def test_the_texts_that_questions_read():
     assert evaluate_run._texts_read(keys, SimpleNamespace(can_share=False)) == [512] * 6
 
 
-def test_how_long_prompts_will_take():
-    pace = Pace(lambda model, length: length)
-    assert pace.seconds("a", [100]) == 0
+def test_how_long_prompts_will_take(monkeypatch):
+    infos = [SimpleNamespace(name=name, checkpoint=SimpleNamespace(config={})) for name in "ab"]
+    monkeypatch.setattr(evaluate_run, "cost_of", lambda config: lambda length: length)
+    pace = Meter([SimpleNamespace(info=info, measured_lengths=[]) for info in infos], None, 1)
+    assert pace.expected("a", [100]) == 0
     pace.note("a", [100, 100], 4.0)
-    assert pace.seconds("a", [100]) == 2.0
-    assert pace.seconds("a", [200]) == 1.5 * 4.0, "a new length may cost more than its tokens say"
-    assert pace.seconds("b", [100]) == 1.5 * 2.0, "so may another model"
+    assert pace.expected("a", [100]) == 2.0
+    assert pace.expected("a", [200]) == 1.5 * 4.0, "a new length may cost more than its tokens say"
+    assert pace.expected("b", [100]) == 1.5 * 2.0, "so may another model"
     pace.note("b", [200], 20.0)
-    assert pace.seconds("b", [100]) == pytest.approx(15.0), "its own pace first"
-    assert pace.seconds("a", []) == 0
+    assert pace.expected("b", [100]) == pytest.approx(15.0), "its own pace first"
+    assert pace.expected("a", []) == 0
     pace.note("a", [], 1.0)
 
 

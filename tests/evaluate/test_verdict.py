@@ -56,8 +56,7 @@ def judged(records, names=("yarn", "dca"), refused=(), samples=TEXTS, reach=TARG
             lengths=tuple(length for length in {*lengths, reach} if length <= reach) if name == "stock" else lengths,
             settings=settings,
             documents=(),
-            num_samples=2 * samples,
-            num_tokens=2 * samples * TARGET,
+            measured_lengths=[TARGET] * 2 * samples,
         )
         for name in ("stock", *names)
     ]

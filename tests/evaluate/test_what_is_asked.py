@@ -188,7 +188,10 @@ def test_what_a_kill_tore_is_dropped_and_nothing_else(tmp_path):
     assert memory.num_skipped == 0
 
 
-CONFIG = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 100}
+CONFIG = {
+    "model_type": "llama",
+    **{"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 100},
+}
 
 
 def plan_of(name, lengths, tasks, samples, depths, documents=(), config=CONFIG):
@@ -201,10 +204,11 @@ def test_what_a_run_costs_and_how_long_it_takes():
     """By hand: 64 hidden units and heads of 16, so many tokens until attention costs as much as all else."""
     even = 64 * (2 * (4 + 2) * 16 + 3 * 100) / (4 * 16)
     assert break_even(CONFIG) == even
-    assert break_even({"text_config": CONFIG}) == even
+    assert break_even({"model_type": "gemma3", "text_config": CONFIG | {"head_dim": 16}}) == even
+    assert break_even({"model_type": "gptj", "n_embd": 64, "n_head": 4, "intermediate_size": 100}) == 2 * 8 * 16 + 300
     assert break_even({**CONFIG, "head_dim": 8}) == 64 * (2 * 6 * 8 + 300) / (4 * 8)
     assert break_even({**CONFIG, "num_key_value_heads": None}) == 64 * (2 * 8 * 16 + 300) / 64
-    assert break_even({}) == break_even({"hidden_size": 64}) == 8192
+    assert break_even({}) == break_even({"hidden_size": 64}) == break_even({**CONFIG, "hidden_size": None}) == 8192
 
     def cost(length):
         return 1 + round(length * (1 + length / even) / 64)
@@ -234,7 +238,7 @@ def test_what_a_run_costs_and_how_long_it_takes():
         minutes = f"{round(left / 60)} min left"
         advice = ", half of it with --samples 1" if left >= 600 else ""
         assert shown[-1] == (f"a kv ({minutes}{advice})", reached, total)
-    meter.skip_plan(plans[1])
+    meter.skip("b", plans[1].measured_lengths, "b")
     assert shown[-1] == ("b", reached + 3 * cost(1000), total)
 
 
@@ -265,15 +269,16 @@ def test_time_leftin_words(seconds, shown):
 def test_portions_cover_every_sample_once_and_every_process_has_some(processes, batch, size, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", processes)
     settings = Settings(samples=5, depths=(0.0, 1.0), batch_size=batch)
-    made = ModelPlan(SimpleNamespace(name="a"), (64, 128), (PassKey(),), ("document",), settings)
+    document = SimpleNamespace(keys=[SimpleNamespace(length=1000)])
+    made = ModelPlan(SimpleNamespace(name="a"), (64, 128), (PassKey(),), (document,), settings)
     *works, last = made.make_work(SimpleNamespace(questions_at_once=lambda length, num_depths: 4))
-    assert last == "document"
+    assert last is document
     assert [work.length for work in works] == sorted(work.length for work in works)
     for length in (64, 128):
         samples = [work.samples for work in works if work.length == length]
         assert [n for numbers in samples for n in numbers] == [0, 1, 2, 3, 4]
         assert max(map(len, samples)) == size
-    assert made.num_samples == 1 * 2 * 2 * 5 + 1
+    assert sorted(made.measured_lengths) == [64] * 10 + [128] * 10 + [1000]
 
 
 def info(reach=1024, table=False, kind="causal", trained=512, folder=None, noted=None):

@@ -17,7 +17,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo, open_infos
 from ctxext.evaluate.plan import ModelPlan, plans_of
 from ctxext.evaluate.report.report import Report
-from ctxext.evaluate.run import Meter, Pace, Run
+from ctxext.evaluate.run import Run, cost_of
 from ctxext.evaluate.tasks.harness import check_harness
 from ctxext.evaluate.tasks.perplexity import Perplexity
 from ctxext.evaluate.tasks.registry import DEFAULTS
@@ -147,15 +147,13 @@ def _fits(
     tell: Callable[[str], None] | None,
 ) -> tuple[int, float]:
     """Estimate what is asked before the time is up, from some tokens that the model reads first; return those."""
-    lengths = [*plan.lengths, *(key.length for work in plan.documents for key in work.keys)]
-    tokens, seconds = first_pace(stock, min(lengths))
-    pace = Pace(Meter([plan], None, 1).cost)
-    pace.note(plan.info.name, [tokens], seconds)
+    tokens, seconds = first_pace(stock, min([*plan.lengths, *plan.measured_lengths]))
+    cost = cost_of(plan.info.checkpoint.config)
     sentence = estimate(
         plan,
         recipes,
         can_share=stock.can_share,
-        seconds=lambda length: pace.seconds(plan.info.name, [length], unseen=1.0),
+        seconds=lambda length: seconds / cost(tokens) * cost(length),
         left=end - time.monotonic(),
     )
     if tell is not None:

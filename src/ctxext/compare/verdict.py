@@ -11,7 +11,7 @@ from ctxext.evaluate.plan import ModelPlan
 from ctxext.evaluate.report.findings import percent, pooled
 from ctxext.evaluate.report.intervals import mean_interval, paired_interval, together
 from ctxext.evaluate.report.report import Report
-from ctxext.evaluate.run import Meter
+from ctxext.evaluate.run import cost_of
 from ctxext.evaluate.tasks.base import Record, texts_asked
 
 _SAME_COST = 3
@@ -322,11 +322,12 @@ def _listed(words: Sequence[str]) -> str:
 
 def _minutes_of_a_round(plans: Sequence[ModelPlan], records: Sequence[Record]) -> int:
     """How long one sample of every cell takes all models, from those that were asked; 0 if none was."""
-    meter = Meter(plans, None, 1)
+    costs = {entry.info.name: cost_of(entry.info.checkpoint.config) for entry in plans}
+    total = sum(sum(map(costs[entry.info.name], entry.measured_lengths)) for entry in plans)
     measured = [record for record in records if "task" in record]
-    spent = sum(meter.cost(record["model"], record["length"]) * len(record["samples"]) for record in measured)
+    spent = sum(costs[record["model"]](record["length"]) * len(record["samples"]) for record in measured)
     seconds = math.fsum(record["seconds"] for record in measured)
-    return math.ceil(seconds / spent * meter.total / plans[0].settings.samples / 60) if spent else 0
+    return math.ceil(seconds / spent * total / plans[0].settings.samples / 60) if spent else 0
 
 
 def _beyond_stock(plans: Sequence[ModelPlan]) -> list[str]:

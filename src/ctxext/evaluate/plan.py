@@ -45,16 +45,10 @@ class ModelPlan:
     settings: Settings
 
     @property
-    def num_samples(self) -> int:
-        """The number of single measurements."""
-        prompts = len(self.tasks) * len(self.lengths) * len(self.settings.depths) * self.settings.samples
-        return len(self.documents) + prompts
-
-    @property
-    def num_tokens(self) -> int:
-        """The number of tokens of all prompts and documents."""
-        prompts = sum(self.lengths) * len(self.tasks) * len(self.settings.depths) * self.settings.samples
-        return prompts + sum(key.length for work in self.documents for key in work.keys)
+    def measured_lengths(self) -> list[int]:
+        """The length of every single measurement, of documents and of prompts."""
+        times = len(self.tasks) * len(self.settings.depths) * self.settings.samples
+        return [*(key.length for work in self.documents for key in work.keys), *self.lengths * times]
 
     def make_work(self, loaded: "LoadedModel", samples: range | None = None) -> "Iterator[Work]":
         """The work in the order in which it runs, in batches that fit into memory.

@@ -3,12 +3,13 @@
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ctxext.checkpoint.families import FAMILIES, read
 from ctxext.checkpoint.loading import choose_device, fast_cpu_dtype
 from ctxext.errors import CtxextError
 from ctxext.evaluate.plan import ModelPlan, default_tasks, plan_questions
@@ -33,121 +34,6 @@ _LONG = 10 * _MINUTE
 _USUAL_BREAK_EVEN = 8192
 _UNSEEN = 1.5
 """How much longer than their cost says prompts of a new length may take, as relation maps do beyond the old context."""
-
-
-class Meter:
-    """Progress by cost: a token of a long prompt costs more than one of a short prompt.
-
-    Args:
-        plans: The work of all models.
-        progress: Called at every step.
-        samples: The number of samples per cell, for the hint.
-        clock: Returns seconds.
-        end: When the run stops by the clock, done or not.
-    """
-
-    def __init__(
-        self,
-        plans: Sequence[ModelPlan],
-        progress: Progress | None,
-        samples: int,
-        clock: Callable[[], float] = time.monotonic,
-        end: float = math.inf,
-    ) -> None:
-        self.progress, self.samples, self.clock = progress, samples, clock
-        self.started, self.end = clock(), end
-        self._break_even = {plan.info.name: break_even(plan.info.checkpoint.config) for plan in plans}
-        self.total = sum(self._plan_cost(plan) for plan in plans)
-        self.reached = self._spent = 0
-        self._seconds, self._at = 0.0, clock()
-        count, tokens = sum(plan.num_samples for plan in plans), sum(plan.num_tokens for plan in plans)
-        self._report(f"{count:,} prompts and documents of {tokens:,} tokens", 0)
-
-    def cost(self, model: str, length: int) -> int:
-        """The cost of a prompt of a length for a model, at least 1."""
-        return cost_of(length, self._break_even[model])
-
-    def begin(self) -> None:
-        """Start the clock, once the model is loaded."""
-        self._at = self.clock()
-
-    def skip(self, model: str, lengths: Sequence[int], label: str) -> None:
-        """Count prompts that need not run."""
-        self._report(label, sum(self.cost(model, length) for length in lengths))
-
-    def skip_plan(self, plan: ModelPlan) -> None:
-        """Count all prompts of a model."""
-        self._report(plan.info.name, self._plan_cost(plan))
-
-    def advance(self, model: str, lengths: Sequence[int], label: str) -> None:
-        """Count prompts that have run, and report the time left."""
-        now = self.clock()
-        self._seconds, self._at = self._seconds + now - self._at, now
-        cost = sum(self.cost(model, length) for length in lengths)
-        self._spent += cost
-        left = self._seconds / self._spent * (self.total - self.reached - cost)
-        is_long = left >= _LONG and math.isinf(self.end)
-        advice = f", half of it with --samples {max(1, self.samples // 2)}" if is_long else ""
-        left = max(0.0, min(left, self.end - now))
-        self._report(f"{label} ({in_words(left)} left{advice})", cost)
-
-    def _plan_cost(self, plan: ModelPlan) -> int:
-        prompts = len(plan.tasks) * len(plan.settings.depths) * plan.settings.samples
-        name = plan.info.name
-        documents = sum(self.cost(name, key.length) for work in plan.documents for key in work.keys)
-        return documents + prompts * sum(self.cost(name, length) for length in plan.lengths)
-
-    def _report(self, label: str, cost: int) -> None:
-        self.reached += cost
-        if self.progress is not None:
-            share = (self.clock() - self.started) / (self.end - self.started)  # 0 without an end.
-            self.progress(label, max(self.reached, int(share * self.total)), self.total)
-
-
-class Pace:
-    """How long prompts take, from those that ran; `cost` is that of a prompt of a length for a model."""
-
-    def __init__(self, cost: Callable[[str, int], int]) -> None:
-        self.cost = cost
-        self._rates: dict[tuple[str, int], float] = {}
-
-    def note(self, model: str, lengths: Sequence[int], seconds: float) -> None:
-        """Note how long prompts took."""
-        if lengths:
-            self._rates[model, max(lengths)] = seconds / sum(self.cost(model, length) for length in lengths)
-
-    def seconds(self, model: str, lengths: Sequence[int], unseen: float = _UNSEEN) -> float:
-        """How long prompts will take: 0 before any ran, and rather too long for a length that is new to the model."""
-        longest = max(lengths, default=0)
-        own = [rate for (name, _), rate in self._rates.items() if name == model]
-        at_length = [rate for (_, length), rate in self._rates.items() if length == longest]
-        rate = self._rates.get((model, longest)) or unseen * max(own or at_length or self._rates.values(), default=0.0)
-        return rate * sum(self.cost(model, length) for length in lengths)
-
-
-def break_even(config: dict[str, Any]) -> float:
-    """The length in tokens at which attention scores cost as much as all operations per token."""
-    config = config.get("text_config") or config
-    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
-    if not hidden or not heads:
-        return _USUAL_BREAK_EVEN
-    head_dim = config.get("head_dim") or hidden // heads
-    key_heads = config.get("num_key_value_heads") or heads
-    wide = config.get("intermediate_size") or 4 * hidden
-    return float(hidden * (2 * (heads + key_heads) * head_dim + 3 * wide) / (heads * head_dim))
-
-
-def cost_of(length: int, break_even_length: float) -> int:
-    """Return the cost of a prompt of a length, at least 1."""
-    return 1 + round(length * (1 + length / break_even_length) / _UNIT)
-
-
-def in_words(seconds: float) -> str:
-    """Return a time in seconds, minutes or hours."""
-    if seconds < 2 * _MINUTE:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / _MINUTE)
-    return f"{minutes} min" if minutes < 2 * _MINUTE else f"{minutes / _MINUTE:.1f} h"
 
 
 class EvaluationReport(dict[str, Any]):
@@ -280,14 +166,14 @@ class Run:
                     write_report(report, out)
                 return report
 
-    def _ask_all(self, entry: ModelPlan, log: ResultsLog, meter: Meter) -> None:
+    def _ask_all(self, entry: ModelPlan, log: ResultsLog, meter: "Meter") -> None:
         """Run what is left of a model's work in this process."""
         name = entry.info.name
         done = log.done(name)
         needs_harness = bool(self.settings.harness and entry.lengths) and processes.rank() == 0
         needs_harness = needs_harness and not any("harness" in record for record in log.records_of(name))
-        if len(done) >= entry.num_samples and not needs_harness:
-            meter.skip_plan(entry)
+        if len(done) >= len(entry.measured_lengths) and not needs_harness:
+            meter.skip(name, entry.measured_lengths, name)
             return
         loaded = self.load(entry)
         try:
@@ -316,17 +202,17 @@ class Run:
             known[loaded.name] = peak
             log.append({"model": loaded.name, "facts": {"peak_memory": peak}})
 
-    def _ask_in_rounds(self, log: ResultsLog, meter: Meter) -> None:
+    def _ask_in_rounds(self, log: ResultsLog, meter: "Meter") -> None:
         """Ask all models a few samples of every cell, shortest first, then more of them, while the time lasts."""
         models = {entry.info.name: self.load(entry) for entry in self.plans}
         done = {name: log.done(name) for name in models}
         for name, loaded in models.items():
             log.append({"model": name, "facts": loaded.facts()})
         meter.begin()
-        pace, peaks, first, size = Pace(meter.cost), dict[str, int](), 0, 1
+        peaks, first, size = dict[str, int](), 0, 1
         if self.first_pace is not None:
             tokens, seconds = self.first_pace
-            pace.note(self.plans[0].info.name, [tokens], seconds)
+            meter.note(self.plans[0].info.name, [tokens], seconds)
         while first < self.settings.samples:
             samples = range(first, min(first + size, self.settings.samples))
             first, size = samples.stop, 2 * size
@@ -336,17 +222,17 @@ class Run:
                     length = max(key.length for key in work.keys)
                     works.setdefault((length, work.label), []).append((entry.info.name, work))
             for _, group in sorted(works.items(), key=lambda item: item[0]):
-                costs = [_texts_read(set(work.keys) - done[name], models[name]) for name, work in group]
+                lengths_read = [_texts_read(set(work.keys) - done[name], models[name]) for name, work in group]
                 names = [name for name, _ in group]
-                if time.monotonic() + sum(map(pace.seconds, names, costs)) > self.end:
+                if time.monotonic() + sum(map(meter.expected, names, lengths_read)) > self.end:
                     return
-                for (name, work), lengths in zip(group, costs, strict=True):
+                for (name, work), lengths in zip(group, lengths_read, strict=True):
                     began = time.monotonic()
-                    if began + pace.seconds(name, lengths) > self.end:
+                    if began + meter.expected(name, lengths) > self.end:
                         return
                     with self._peak_recorded(models[name], log, peaks):
                         _run(models[name], work, done[name], log, meter)
-                    pace.note(name, lengths, time.monotonic() - began)
+                    meter.note(name, lengths, time.monotonic() - began)
 
 
 def _texts_read(keys: "set[Key]", loaded: "LoadedModel") -> list[int]:
@@ -370,7 +256,7 @@ def _header(plans: Sequence[ModelPlan], settings: Settings, loading: "Loading") 
     }
 
 
-def _run(loaded: "LoadedModel", work: "Work", done: set[Any], log: ResultsLog, meter: Meter) -> None:
+def _run(loaded: "LoadedModel", work: "Work", done: set[Any], log: ResultsLog, meter: "Meter") -> None:
     wanted = set(work.keys) - done
     label = f"{loaded.name} {work.label}"
     meter.skip(loaded.name, [key.length for key in work.keys if key in done], label)
@@ -379,3 +265,102 @@ def _run(loaded: "LoadedModel", work: "Work", done: set[Any], log: ResultsLog, m
         seconds, started = round(time.perf_counter() - started, 4), time.perf_counter()
         log.append({"model": loaded.name, **record, "seconds": seconds})
         meter.advance(loaded.name, [record["length"]] * len(record["samples"]), label)
+
+
+class Meter:
+    """Progress by cost, and how long prompts will take.
+
+    Args:
+        plans: The work of all models.
+        progress: Called at every step.
+        samples: The number of samples per cell, for the hint.
+        clock: Returns seconds.
+        end: When the run stops by the clock, done or not.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[ModelPlan],
+        progress: Progress | None,
+        samples: int,
+        clock: Callable[[], float] = time.monotonic,
+        end: float = math.inf,
+    ) -> None:
+        self.progress, self.samples, self.clock = progress, samples, clock
+        self.started, self.end = clock(), end
+        self._costs = {plan.info.name: cost_of(plan.info.checkpoint.config) for plan in plans}
+        self.total = sum(self.cost(plan.info.name, plan.measured_lengths) for plan in plans)
+        self.reached = self._spent = 0
+        self._seconds, self._at = 0.0, clock()
+        self._rates: dict[tuple[str, int], float] = {}
+        lengths = [length for plan in plans for length in plan.measured_lengths]
+        self._report(f"{len(lengths):,} prompts and documents of {sum(lengths):,} tokens", 0)
+
+    def cost(self, model: str, lengths: Iterable[int]) -> int:
+        """The cost of prompts for a model."""
+        return sum(map(self._costs[model], lengths))
+
+    def begin(self) -> None:
+        """Start the clock, once the model is loaded."""
+        self._at = self.clock()
+
+    def skip(self, model: str, lengths: Iterable[int], label: str) -> None:
+        """Count prompts that need not run."""
+        self._report(label, self.cost(model, lengths))
+
+    def advance(self, model: str, lengths: Iterable[int], label: str) -> None:
+        """Count prompts that have run, and report the time left."""
+        now = self.clock()
+        self._seconds, self._at = self._seconds + now - self._at, now
+        cost = self.cost(model, lengths)
+        self._spent += cost
+        left = self._seconds / self._spent * (self.total - self.reached - cost)
+        is_long = left >= _LONG and math.isinf(self.end)
+        advice = f", half of it with --samples {max(1, self.samples // 2)}" if is_long else ""
+        left = max(0.0, min(left, self.end - now))
+        self._report(f"{label} ({in_words(left)} left{advice})", cost)
+
+    def note(self, model: str, lengths: Sequence[int], seconds: float) -> None:
+        """Note how long prompts took that ran together."""
+        if lengths:
+            self._rates[model, max(lengths)] = seconds / self.cost(model, lengths)
+
+    def expected(self, model: str, lengths: Sequence[int]) -> float:
+        """How many seconds prompts will take: 0 before any ran, and rather too many for a length new to the model."""
+        longest = max(lengths, default=0)
+        own = [rate for (name, _), rate in self._rates.items() if name == model]
+        at_length = [rate for (_, length), rate in self._rates.items() if length == longest]
+        rate = self._rates.get((model, longest)) or _UNSEEN * max(own or at_length or self._rates.values(), default=0.0)
+        return rate * self.cost(model, lengths)
+
+    def _report(self, label: str, cost: int) -> None:
+        self.reached += cost
+        if self.progress is not None:
+            share = (self.clock() - self.started) / (self.end - self.started)  # 0 without an end.
+            self.progress(label, max(self.reached, int(share * self.total)), self.total)
+
+
+def cost_of(config: Mapping[str, Any]) -> Callable[[int], int]:
+    """Return what a prompt of a length costs a model, at least 1: a token of a long prompt costs more."""
+    at = break_even(config)
+    return lambda length: 1 + round(length * (1 + length / at) / _UNIT)
+
+
+def break_even(config: Mapping[str, Any]) -> float:
+    """The length in tokens at which attention scores cost as much as all operations per token."""
+    family = FAMILIES.get(str(config.get("model_type")))
+    keys = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
+    sizes = [read(config, family, key) if family else None for key in keys]
+    hidden, heads, key_heads, head_dim, wide = (size if isinstance(size, int) else None for size in sizes)
+    if not hidden or not heads or not head_dim:
+        return _USUAL_BREAK_EVEN
+    wide = wide or 4 * hidden
+    return hidden * (2 * (heads + (key_heads or heads)) * head_dim + 3 * wide) / (heads * head_dim)
+
+
+def in_words(seconds: float) -> str:
+    """Return a time in seconds, minutes or hours."""
+    if seconds < 2 * _MINUTE:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / _MINUTE)
+    return f"{minutes} min" if minutes < 2 * _MINUTE else f"{minutes / _MINUTE:.1f} h"

@@ -165,16 +165,14 @@ def _check_time(
     if math.isinf(end):
         return
     from ctxext.compare.estimate import first_pace
-    from ctxext.evaluate.run import Pace, break_even, cost_of, in_words
+    from ctxext.evaluate.run import cost_of, in_words
 
     documents, length = trial_set.documents.shape
     texts = trial_set.num_questions * (1 if stock.can_share else trial_set.num_depths)
-    at = break_even(info.checkpoint.config)
-    pace = Pace(lambda _, length: cost_of(length, at))
+    cost = cost_of(info.checkpoint.config)
     tokens, seconds = first_pace(stock, length)
-    pace.note(info.name, [tokens], seconds)
     read = [*[length] * documents, *(length for length in trial_set.lengths for _ in range(texts))]
-    each, left = pace.seconds(info.name, read, unseen=1.0), end - time.monotonic()
+    each, left = seconds / cost(tokens) * sum(map(cost, read)), end - time.monotonic()
     if 2 * each > left:
         raise NothingMeasuredError(
             f"{options.minutes or DEFAULT_MINUTES:g} minutes were too short: the plain model and one recipe take about "
