@@ -409,7 +409,7 @@ def test_where_the_tokens_of_the_check_stand(llama_source, length):
     spread = [reach * number // room for number in range(0, room, 2)]
     assert all({place, place + 1} <= {*positions} for place in spread)
     yarn = make_plan(checkpoint, Recipe([Yarn(factor=4)]))
-    assert clean_load._positions(yarn.recipe, yarn.rotary, []) == list(range(64))
+    assert clean_load._positions(yarn.recipe, yarn.model.rotary, []) == list(range(64))
 
 
 # What is passed on, and what a check may raise

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import yaml
@@ -29,13 +28,10 @@ _UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069
 EXTENDED = "EXTENDED"
 """What commands call the extended checkpoint that was trained further."""
 
+_FRONT_MATTER = re.compile(r"\s*---(?:\r\n|\r|\n)([\S\s]*?)(?:\r\n|\r|\n)---[ \t]*(?:\r\n|\n|$)")
+"""As `huggingface_hub.repocard` reads it, whose import takes longer than the rest of a conversion's planning."""
 _INHERITED = ("license", "license_name", "license_link", "language", "datasets", "extra_gated_prompt", "inference")
 _HUB_ID = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)
-_NOT_EVALUATED = """Nothing yet: this checkpoint **was not evaluated**.
-`ctxext eval` shows whether it finds things anywhere in its context."""
-_NOTHING_MEASURED = """Nothing yet: this checkpoint **was not evaluated**. A longer context in config.json is not
-a model that uses it.
-`ctxext eval` shows whether it finds things anywhere in the new context and what it lost inside the old one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +114,9 @@ def declared_base(config: Mapping[str, Any]) -> str:
 
 
 def render(facts: CardFacts) -> str:
-    """The whole README.md."""
+    """The whole README.md: `card.md.jinja` with the facts."""
+    from jinja2 import Environment, StrictUndefined
+
     facts = dataclasses.replace(
         facts,
         source=in_markdown(facts.source),
@@ -128,38 +126,31 @@ def render(facts: CardFacts) -> str:
             for key, value in facts.training.items()
         },
     )
-    template = resources.files("ctxext.converters").joinpath("card.md").read_text(encoding="utf-8")
-    front = yaml.safe_dump(front_matter(facts), sort_keys=False, allow_unicode=True, width=1000)
-    measured = facts.measured
-    name = EXTENDED if facts.training or facts.is_adapter else "OUT"
-    converted = [convert_command(facts.source, facts.revision, facts.recipe, name)] if facts.recipe else []
-    commands = [*converted, facts.training_command]
-    commands += [measured.command] if measured else []
-    papers = "\n".join(dict.fromkeys(f"- {step.title}: <{step.paper}>" for step in facts.steps))
-    training = "".join(f"| {key.replace('_', ' ')} | {_short(value)} |\n" for key, value in facts.training.items())
-    curve = f"\n![Loss of the training]({facts.curve})\n" if facts.curve else ""
-    return Template(template).substitute(
-        front_matter=front,
+    environment = Environment(
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
+    )
+    environment.filters |= {"wrapped": wrapped, "short": _short, "begun": _begun}
+    template = resources.files("ctxext.converters").joinpath("card.md.jinja").read_text(encoding="utf-8")
+    return environment.from_string(template).render(
+        facts=facts,
+        front_matter=yaml.safe_dump(front_matter(facts), sort_keys=False, allow_unicode=True, width=1000),
         title=_title(facts),
         summary=_summary(facts),
-        recipe=_recipe(facts, [command for command in commands if command]),
-        training=f"\n## Training\n\n| what | value |\n|---|---|\n{training}{curve}" if training else "",
-        load_code=_load_code(facts),
-        reason=_reason(facts),
-        engines=_engines(facts),
-        measured=measured.body if measured else _NOTHING_MEASURED if facts.is_extended else _NOT_EVALUATED,
-        not_measured=_list("Not measured", measured.missing if measured else ()),
-        cautions=_list("Mind", facts.cautions),
-        papers=f"\n## Papers\n\n{papers}" if papers else "",
+        rows=[row for step in facts.steps for row in _step_rows(step)],
+        commands=_commands(facts),
+        recipe_file=_recipe_file(facts.recipe),
+        trust=", trust_remote_code=True" if facts.needs_code else "",
+        auto_class=auto_class,
+        marks=MARKS,
+        engine_commands=_engine_commands(facts),
+        lists={"Not measured": facts.measured.missing if facts.measured else (), "Mind": facts.cautions},
+        papers=[*dict.fromkeys(f"{step.title}: <{step.paper}>" for step in facts.steps)],
     )
 
 
-def _list(title: str, sentences: Sequence[str]) -> str:
-    """A section with one point per sentence; nothing where there are none."""
-    # A sentence that begins with a method's name keeps it as it is spelled.
-    begun = [text if ":" in text.split()[0] else text[0].upper() + text[1:] for text in sentences]
-    points = "".join(f"- {text}\n" for text in begun)
-    return f"\n## {title}\n\n{points}" if points else ""
+def _begun(sentence: str) -> str:
+    """A sentence with a capital; one that begins with a method's name keeps it as it is spelled."""
+    return sentence if ":" in sentence.split()[0] else sentence[0].upper() + sentence[1:]
 
 
 def card_metadata(folder: Path) -> dict[str, Any]:
@@ -167,11 +158,9 @@ def card_metadata(folder: Path) -> dict[str, Any]:
     card = folder / "README.md"
     if not card.is_file():
         return {}
-    from huggingface_hub.repocard import REGEX_YAML_BLOCK
-
     try:
-        block = REGEX_YAML_BLOCK.search(read_text(card).removeprefix("\ufeff"))
-        front = parse_yaml(block[2], "README.md") if block else {}
+        block = _FRONT_MATTER.match(read_text(card).removeprefix("\ufeff"))
+        front = parse_yaml(block[1], "README.md") if block else {}
     except CtxextError:
         return {}
     return front if isinstance(front, dict) else {}
@@ -247,42 +236,15 @@ def _summary(facts: CardFacts) -> str:
     return f"{begun} Made with ctxext {__version__}{checked}."
 
 
-def _load_code(facts: CardFacts) -> str:
-    flag = ", trust_remote_code=True" if facts.needs_code else ""
-    if facts.is_adapter:
-        return f"""from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("{EXTENDED}")
-base = AutoModelForCausalLM.from_pretrained("{EXTENDED}"{flag})  # Made by the first command above.
-model = PeftModel.from_pretrained(base, "{facts.model_id}")"""
-    auto = auto_class(facts.config)
-    return f"""from transformers import {", ".join(sorted((auto, "AutoTokenizer")))}
-
-tokenizer = AutoTokenizer.from_pretrained("{facts.model_id}")
-model = {auto}.from_pretrained("{facts.model_id}"{flag})"""
+def _commands(facts: CardFacts) -> list[str]:
+    """The commands that make the checkpoint, train it and measure it, as far as they are known."""
+    name = EXTENDED if facts.training or facts.is_adapter else "OUT"
+    converted = convert_command(facts.source, facts.revision, facts.recipe, name) if facts.recipe else ""
+    measured = facts.measured.command if facts.measured else ""
+    return [command for command in (converted, facts.training_command, measured) if command]
 
 
-def _engines(facts: CardFacts) -> str:
-    """Which engines run it; an adapter alone is run by none."""
-    if facts.is_adapter:
-        return ""
-    rows = ""
-    for row in facts.serving:
-        arguments = f"`{row.arguments}`" if row.arguments else "nothing more" if row.status == EXACT else "–"
-        rows += f"\n| {row.engine} | {MARKS[row.status]} {row.status} | {arguments} | {row.remark} |"
-    head = "\n## Serve it\n\n| engine | runs it | start it with | mind |\n|---|---|---|---|"
-    table = f"{head}{rows}\n{_commands(facts)}"
-    if facts.training or not facts.unconverted:
-        return table
-    lines = "\n".join(f"$ {wrapped(command)}" for command in facts.unconverted.values())
-    named = ", ".join(facts.unconverted)
-    draft = "\nA draft model does not inherit `--hf-overrides`.\n" if "vLLM" in facts.unconverted else ""
-    served = f"The source itself can be served so, without this copy ({named}):\n\n```console\n{lines}\n```\n"
-    return f"{table}\n{served}{draft}"
-
-
-def _commands(facts: CardFacts) -> str:
+def _engine_commands(facts: CardFacts) -> list[str]:
     """What users of each engine type; for engines that run it exactly."""
     arguments = {row.engine: shlex.split(row.arguments) for row in facts.serving if row.status == EXACT}
     place = facts.model_id
@@ -299,38 +261,14 @@ def _commands(facts: CardFacts) -> str:
         ]
     if "MLX" in arguments:
         commands.append(["mlx_lm.chat", "--model", place, *arguments["MLX"]])
-    lines = "\n".join(f"$ {wrapped(shlex.join(command))}" for command in commands)
-    return f"\n```console\n{lines}\n```\n" if lines else ""
+    return [shlex.join(command) for command in commands]
 
 
-def _reason(facts: CardFacts) -> str:
-    if facts.is_adapter:
-        return (
-            "An adapter does not carry what was done to positions: it belongs on the extended checkpoint, and "
-            f"on the plain one it does harm. `ctxext merge {EXTENDED} ADAPTER OUT` makes one checkpoint of the two."
-        )
-    if facts.needs_code:
-        return (
-            "It carries a few small files of modeling code, because its method is more than a configuration. Without "
-            "`trust_remote_code=True` loading fails on purpose: as a stock model it would be silently wrong. "
-            "Nothing but transformers is needed to run it."
-        )
-    return "No custom code: plain transformers reads it."
-
-
-def _recipe(facts: CardFacts, commands: Sequence[str]) -> str:
-    """The steps, one row per number, and the commands that repeat them; nothing where there is neither."""
-    rows = "".join(f"{row}\n" for step in facts.steps for row in _step_rows(step))
-    table = f"| step | number | value | what it means |\n|---|---|---|---|\n{rows}\n" if rows else ""
-    lines = "".join(f"$ {wrapped(command)}\n" for command in commands)
-    console = f"```console\n{lines}```\n" if lines else ""
-    file = ""
-    if facts.recipe and needs_file(facts.recipe):  # The command refers to it as a file.
-        text = yaml.safe_dump(
-            facts.recipe.to_dict(), sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
-        )
-        file = f"\n<details><summary>{RECIPE_FILE}</summary>\n\n```yaml\n{text}```\n\n</details>\n"
-    return f"\n## Recipe\n\n{table}{console}{file}" if table or console else ""
+def _recipe_file(recipe: Recipe | None) -> str:
+    """The recipe as a file, where the command refers to one; else empty."""
+    if recipe is None or not needs_file(recipe):
+        return ""
+    return yaml.safe_dump(recipe.to_dict(), sort_keys=False, allow_unicode=True, default_flow_style=None, width=100)
 
 
 def _step_rows(step: Method) -> list[str]:
