@@ -19,18 +19,20 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "adding-a-method.md"
 METHODS = "src/ctxext/recipes/registry.py"
 REFERENCES = "src/ctxext/verify/references"
+TABLE = "REFERENCES = {\n"
 NAMES = ("soft-pi", "bent", "quiet", "layered")
-ROOMS = (
-    "tests/recipes",
-    "tests/test_docs.py",
-    "tests/test_every_family.py",
-    "tests/test_architecture.py",
-    "tests/test_card.py",
-    "tests/search/test_space.py",
-    "tests/search/test_trial_model.py::test_applied_is_converted_and_loaded",
-    "tests/cli/test_other_commands.py",
-    "tests/publish/test_verify.py::test_the_recipe_gives_the_configuration_again",
-)
+ALSO = re.compile(r"tests/recipes/|test_docs\.py|test_verification_far\.py")
+"""Tests that concern methods and do not name METHODS."""
+MENTIONS = re.compile(r"\bMETHODS\b|from (relation_cases|test_padding_matrix) import")
+"""METHODS, or a table of cases that is made of them."""
+STEP = re.compile(r"\d\. .*?`(src/[\w/]+\.py)`")
+"""A numbered step of the page, with the file that it is about."""
+
+
+def quick_tests(root: Path) -> list[str]:
+    """Every file of tests that mentions METHODS, and a few more; not this one, which makes the checkout."""
+    files = [path for path in sorted((root / "tests").rglob("test_*.py")) if path.name != Path(__file__).name]
+    return [str(path) for path in files if ALSO.search(str(path)) or MENTIONS.search(path.read_text("utf-8"))]
 
 
 def code_of(page: str) -> dict[str, str]:
@@ -46,12 +48,23 @@ def code_of(page: str) -> dict[str, str]:
                 files[path], block = f"{files[path]}\n\n{text}" if path in files else text, None
             else:
                 block.append(line)
-        elif named := re.match(r"\d\. .*?`(src/[\w/]+\.py)`", line):
+        elif named := STEP.match(line):
             path = named[1]
         elif line.strip() == "```python":
             assert path not in files or path.startswith(REFERENCES), f"{path} has two blocks of code"
             block = []
     return files
+
+
+def lines_of(page: str) -> dict[str, list[str]]:
+    """The lines that the page asks for in the tables of references, by file."""
+    lines, path = {}, None
+    for line in page.splitlines():
+        if named := STEP.match(line):
+            path = named[1]
+        elif found := re.search(r'`("[\w-]+": Reference\(.+\),)`', line):
+            lines.setdefault(path, []).append(found[1])
+    return lines
 
 
 def follow(root: Path) -> set[str]:
@@ -61,8 +74,9 @@ def follow(root: Path) -> set[str]:
     methods = (root / METHODS).read_text(encoding="utf-8")
     for path, text in files.items():
         if path.startswith(REFERENCES):
-            with (root / path).open("a", encoding="utf-8") as file:
-                file.write(f"\n\n{text}")
+            before, table, lines = (root / path).read_text(encoding="utf-8").partition(TABLE)
+            added = "".join(f"    {line}\n" for line in lines_of(page)[path])
+            (root / path).write_text(f"{before}{text}\n\n{table}{added}{lines}", encoding="utf-8")
             continue
         assert not (root / path).exists(), path
         (root / path).write_text(text, encoding="utf-8")
@@ -75,10 +89,7 @@ def follow(root: Path) -> set[str]:
             lines.insert(next((at for at in imports if lines[at] > imported), imports[-1] + 1), imported)
             methods = "\n".join(lines).replace("\n)\n\n\ndef ", f"\n    {name},\n)\n\n\ndef ", 1)
     (root / METHODS).write_text(methods, encoding="utf-8")
-    table = root / REFERENCES / "methods.py"
-    lines = "".join(f"    {line}\n" for line in re.findall(r'`("[\w-]+": Reference\(.+\),)`', page))
-    table.write_text(re.sub(r"^}$", f"{lines}}}", table.read_text(encoding="utf-8"), flags=re.M), encoding="utf-8")
-    return {*files, METHODS, f"{REFERENCES}/methods.py"}
+    return {*files, METHODS}
 
 
 def copy_of_the_checkout(root: Path) -> Path:
@@ -117,14 +128,14 @@ def ran(root: Path, *words: object) -> str:
 
 
 def test_the_page_asks_for_these_files_and_a_name(tmp_path):
-    """The recipe, the portable code of what needs some, the reference, and the two tables."""
+    """The recipe, the portable code of what needs some, the reference, and the registry."""
     (tmp_path / "src").mkdir()
     shutil.copytree(ROOT / "src" / "ctxext", tmp_path / "src" / "ctxext", ignore=shutil.ignore_patterns("__pycache__"))
     before = {path: path.read_bytes() for path in (tmp_path / "src").rglob("*") if path.is_file()}
     touched = follow(tmp_path)
     now = {path for path in (tmp_path / "src").rglob("*") if path.is_file()}
     changed = {str(path.relative_to(tmp_path)) for path in now if before.get(path) != path.read_bytes()}
-    wanted = {METHODS, *(f"{REFERENCES}/{name}.py" for name in ("methods", "frequencies", "attention"))}
+    wanted = {METHODS, *(f"{REFERENCES}/{name}.py" for name in ("frequencies", "attention"))}
     wanted |= {f"src/ctxext/recipes/methods/{name.replace('-', '_')}.py" for name in NAMES}
     assert changed == touched == wanted | {"src/ctxext/portable/quiet.py", "src/ctxext/portable/layered.py"}
     ast.parse((tmp_path / METHODS).read_text())
@@ -145,7 +156,7 @@ def test_linters_like_the_code_of_the_page(checkout):
     ruff = Path(sys.executable).with_name("ruff")
     if not ruff.exists():
         pytest.skip("ruff is not installed")
-    files = [*(checkout / path for path in code_of(PAGE.read_text(encoding="utf-8"))), f"{REFERENCES}/methods.py"]
+    files = [checkout / path for path in code_of(PAGE.read_text(encoding="utf-8"))]
     for words in (["check"], ["format", "--check"]):
         done = subprocess.run(
             [ruff, *words, *files, METHODS], cwd=checkout, capture_output=True, text=True, check=False
@@ -154,9 +165,9 @@ def test_linters_like_the_code_of_the_page(checkout):
 
 
 @pytest.mark.thorough
-def test_quick_tests_of_the_rooms_that_the_page_touches(documented):
+def test_every_quick_test_that_mentions_methods(documented):
     quick = "not slow and not engine and not thorough"
-    said = ran(documented, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", quick, *ROOMS)
+    said = ran(documented, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", quick, *quick_tests(documented))
     assert re.search(r"\d+ passed", said)
 
 

@@ -20,7 +20,7 @@ from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.methods.rerope import ReRope
 from ctxext.verify import clean_load, clean_process, reference
 from ctxext.verify.clean_load import compare_logits
-from ctxext.verify.references.methods import REFERENCES
+from ctxext.verify.references import REFERENCES
 
 
 def test_logits_that_are_a_little_off_are_refused(llama_source, tmp_path):

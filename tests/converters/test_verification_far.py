@@ -13,12 +13,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import tiny_models
 from ctxext import Recipe, convert
 from ctxext.errors import CtxextError
-from ctxext.recipes.registry import method_named
+from ctxext.recipes.methods.relation import Relation
+from ctxext.recipes.registry import METHODS, method_named
 from ctxext.verify import clean_load, clean_process
 from small_llama import make_llama
 
 LENGTHS = (8192, 131072, 1048576)
 MAPS = ("self-extend", "bifocal", "dca", "rerope", "string", "sinks", "window")
+RELATIONS = [method.name for method in METHODS if issubclass(method, Relation)]
 # Added to `relation_maps.py` of a converted checkpoint: what the map says of rows and keys, changed.
 FAULT = """
 _rows, _keys = Map.rows, Map.keys
@@ -48,7 +50,7 @@ SAME = {
     "the border is one lower": ("rerope",),
     "no turn of the query": ("window",),
 }
-# One number of the step in config.json, one too many.
+# One number of the step in config.json, one too many; for maps without a line here the original length alone.
 SETTINGS = {
     "self-extend": ("window", "original_length"),
     "bifocal": ("window", "original_length"),
@@ -100,7 +102,7 @@ def source_of(folder, length):
 
 
 def step_for(name):
-    return method_named(name)(factor=1.2 if name == "string" else 4.0)
+    return method_named(name)(**method_named(name).example)
 
 
 def spoiled(out, changed, rows_and_keys=None, setting=None):
@@ -117,14 +119,14 @@ def spoiled(out, changed, rows_and_keys=None, setting=None):
 
 
 @pytest.mark.parametrize("length", [LENGTHS[0], pytest.param(LENGTHS[1], marks=pytest.mark.slow), LENGTHS[2]])
-@pytest.mark.parametrize("name", [*MAPS, "adaptive"])
+@pytest.mark.parametrize("name", RELATIONS)
 def test_one_position_that_is_wrong_is_seen_and_nothing_right_refused(name, length, check, tmp_path):
     out = tmp_path / f"{name}-{length}"
     result = convert(str(source_of(tmp_path / "source", length)), out, Recipe([step_for(name)]))
     assert result.verification.difference < 1e-5
     faults = [fault for fault in FAULTS if name in MAPS and name not in SAME.get(fault, ())]
     signals = {}
-    for number, fault in enumerate([*faults, *SETTINGS[name]]):
+    for number, fault in enumerate([*faults, *SETTINGS.get(name, ("original_length",))]):
         changed = tmp_path / f"{name}-{length}-{number}"  # Transformers 4 keeps code by the name of the folder.
         kind = {"rows_and_keys": FAULTS[fault]} if fault in FAULTS else {"setting": fault}
         comparison = compare({**check[0], "folder": str(spoiled(out, changed, **kind))})
@@ -141,18 +143,18 @@ def test_a_fixed_group_and_border(setting, check, tmp_path):
     assert compare({**check[0], "folder": str(changed)})["attention"] > 10 * clean_load.TOLERANCE
 
 
-@pytest.mark.parametrize("name", [*MAPS, "adaptive"])
+@pytest.mark.parametrize("name", RELATIONS)
 def test_tokens_stand_where_rules_change(name, check, tmp_path):
     length = 8192
     convert(str(source_of(tmp_path / "source", length)), tmp_path / f"where-{name}", Recipe([step_for(name)]))
     positions, settings = set(check[0]["positions"]), check[0]["steps"][0]
-    reach = round((1.2 if name == "string" else 4) * length)
+    reach = round(method_named(name).example["factor"] * length)
     assert len(positions) <= 68
     assert {0, 1, reach - 2, reach - 1} <= positions
     assert name in ("sinks", "window") or {length - 1, length, length + 1} <= positions
     if name in ("dca", "adaptive"):
         assert name == "dca" or {2 * length - 1, 2 * length} <= positions
-    else:
+    elif name in SETTINGS:
         border = reach - 1 - settings["shift" if name == "string" else "window"]
         assert {border - 1, border, border + 1} <= positions
 

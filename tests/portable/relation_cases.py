@@ -1,17 +1,20 @@
 """Relation methods to test, and a stand-in for the seam: a Llama-style rotary and the calls that it would make."""
 
+import importlib
+
 import numpy as np
 import torch
 
-from ctxext.portable import adaptive, bifocal, dual_chunk, rerope, self_extend, sinks, string, window
 from ctxext.portable.method import Frame, Tables, Turn, angles_of
+from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.methods.relation import Relation
+from ctxext.recipes.registry import METHODS as REGISTERED
 
-RELATIONS = [
-    *(adaptive.Adaptive, bifocal.Bifocal, dual_chunk.Dca, rerope.Rerope, self_extend.SelfExtend),
-    *(sinks.Sinks, string.String, window.Window),
-]
+RELATIONS = {method.name: method for method in REGISTERED if issubclass(method, Relation)}
 LENGTH, PAIRS = 64, 8
 BASE = [10000.0 ** (-i / PAIRS) for i in range(PAIRS)]
+SIZES = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 2 * PAIRS, "num_hidden_layers": 2}
+MODEL = {"model_type": "llama", "max_position_embeddings": LENGTH, "rope_theta": 10000.0, **SIZES}
 METHODS = {
     "self-extend": {"window": 10},
     "self-extend-fixed": {"window": 16, "group": 5},
@@ -35,18 +38,30 @@ METHODS = {
         "attention_factors": [1.07, 1.14],
     },
 }
+METHODS |= {  # What no case is written for is tried as it is by default.
+    name: method(**method.example).settings(model_config(MODEL))
+    for name, method in RELATIONS.items()
+    if name not in METHODS
+}
 
 
 def step(name):
     """The settings of a case."""
-    method = name if name in {cls.name for cls in RELATIONS} else name.rsplit("-", 1)[0]
+    method = name if name in RELATIONS else name.rsplit("-", 1)[0]
     return {"method": method, "original_length": LENGTH, "target_length": 256, **METHODS[name]}
 
 
 def made(name):
     """The method of a case."""
     settings = step(name)
-    return next(cls for cls in RELATIONS if cls.name == settings["method"])(settings)
+    method = RELATIONS[settings["method"]]
+    module = importlib.import_module(f"ctxext.portable.{method.code[0].name.removesuffix('.py')}")
+    return getattr(module, method.code_class)(settings)
+
+
+def map_of(method):
+    """The map by which a method's first layer reads."""
+    return method.maps.get(0, method.map)
 
 
 def rotated(x, angles, interleaved=False):

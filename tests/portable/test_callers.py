@@ -109,10 +109,9 @@ def test_a_layer_that_raises_leaves_its_call_to_nobody(models, monkeypatch):  # 
     def out_of_memory(_):
         raise RuntimeError("out of memory")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(layer.mlp, "forward", out_of_memory)
-        with pytest.raises(RuntimeError, match="out of memory"):
-            logits(model, text_for(model, 80))
+    monkeypatch.setattr(layer.mlp, "forward", out_of_memory)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        logits(model, text_for(model, 80))
     seam = sys.modules[type(layer.ctxext_part).__module__]
     assert seam.CURRENT.call is None
     assert seam.CURRENT.given is None

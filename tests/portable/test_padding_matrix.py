@@ -21,7 +21,7 @@ from transformers import DynamicCache, GenerationConfig, StaticCache
 
 import tiny_encodings
 from ctxext.recipes.methods.relation import Relation
-from ctxext.recipes.registry import method_named
+from ctxext.recipes.registry import METHODS, method_named
 from portable_checkpoints import MODERN, load, plain_source, tokens, write
 
 LENGTH = 32
@@ -43,6 +43,9 @@ STEPS = {
         **{"rescale": "middle", "rescale_start": 5, "rescale_end": 30},
     },
 }
+for each in METHODS:  # What no numbers are written for is tried as it is by default.
+    if each.encoding == "rotary" and each.needs_code() and not any(name.split()[0] == each.name for name in STEPS):
+        STEPS[each.name] = dict(each.example)
 RELATIONS = [name for name in STEPS if issubclass(method_named(name.split()[0]), Relation)]
 ROTARY = ("llama", "qwen3", "gemma2", "gpt_neox")
 RANKS = dict.fromkeys(ROTARY, ((1, 0), (0, 1))) | {"gemma2": ((1, 0),), "gpt_neox": ((3, 1, 0, 2), (0, 2, 1, 3))}

@@ -34,6 +34,7 @@ from relation_cases import (
     as_numpy,
     base_rotated,
     made,
+    map_of,
     states,
     step,
     stock,
@@ -146,19 +147,20 @@ def form_of(call):
 def test_every_form_equals_loops(name, layout):
     query, key, value, expected, rows, interleaved = case(name, layout)
     method, positions = made(name), torch.arange(TOTAL)[None]
+    first = map_of(method).first
     for backend, form in (("sdpa", "tiles"), ("other", "blocks")):
         call = Call(positions, backend=backend, interleaved=interleaved)
         output, _ = method.attend(stock, call, query, key, value, None)
         assert form_of(call) == form
         close(output, expected, rows)
-        assert torch.equal(output[:, : method.map.first], stock(query, key, value, None)[0][:, : method.map.first])
+        assert torch.equal(output[:, :first], stock(query, key, value, None)[0][:, :first])
     for row, out in zip(rows, expected.unbind(1), strict=True):
         for backend in ("sdpa", "other"):
             call = Call(positions[:, row : row + 1], backend=backend, interleaved=interleaved)
             tensors = query[:, :, row : row + 1], key[:, :, : row + 1], value[:, :, : row + 1]
             output, _ = method.attend(stock, call, *tensors, None)
             close(output, out[:, None], [0])
-            if row >= method.map.first:
+            if row >= first:
                 assert form_of(call) == ("step" if backend == "sdpa" else "one")
 
 
@@ -189,7 +191,7 @@ def test_inside_the_window_nothing_is_touched():
     seen = []
     for name in METHODS:
         method = made(name)
-        total = min(method.map.first, LENGTH)
+        total = min(map_of(method).first, LENGTH)
         tensors = query[:, :, :total], key[:, :, :total], value[:, :, :total]
         call = Call(torch.arange(total)[None])
         method.attend(
@@ -236,7 +238,7 @@ def test_left_padding_in_every_kind_of_mask(name):
         assert (weights is not None) == (backend == "eager")
         stock_output = attention(query, key, value, given)[0]
         for i, count in enumerate(padding):
-            inside = slice(count, count + method.map.first)
+            inside = slice(count, count + map_of(method).first)
             assert torch.equal(output[i, inside], stock_output[i, inside]), (backend, i)
             alone = [tensor[i : i + 1, :, count:] for tensor in (query, key, value)]
             expected, _ = method.attend(stock, Call(torch.arange(TOTAL - count)[None]), *alone, None)
@@ -262,7 +264,7 @@ def test_one_row_of_a_padded_batch(name):
             alone = [tensor[i : i + 1, :, count:] for tensor in (query, key, value)]
             expected, _ = method.attend(stock, Call(torch.arange(TOTAL - count)[None]), *alone, None)
             torch.testing.assert_close(output[i : i + 1], expected[:, -1:], rtol=1e-4, atol=1e-5)
-            if TOTAL - count <= method.map.first and not room:
+            if TOTAL - count <= map_of(method).first and not room:
                 assert torch.equal(output[i], stock(last, key, value, given)[0][i])
 
 
@@ -438,7 +440,7 @@ def test_values_of_another_width():
 @pytest.mark.parametrize("name", METHODS)
 def test_rungs_are_known_beforehand(name):
     """A traced call goes through all rungs up to the last."""
-    rules = made(name).map
+    rules = map_of(made(name))
     for total in (1, 64, 65, 128, 200, 300):
         assert int(rules.rows(*[torch.arange(total)[None]] * 2).rung.max()) <= rules.last_rung(total)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .decoding_process import cache_argument, cache_of, compare_decoding, explain_decoding
-from .references.methods import REFERENCES
+from .references import REFERENCES
 
 LOADED = "loaded"
 """The line that a script prints once the converted model has answered: a failure after it is the script's."""

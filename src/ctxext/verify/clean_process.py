@@ -24,7 +24,7 @@ from typing import Any
 
 from .checks_process import LOADED, compare_buckets, compare_slopes, compare_tables, load, stock_folder
 from .decoding_process import compare_decoding, explain_decoding
-from .references.methods import REFERENCES
+from .references import REFERENCES
 
 LEARNED = ".distance.weight"
 APPLY = ("apply_rotary_pos_emb", "apply_rotary_emb")

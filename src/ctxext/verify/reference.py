@@ -9,7 +9,7 @@ from typing import Any
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Method
 from ctxext.recipes.encodings.rotary import Rotary
-from ctxext.verify.references.methods import REFERENCES
+from ctxext.verify.references import REFERENCES
 
 
 def reference_of(method: Method | type[Method]) -> Any:
@@ -17,7 +17,7 @@ def reference_of(method: Method | type[Method]) -> Any:
     if method.name not in REFERENCES:
         raise CtxextError(
             f'"{method.name}" has no reference to be compared with.',
-            hint="Write its functions, and list them in verify/references/methods.py.",
+            hint="Write its functions, and list them in REFERENCES in verify/references.",
         )
     return REFERENCES[method.name]
 

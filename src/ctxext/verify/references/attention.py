@@ -8,6 +8,7 @@ that is not.
 import itertools
 import math
 import struct
+from types import SimpleNamespace as Reference
 
 
 def single(number):
@@ -252,3 +253,21 @@ def distance_aware(settings, layer, numbers, head, m, n):
     """
     w, v = numbers[0][head], numbers[1][head]
     return (1 + math.exp(v)) / (1 + math.exp(v - w * (m - n) / settings["original_length"]))
+
+
+REFERENCES = {
+    "self-extend": Reference(relation=self_extend, places=self_extend_places, temperature=temperature),
+    "bifocal": Reference(relation=bifocal, places=bifocal_places, temperature=temperature),
+    "dca": Reference(relation=dca, places=dca_places, temperature=temperature),
+    "rerope": Reference(relation=rerope, places=rerope_places, temperature=temperature),
+    "string": Reference(relation=string, places=string_places, temperature=temperature),
+    "adaptive": Reference(
+        relation=adaptive,
+        rotated_factor=adaptive_rotated_factor,
+        places=adaptive_places,
+        temperature=temperature,
+    ),
+    "sinks": Reference(relation=sinks, places=sinks_places, temperature=temperature),
+    "window": Reference(relation=window, places=window_places, temperature=temperature),
+    "distance-aware": Reference(relation=in_place, factor=distance_aware, temperature=no_temperature),
+}

@@ -1,6 +1,7 @@
 """Methods for other encodings than rotary ones: ALiBi's slopes, buckets of distances, position tables."""
 
 import math
+from types import SimpleNamespace as Reference
 
 
 def alibi_slopes(heads):
@@ -124,3 +125,12 @@ def sinusoidal(numbers, old, count):
 def sinusoidal_original(numbers, new, length, count):
     """The old rows come first."""
     return list(range(length))
+
+
+REFERENCES = {
+    "table": Reference(rows=table, original=table_original),
+    "range": Reference(rows=sinusoidal, original=sinusoidal_original),
+    "ntk-alibi": Reference(slopes=ntk_alibi),
+    "alibi-interpolation": Reference(slopes=alibi_interpolation),
+    "buckets": Reference(bucket=bucket),
+}

@@ -1,6 +1,7 @@
 """Rotary schedules: the base, the inverse frequencies and the factor on cos and sin; for Ms-PoE by KV head."""
 
 import math
+from types import SimpleNamespace as Reference
 
 
 def plain(model, base=None):
@@ -213,3 +214,19 @@ def mspoe(settings, chosen, head, positions, frequencies, theta):
         gone = ramp(settings, pairs, 2 * pairs, theta, settings["trained_length"])
         return positions, [f / ratio * g + f * (1 - g) for f, g in zip(frequencies, gone, strict=True)]
     return positions, [f / ratio for f in frequencies]
+
+
+REFERENCES = {
+    "pi": Reference(schedule=pi),
+    "ntk": Reference(schedule=ntk),
+    "abf": Reference(base=abf),
+    "ntk-by-parts": Reference(schedule=ntk_by_parts),
+    "yarn": Reference(schedule=yarn),
+    "llama3": Reference(schedule=llama3),
+    "longrope": Reference(schedule=longrope),
+    "mrrope": Reference(schedule=mrrope),
+    "resonance": Reference(schedule=resonance),
+    "cope": Reference(schedule=cope),
+    "dynamic": Reference(schedule=dynamic),
+    "mspoe": Reference(choose=choose, rotation=mspoe, loudness=loudness),
+}
