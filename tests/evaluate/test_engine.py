@@ -88,22 +88,6 @@ def test_engine_and_version_are_named(tmp_path):
     assert "engine" not in json.dumps(evaluate(["demo"], Settings(**SMALL))["loading"])
 
 
-def test_it_goes_on_where_it_was(tmp_path):
-    whole = evaluate(["demo"], Settings(**SMALL), loading=ENGINE, out=tmp_path / "out")
-    lines = tmp_path / "out" / "cells.jsonl"
-    kept = lines.read_text().splitlines()
-    assert len(kept) == 4
-    lines.write_text("\n".join(kept[:3]) + "\n")
-    stub_vllm.made.clear()
-    again = evaluate(["demo"], Settings(**SMALL), loading=ENGINE, out=tmp_path / "out", resume=True)
-    assert cells(again) == cells(whole)
-    assert [len(call) for call in stub_vllm.made[0].calls] == [2], "only the other depth was asked"
-    with pytest.raises(CtxextError, match="engine vllm, now None"):
-        evaluate(
-            ["demo"], Settings(**SMALL, generate=True), loading=Loading(dtype="fp32"), out=lines.parent, resume=True
-        )
-
-
 @pytest.mark.parametrize(
     ("changes", "loading", "message"),
     [

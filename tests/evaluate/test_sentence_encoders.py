@@ -73,7 +73,7 @@ def test_chunks_find_what_lies_behind_the_cut(words, task):
 
 def test_the_questions_about_the_same_documents(words):
     questions = make_questions(Topics(), Encoder(words), LENGTH, range(9), SETTINGS)
-    asked = [[words.decode(prompt.query, skip_special_tokens=True) for prompt in prompts] for prompts in questions]
+    asked = [[words.decode(prompt.queries[0], skip_special_tokens=True) for prompt in prompts] for prompts in questions]
     assert len({topic for topics in asked[:8] for topic in topics}) == 32
     documents = {tuple(passage) for prompts in questions[:8] for prompt in prompts for passage in prompt.passages}
     assert len(documents) == 8
@@ -94,7 +94,9 @@ def test_more_depths_than_topics_in_a_document(words):
     (prompts,) = make_questions(Topics(), Encoder(words), LENGTH, [5], settings)
     for prompt, depth in zip(prompts, settings.depths, strict=True):
         text = words.decode(prompt.passages[0], skip_special_tokens=True)
-        topic = words.decode(prompt.query, skip_special_tokens=True).removeprefix("What is known about ").rstrip("?")
+        topic = (
+            words.decode(prompt.queries[0], skip_special_tokens=True).removeprefix("What is known about ").rstrip("?")
+        )
         assert text.index(TOPICS[topic]) / len(text) == pytest.approx(depth, abs=0.12)
 
 

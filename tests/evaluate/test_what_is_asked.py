@@ -44,10 +44,6 @@ def test_settings_that_mean_nothing(choices, message):
         Settings(**choices)
 
 
-def test_settings_at_their_ends():
-    Settings(depths=(0.0, 1.0), samples=1, num_needles=1, stride=1, batch_size=1, kv_ids="number")
-
-
 def test_each_task_has_its_own_settings(tmp_path):
     (tmp_path / "hay.txt").write_text("One sentence. Another sentence.")
     asked = {"question": "Who?", "answers": ["me"], "ctxs": [{"title": "t", "text": "It is me."}]}

@@ -13,7 +13,6 @@ from ctxext.checkpoint.sentence_files import SentencePipeline, read_pipeline, st
 from ctxext.errors import CtxextError
 from ctxext.files.content import sha256_of
 from ctxext.gguf.model import open_gguf
-from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.recipe import describe_step
 
 _DIGESTED = (".json", ".model", ".py", ".txt", ".jinja", ".tiktoken", ".safetensors", ".bin", ".pt", ".pth")
@@ -73,11 +72,6 @@ class CheckpointInfo:
         return min(
             [*stated_lengths(self.checkpoint.folder).values(), *filter(None, [self.context_length])], default=None
         )
-
-    @property
-    def is_own_code(self) -> bool:
-        """Whether it carries modeling code, all of it byte for byte this version of ctxext's."""
-        return runs_only_own_code(self.checkpoint)
 
     @cached_property
     def digest(self) -> str:

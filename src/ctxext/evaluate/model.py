@@ -33,7 +33,7 @@ from ctxext.evaluate.scoring.prefix_cache import (
     sharing_works,
 )
 from ctxext.gguf.engine import tokenizer_of
-from ctxext.recipes.code.own_code import carries_code, check_pinned, needs_code
+from ctxext.recipes.code.own_code import carries_code, check_pinned, needs_code, runs_only_own_code
 from ctxext.recipes.code.staging import staged
 from ctxext.verify.engine import ENGINE_NAMES
 
@@ -265,7 +265,7 @@ def runs_foreign_code(info: CheckpointInfo, loading: Loading) -> bool:
 
     Without `trust_remote_code` a checkpoint that needs such code is refused; ctxext's own always runs.
     """
-    if info.is_own_code:
+    if runs_only_own_code(info.checkpoint):
         return False
     if loading.trust_remote_code and carries_code(info.checkpoint):
         check_pinned(info.checkpoint, loading.revision)

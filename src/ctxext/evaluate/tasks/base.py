@@ -6,7 +6,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Pieces, Prompt, encode_parts, lay_out
@@ -40,25 +40,29 @@ def texts_asked(record: Record) -> list[int]:
     return list(record.get("texts") or record["samples"])
 
 
-class Work(Protocol):
-    """Some samples that run together.
+@dataclass(frozen=True)
+class Work(ABC):
+    """Some samples of a task at one length that run together.
 
     The result for one key must not depend on which other keys are wanted.
     """
 
+    task: "Task"
+    length: int
+
     @property
     def label(self) -> str:
         """The text of the progress line."""
-        ...
+        return f"{self.task.name} {self.length}"
 
     @property
+    @abstractmethod
     def keys(self) -> list[Key]:
         """All samples."""
-        ...
 
+    @abstractmethod
     def run(self, loaded: "LoadedModel", wanted: set[Key]) -> Iterator[Record]:
         """Measure the wanted samples, with one record per cell."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,11 @@ class PassagePrompt(Prompt):
 
     Attributes:
         passages: Their tokens, all of the same length; the first holds the fact.
-        query: The tokens of the question.
+        queries: The tokens of the question about it; before one is chosen, those about several in turn.
     """
 
     passages: tuple[list[int], ...] = ()
-    query: tuple[int, ...] = ()
+    queries: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class Passages(RetrievalTask):
             prompts = lay_out(text, parts, encoder, length - len(end), depths, random.Random(seed))
             passages.append([[*prompt.ids, *end] for prompt in prompts])
         query = (*encoder.document(pieces.asks[0].question), *end)
-        return [PassagePrompt(at_depth[0], 0, (), (), at_depth, query) for at_depth in zip(*passages, strict=True)]
+        return [PassagePrompt(at_depth[0], 0, (), (), at_depth, (query,)) for at_depth in zip(*passages, strict=True)]
 
     def score(
         self, loaded: "LoadedModel", questions: Sequence[Sequence[Prompt]], depths: Sequence[int], *, generate: bool
@@ -92,7 +92,7 @@ class Passages(RetrievalTask):
 
         # In one call, as several questions may be about the same passages.
         prompts = [question[depth] for depth in depths for question in questions]
-        asked = [(prompt.query, prompt.passages) for prompt in prompts]  # type: ignore[attr-defined]
+        asked = [(prompt.queries[0], prompt.passages) for prompt in prompts]  # type: ignore[attr-defined]
         right = are_most_similar(loaded, asked, self.long_texts)
         for number, depth in enumerate(depths):
             yield depth, right[number * len(questions) : (number + 1) * len(questions)]
@@ -110,17 +110,6 @@ TOPICS: Mapping[str, str] = _read_topics()
 _PASSAGES = 8
 _MOST = len(TOPICS) // _PASSAGES
 """How many topics a document may have."""
-
-
-@dataclass(frozen=True)
-class TopicsPrompt(PassagePrompt):
-    """One question about several documents.
-
-    Attributes:
-        queries: For each document the tokens of the question about it.
-    """
-
-    queries: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +158,7 @@ class Topics(Passages):
             num_texts = -(-len(depths) // count)
             queries.append([about[number // num_texts] for number in range(len(depths))])
         return [
-            TopicsPrompt(texts[0], 0, (), (), texts, asked[0], asked)
+            PassagePrompt(texts[0], 0, (), (), texts, asked)
             for texts, asked in zip(zip(*documents, strict=True), zip(*queries, strict=True), strict=True)
         ]
 
@@ -177,9 +166,9 @@ class Topics(Passages):
         """The question about one of the documents, which comes first."""
         asked: list[Prompt] = []
         for prompt in prompts:
-            assert isinstance(prompt, TopicsPrompt)
+            assert isinstance(prompt, PassagePrompt)
             passages = (*prompt.passages[number:], *prompt.passages[:number])
-            asked.append(replace(prompt, ids=passages[0], passages=passages, query=prompt.queries[number]))
+            asked.append(replace(prompt, ids=passages[0], passages=passages, queries=(prompt.queries[number],)))
         return asked
 
 

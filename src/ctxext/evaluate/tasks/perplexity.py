@@ -1,11 +1,12 @@
 """The loss on documents: by position, on key tokens, of masked tokens, and at the original context length."""
 
-from collections.abc import Callable, Iterator, Mapping
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ctxext.evaluate.tasks.base import Key, Reading, Record, Task
+from ctxext.evaluate.tasks.base import Key, Reading, Record, Task, Work
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel
@@ -16,42 +17,53 @@ _LONGEST_WINDOW = 4096
 
 
 @dataclass(frozen=True)
-class DocumentWork:
+class DocumentWork(Work):
     """One document.
 
     Attributes:
-        name: The name of the task in records.
-        ids: Its tokens, special tokens included.
+        reading: How much of documents is read.
+        ids: Its tokens, with begin tokens.
         sample: Its index.
-        length: The number of tokens that are read.
-        measure: Returns the results of a document.
     """
 
-    name: str
+    task: "DocumentTask"
+    reading: Reading
     ids: list[int]
     sample: int
-    length: int
-    measure: "Callable[[LoadedModel, list[int]], Mapping[str, Any]]"
-
-    @property
-    def label(self) -> str:
-        """The text of the progress line."""
-        return f"{self.name} {self.length}"
 
     @property
     def keys(self) -> list[Key]:
         """The document."""
-        return [Key(self.name, self.length, None, self.sample)]
+        return [Key(self.task.name, self.length, None, self.sample)]
 
     def run(self, loaded: "LoadedModel", wanted: set[Key]) -> Iterator[Record]:
         """Read the document once, unless it is not wanted."""
         if self.keys[0] in wanted:
-            cell = {"task": self.name, "length": self.length, "depth": None, "samples": [self.sample]}
-            yield {**cell, **self.measure(loaded, self.ids)}
+            cell = {"task": self.task.name, "length": self.length, "depth": None, "samples": [self.sample]}
+            yield {**cell, **self.task.measure(self.reading, loaded, self.ids, self.length)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Perplexity(Task):
+class DocumentTask(Task):
+    """Read documents and measure the loss."""
+
+    def documents_to_read(self, reading: Reading) -> list[DocumentWork]:
+        """The work, one for each document and length."""
+        named = dataclasses.replace(self, name=f"{self.name}: {reading.text}") if reading.text else self
+        read, lengths = self.documents(reading)
+        return [DocumentWork(named, n, reading, ids, sample) for sample, ids in enumerate(read) for n in lengths]
+
+    def documents(self, reading: Reading) -> tuple[list[list[int]], list[int]]:
+        """The tokens of each document, and the lengths at which it is read: by default the longest of the model."""
+        return reading.documents(reading.longest), [max(reading.lengths)]
+
+    @abstractmethod
+    def measure(self, reading: Reading, loaded: "LoadedModel", ids: list[int], length: int) -> Record:
+        """Measure the loss on a document up to a length."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perplexity(DocumentTask):
     """Read long documents and measure the loss position by position."""
 
     name: str = "perplexity"
@@ -61,39 +73,34 @@ class Perplexity(Task):
     shows: str = "the loss on long text, position by position"
     tells_texts_apart: bool = True
 
-    def documents_to_read(self, reading: Reading) -> list[DocumentWork]:
-        """The work, one for each document; a sliding window also reads the text behind the longest length."""
-        documents = reading.documents(reading.longest, 2 * reading.longest if reading.stride else reading.longest)
-        name = f"{self.name}: {reading.text}" if reading.text else self.name
-        measure = partial(_measure_by_position, reading)
-        return [DocumentWork(name, ids, sample, max(reading.lengths), measure) for sample, ids in enumerate(documents)]
+    def documents(self, reading: Reading) -> tuple[list[list[int]], list[int]]:
+        """A sliding window also reads the text behind the longest length."""
+        most = 2 * reading.longest if reading.stride else reading.longest
+        return reading.documents(reading.longest, most), [max(reading.lengths)]
 
+    def measure(self, reading: Reading, loaded: "LoadedModel", ids: list[int], length: int) -> Record:
+        """Read a document once, and again in sliding windows if there is a stride."""
+        from ctxext.evaluate.scoring.token_losses import losses_in_windows, losses_of
 
-def _measure_by_position(reading: Reading, loaded: "LoadedModel", ids: list[int]) -> Record:
-    """Read a document once, up to the longest length, and again in sliding windows if there is a stride."""
-    from ctxext.evaluate.scoring.token_losses import losses_in_windows, losses_of
-
-    length = max(reading.lengths)
-    losses, width = losses_of(loaded, ids[:length]), bucket_width(length)
-    # losses[i] is the loss of the token at position i + 1.
-    buckets = [losses[max(0, at - 1) : at - 1 + width] for at in range(0, length, width)]
-    record: Record = {"width": width, "buckets": [[float(part.sum()), len(part)] for part in buckets], "lengths": {}}
-    for n in reading.lengths:
-        # A shorter text is read separately if the position encoding depends on the length or content of the prompt.
-        of_beginning = losses if loaded.can_share or n == length else losses_of(loaded, ids[:n])
-        record["lengths"][str(n)] = float(of_beginning[: n - 1].sum()), n - 1
-    if reading.text:
-        record["text"] = reading.text
-    if reading.stride:
-        num_start = len(reading.encoder.start())
-        record["sliding"] = {
-            str(n): losses_in_windows(loaded, ids, num_start, n, reading.stride) for n in reading.lengths
-        }
-    return record
+        losses, width = losses_of(loaded, ids[:length]), bucket_width(length)
+        # losses[i] is the loss of the token at position i + 1.
+        buckets = [losses[max(0, at - 1) : at - 1 + width] for at in range(0, length, width)]
+        record: Record = {"width": width, "buckets": [[float(part.sum()), len(part)] for part in buckets]}
+        record["lengths"] = {}
+        for n in reading.lengths:
+            # A shorter text is read separately if the position encoding depends on the length or content of the prompt.
+            of_beginning = losses if loaded.can_share or n == length else losses_of(loaded, ids[:n])
+            record["lengths"][str(n)] = float(of_beginning[: n - 1].sum()), n - 1
+        if reading.text:
+            record["text"] = reading.text
+        if stride := reading.stride:
+            num_start = len(reading.encoder.start())
+            record["sliding"] = {str(n): losses_in_windows(loaded, ids, num_start, n, stride) for n in reading.lengths}
+        return record
 
 
 @dataclass(frozen=True, kw_only=True)
-class LongPerplexity(Task):
+class LongPerplexity(DocumentTask):
     """Read long documents, and measure the loss on the tokens that another model predicts from far context alone."""
 
     name: str = "longppl"
@@ -103,31 +110,27 @@ class LongPerplexity(Task):
     )
     shows: str = "the loss on what only far context predicts"
 
-    def documents_to_read(self, reading: Reading) -> list[DocumentWork]:
-        """The work, one for each document and length; the last part is a quarter of the longest, at most 4096."""
-        window = min(_LONGEST_WINDOW, reading.longest // 4)
-        measure = partial(_measure_key_tokens, reading, window)
-        return [
-            DocumentWork(self.name, ids[:length], sample, length, measure)
-            for sample, ids in enumerate(reading.documents(reading.longest))
-            for length in reading.lengths
-            if length > window
-        ]
+    def window(self, reading: Reading) -> int:
+        """The length of the last part: a quarter of the longest length, at most 4096 tokens."""
+        return min(_LONGEST_WINDOW, reading.longest // 4)
 
+    def documents(self, reading: Reading) -> tuple[list[list[int]], list[int]]:
+        """Lengths that have more than a last part."""
+        return reading.documents(reading.longest), [n for n in reading.lengths if n > self.window(reading)]
 
-def _measure_key_tokens(reading: Reading, window: int, loaded: "LoadedModel", ids: list[int]) -> Record:
-    """Read a document once, and let the evaluator read it, whole and in parts of a window."""
-    from ctxext.evaluate.scoring.token_losses import key_tokens, load_evaluator, losses_of
+    def measure(self, reading: Reading, loaded: "LoadedModel", ids: list[int], length: int) -> Record:
+        """Read a document once, and let the evaluator read it, whole and in parts of a window."""
+        from ctxext.evaluate.scoring.token_losses import key_tokens, load_evaluator, losses_of
 
-    assert reading.evaluator is not None
-    evaluator = load_evaluator(reading.evaluator, str(loaded.device))
-    chosen = key_tokens(evaluator, ids, window, len(reading.encoder.start()))
-    loss = float(losses_of(loaded, ids)[chosen - 1].sum())
-    return {"loss": [loss], "key_tokens": [len(chosen)], "of": [len(ids) - window]}
+        assert reading.evaluator is not None
+        evaluator, window = load_evaluator(reading.evaluator, str(loaded.device)), self.window(reading)
+        chosen = key_tokens(evaluator, ids[:length], window, len(reading.encoder.start()))
+        loss = float(losses_of(loaded, ids[:length])[chosen - 1].sum())
+        return {"loss": [loss], "key_tokens": [len(chosen)], "of": [length - window]}
 
 
 @dataclass(frozen=True, kw_only=True)
-class PseudoPerplexity(Task):
+class PseudoPerplexity(DocumentTask):
     """Mask every eighth token of long documents, eight times, and measure the loss position by position."""
 
     name: str = "pseudo-perplexity"
@@ -138,31 +141,23 @@ class PseudoPerplexity(Task):
     )
     shows: str = "the loss of masked tokens in long text, position by position"
 
-    def documents_to_read(self, reading: Reading) -> list[DocumentWork]:
-        """The work, one for each document."""
-        documents, measure = reading.documents(reading.longest), partial(_measure_masked, reading)
-        length = max(reading.lengths)
-        return [DocumentWork(self.name, ids, sample, length, measure) for sample, ids in enumerate(documents)]
+    def measure(self, reading: Reading, loaded: "LoadedModel", ids: list[int], length: int) -> Record:
+        """Read a document at every length, cut and closed, as an encoder also reads what follows a token."""
+        from ctxext.evaluate.scoring.token_losses import masked_losses
 
-
-def _measure_masked(reading: Reading, loaded: "LoadedModel", ids: list[int]) -> Record:
-    """Read a document at every length, cut and closed, as an encoder also reads what follows a token."""
-    from ctxext.evaluate.scoring.token_losses import masked_losses
-
-    length, end = max(reading.lengths), reading.encoder.end()
-    results = {n: masked_losses(loaded, _closed(ids, n, end)) for n in reading.lengths}
-    losses, is_guessed = results[length]
-    width = bucket_width(length)
-    parts = [slice(at, at + width) for at in range(0, length, width)]
-    return {
-        "width": width,
-        "buckets": [[float(losses[part].sum()), int(is_guessed[part].sum())] for part in parts],
-        "lengths": {str(n): (float(loss.sum()), int(count.sum())) for n, (loss, count) in results.items()},
-    }
+        end, width = reading.encoder.end(), bucket_width(length)
+        results = {n: masked_losses(loaded, [*ids[: n - len(end)], *end]) for n in reading.lengths}
+        losses, is_guessed = results[length]
+        parts = [slice(at, at + width) for at in range(0, length, width)]
+        return {
+            "width": width,
+            "buckets": [[float(losses[part].sum()), int(is_guessed[part].sum())] for part in parts],
+            "lengths": {str(n): (float(loss.sum()), int(count.sum())) for n, (loss, count) in results.items()},
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Short(Task):
+class Short(DocumentTask):
     """Read documents of exactly the original context length."""
 
     name: str = "short"
@@ -170,21 +165,17 @@ class Short(Task):
     kinds: tuple[str, ...] = ("causal", "masked")
     shows: str = "what extending cost at the original context length"
 
-    def documents_to_read(self, reading: Reading) -> list[DocumentWork]:
-        """The work, one for each document."""
-        length, end = reading.trained_length, reading.encoder.end() if reading.kind == "masked" else []
-        return [
-            DocumentWork(self.name, _closed(ids, length, end), sample, length, _measure_whole)
-            for sample, ids in enumerate(reading.documents(length))
-        ]
+    def documents(self, reading: Reading) -> tuple[list[list[int]], list[int]]:
+        """As long as the original context."""
+        return reading.documents(reading.trained_length), [reading.trained_length]
 
+    def measure(self, reading: Reading, loaded: "LoadedModel", ids: list[int], length: int) -> Record:
+        """Read a document once, with the end tokens that an encoder has."""
+        from ctxext.evaluate.scoring.token_losses import losses_of
 
-def _measure_whole(loaded: "LoadedModel", ids: list[int]) -> Record:
-    """Read a document once."""
-    from ctxext.evaluate.scoring.token_losses import losses_of
-
-    losses = losses_of(loaded, ids)
-    return {"loss": [float(losses.sum())], "tokens": [len(losses)]}
+        end = reading.encoder.end() if reading.kind == "masked" else []
+        losses = losses_of(loaded, [*ids[: length - len(end)], *end])
+        return {"loss": [float(losses.sum())], "tokens": [len(losses)]}
 
 
 def bucket_width(length: int) -> int:
@@ -193,8 +184,3 @@ def bucket_width(length: int) -> int:
     while width * _NUM_BUCKETS < length:
         width *= 2
     return width
-
-
-def _closed(ids: list[int], length: int, end: list[int]) -> list[int]:
-    """The beginning of a document as a text of exactly `length` tokens, with the end tokens."""
-    return [*ids[: length - len(end)], *end]

@@ -9,22 +9,16 @@ from ctxext.data.prompt import Pieces, Prompt, too_short
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.settings import Settings
-from ctxext.evaluate.tasks.base import Key, Record, RetrievalTask
+from ctxext.evaluate.tasks.base import Key, Record, RetrievalTask, Work
 
 
 @dataclass(frozen=True)
-class RetrievalWork:
+class RetrievalWork(Work):
     """Some samples of one task at one length, at every depth."""
 
     task: RetrievalTask
-    length: int
     samples: tuple[int, ...]
     settings: Settings
-
-    @property
-    def label(self) -> str:
-        """The text of the progress line."""
-        return f"{self.task.name} {self.length}"
 
     @property
     def keys(self) -> list[Key]:
