@@ -36,7 +36,7 @@ from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.relation import Relation
 from ctxext.recipes.registry import method_named
 from ctxext.verify import clean_load, clean_process
-from ctxext.verify.reference import expected_frequencies
+from ctxext.verify.carried import expected_frequencies
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 sys.path.insert(0, str(Path(__file__).parent / "portable"))

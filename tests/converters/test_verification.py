@@ -18,7 +18,7 @@ from ctxext.files import isolated
 from ctxext.methods import MsPoE, PositionInterpolation
 from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.methods.rerope import ReRope
-from ctxext.verify import clean_load, clean_process, reference
+from ctxext.verify import carried, clean_load, clean_process
 from ctxext.verify.clean_load import compare_logits
 from ctxext.verify.references import REFERENCES
 
@@ -94,7 +94,7 @@ def test_a_fault_of_a_reference_of_a_schedule(monkeypatch):
     with pytest.raises(
         CtxextError, match=r"The reference of pi fails: KeyError: 'factor' \(frequencies.py, line \d+\)"
     ):
-        reference.expected_frequencies([PositionInterpolation(factor=2)], PLAIN, 64)
+        carried.expected_frequencies([PositionInterpolation(factor=2)], PLAIN, 64)
 
 
 def test_a_script_s_other_faults_are_its_own():

@@ -16,12 +16,13 @@ from typing import Any
 from ctxext.checkpoint.families import Family, named_family, serves_sliding
 from ctxext.checkpoint.loading import hub_backbones, quiet_transformers, sealed, stock_class
 from ctxext.errors import CtxextError
+from ctxext.recipes.base import Method
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
-from ctxext.recipes.encodings.rotary import ModelConfig, attention_scaling
+from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, attention_scaling
 from ctxext.recipes.recipe import Recipe
 from ctxext.verify.measured import TOLERANCE as MEASURED_TOLERANCE
 from ctxext.verify.measured import measured_rotations
-from ctxext.verify.reference import expected_frequencies
+from ctxext.verify.reference import reference_faults, reference_of
 
 TOLERANCE = 2e-5
 """Largest relative difference of a frequency or of the factor on cos and sin."""
@@ -102,6 +103,23 @@ def expected_rotation(
     if plain.rotary.is_scaled:
         return inverse_frequencies(result.rotary, length), attention_scaling(result.rotary)
     return expected_frequencies(recipe.steps, plain.rotary, length)
+
+
+def expected_frequencies(steps: Sequence[Method], plain: Rotary, at: int) -> tuple[list[float], float]:
+    """Inverse frequencies and the factor on cos and sin that resolved steps make of a plain encoding, at a length."""
+    model = {"theta": plain.theta, "dim": plain.dim, "span": plain.span, "length": plain.trained_length}
+    frequencies, scaling = [plain.theta ** (-2 * i / plain.span) for i in range(plain.dim // 2)], 1.0
+    for step in steps:
+        if step.kind not in ("base", "schedule"):
+            continue
+        reference = reference_of(type(step))
+        with reference_faults(type(step)):
+            if step.kind == "schedule":
+                frequencies, scaling = reference.schedule(step.to_dict(), model, at)
+            else:
+                model["theta"] = reference.base(step.to_dict(), model)
+                frequencies = [model["theta"] ** (-2 * i / plain.span) for i in range(plain.dim // 2)]
+    return frequencies, scaling
 
 
 def _is_sliding(entry: Rotation, config: Mapping[str, Any], family: Family, change: float) -> bool:

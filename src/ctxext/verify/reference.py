@@ -1,4 +1,4 @@
-"""A method's reference, and the inverse frequencies that a recipe's loaded model must have."""
+"""A method's reference, and how its faults are reported."""
 
 import contextlib
 import traceback
@@ -8,7 +8,6 @@ from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Method
-from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.verify.references import REFERENCES
 
 
@@ -40,20 +39,3 @@ def reference_error(names: Sequence[str], detail: str) -> CtxextError:
         f"The reference of {' and '.join(names)} fails: {' '.join(detail.split())}",
         hint="Nothing is known to be wrong with the checkpoint: mend the reference; --no-verify writes it unchecked.",
     )
-
-
-def expected_frequencies(steps: Sequence[Method], plain: Rotary, at: int) -> tuple[list[float], float]:
-    """Inverse frequencies and the factor on cos and sin that resolved steps make of a plain encoding, at a length."""
-    model = {"theta": plain.theta, "dim": plain.dim, "span": plain.span, "length": plain.trained_length}
-    frequencies, scaling = [plain.theta ** (-2 * i / plain.span) for i in range(plain.dim // 2)], 1.0
-    for step in steps:
-        if step.kind not in ("base", "schedule"):
-            continue
-        reference = reference_of(step)
-        with reference_faults(step):
-            if step.kind == "schedule":
-                frequencies, scaling = reference.schedule(step.to_dict(), model, at)
-            else:
-                model["theta"] = reference.base(step.to_dict(), model)
-                frequencies = [model["theta"] ** (-2 * i / plain.span) for i in range(plain.dim // 2)]
-    return frequencies, scaling
