@@ -362,6 +362,8 @@ def test_numbers_at_their_defaults_are_not_in_the_command():
     assert line == "ctxext convert me/m OUT --method llama3 --factor 4"
     line = convert_command("me/m", "abc", Recipe([Yarn(factor=4, beta_fast=16.0)]), "x")
     assert line == "ctxext convert me/m x --method yarn --factor 4 --beta-fast 16 --revision abc"
+    line = convert_command("me/m", None, Recipe([Yarn(factor=4, truncate=False)]))
+    assert line == "ctxext convert me/m OUT --method yarn --factor 4 --no-truncate"
     line = convert_command("me/m", None, Recipe([AdjustedBase(theta=500_000.5, factor=4.5)]))
     assert shlex.split(line)[4:] == ["--method", "abf", *shlex.split(line)[6:]]
     assert {"500000.5", "4.5"} <= set(shlex.split(line))

@@ -16,9 +16,8 @@ from ctxext.evaluate.checkpoint_info import CheckpointInfo
 from ctxext.files.length import format_length
 from ctxext.recipes.encodings.base import POSITIONS
 from ctxext.recipes.methods.fills import FILLS
-from ctxext.recipes.param import options_of
-from ctxext.recipes.recipe import Recipe, load_recipe, presets, recipe_from_dict, recipe_of
-from ctxext.recipes.registry import METHODS, method_named
+from ctxext.recipes.recipe import Recipe, command_options, load_recipe, presets, recipe_from_dict, recipe_of
+from ctxext.recipes.registry import BY_NAME, method_named
 
 STOCK = "stock"
 """The name of the model as it is."""
@@ -122,17 +121,16 @@ def _stem(name: str) -> str:
 
 def _named(name: str) -> tuple[dict[str, Any], str]:
     """The content of a recipe by its name, and the file or preset that it is from; empty for a method."""
-    known = {key for method in METHODS for key in (method.name, *method.aliases)}
-    if name.lower() not in known and (name in presets() or Path(name).is_file()):
+    if name.lower() not in BY_NAME and (name in presets() or Path(name).is_file()):
         return load_recipe(name).to_dict(), name
     return {"steps": [{"method": method_named(name).name}]}, ""
 
 
 def _candidate(source: Checkpoint, name: str, content: dict[str, Any], file: str, target_length: int) -> Candidate:
     steps = [dict(step) for step in content["steps"]]
-    takers = [step for step in steps if "target_length" in _options_of(step)]
+    takers = [step for step in steps if hasattr(method_named(str(step["method"])), "target_length")]
     reaches = [] if any(step.get(key) for step in takers for key in _REACH) else takers
-    words = ["--recipe", file] if file else _words(steps)
+    words = ["--recipe", file] if file else command_options(steps)
     words += ["--target-length", format_length(target_length)] if reaches and words else []
     if words and source.original_length:
         words += ["--original-length", str(source.original_length)]
@@ -145,24 +143,3 @@ def _candidate(source: Checkpoint, name: str, content: dict[str, Any], file: str
     except CtxextError as error:
         return Candidate(name, tuple(words), refusal=error.message)
     return Candidate(name, tuple(words), recipe, plan)
-
-
-def _options_of(step: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a step's method by name, with their defaults."""
-    return {field.name: field.default for field in options_of(method_named(str(step["method"])))}
-
-
-def _words(steps: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The options of `ctxext convert` for some steps; none where an option would have to mean two things."""
-    words = [word for step in steps for word in ("--method", str(step["method"]))]
-    values: dict[str, Any] = {}
-    for step in steps:
-        for name, default in _options_of(step).items():
-            value = step.get(name, default)
-            if isinstance(value, list | tuple) or values.setdefault(name, value) != value:
-                return []
-            if value is None or value == default:
-                continue
-            flag, shown = "--" + name.replace("_", "-"), f"{value:g}" if isinstance(value, float) else str(value)
-            words += [flag if value else f"--no-{flag[2:]}"] if isinstance(value, bool) else [flag, shown]
-    return words

@@ -19,7 +19,7 @@ from ctxext.files.tensor_files import grouped
 from ctxext.recipes.base import Method
 from ctxext.recipes.encodings.base import Encoding
 from ctxext.recipes.param import limits_of
-from ctxext.recipes.recipe import Recipe, multiplied
+from ctxext.recipes.recipe import Recipe, command_options
 from ctxext.version import __version__
 
 ANY_ID = "PATH_OR_ID"
@@ -293,19 +293,8 @@ def _short(value: Any) -> str:
 
 def convert_command(source: str, revision: str | None, recipe: Recipe, out: str = "OUT") -> str:
     """The `ctxext convert` line of a recipe; its numbers as options, or as a file where options cannot say them."""
-    words = ["ctxext", "convert", source, out]
-    if needs_file(recipe):
-        words += ["--recipe", RECIPE_FILE]
-    else:
-        words += [word for step in recipe.steps for word in ("--method", step.name)]
-        options = {name: value for step in recipe.steps for name, value in _given(step).items()}
-        for name, value in options.items():
-            # As people write it: 4, not 4.0; all its digits all the same.
-            is_whole = isinstance(value, float) and value == int(value) and abs(value) < 1e15
-            words += ["--" + name.replace("_", "-"), str(int(value) if is_whole else value)]
-    if revision:
-        words += ["--revision", revision]
-    return shlex.join(words)
+    options = command_options(recipe.to_dict()["steps"]) or ["--recipe", RECIPE_FILE]
+    return shlex.join(["ctxext", "convert", source, out, *options, *(["--revision", revision] if revision else [])])
 
 
 def wrapped(command: str, width: int = 88) -> str:
@@ -320,20 +309,5 @@ def wrapped(command: str, width: int = 88) -> str:
 
 
 def needs_file(recipe: Recipe) -> bool:
-    """Whether a recipe holds lists, one number with two values, or two factors: options cannot say that."""
-    if multiplied(recipe.steps):
-        return True
-    options: dict[str, Any] = {}
-    for step in recipe.steps:
-        for name, value in _given(step).items():
-            if isinstance(value, tuple) or options.setdefault(name, value) != value:
-                return True
-    # An option reaches every step that takes it, so a step that kept its default must not share its name.
-    numbers = [(field.name, getattr(step, field.name)) for step in recipe.steps for field in dataclasses.fields(step)]
-    return any(name in options and options[name] != value for name, value in numbers)
-
-
-def _given(step: Method) -> Mapping[str, Any]:
-    """The numbers of a step that differ from their defaults."""
-    numbers = {field.name: (getattr(step, field.name), field.default) for field in dataclasses.fields(step)}
-    return {name: value for name, (value, default) in numbers.items() if value is not None and value != default}
+    """Whether options cannot say a recipe."""
+    return not command_options(recipe.to_dict()["steps"])

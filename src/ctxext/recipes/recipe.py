@@ -19,7 +19,7 @@ from ctxext.recipes.base import Method, Scaling
 from ctxext.recipes.code.layout import SHARED_FILES, STUB_FILE, family_classes, render_stub, without_code
 from ctxext.recipes.code.method import PORTABLE, CodeMethod
 from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary, provenance, without_derived
-from ctxext.recipes.param import value_type
+from ctxext.recipes.param import limits_of, value_type
 from ctxext.recipes.registry import method_named
 
 _FILE_KEYS = ("description", "source", "steps")
@@ -173,7 +173,38 @@ def _check_order(steps: Sequence[Method]) -> None:
             )
 
 
-def multiplied(steps: Sequence[Method]) -> list[str]:
+def command_options(steps: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The options of `ctxext convert` that make some steps of a recipe file; none where only a file can say them.
+
+    A file must say lists, what was measured, one number with two values, and factors that multiply.
+    """
+    methods = [(method_named(str(step["method"])), step) for step in steps]
+    fields = [
+        (field, step.get(field.name, field.default)) for method, step in methods for field in dataclasses.fields(method)
+    ]
+    given = {field: value for field, value in fields if value is not None and value != field.default}
+    named = {field.name: value for field, value in given.items()}
+    # An option reaches every step that takes it, so a step that kept its default must not share its name.
+    is_shared = any(named.get(field.name, value) != value for field, value in fields)
+    is_long = any(limits_of(field).measured or isinstance(value, list | tuple) for field, value in given.items())
+    if is_shared or is_long or multiplied([method for method, _ in methods]):
+        return []
+    return [
+        *(word for method, _ in methods for word in ("--method", method.name)),
+        *(word for name, value in named.items() for word in _option(name, value)),
+    ]
+
+
+def _option(name: str, value: Any) -> list[str]:
+    name = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    # As people write it: 4, not 4.0; all its digits all the same.
+    is_whole = isinstance(value, float) and value == int(value) and abs(value) < 1e15
+    return [f"--{name}", str(int(value) if is_whole else value)]
+
+
+def multiplied(steps: Iterable[Method | type[Method]]) -> list[str]:
     """The names of steps whose factors multiply: a schedule of the configuration, and code that stretches it again.
 
     A new base and the schedule on top of it stretch the original context length both, so theirs do not.

@@ -61,11 +61,14 @@ METHODS: tuple[type[Method], ...] = (
 )
 
 
+BY_NAME = {key: method for method in METHODS for key in (method.name, *method.aliases)}
+"""The methods by their names and aliases."""
+
+
 def method_named(name: str) -> type[Method]:
     """The method class behind a name or an alias."""
-    table = {key: method for method in METHODS for key in (method.name, *method.aliases)}
-    if name.lower() in table:
-        return table[name.lower()]
-    near = difflib.get_close_matches(name.lower(), table)
+    if name.lower() in BY_NAME:
+        return BY_NAME[name.lower()]
+    near = difflib.get_close_matches(name.lower(), BY_NAME)
     hint = f'Did you mean "{near[0]}"?' if near else f"Choose one of: {', '.join(m.name for m in METHODS)}."
     raise CtxextError(f'There is no method "{name}".', hint=hint)
