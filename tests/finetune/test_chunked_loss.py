@@ -15,6 +15,7 @@ from ctxext.errors import CtxextError
 from ctxext.finetune.base import load_base, open_base
 from ctxext.finetune.loss import use_chunked_loss
 from ctxext.finetune.prepare import with_adapter
+from ctxext.finetune.source_model import SourceModel
 from hand_made import one_that_sees_length
 from tiny_base import PARALLEL, TRAINED, make_base
 
@@ -119,24 +120,6 @@ def test_the_base_model_is_given_what_is_said_and_keeps_no_cache():
     assert seen == {"use_cache": False, "position_ids": places}
 
 
-class Says:
-    """A model to stay close to, which knows what it is told to know."""
-
-    weight = 3.0
-
-    def __init__(self, model, known):
-        self.model, self.known = model, known
-
-    def knows(self, positions):
-        return self.known
-
-    def read(self, ids, given):
-        return self.model.model(ids).last_hidden_state.flatten(0, 1)[None]
-
-    def head(self, hidden, ids):
-        return self.model.lm_head(hidden)
-
-
 @pytest.mark.parametrize(("training", "known"), [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("items", [None, 10])
 def test_what_a_source_says_counts_in_training_where_it_knows_the_positions(training, known, items):
@@ -146,9 +129,10 @@ def test_what_a_source_says_counts_in_training_where_it_knows_the_positions(trai
         mine, said = (one(ids).logits.log_softmax(-1) for one in (model, source))
         answers = -mine[:, :-1].gather(-1, ids[:, 1:, None]).sum()
         divergence = (said.exp() * (said - mine)).sum()
-    use_chunked_loss(model, 7, Says(source, known), tokens_per_step=80 if items else None)
+    said_by = SourceModel(source, [], trained_length=23 if known else 22)
+    use_chunked_loss(model, 7, said_by, tokens_per_step=80 if items else None)
     mean_loss = model(input_ids=ids, labels=ids, position_ids=places, num_items_in_batch=items).loss
-    wanted = answers / (items or 44) + (training and known) * 3 * divergence / (80 if items else 46)
+    wanted = answers / (items or 44) + (training and known) * SourceModel.weight * divergence / (80 if items else 46)
     assert mean_loss.item() == pytest.approx(wanted.item(), rel=1e-4)
 
 
