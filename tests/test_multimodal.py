@@ -1,7 +1,6 @@
 """Multimodal models whose text part alone reads the schedule, run with an image in the prompt."""
 
 import json
-import math
 
 import pytest
 import torch
@@ -10,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
 import multimodal_models
+from by_hand import by_hand
 from ctxext import Recipe, convert
 from ctxext.checkpoint.auto_class import MULTIMODAL
 from ctxext.checkpoint.families import _THINKERS, FAMILIES
@@ -50,19 +50,6 @@ def rotary_tables(model):
     return extended, others
 
 
-def yarn(theta, dim, length, factor):
-    """Its frequencies, from the paper."""
-    ends = [dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta)) for turns in (32, 1)]
-    low, high = max(math.floor(ends[0]), 0), min(math.ceil(ends[1]), dim - 1)
-    shares = [min(max((pair - low) / (high - low), 0), 1) for pair in range(dim // 2)]
-    return [theta ** (-2 * pair / dim) * (1 - share + share / factor) for pair, share in enumerate(shares)]
-
-
-def ntk(theta, dim, span, factor):
-    """Its frequencies, where exponents run over `span` dimensions."""
-    return [(theta * factor ** (span / (dim - 2))) ** (-2 * pair / span) for pair in range(dim // 2)]
-
-
 def check(name, folder, methods):
     """Convert a family by YaRN (Gemma 4: NTK), by nothing, and by other methods; run the first two with an image."""
     source = multimodal_models.save(name, folder / "source")
@@ -77,10 +64,8 @@ def check(name, folder, methods):
     assert longer.isfinite().all()
     assert (longer - before).abs().max() > 1e-3
     factor = 4 * reads / length
-    dim, scaling = model.rotary.dim, 0.1 * math.log(factor) + 1
-    wanted = yarn(10000.0, dim, length, factor)
-    if kind is Ntk:
-        wanted, scaling = ntk(10000.0, dim, 32, factor), 1.0
+    span = 32 if kind is Ntk else None
+    wanted, scaling = by_hand(kind.name, factor, 10000.0, model.rotary.dim, length, 4 * reads, span)
     (extended, others), (_, kept) = rotary_tables(after), rotary_tables(loaded(source))
     assert extended
     for table, factor_of_layer in extended.values():
