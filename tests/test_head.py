@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import multimodal_models
@@ -20,6 +19,7 @@ from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.scoring.token_losses import EVERY, masked_losses, token_losses
 from ctxext.finetune.loss import use_chunked_loss
 from hand_made import nested, one_that_sees_length, tiny_llama
+from tiny_base import Largest
 
 LENGTH, PIECE, FIRST, MASK = 18, 5, 9, 4
 ROOM = dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"), 40)
@@ -136,18 +136,6 @@ def test_losses_of_a_narrow_model_are_computed_in_float32(name, tmp_path):
             assert loss.item() == close(losses.mean())
 
 
-class Watch(TorchDispatchMode):
-    """Notes how large the largest tensor is."""
-
-    largest = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor):
-            self.largest = max(self.largest, result.numel())
-        return result
-
-
 @pytest.mark.parametrize("name", ["gpt2", "opt", "bert"])
 def test_no_tensor_has_the_size_of_length_times_vocabulary(name, tmp_path):
     """Neither in evaluation nor in training, forward or backward."""
@@ -161,11 +149,11 @@ def test_no_tensor_has_the_size_of_length_times_vocabulary(name, tmp_path):
         use_chunked_loss(trained := copy.deepcopy(model), is_masked=is_masked)
         trained.get_input_embeddings().weight.requires_grad_(False)
         patch.setattr(LoadedModel, "rows_that_fit", lambda *given: 1)
-        with Watch() as watch:
+        with Largest() as watch:
             masked_losses(loaded, ids[0].tolist()) if is_masked else token_losses(loaded, ids)
             trained(input_ids=ids, labels=ids).loss.backward()
     # The attention of 400 tokens by two heads; the logits of a piece have 16 × 5000 numbers, and all have 400 × 5000.
-    assert watch.largest <= 2 * 400 * 400
+    assert watch.size <= 2 * 400 * 400
 
 
 class Odd(LlamaForCausalLM):

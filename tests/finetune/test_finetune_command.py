@@ -109,12 +109,9 @@ def test_an_evaluation_that_fails_leaves_the_training(base, data, tmp_path, monk
         (("--data", "nowhere.txt"), "There is no file"),
         (("--data", "nowhere"), "neither a file nor a data set"),
         ((), "--data is missing"),
-        (("--data", "{data}", "--format", "json"), '--format "json"'),
-        (("--data", "{data}", "--eval", "needles"), 'no task "needles"'),
         # It does not fit into the 32 tokens that this base was trained on.
         (("--data", "{data}", "--eval", "needle"), 'task "needle" needs at least'),
         (("--data", "{data}", "--eval", "short", "--no-merge"), "--no-merge makes none"),
-        (("--data", "{data}", "--length", "far"), "far"),
         (("--data", "{data}", "--targets", "q_proj,o_prj"), "o_prj"),
         (("--data", "{empty}"), "no text"),
         (("--data", "demo", "--epochs", "2"), "demo has no end"),

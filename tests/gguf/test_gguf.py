@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from by_hand import ramp
 from ctxext import METHODS, Recipe
 from ctxext.converters.convert import convert
 from ctxext.errors import CtxextError
@@ -109,15 +110,8 @@ def test_llama_cpp_rotates_as_transformers(gguf, tmp_path, step):
     factor, attention = get("scaling.factor") or 1.0, get("scaling.attn_factor") or 1.0
     kind = get("scaling.type")
     if kind == "yarn":
-        low, high = (
-            16
-            * math.log(get("scaling.original_context_length") / (turns * 2 * 3.141592653589793))
-            / (2 * math.log(10000))
-            for turns in (32, 1)
-        )
-        low, high = max(0, int(low // 1)), min(15, -int(-high // 1))
-        ramp = [min(1, max(0, (pair - low) / max(0.001, high - low))) for pair in range(8)]
-        plain = [angle / factor * part + angle * (1 - part) for angle, part in zip(plain, ramp, strict=True)]
+        parts = ramp(10000, 16, 8, get("scaling.original_context_length"), 32, 1, truncate=True)
+        plain = [angle / factor * part + angle * (1 - part) for angle, part in zip(plain, parts, strict=True)]
         attention *= 1 + 0.1 * math.log(factor)
     elif kind == "linear":
         plain = [angle / factor for angle in plain]

@@ -21,6 +21,7 @@ from tiny_base import make_base, write_jsonl
 pytestmark = pytest.mark.slow
 
 TOKEN = "hf_goodgoodgood"
+MSPOE = ("-m", "mspoe", "--head-order", "fixed", "--first-layer", "0")
 TIMED = ("seconds", "duration", "tokens_per_second", "peak_memory", "memory", "stamps", "minutes", "files")
 TRAINED = ("--length", "64", "--steps", "5", "--batch-size", "2", "--rank", "4", "--save-every", "2", "-q")
 ASKED = ("-t", "passkey", "--lengths", "200,300", "--samples", "2", "--depths", "2")
@@ -72,18 +73,7 @@ def server(tmp_path_factory, sources) -> Iterator[Server]:
         started.hub = running
         base, out = sources / "base", sources / "tuned"
         for words in (
-            [
-                "convert",
-                sources / "source",
-                sources / "mspoe",
-                "-m",
-                "mspoe",
-                "--head-order",
-                "fixed",
-                "--first-layer",
-                "0",
-                "--no-verify",
-            ],
+            ["convert", sources / "source", sources / "mspoe", *MSPOE, "--no-verify"],
             ["finetune", base, out, "--data", sources / "numbers.jsonl", *TRAINED, "--no-merge"],
         ):
             done = started(words)
@@ -148,19 +138,7 @@ def jobs(sources: Path, server: Server) -> dict[str, Job]:
             before=lambda place: shutil.copytree(base, place / "out"),
         ),
         "verified": Job(
-            lambda place: [
-                "convert",
-                source,
-                place / "out",
-                "-m",
-                "mspoe",
-                "--head-order",
-                "fixed",
-                "--first-layer",
-                "0",
-                "-q",
-            ],
-            lambda place: files(place / "out"),
+            lambda place: ["convert", source, place / "out", *MSPOE, "-q"], lambda place: files(place / "out")
         ),
         "merge": Job(
             lambda place: ["merge", base, sources / "tuned" / "adapter", place / "out", "-q"],

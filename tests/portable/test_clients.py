@@ -28,7 +28,6 @@ CLIENTS = {
     "assistant_model": {"assistant_model": True},
     "prompt_lookup_num_tokens": {"prompt_lookup_num_tokens": 4},
     "use_cache=False": {"use_cache": False},
-    "beams": {"num_beams": 3, "use_cache": False},
 }
 
 
@@ -60,15 +59,15 @@ def written(model, ids, *, assistant_model=False, **options):
 
 
 @functools.cache
-def plainly_written(model, num_beams):
-    return written(model, tokens(LENGTH), **({"num_beams": num_beams} if num_beams > 1 else {}))
+def plainly_written(model):
+    return written(model, tokens(LENGTH))
 
 
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("name", ["calibrated", *PER_ROW])
 def test_every_client_writes_the_same(models, name, client):
     model = models(name)
-    equal = written(model, tokens(LENGTH), **CLIENTS[client]) == plainly_written(model, 3 if client == "beams" else 1)
+    equal = written(model, tokens(LENGTH), **CLIENTS[client]) == plainly_written(model)
     assert equal.shape == (1, NEW)
     assert equal.sum() == NEW
 

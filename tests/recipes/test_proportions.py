@@ -245,11 +245,6 @@ def test_what_a_recipe_says_of_itself(names, said):
     assert {name for name in every if getattr(recipe(*names), name)} == said
 
 
-def test_a_recipe_has_steps():
-    with pytest.raises(CtxextError, match="no steps"):
-        Recipe([])
-
-
 def test_every_method_has_a_place():
     assert {method.kind for method in METHODS} == set(KINDS)
 
@@ -282,8 +277,3 @@ def test_a_frequency_is_slowed_as_a_plain_one_of_its_wavelength():
 def test_the_reach_is_the_nearest_whole_number(length, factor, reach):
     rotary = model_config({"model_type": "llama", "max_position_embeddings": length, **SIZES}).rotary
     assert Yarn(factor=factor).resolved(rotary).reach(rotary) == reach
-
-
-def test_a_target_length_is_reached_to_the_token():
-    rotary = model_config({"model_type": "llama", "max_position_embeddings": 1000, **SIZES}).rotary
-    assert Yarn(target_length=1001).resolved(rotary).reach(rotary) == 1001

@@ -74,13 +74,6 @@ def test_a_schedule_that_a_family_does_not_carry():
     assert AdjustedBase.refusal({}, family) == ""
 
 
-def test_the_least_that_a_step_may_reach():
-    assert (Yarn(factor=1).factor, Yarn(target_length=1).target_length) == (1, 1)
-    for less in ({"factor": 0.99}, {"target_length": 0}):
-        with pytest.raises(CtxextError, match="must be at least 1"):
-            Yarn(**less)
-
-
 def test_how_far_a_step_reaches():
     assert Yarn(factor=2.5).reach(ROTARY) == 320
     assert Yarn(target_length=300).resolved(ROTARY).reach(ROTARY) == 300

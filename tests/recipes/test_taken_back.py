@@ -114,7 +114,7 @@ def test_classes_of_a_family():
     assert "AutoModelForImageTextToText" not in family_classes({"model_type": "gemma3_text"}).by_auto_class
 
 
-@pytest.mark.parametrize("name", ["t5", "of tomorrow"])
+@pytest.mark.parametrize("name", ["t5", "trocr", "of tomorrow"])
 def test_a_family_without_a_causal_language_model(name):
     with pytest.raises(CtxextError, match=f'no causal language model of type "{name}"'):
         family_classes({"model_type": name})

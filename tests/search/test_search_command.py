@@ -51,7 +51,6 @@ FAR = ("--target-length", "640")
 BAD = {
     "no target": ((), None, "How far should the model reach?"),
     "target inside": (("--target-length", "320"), None, "trained to 320 tokens already"),
-    "no length": (("--target-length", "far"), None, '"far" is not a length'),
     "no such method": ((*FAR, "--methods", "yarm"), None, 'no method "yarm"'),
     "no time": ((*FAR, "--minutes", "0"), None, "minutes must be above 0"),
     "a share below zero": ((*FAR, "--keep-short", "-1"), None, "keep_short must be a share"),
