@@ -261,6 +261,11 @@ class Hub(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
 
+    def settings(self, cache: Path) -> dict[str, str]:
+        """What the Hub's client is told in its environment, to ask this server and nobody else."""
+        place = {"HF_ENDPOINT": self.url, "HF_HOME": str(cache)}
+        return {**place, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+
     def heads(self, name: str) -> list[str]:
         return ["main", *(branch for owner, branch in self._branches if owner == name)]
 

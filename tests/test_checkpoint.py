@@ -139,11 +139,6 @@ def test_links_within_the_folder_and_its_own_cache_are_followed(tmp_path):
         Checkpoint("mine", snapshot, {}).check_files()
 
 
-def test_a_name_that_is_no_text_is_refused(tmp_path):
-    with pytest.raises(CtxextError, match="has a name that is not text in UTF-8"):
-        made(tmp_path / "a").check_file(Path("a\udcff.txt"))
-
-
 @pytest.mark.parametrize("name", ["x.bin", "model.safetensors"])
 def test_a_record_in_the_folder_is_a_claim_and_no_permission(name, tmp_path):
     """Issue: SOURCE's own ctxext.json let any file be copied into OUT."""

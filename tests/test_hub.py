@@ -22,13 +22,7 @@ def ctxext(request, llama_source, tmp_path):
     with hub({"maker/tiny": llama_source}) as server:
 
         def call(*words: str) -> subprocess.CompletedProcess:
-            environment = {
-                **os.environ,
-                "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
-                "HF_HOME": str(tmp_path / "cache"),
-                "HF_HUB_OFFLINE": "0",
-                "HF_HUB_DISABLE_XET": "1",
-            }
+            environment = {**os.environ, **server.settings(tmp_path / "cache")}
             command = [sys.executable, "-m", "ctxext", *words]
             return processes.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
 

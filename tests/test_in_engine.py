@@ -143,10 +143,6 @@ def test_a_source_is_not_served_for_a_result_that_was_trained(yarn, tmp_path, mo
     assert compared_in_engine(*checkpoints, trust_remote_code=False, arguments={}) == expected
 
 
-def test_an_unknown_engine_is_refused(run, yarn):
-    assert 'no engine "sglang"' in str(run("verify", yarn, "--engine", "sglang").exception)
-
-
 @torch.no_grad()
 def test_pieces_read_the_same(monkeypatch, yarn):
     from transformers import AutoModelForCausalLM

@@ -33,8 +33,7 @@ def test_every_command_runs(tmp_path):
     program, python = programs()
     with hub({}, tmp_path / "hub") as server:
         server.tokens = {TOKEN: "me"}
-        environment = {**os.environ, "HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "cache"), "HF_TOKEN": TOKEN}
-        environment |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "NO_COLOR": "1"}
+        environment = {**os.environ, **server.settings(tmp_path / "cache"), "HF_TOKEN": TOKEN, "NO_COLOR": "1"}
         folder = tmp_path / "empty"
         folder.mkdir()
         for block in BLOCKS:

@@ -130,12 +130,6 @@ def test_bad_input_gets_one_line(words, llama, tmp_path, capfd, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-def test_usage_errors_exit_with_2(run, llama):
-    result = run("convert", llama, "--method", "yarn", "--beta-fst", "16")
-    assert result.exit_code == 2
-    assert "--beta-fast" in result.stderr
-
-
 SOURCE = "$(id) `x`;'y"
 
 

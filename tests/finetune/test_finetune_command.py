@@ -231,5 +231,3 @@ def test_a_file_of_options_is_checked(base, tmp_path, text, message):
     (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(CtxextError, match=message):
         run("finetune", base, tmp_path / "out", "--config", tmp_path / "run.yaml")
-    with pytest.raises(CtxextError, match="cannot be read"):
-        run("finetune", base, tmp_path / "out", "--config", tmp_path / "nowhere.yaml")

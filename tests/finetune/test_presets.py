@@ -63,9 +63,6 @@ def test_files_and_the_command_line_stand_above_a_preset(options_of, tmp_path):
     for words in (("--preset", "pose-yarn-2to4", "--config", file), ("--config", file, "--preset", "pose-yarn-2to4")):
         options, _ = options_of(*words, "--alpha", "5")
         assert (options.rank, options.alpha, options.dropout) == (8, 5, 0.1)
-    with pytest.raises(CtxextError, match='no preset "pose"') as refused:
-        options_of("--preset", "pose")
-    assert "gradient, llama3-80k-qlora" in refused.value.hint
 
 
 def test_an_option_of_a_preset_or_a_file_can_be_left_out(options_of, tmp_path):

@@ -44,8 +44,7 @@ def server(made) -> Iterator[Server]:
     (made / "hub").mkdir()
     with hub({}, made / "hub") as running:
         running.tokens = {TOKEN: "me"}
-        settings = {"HF_ENDPOINT": running.url, "HF_HOME": str(made / "cache"), "HF_HUB_OFFLINE": "0"}
-        started = Server({**settings, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"})
+        started = Server({**running.settings(made / "cache"), "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"})
         words = ["finetune", made / "base", made / "tuned", "--data", made / "numbers.jsonl", *TRAINED, "--no-merge"]
         done = started(words)
         assert done["code"] == 0, done["said"]

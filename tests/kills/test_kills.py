@@ -60,16 +60,8 @@ def sources(tmp_path_factory) -> Path:
 def server(tmp_path_factory, sources) -> Iterator[Server]:
     with hub({}, tmp_path_factory.mktemp("hub")) as running:
         running.tokens = {TOKEN: "me"}
-        cache = str(tmp_path_factory.mktemp("cache"))
-        started = Server(
-            {
-                "HF_ENDPOINT": running.url,
-                "HF_HOME": cache,
-                "HF_HUB_OFFLINE": "0",
-                "HF_HUB_DISABLE_XET": "1",
-                "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
-            }
-        )
+        settings = running.settings(tmp_path_factory.mktemp("cache"))
+        started = Server({**settings, "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"})
         started.hub = running
         base, out = sources / "base", sources / "tuned"
         for words in (

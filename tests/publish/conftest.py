@@ -48,14 +48,7 @@ def commands(server, our_processes, tmp_path):
     """Run command lines in one process that uses that Hub; gives (exit code, stdout, stderr) for each."""
 
     def call(*lines: list[str], **settings: str) -> list:
-        environment = {
-            **os.environ,
-            "HF_ENDPOINT": server.url,
-            "HF_HOME": str(tmp_path / "cache"),
-            "HF_HUB_OFFLINE": "0",
-            "HF_HUB_DISABLE_XET": "1",
-            **settings,
-        }
+        environment = {**os.environ, **server.settings(tmp_path / "cache"), **settings}
         script = Path(__file__).with_name("several.py")
         result = our_processes.run(
             [sys.executable, "-c", script.read_text()],

@@ -59,8 +59,8 @@ def test_push_then_download_gives_equal_logits(commands, server, converted, tmp_
     assert len(asked(server, "PUT /objects/")) == 1
     assert (verified, json.loads(findings)["passed"]) == (0, True), findings
     assert TOKEN not in out + err
-    environment = {**os.environ, "HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "cache2"), "HF_HUB_OFFLINE": "0"}
-    environment |= {"HF_HUB_DISABLE_XET": "1", "USE_HUB_KERNELS": "NO", "TRANSFORMERS_VERBOSITY": "error"}
+    environment = {**os.environ, **server.settings(tmp_path / "cache2")}
+    environment |= {"USE_HUB_KERNELS": "NO", "TRANSFORMERS_VERBOSITY": "error"}
     processes = subprocess if version("huggingface_hub") < "1" else clean_processes
     result = processes.run(
         [sys.executable, "-c", LOGITS, "me/tiny", str(folder)],

@@ -87,16 +87,7 @@ def test_the_divergence_is_that_of_the_positions_asked(bench):
     assert (float(again), loss_again) == pytest.approx((float(divergence), loss), rel=1e-4)
 
 
-def test_learned_numbers_are_checked(source, tmp_path):
-    assert learned().to_dict()["ratios"]
-    for changes, message in (
-        ({"ramps": None}, "go together"),
-        ({"schedule": "ntk"}, "go together"),
-        ({"head_order": "calibrated"}, "go together"),
-        ({"temperatures": ((0.0, 1.0),) * 2}, "above zero"),
-    ):
-        with pytest.raises(CtxextError, match=message):
-            learned(**changes)
+def test_numbers_are_learned_for_each_layer(source, tmp_path):
     with pytest.raises(CtxextError, match="2 layers with 2 numbers"):
         convert(str(source), tmp_path / "out", Recipe([learned(ratios=((1.0, 4.0),))]))
 
