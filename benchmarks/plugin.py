@@ -20,7 +20,7 @@ import torch
 from random_models import convert, in_turns, load, map_recipe, table
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ctxext.verify.engine import Engine
+from ctxext.engines.vllm import Engine
 
 SIZES = {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 4, "num_attention_heads": 8}
 WINDOW, FACTOR, STEPS = 2048, 17, 16

@@ -14,15 +14,15 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # A layer may import itself and those that stand before it; a room within a room is a layer too, named with a dot, and
 # what has no name of its own belongs to the room around it. The portable code stands outside: it imports none of them.
 LAYERS = (
-    *("serving", "version", "notebook", "redaction", "errors", "options", "files", "data"),
-    *("checkpoint", "recipes", "methods", "verify", "converters", "gguf"),
+    *("version", "notebook", "redaction", "errors", "options", "files", "data"),
+    *("checkpoint", "recipes", "methods", "verify", "converters", "gguf", "engines"),
     "evaluate.checkpoint_info",
     *("evaluate.scoring.prefix_cache", "evaluate.pooling", "evaluate.model", "evaluate.served", "evaluate.scoring"),
     *("evaluate.tasks", "evaluate.settings", "evaluate.tasks.retrieval", "evaluate.report", "evaluate"),
     *("compare", "search", "demo", "finetune", "publish", "cli"),
 )
 MOST_PARAMETERS = 8
-SIGNATURES_OF_OTHERS = {"serving/row_wise.py: forward"}
+SIGNATURES_OF_OTHERS = {"engines/row_wise.py: forward"}
 """Functions that replace one of another library, and take what it takes."""
 
 HEAVY = ("torch", "transformers", "peft", "matplotlib", "datasets", "numpy", "optuna", "sqlalchemy")

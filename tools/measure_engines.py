@@ -127,8 +127,8 @@ def vllm(work: Path, names: list[str]) -> None:
     """One process for all; each checkpoint in vLLM's own model, then in its transformers backend."""
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    from ctxext.engines.vllm import Engine
     from ctxext.errors import CtxextError
-    from ctxext.verify.engine import Engine
 
     for name in names:
         for engine, backend in {"vLLM": "auto", "vLLM's transformers backend": "transformers"}.items():

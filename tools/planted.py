@@ -18,7 +18,7 @@ _SEARCH = (
 _TOKENS = ("tests/test_tokens.py",)
 _TERMINAL = ("tests/cli/test_terminal.py",)
 _PAGE = ("tests/evaluate/test_page.py",)
-_SERVING = ("tests/serving/test_row_wise.py", "tests/serving/test_vllm_models.py")
+_SERVING = ("tests/engines/test_row_wise.py", "tests/engines/test_vllm_models.py")
 
 _PADDED = ("tests/portable/test_relation.py",)
 _PARTS = ("tests/portable/test_relation_parts.py",)
@@ -203,18 +203,18 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "status > 500",
         ("tests/publish/test_what_is_shared.py::test_what_may_pass_is_tried_three_times_with_longer_pauses",),
     ),
-    ("serving/row_wise.py", 'getattr(implementation, "logits_soft_cap", None) or None', "None", _SERVING),
+    ("engines/row_wise.py", 'getattr(implementation, "logits_soft_cap", None) or None', "None", _SERVING),
     (
-        "serving/layout.py",
+        "engines/layout.py",
         "if not torch.equal(decoded[written].sort().values, numbers):",
         "if not written.any():",
         _SERVING,
     ),
-    ("serving/row_wise.py", "= heads, self.first_head", "= heads, 0", _SERVING),
-    ("serving/row_wise.py", "all(length - (stop", "any(length - (stop", _SERVING),
-    ("serving/row_wise.py", "addcmul_(swapped, other)", "addcmul_(swapped, other, value=-1)", _SERVING),
-    ("serving/row_wise.py", "value[-1, :, request", "value[-1:0, :, request", _SERVING),
-    ("serving/row_wise.py", "turn[1][first:stop]", "turn[1][: stop - first]", _SERVING),
+    ("engines/row_wise.py", "= heads, self.first_head", "= heads, 0", _SERVING),
+    ("engines/row_wise.py", "all(length - (stop", "any(length - (stop", _SERVING),
+    ("engines/row_wise.py", "addcmul_(swapped, other)", "addcmul_(swapped, other, value=-1)", _SERVING),
+    ("engines/row_wise.py", "value[-1, :, request", "value[-1:0, :, request", _SERVING),
+    ("engines/row_wise.py", "turn[1][first:stop]", "turn[1][: stop - first]", _SERVING),
     (
         "gguf/convert.py",
         '" " * room',
@@ -227,7 +227,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "_LARGE",
         ("tests/gguf/test_gguf.py::test_copies_go_on_at_a_block",),
     ),
-    ("serving/vllm_models.py", "rank * model.text_config.num_key_value_heads // ranks", "rank", _SERVING),
+    ("engines/vllm_models.py", "rank * model.text_config.num_key_value_heads // ranks", "rank", _SERVING),
     (
         "portable/method.py",
         "count * (torch.distributed.get_rank() % ranks)",
@@ -689,22 +689,22 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         ("tests/publish/test_results.py::test_a_depth_like_the_mean_hides_no_weaker_one",),
     ),
     (
-        "serving/row_wise.py",
+        "engines/row_wise.py",
         "self.first = min(relation_map.first for",
         "self.first = max(relation_map.first for",
-        ("tests/serving/test_row_wise.py::test_several_maps_act_from_the_first_border_on_the_innermost_first",),
+        ("tests/engines/test_row_wise.py::test_several_maps_act_from_the_first_border_on_the_innermost_first",),
     ),
     (
-        "serving/row_wise.py",
+        "engines/row_wise.py",
         "for method in self.methods:\n            inner",
         "for method in reversed(self.methods):\n            inner",
-        ("tests/serving/test_row_wise.py::test_several_maps_act_from_the_first_border_on_the_innermost_first",),
+        ("tests/engines/test_row_wise.py::test_several_maps_act_from_the_first_border_on_the_innermost_first",),
     ),
     (
-        "serving/row_wise.py",
+        "engines/row_wise.py",
         "has_rows = attn_metadata is not None",
         "has_rows = True",
-        ("tests/serving/test_row_wise.py::test_an_engine_that_warms_up_is_left_alone",),
+        ("tests/engines/test_row_wise.py::test_an_engine_that_warms_up_is_left_alone",),
     ),
     (
         "portable/relation.py",
@@ -842,9 +842,9 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         '"attention_scaling"',
         _CHECKS,
     ),
-    ("verify/in_engine.py", "min(rotary.trained_length, reach)", "rotary.trained_length", _ENGINE),
-    ("verify/in_engine.py", "sum(off) / len(off), at)", "sum(off) / len(off), at + 1)", _ENGINE),
-    ("verify/in_engine.py", "return self.difference <= TOLERANCE", "return not self.difference > TOLERANCE", _ENGINE),
+    ("engines/in_engine.py", "min(rotary.trained_length, reach)", "rotary.trained_length", _ENGINE),
+    ("engines/in_engine.py", "sum(off) / len(off), at)", "sum(off) / len(off), at + 1)", _ENGINE),
+    ("engines/in_engine.py", "return self.difference <= TOLERANCE", "return not self.difference > TOLERANCE", _ENGINE),
     (
         "data/encoding.py",
         "self._known[text] = ids\n        return",
@@ -934,7 +934,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         _HUB,
     ),
     ("converters/lengths.py", "key == wanted and place is not None", "key == wanted and place == 0", _NUMBER),
-    ("verify/engine.py", "stop_token_ids=list(ends)", "stop_token_ids=list(ends)[:1]", _ASKED),
+    ("engines/vllm.py", "stop_token_ids=list(ends)", "stop_token_ids=list(ends)[:1]", _ASKED),
     (
         "finetune/formats.py",
         "return {MESSAGES: messages, **tools}",

@@ -307,7 +307,7 @@ def test_one_thing_is_asked_of_push_at_a_time(arrived):
 
 
 def test_verify(arrived, monkeypatch):
-    monkeypatch.setattr(import_module("ctxext.verify.engine"), "vllm_version", lambda: "1")
+    monkeypatch.setattr(import_module("ctxext.engines.vllm"), "vllm_version", lambda: "1")
     (folder,), named = arrived(VERIFY, "ctxext.verify.run.verify")
     assert callable(named.pop("progress"))
     assert (folder, named) == ("out", {"against": "some", "load": False, "trust_remote_code": True, **GIVEN})

@@ -11,11 +11,11 @@ from ctxext.converters.calibration import calibrated as calibrated_recipe
 from ctxext.converters.convert import convert
 from ctxext.converters.engines import overrides
 from ctxext.converters.options import ConvertOptions
+from ctxext.engines.in_engine import compare_in_engine
+from ctxext.engines.vllm import Engine
 from ctxext.evaluate.model import Loading
 from ctxext.methods import MsPoE
 from ctxext.recipes.encodings.rotary import model_config
-from ctxext.verify.engine import Engine
-from ctxext.verify.in_engine import compare_in_engine
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 pytestmark = pytest.mark.engine

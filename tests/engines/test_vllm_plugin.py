@@ -8,8 +8,8 @@ from transformers import AutoModelForCausalLM
 
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.convert import convert
+from ctxext.engines.vllm import Engine
 from ctxext.recipes.recipe import recipe_from_dict
-from ctxext.verify.engine import Engine
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 pytestmark = pytest.mark.engine

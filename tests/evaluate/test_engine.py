@@ -13,6 +13,7 @@ import stub_vllm
 from ctxext import Recipe, Settings, evaluate
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters.convert import convert
+from ctxext.engines.vllm import Engine, engine_dtype
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo
 from ctxext.evaluate.model import Loading
@@ -20,7 +21,6 @@ from ctxext.evaluate.served import check_served, load_served, serving_by_vllm
 from ctxext.methods import DynamicNtk, LongRope, MsPoE, PositionInterpolation, Yarn
 from ctxext.publish.results import measured
 from ctxext.recipes.encodings.rotary import model_config
-from ctxext.verify.engine import Engine, engine_dtype
 
 ENGINE = Loading(dtype="fp32", engine="vllm")
 SMALL = {"tasks": ("needle",), "lengths": (256,), "depths": (0.0, 1.0), "samples": 2}

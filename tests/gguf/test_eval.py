@@ -7,10 +7,10 @@ import pytest
 
 import stub_xllamacpp
 from ctxext import Recipe, Settings, evaluate
+from ctxext.engines.llama_cpp import LlamaCpp, LlamaTokenizer
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel, Loading
 from ctxext.gguf.convert import convert_gguf
-from ctxext.gguf.engine import LlamaCpp, LlamaTokenizer
 from ctxext.methods import Yarn
 from gguf_files import TENSORS, gguf_bytes, keys_of
 

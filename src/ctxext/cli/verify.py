@@ -17,7 +17,7 @@ from ctxext.gguf import is_gguf
 from ctxext.recipes.encodings.rotary import provenance
 
 if TYPE_CHECKING:
-    from ctxext.verify.in_engine import Compared
+    from ctxext.engines.in_engine import Compared
 
 _MARKS = {"passed": ("✓", "green"), "failed": ("✗", "red"), "not checked": ("-", "yellow")}
 
@@ -111,8 +111,8 @@ def verify(
 
 
 def _arguments(engine: str | None, text: str | None) -> dict[str, Any]:
+    from ctxext.engines.vllm import vllm_version
     from ctxext.files.strict import parse_json
-    from ctxext.verify.engine import vllm_version
 
     if engine not in (None, "vllm"):
         raise CtxextError(f'There is no engine "{engine}" to compare with.', hint="Choose --engine vllm.")
@@ -129,8 +129,8 @@ def _in_engine(
 ) -> "list[Compared]":
     """The checkpoint in vLLM, and its source there with the recipe on the command line where that is all it takes."""
     from ctxext.converters.engines import overrides
+    from ctxext.engines.in_engine import compare_in_engine
     from ctxext.recipes.encodings.rotary import model_config
-    from ctxext.verify.in_engine import compare_in_engine
 
     model = model_config(out.config)
     served: dict[str, tuple[Path, Mapping[str, Any]]] = {"OUT": (out.folder, {})}

@@ -22,6 +22,8 @@ from ctxext.checkpoint.loading import (
 )
 from ctxext.data.encoding import Encoder, open_tokenizer
 from ctxext.data.prompt import Prompt
+from ctxext.engines.llama_cpp import tokenizer_of
+from ctxext.engines.vllm import ENGINE_NAMES
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo, GgufInfo
 from ctxext.evaluate.pooling import Pooler, open_pooler
@@ -32,10 +34,8 @@ from ctxext.evaluate.scoring.prefix_cache import (
     new_cache,
     sharing_works,
 )
-from ctxext.gguf.engine import tokenizer_of
 from ctxext.recipes.code.own_code import carries_code, check_pinned, needs_code, runs_only_own_code
 from ctxext.recipes.code.staging import staged
-from ctxext.verify.engine import ENGINE_NAMES
 
 _MAX_ROWS = 32
 _SHARE = 0.4

@@ -11,14 +11,14 @@ from ctxext.checkpoint.opening import Checkpoint
 from ctxext.converters.engines import EXACT, WRONG, Serving, serving_of
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Prompt
+from ctxext.engines.llama_cpp import LlamaCpp, LlamaTokenizer, llama_cpp_version
+from ctxext.engines.vllm import Engine, engine_dtype, vllm_version
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo, GgufInfo
 from ctxext.evaluate.model import LoadedModel, Loading, load_tokenizer, runs_foreign_code
 from ctxext.files.length import format_length
-from ctxext.gguf.engine import LlamaCpp, LlamaTokenizer, llama_cpp_version
 from ctxext.recipes.code.staging import staged
 from ctxext.recipes.encodings.rotary import ModelConfig, model_config
-from ctxext.verify.engine import Engine, engine_dtype, vllm_version
 
 NOT_WRITTEN = ("perplexity", "longppl", "short")
 """Tasks that need the loss of a text, where an engine only generates text."""

@@ -20,7 +20,7 @@ class Stock:
 
 @pytest.fixture
 def plugin(monkeypatch):
-    """The module `ctxext.serving.vllm_models`, of rank `rank` of `ranks`."""
+    """The module `ctxext.engines.vllm_models`, of rank `rank` of `ranks`."""
     place = SimpleNamespace(rank=0, ranks=1)
     backend = ModuleType("vllm.model_executor.models.transformers")
     backend.VLLM_ATTN_ATTR = "vllm_attention"
@@ -34,9 +34,9 @@ def plugin(monkeypatch):
     modules |= {module.__name__: module for module in (distributed, models, backend)}
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.delitem(sys.modules, "ctxext.serving.vllm_models", raising=False)
-    module = importlib.import_module("ctxext.serving.vllm_models")
-    monkeypatch.delitem(sys.modules, "ctxext.serving.vllm_models")
+    monkeypatch.delitem(sys.modules, "ctxext.engines.vllm_models", raising=False)
+    module = importlib.import_module("ctxext.engines.vllm_models")
+    monkeypatch.delitem(sys.modules, "ctxext.engines.vllm_models")
     return SimpleNamespace(module=module, place=place)
 
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+from ctxext.engines import row_wise as row_wise_module
+from ctxext.engines.layout import Layout, TurnedKeys
+from ctxext.engines.row_wise import Rows, row_wise
 from ctxext.portable import modeling_family  # noqa: F401  # A checkpoint's stub imports it.
 from ctxext.portable.method import Part
-from ctxext.serving import row_wise as row_wise_module
-from ctxext.serving.layout import Layout, TurnedKeys
-from ctxext.serving.row_wise import Rows, row_wise
 from relation_cases import BASE, LENGTH, METHODS, PAIRS, Call, made, states, stock, stock_eager
 
 TOKENS, BLOCKS, HEADS, GROUPS, SIZE = 16, 64, 4, 2, 2 * PAIRS
@@ -318,5 +318,5 @@ def test_turned_keys_are_kept_if_those_of_all_layers_have_room(monkeypatch):
     assert one.step is other.step
     assert one.step.layers == 2
     size = cache.numel() * cache.element_size() // 2  # Keys are half of a cache.
-    monkeypatch.setattr("ctxext.serving.layout._MOST", 2 * size)
+    monkeypatch.setattr("ctxext.engines.layout._MOST", 2 * size)
     assert [TurnedKeys.fits(layout, cache, layers) for layers in (1, 2, 3)] == [True, True, False]

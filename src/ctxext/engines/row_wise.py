@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ctxext.serving.layout import Layout, TurnedKeys
+from ctxext.engines.layout import Layout, TurnedKeys
 
 _PIECE, _PIECE_ELSEWHERE = 1 << 18, 1 << 24  # Numbers of keys that are read at once on processors, and elsewhere.
 _ROOM = 1 << 26  # Numbers of waves that are kept.

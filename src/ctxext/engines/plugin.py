@@ -9,4 +9,4 @@ def register() -> None:
     from vllm import ModelRegistry
 
     for name in ("TransformersForCausalLM", "TransformersMoEForCausalLM"):
-        ModelRegistry.register_model(name, f"ctxext.serving.vllm_models:{name}")
+        ModelRegistry.register_model(name, f"ctxext.engines.vllm_models:{name}")

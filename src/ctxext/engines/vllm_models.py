@@ -5,7 +5,7 @@ from typing import Any
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.model_executor.models import transformers as backend
 
-from ctxext.serving.row_wise import Rows, Step, row_wise
+from ctxext.engines.row_wise import Rows, Step, row_wise
 
 
 class _RowWise:

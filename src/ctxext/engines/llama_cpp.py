@@ -98,7 +98,7 @@ class LlamaCpp:
     def write(
         self, prompts: Sequence[Sequence[int]], rooms: Sequence[int], ends: Sequence[int] = ()
     ) -> list[list[int]]:
-        """As `verify.engine.Engine.write`, but `ends` is left unread: the file says which tokens end an answer."""
+        """As `vllm.Engine.write`, but `ends` is left unread: the file says which tokens end an answer."""
         del ends
         return [self._written(ids, room) for ids, room in zip(prompts, rooms, strict=True)]
 

@@ -1,1 +1,0 @@
-"""The vLLM plugin, which runs relation maps in an engine that packs sequences end to end."""
