@@ -13,14 +13,24 @@ LOADED = "loaded"
 """The line that a script prints once the converted model has answered: a failure after it is the script's."""
 
 
-def stock_folder(out: Path, config: dict[str, Any], place: str) -> Path:
-    """A folder with the stock configuration and links to the weights."""
-    folder = Path(place)
-    (folder / "config.json").write_text(json.dumps(config))
-    for path in out.iterdir():
-        if path.suffix in (".safetensors", ".bin") or path.name.endswith(".index.json"):
-            (folder / path.name).symlink_to(path.resolve())
-    return folder
+def load_stock(out: Path, config: dict[str, Any], **options: Any) -> Any:
+    """Load the weights of a checkpoint under a stock configuration, in float32."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        (folder / "config.json").write_text(json.dumps(config))
+        for path in out.iterdir():
+            if path.suffix in (".safetensors", ".bin") or path.name.endswith(".index.json"):
+                (folder / path.name).symlink_to(path.resolve())
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
+
+
+def differences(logits: Any, unchanged: Any, expected: Any) -> dict[str, float]:
+    """How far a converted model's logits are from the expected ones, their scale, and how far those of stock are."""
+    numbers = {"difference": logits - expected, "scale": expected, "change": unchanged - expected}
+    return {name: number.abs().max().item() for name, number in numbers.items()}
 
 
 def rotary_modules(model: Any) -> list[dict[str, Any]]:
@@ -213,15 +223,8 @@ def compare_slopes(task: dict[str, Any]) -> dict[str, Any]:
     decoding = compare_decoding(loaded, [settings])
     del loaded
     print(LOADED, flush=True)  # noqa: T201
-    with tempfile.TemporaryDirectory() as place:
-        folder = stock_folder(out, task["stock"], place)
-        stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    stock = load_stock(out, task["stock"])
     with torch.no_grad():
         unchanged = stock(input_ids, attention_mask=torch.ones_like(input_ids), use_cache=False).logits
     expected = token_by_token(stock, input_ids, settings, REFERENCES[step["method"]])
-    return {
-        "difference": (logits - expected).abs().max().item(),
-        "scale": expected.abs().max().item(),
-        "change": (unchanged - expected).abs().max().item(),
-        "decoding": explain_decoding(decoding, stock),
-    }
+    return {**differences(logits, unchanged, expected), "decoding": explain_decoding(decoding, stock)}

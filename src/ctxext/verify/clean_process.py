@@ -16,13 +16,12 @@ import inspect
 import json
 import math
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .checks_process import LOADED, compare_buckets, compare_slopes, compare_tables, load, stock_folder
+from .checks_process import LOADED, compare_buckets, compare_slopes, compare_tables, differences, load, load_stock
 from .decoding_process import compare_decoding, explain_decoding
 from .references import REFERENCES
 
@@ -454,9 +453,7 @@ def compare(task: dict[str, Any]) -> dict[str, Any]:
     decoding = compare_decoding(loaded, task["decoding"])
     del loaded
     print(LOADED, flush=True)  # noqa: T201
-    with tempfile.TemporaryDirectory() as place:
-        folder = stock_folder(out, task["stock"], place)
-        stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    stock = load_stock(out, task["stock"], attn_implementation="eager")
     unchanged, _ = answers(stock, functools.partial(ask, stock))
     expected = Expected(stock, task)
     attention = 0.0
@@ -470,9 +467,7 @@ def compare(task: dict[str, Any]) -> dict[str, Any]:
     except CannotBeMovedError as error:
         return {"refused": str(error)}
     return {
-        "difference": (logits - expected_logits).abs().max().item(),
-        "scale": expected_logits.abs().max().item(),
-        "change": (unchanged - expected_logits).abs().max().item(),
+        **differences(logits, unchanged, expected_logits),
         "attention": attention,
         "decoding": explain_decoding(decoding, stock),
     }

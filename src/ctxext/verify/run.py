@@ -79,10 +79,10 @@ def _run(check: Check, subject: Subject) -> Finding | None:
     try:
         return check(subject)
     except CtxextError as error:
-        return Finding(check.__name__.removeprefix("check_"), FAILED, error.message)
+        problem = error.message
     except OSError as error:
         problem = f'"{error.filename}" cannot be read: {error.strerror}'
-        return Finding(check.__name__.removeprefix("check_"), FAILED, problem)
+    return Finding(check.__name__.removeprefix("check_"), FAILED, problem)
 
 
 def failures(findings: Sequence[Finding]) -> list[Finding]:
