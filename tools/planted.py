@@ -445,7 +445,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         ("tests/evaluate/test_page.py::test_bold_is_what_lies_above_all_other_intervals",),
     ),
     (
-        "evaluate/report/findings.py",
+        "evaluate/report/tables.py",
         'sign = "≥ " if effective["length"] == longest',
         'sign = "≥ " if effective["length"] < longest',
         ("tests/evaluate/test_report_whole.py::test_the_summary_row_by_row",),
@@ -457,13 +457,13 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         ("tests/evaluate/test_report_whole.py::test_the_summary_row_by_row",),
     ),
     (
-        "evaluate/report/report.py",
+        "evaluate/report/page.py",
         "of_model = heat_map([model], task)",
         'of_model = heat_map(report["models"], task)',
         ("tests/evaluate/test_report_whole.py::test_files_of_a_report",),
     ),
     (
-        "evaluate/report/report.py",
+        "evaluate/report/page.py",
         '.strip("-.") or "model"',
         '.strip("-.")',
         ("tests/evaluate/test_report_whole.py::test_files_of_a_report",),
@@ -506,8 +506,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "evaluate/report/page.py",
-        ".get(str(length))) for kind, _ in kinds for length in lengths]",
-        ".get(str(length))) for length in lengths for kind, _ in kinds]",
+        "figure for kind in kinds for figure in tables.figures(curve[kind], lengths)]",
+        "figure for kind in reversed(kinds) for figure in tables.figures(curve[kind], lengths)]",
         ("tests/evaluate/test_report_whole.py::test_the_other_tables_of_the_page",),
     ),
     (
@@ -518,8 +518,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "evaluate/report/page.py",
-        'source = escape(names.get(against["model"], against["model"])) if against else "–"',
-        'source = escape(names.get(model["name"], "")) if against else "–"',
+        'against = short["against"]["model"] if change else "–"',
+        'against = model["name"] if change else "–"',
         ("tests/evaluate/test_report_whole.py::test_the_other_tables_of_the_page",),
     ),
     (
@@ -531,7 +531,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        "publish/upload_plan.py",
+        "publish/results.py",
         'f"{value:g}" if isinstance(value, float)',
         'f"{value:.3f}" if isinstance(value, float)',
         (

@@ -8,11 +8,12 @@ import pytest
 from rich.console import Console
 
 from ctxext.cli.eval_tables import report_tables
-from ctxext.evaluate.report.findings import effective_text, findings
+from ctxext.evaluate.report.findings import findings
 from ctxext.evaluate.report.page import maps, render_page, summary
 from ctxext.evaluate.report.report import effective_lengths, make_report, versions
+from ctxext.evaluate.report.tables import effective_text
 from ctxext.evaluate.settings import Settings
-from ctxext.publish.results import retrieval_table
+from ctxext.publish.results import measured
 
 METHODS = "yarn ntk pi llama3 longrope dynamic mspoe-by-parts mspoe-linear self-extend rerope <b>bold</b>".split()  # noqa: SIM905
 STOCK = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -170,9 +171,8 @@ def test_bold_is_what_lies_above_all_other_intervals():
         {"name": name, "short": None, "cells": [cell("needle", length, right) for length, right in by_length.items()]}
         for name, by_length in counts.items()
     ]
-    names = {name: name for name in counts}
-    assert re.findall(r"<b>(\d+)</b>", summary({"models": models}, names)) == ["98"], "later intervals overlap"
-    assert "<b>" not in summary({"models": models[:1]}, names), "there is nobody to be better than"
+    assert re.findall(r"<b>(\d+)</b>", summary({"models": models})) == ["98"], "later intervals overlap"
+    assert "<b>" not in summary({"models": models[:1]}), "there is nobody to be better than"
 
 
 def test_every_depth_counts_in_the_tables_of_page_terminal_and_card():
@@ -181,22 +181,23 @@ def test_every_depth_counts_in_the_tables_of_page_terminal_and_card():
     model |= {"short": None, "perplexity": None, "harness": None, "trained_length": 512, "digest": "d", "summary": ""}
     report = {"models": [model], "settings": {"generate": False}}
     terminal = "\n".join(map(str, report_tables(report, 80)))
-    card = retrieval_table(report, model, "needle", ())
+    about = {"samples": 10, "seed": 0, "tasks": ["needle"], "depths": [0.5]}
+    card = measured({**report, "settings": report["settings"] | about, "versions": {}}, model, ()).body.split("###")[1]
     wide = {**model, "cells": [{**one, "task": "niah-multikey-1"} for one in model["cells"][:1]]}
     assert re.search("niah-multikey-1 +2048", "".join(map(str, report_tables({**report, "models": [wide]}, 80))))
-    for text in (summary(report, {"demo": "demo"}), maps(report, "needle", {"demo": "demo"}), terminal, card):
+    for text in (summary(report), maps(report, "needle"), terminal, card):
         assert re.search(r"60\D+42–75", text), text
     assert findings(report)[0].startswith("needle at 2048 tokens: demo finds 60 % (42–75)")
 
 
 def test_how_it_was_asked_is_told():
     report = make(["demo"])
-    plain = maps(report, "needle", {"demo": "demo"})
+    plain = maps(report, "needle")
     report["settings"] |= {"filler": "same", "repeat_question": True}
     told = " The text is made of nothing but such sentences. The question was asked before the text too.</p>"
-    assert told in maps(report, "needle", {"demo": "demo"})
-    assert told.partition(". ")[2] in maps(report, "ruler-vt", {"demo": "demo"})
-    assert "such sentences" not in plain + maps(report, "ruler-vt", {"demo": "demo"})
+    assert told in maps(report, "needle")
+    assert told.partition(". ")[2] in maps(report, "ruler-vt")
+    assert "such sentences" not in plain + maps(report, "ruler-vt")
 
 
 def test_the_picture_of_losses_is_described():

@@ -8,17 +8,7 @@ import pytest
 from ctxext.errors import CtxextError
 from ctxext.evaluate.report.report import make_report
 from ctxext.evaluate.settings import Settings
-from ctxext.publish.results import (
-    conditions,
-    effective_table,
-    entry_of,
-    files_of,
-    measured,
-    perplexity_table,
-    read_report,
-    retrieval_table,
-    short_table,
-)
+from ctxext.publish.results import conditions, entry_of, files_of, measured, read_report
 
 SETTINGS = Settings(tasks=("needle", "perplexity", "short"), lengths=(256, 512), depths=(0.0, 0.5), samples=4, seed=3)
 PICTURES = ["loss.png", "needle-out.png", "perplexity.png"]
@@ -56,22 +46,28 @@ def mine(content):
     return entry_of(content, ["b" * 64])
 
 
+def table(content, title, pictures=PICTURES):
+    """The part of the card under a title; empty where there is none."""
+    _, _, rest = measured(content, mine(content), pictures).body.partition(f"### {title}\n\n")
+    return rest.partition("\n\n### ")[0].partition("\n\n4 samples")[0]
+
+
 def rows(table):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:1] == "|"][2:]
 
 
 def test_right_answers_by_length_over_all_depths_and_the_weakest():
     content = report()
-    table = retrieval_table(content, mine(content), "needle", PICTURES)
-    assert rows(table) == [
+    needle = table(content, "needle")
+    assert rows(needle) == [
         ["demo (demo's)", "256", "100", "44–100", ""],
         ["demo (demo's)", "512", "0", "0–56", ""],
         ["**mine (mine's)**", "256", "75", "26–96", "50 at depth 50 %"],
         ["**mine (mine's)**", "512", "75", "13–98", ""],
     ]
-    assert table.startswith("### needle\n\n| model | tokens |")
-    assert table.endswith("![needle](report/needle-out.png)")
-    assert "![" not in retrieval_table(content, mine(content), "needle", ["loss.png"])
+    assert needle.startswith("| model | tokens |")
+    assert needle.endswith("![needle](report/needle-out.png)")
+    assert "![" not in table(content, "needle", ["loss.png"])
 
 
 def test_a_depth_like_the_mean_hides_no_weaker_one():
@@ -80,33 +76,33 @@ def test_a_depth_like_the_mean_hides_no_weaker_one():
     strong = {**cells[0], "depth": 1.0, "correct": 4, "share": 1.0}
     even = [{**cells[0], "correct": 2, "share": 0.5}, {**cells[0], "depth": 0.5, "correct": 0, "share": 0.0}, strong]
     content["models"][1]["cells"] = even
-    (row,) = [row for row in rows(retrieval_table(content, mine(content), "needle", [])) if "mine" in row[0]]
+    (row,) = [row for row in rows(table(content, "needle")) if "mine" in row[0]]
     assert (row[2], row[4]) == ("50", "0 at depth 50 %")
 
 
 def test_perplexity_by_length_and_the_cost_inside():
     content = report()
-    table = perplexity_table(content, mine(content), PICTURES)
-    assert rows(table) == [["demo (demo's)", "2.72", "7.39"], ["**mine (mine's)**", "7.39", "7.39"]]
-    assert "| perplexity over the first | 256 tokens | 512 tokens |" in table
-    assert table.endswith("![Loss by position](report/perplexity.png)")
-    ours, other = rows(short_table(content, mine(content)))[::-1]
+    long = table(content, "perplexity")
+    assert rows(long) == [["demo (demo's)", "2.72", "7.39"], ["**mine (mine's)**", "7.39", "7.39"]]
+    assert "| perplexity over the first | 256 tokens | 512 tokens |" in long
+    assert long.endswith("![Loss by position](report/perplexity.png)")
+    ours, other = rows(table(content, "At the original context length"))[::-1]
     assert other == ["demo (demo's)", "2.718", "", ""]
     assert ours[:3] == ["**mine (mine's)**", "3.669", "+0.3000"]  # exp(1.3); the mean of 0.5 and 0.1.
     assert ours[3] == "-2.2412 to +2.8412"  # Of two documents: 12.706 × 0.2 each way.
     for entry in content["models"]:
         entry["perplexity"] = entry["short"] = None
-    assert perplexity_table(content, mine(content), PICTURES) == short_table(content, mine(content)) == ""
+    assert table(content, "perplexity") == table(content, "At the original context length") == ""
 
 
 def test_effective_lengths_stand_beside_each_other():
     content = report()
-    table = effective_table(content, mine(content))
-    assert [row[0] for row in rows(table)] == ["demo (demo's)", "**mine (mine's)**"]
-    assert "its own figure at 256 tokens" in table
+    effective = table(content, "effective length")
+    assert [row[0] for row in rows(effective)] == ["demo (demo's)", "**mine (mine's)**"]
+    assert "its own figure at 256 tokens" in effective
     for entry in content["models"]:
         entry["effective"] = None
-    assert effective_table(content, mine(content)) == ""
+    assert table(content, "effective length") == ""
 
 
 def test_the_hub_s_model_index_has_every_figure_of_this_model_alone():

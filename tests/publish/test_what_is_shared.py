@@ -17,8 +17,8 @@ from ctxext.cli.app import app
 from ctxext.cli.options import built
 from ctxext.errors import CtxextError
 from ctxext.finetune.options import TrainingOptions
-from ctxext.publish.push import Push, PushOptions, hub_errors_in_one_line, prepare, usable_token
-from ctxext.publish.upload_plan import UploadPlan, adapter_in, seal, stage, total, training_command
+from ctxext.publish.push import Push, PushOptions, hub_errors_in_one_line, prepare
+from ctxext.publish.upload_plan import UploadPlan, adapter_in, seal, total, training_command
 from small_llama import change_json, read_json
 
 push_module = importlib.import_module("ctxext.publish.push")
@@ -174,12 +174,17 @@ def test_links_in_a_report_s_folder_are_not_shared(name, secret, converted, tmp_
 def test_the_base_of_an_adapter(named, base, base_name, revision, tmp_path):
     folder = adapter(tmp_path / "lora", named, r=4)
     plan = prepare(folder, "me/lora", PushOptions(base=base))
-    stage(plan, tmp_path)
-    config = read_json(tmp_path / "adapter_config.json")
-    assert config == {"base_model_name_or_path": base_name, "revision": revision, "r": 4}
+    contents = {
+        name: content if isinstance(content, bytes) else content.read_bytes() for name, content in plan.contents.items()
+    }
+    assert json.loads(contents["adapter_config.json"]) == {
+        "base_model_name_or_path": base_name,
+        "revision": revision,
+        "r": 4,
+    }
     assert plan.base == base_name
-    assert (tmp_path / "README.md").read_text() == CARD.replace("me/base", base_name)
-    assert (tmp_path / "adapter_model.safetensors").read_bytes() == (folder / "adapter_model.safetensors").read_bytes()
+    assert contents["README.md"].decode() == CARD.replace("me/base", base_name)
+    assert contents["adapter_model.safetensors"] == (folder / "adapter_model.safetensors").read_bytes()
     (folder / "README.md").unlink()
     assert f'base_model: "{base_name}"' in prepare(folder, "me/lora", PushOptions(base=base)).card
 
@@ -363,11 +368,10 @@ def test_an_adapter_s_base_is_asked_for_first_and_its_folder_stays(plan, folder,
     assert not (folder / "README.md").exists()
 
 
-def test_a_token_is_needed_and_made_fit(monkeypatch):
+def test_a_token_is_needed(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     with pytest.raises(CtxextError, match="needs a Hub token"):
-        usable_token(None)
-    assert usable_token(" hf_GivenGiven\r\n") == "hf_GivenGiven"
+        push_module.send(UploadPlan(tmp_path, (), {}), "me/x", PushOptions())
 
 
 def answer(status, said="", message=""):

@@ -1,6 +1,6 @@
 """`ctxext compare`: which of the published methods suits a model, and what does it cost?"""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,10 +34,12 @@ from ctxext.cli.options import (
 )
 from ctxext.cli.output import Output
 from ctxext.compare.options import CompareOptions
-from ctxext.compare.page import PAGE, texts_apart
+from ctxext.compare.page import PAGE, beyond_by_text, ratios
+from ctxext.compare.verdict import inside_of
 from ctxext.converters.engines import EXACT, PARTLY
 from ctxext.errors import CtxextError
 from ctxext.evaluate.report.findings import percent
+from ctxext.evaluate.report.tables import Table
 
 if TYPE_CHECKING:
     from ctxext.evaluate.report.report import Report
@@ -123,19 +125,11 @@ def comparison_tables(report: "Report", width: int) -> Iterator[RenderableType]:
     yield Text()
     rows = report["comparison"]["models"]
     headings = ("found %", "loss beyond", "cost inside", "time", "memory")
-    table = results_table("against stock", *headings, no_wrap=True)
-    for row in rows:
-        if not row["refused"]:
-            table.add_row(*_cells(row), style="bold" if row["name"] == report["comparison"]["taken"] else "")
-    yield table
-    if texts := texts_apart(rows):
-        apart = results_table("loss beyond", *texts, no_wrap=True)
-        for row in rows:
-            if by_text := row.get("beyond_by_text"):
-                shown = [by_text.get(text) or {"difference": None} for text in texts]
-                apart.add_row(row["name"], *(_with_half([one["difference"], one.get("high")]) for one in shown))
+    table = Table("against stock", headings, [_cells(row) for row in rows if not row["refused"]])
+    yield results_table(table, no_wrap=True, strong=report["comparison"]["taken"])
+    if (apart := beyond_by_text(rows, _with_half)).rows:
         yield Text()
-        yield apart
+        yield results_table(apart, no_wrap=True)
     methods: dict[str, list[str]] = {}
     for row in rows:
         served = [entry for entry in row.get("serving") or () if entry["status"] in _MARKS]
@@ -155,14 +149,12 @@ def _cells(row: dict[str, Any]) -> list[str]:
     if "against" not in row:  # The model as it is.
         loss = f"{row['loss_beyond']:.3f}" if row["loss_beyond"] is not None else "–"
         return [row["name"], share, loss, "", "", f"{row['peak'] / 1e9:.1f} GB" if row["peak"] else ""]
-    ratios = [f"× {ratio:.2f}" if ratio else "–" for ratio in (row["time"], row["memory"])]
-    beyond, inside = row["beyond"], row["inside"]
-    losses = beyond and [beyond[key] for key in ("difference", "high")], inside and [inside["loss"], inside["high"]]
-    return [row["name"], share, *map(_with_half, losses), *ratios]
+    return [row["name"], share, _with_half(row["beyond"]), _with_half(inside_of(row)), *ratios(row)]
 
 
-def _with_half(loss: list[float | None] | None) -> str:
+def _with_half(difference: Mapping[str, Any] | None) -> str:
     """A difference in loss, with half of its interval."""
-    if not loss or loss[0] is None:
+    if not difference:
         return "–"
-    return f"{loss[0]:+z.3f}" + (f" ± {loss[1] - loss[0]:.3f}" if loss[1] is not None else "")
+    text, high = f"{difference['difference']:+z.3f}", difference["high"]
+    return text if high is None else f"{text} ± {high - difference['difference']:.3f}"

@@ -4,11 +4,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import RenderableType
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
+from ctxext.evaluate.report import tables
 from ctxext.evaluate.report.colours import hexadecimal, ink, shade
-from ctxext.evaluate.report.findings import effective_text, harness_rows, key_token_rows, percent, pooled
+from ctxext.evaluate.report.findings import percent
 from ctxext.evaluate.report.report import HeatMap, Report, heat_map
 
 _CELL = 5
@@ -22,23 +23,23 @@ def report_tables(report: Report, width: int) -> Iterator[RenderableType]:
     yield from heat_maps(report, width)
     if any(model.get("effective") for model in models):
         yield Text()
-        yield from _effective(models, width)
-    headings = ("tokens", "loss on key tokens", "key tokens", "of", "documents")
+        yield from _effective(report, width)
+    key_tokens = ("tokens", "loss on key tokens", "key tokens", "of", "documents")
     for table in (
         _perplexity(report),
-        results_table("longppl", *headings, rows=key_token_rows(report)),
+        tables.Table("longppl", key_tokens, tables.key_token_rows(report)),
         _short(report),
-        results_table("harness", "task", "metric", "value", rows=harness_rows(report)),
+        tables.Table("harness", ("task", "metric", "value"), tables.harness_rows(models)),
     ):
-        if table.row_count:
+        if table.rows:
             yield Text()
-            yield table
+            yield results_table(table)
 
 
 def heat_maps(report: Report, width: int) -> Iterator[Text]:
     """The scores by length and depth, task after task: as many lengths side by side as fit, and the others below."""
     models = report["models"]
-    for task in dict.fromkeys(cell["task"] for model in models for cell in model["cells"]):
+    for task in tables.tasks_of(report):
         scores = heat_map(models, task)
         longest = max(len(name) for name in (task, *(model["name"] for model in scores.models)))
         names = max(12, min(_MAX_NAME, longest + 2))
@@ -60,8 +61,8 @@ def _map(scores: HeatMap, lengths: Sequence[int], names: int) -> Text:
             cells = scores.row(model, length)
             for cell in cells:
                 text.append_text(_cell(cell))
-            share, low, high = pooled([cell for cell in cells if cell])
-            shown = f"{percent(share):>3} ({percent(low)}–{percent(high)})" if any(cells) else ""
+            share, interval = tables.in_percent([cell for cell in cells if cell])
+            shown = f"{share:>3} ({interval})" if any(cells) else ""
             text.append(f" {shown:<{_POOLED + 1}}", "not bold")
     text.rstrip()
     return text
@@ -78,14 +79,14 @@ def _cut(name: str, width: int) -> str:
     return name if len(name) < width else "…" + name[-(width - 2) :]
 
 
-def _effective(models: Sequence[dict[str, Any]], width: int) -> Iterator[Table]:
+def _effective(report: Report, width: int) -> Iterator[RichTable]:
     """The effective length of each model, over all tasks and of each: as many side by side as fit, the others below."""
+    models, tasks = report["models"], tables.tasks_of(report)
     longest = max(cell["length"] for model in models for cell in model["cells"])
-    tasks = list(dict.fromkeys(cell["task"] for model in models for cell in model["cells"]))
     shown = [model for model in models if model.get("effective")]
     columns = [("all", [model["effective"] for model in shown])] if len(tasks) > 1 else []
     columns += [(task, [model["effective"]["tasks"].get(task) for model in shown]) for task in tasks]
-    cells = [[heading, *(effective_text(entry, longest) for entry in entries)] for heading, entries in columns]
+    cells = [[heading, *(tables.effective_text(entry, longest) for entry in entries)] for heading, entries in columns]
     names = [_cut(model["name"], _MAX_NAME) for model in shown]
     room = width - _width(["effective length", *names])
     while cells:
@@ -93,9 +94,8 @@ def _effective(models: Sequence[dict[str, Any]], width: int) -> Iterator[Table]:
         while count < len(cells) and (not count or used + _width(cells[count]) <= room):
             used, count = used + _width(cells[count]), count + 1
         headings, *rows = zip(*cells[:count], strict=True)
-        yield results_table(
-            "effective length", *headings, rows=[[name, *row] for name, row in zip(names, rows, strict=True)]
-        )
+        named = [[name, *row] for name, row in zip(names, rows, strict=True)]
+        yield results_table(tables.Table("effective length", headings, named))
         cells = cells[count:]
 
 
@@ -104,39 +104,34 @@ def _width(texts: Sequence[str]) -> int:
     return max(map(len, texts)) + 2
 
 
-def _perplexity(report: Report) -> Table:
-    measured, stride = [model for model in report["models"] if model["perplexity"]], report["settings"].get("stride")
-    lengths = sorted({int(length) for model in measured for length in model["perplexity"]["lengths"]})
-    name = next((model["perplexity"].get("task") for model in measured), None) or "perplexity"
-    table = results_table(name, "documents", *(f"{length} tokens" for length in lengths))
-    kinds = [("lengths", "")] + ([("sliding", f" (sliding, stride {stride})")] if stride else [])
-    for model in measured:
-        for text, curve in {"": model["perplexity"], **model["perplexity"].get("texts", {})}.items():
-            for kind, note in kinds:
-                shown = [f"{curve[kind][str(n)]['perplexity']:.2f}" if str(n) in curve[kind] else "–" for n in lengths]
-                table.add_row(f"  {text}{note}" if text else model["name"] + note, str(curve["documents"]), *shown)
-    return table
+def _perplexity(report: Report) -> tables.Table:
+    (task, lengths, curves), rows = tables.perplexities(report), []
+    stride = report["settings"].get("stride")
+    kinds = {"lengths": "", **({"sliding": f" (sliding, stride {stride})"} if stride else {})}
+    for model, text, curve in curves:
+        for kind, note in kinds.items():
+            name = f"  {text}" if text else model["name"]
+            rows.append([name + note, str(curve["documents"]), *tables.figures(curve[kind], lengths)])
+    return tables.Table(task, ("documents", *(f"{length} tokens" for length in lengths)), rows)
 
 
-def _short(report: Report) -> Table:
-    table = results_table("short", "tokens", "documents", "perplexity", "loss against source")
+def _short(report: Report) -> tables.Table:
+    rows = []
     for model in report["models"]:
-        short = model["short"]
-        if short:
-            against = short.get("against")
-            change = f"{against['loss']:+z.4f} (× {against['ratio']:.3f}, {against['model']})" if against else "–"
-            table.add_row(
-                model["name"], str(short["length"]), str(short["documents"]), f"{short['perplexity']:.3f}", change
-            )
-    return table
+        if short := model["short"]:
+            change, against = tables.change_in_loss(short)[0] or "–", short.get("against")
+            change += f" (× {against['ratio']:.3f}, {against['model']})" if against else ""
+            figures = [str(short["length"]), str(short["documents"]), f"{short['perplexity']:.3f}", change]
+            rows.append([model["name"], *figures])
+    return tables.Table("short", ("tokens", "documents", "perplexity", "loss against source"), rows)
 
 
-def results_table(name: str, *columns: str, no_wrap: bool = False, rows: Sequence[Sequence[str]] = ()) -> Table:
-    """Return a table without lines: names on the left, figures on the right."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column(Text(name, style="bold not dim"), no_wrap=no_wrap)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=no_wrap)
-    for row in rows:
-        table.add_row(*row)
-    return table
+def results_table(table: tables.Table, *, no_wrap: bool = False, strong: str | None = None) -> RichTable:
+    """A table without lines: names on the left below its title, figures on the right, a row of one name in bold."""
+    shown = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    shown.add_column(Text(table.title, style="bold not dim"), no_wrap=no_wrap)
+    for column in table.head:
+        shown.add_column(column, justify="right", no_wrap=no_wrap)
+    for row in table.rows:
+        shown.add_row(*row, style="bold" if row[0] == strong else "")
+    return shown

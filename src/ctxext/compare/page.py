@@ -2,12 +2,13 @@
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ctxext.compare.verdict import engines_of, signed
+from ctxext.compare.verdict import engines_of, inside_of, signed
 from ctxext.evaluate.report.findings import percent, pooled
 from ctxext.evaluate.report.report import HeatMap, Report, heat_map
+from ctxext.evaluate.report.tables import Table, in_percent, tasks_of
 from ctxext.files.strict import in_markdown
 
 PAGE, BENCH = "comparison.md", "bench.jsonl"
@@ -24,56 +25,53 @@ def markdown(report: Report) -> str:
     lines += [f"{settings['samples']} questions a depth, seed {settings['seed']}, {loaded.get('dtype')} on "]
     lines[-1] += f"{loaded.get('device')}; {versions}. Intervals are 95 %, those of "
     lines[-1] += f"differences {100 * content['confidence']:.3g} %: {len(report['models']) - 1} methods are compared."
-    for task in dict.fromkeys(cell["task"] for model in report["models"] for cell in model["cells"]):
-        lines += ["", *_task(heat_map(report["models"], task))]
-    headings = ("against stock", "found, points", "loss beyond", "cost inside", "time", "memory", "served in")
-    lines += [
-        "",
-        *_table(headings, [_cost(row) for row in content["models"] if row.get("against") or row.get("beyond")]),
-    ]
-    if texts := texts_apart(content["models"]):
-        rows = [
-            [row["name"], *(signed(row["beyond_by_text"].get(text), 3) for text in texts)]
-            for row in content["models"]
-            if row.get("beyond_by_text")
-        ]
-        lines += ["", *_table(("loss beyond, against stock", *texts), rows)]
+    for task in tasks_of(report):
+        lines += ["", _task(heat_map(report["models"], task))]
+    head = ("against stock", "found, points", "loss beyond", "cost inside", "time", "memory", "served in")
+    rows = [_cost(row) for row in content["models"] if row.get("against") or row.get("beyond")]
+    lines += ["", _table(head, rows)]
+    if (apart := beyond_by_text(content["models"], signed)).rows:
+        lines += ["", _table(("loss beyond, against stock", *apart.head), apart.rows)]
     refused = [
         in_markdown(f"- {row['name']} does not apply: {row['refused']}") for row in content["models"] if row["refused"]
     ]
     return "\n".join([*lines, *([""] if refused else []), *refused]) + "\n"
 
 
-def texts_apart(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The kinds of text on which losses were measured apart."""
-    return list(dict.fromkeys(text for row in rows for text in row.get("beyond_by_text") or ()))
+def beyond_by_text(rows: Sequence[Mapping[str, Any]], shown: Callable[[Mapping[str, Any] | None], str]) -> Table:
+    """The losses on each kind of text, in the form of a printer; no rows where they were not measured apart."""
+    measured = [row for row in rows if row.get("beyond_by_text")]
+    texts = list(dict.fromkeys(text for row in measured for text in row["beyond_by_text"]))
+    cells = [[row["name"], *(shown(row["beyond_by_text"].get(text)) for text in texts)] for row in measured]
+    return Table("loss beyond", texts, cells)
 
 
-def _task(scores: HeatMap) -> Iterator[str]:
+def ratios(row: Mapping[str, Any]) -> list[str]:
+    """The time and the memory of a method, in those of the model as it is."""
+    return [f"× {ratio:.2f}" if ratio else "–" for ratio in (row["time"], row["memory"])]
+
+
+def _task(scores: HeatMap) -> str:
     """One row for each model, one column for each length: the share found, then the same by depth."""
 
     def cell(model: Mapping[str, Any], length: int) -> str:
         cells = [cell for cell in scores.row(model, length) if cell]
         if not cells:
             return "–"
-        share, low, high = pooled(cells)
-        depths = " ".join(percent(cell["share"]) for cell in cells)
-        return f"**{percent(share)}** ({percent(low)}–{percent(high)}): {depths}"
+        share, interval = in_percent(cells)
+        return f"**{share}** ({interval}): {' '.join(percent(cell['share']) for cell in cells)}"
 
     rows = [[model["name"], *(cell(model, length) for length in scores.lengths)] for model in scores.models]
-    yield from _table((f"{scores.task}, %", *(f"{length} tokens" for length in scores.lengths)), rows)
+    return _table((f"{scores.task}, %", *(f"{length} tokens" for length in scores.lengths)), rows)
 
 
 def _cost(row: Mapping[str, Any]) -> list[str]:
-    inside = row["inside"] and {"difference": row["inside"]["loss"], **row["inside"]}
-    ratios = [f"× {ratio:.2f}" if ratio else "–" for ratio in (row["time"], row["memory"])]
-    points = signed(row["against"], 0, 100), signed(row["beyond"], 3), signed(inside, 3)
-    return [row["name"], *points, *ratios, ", ".join(engines_of(row))]
+    points = signed(row["against"], 0, 100), signed(row["beyond"]), signed(inside_of(row))
+    return [row["name"], *points, *ratios(row), ", ".join(engines_of(row))]
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [f"| {' | '.join(map(in_markdown, headings))} |", "|---" * len(headings) + "|"]
-    return lines + [f"| {' | '.join(map(in_markdown, row))} |" for row in rows]
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return Table("", head, rows).as_markdown("|---" * len(head) + "|")
 
 
 def bench(report: Report) -> str:

@@ -215,7 +215,7 @@ def _choice(
 
         def price(name: str) -> tuple[float, float, int]:
             loss = losses[name].mean if name in losses else 0.0
-            return round(_inside(rows[name]) or 0.0, _SAME_COST), round(loss, _SAME_COST), -len(engines_of(rows[name]))
+            return round(_cost(rows[name]) or 0.0, _SAME_COST), round(loss, _SAME_COST), -len(engines_of(rows[name]))
 
         return min(names, key=price)
 
@@ -266,7 +266,7 @@ def _sentence(
     taken: str, more: str, alike: Sequence[str], rows: Mapping[str, Mapping[str, Any]], trained_length: int | None
 ) -> str:
     """Which method to take, and why."""
-    cost = _inside(rows[taken])
+    cost = _cost(rows[taken])
     parts = [f"Take {taken}: it {more}"]
     if cost is not None:
         parts.append(f"it costs {f'{cost:+z.3f} nats per token' if cost else 'nothing'} at {trained_length} tokens")
@@ -274,17 +274,21 @@ def _sentence(
         parts.append(f"it runs in {_listed(engines)}")
     sentence = _listed(parts)
     others = [
-        name if (price := _inside(rows[name])) is None else f"{name} ({price:+z.3f})" for name in alike if name != taken
+        name if (price := _cost(rows[name])) is None else f"{name} ({price:+z.3f})" for name in alike if name != taken
     ]
     if others:
         sentence += f"; no worse within what these questions can tell: {', '.join(others)}"
     return sentence + "."
 
 
-def _inside(row: Mapping[str, Any]) -> float | None:
-    """The loss at the original context length against the model as it is."""
+def inside_of(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The difference in loss at the original context length against the model as it is."""
     inside = row.get("inside")
-    return float(inside["loss"]) if inside else None
+    return {**inside, "difference": inside["loss"]} if inside else None
+
+
+def _cost(row: Mapping[str, Any]) -> float | None:
+    return row["inside"]["loss"] if row.get("inside") else None
 
 
 def engines_of(row: Mapping[str, Any]) -> list[str]:

@@ -14,7 +14,8 @@ from ctxext.checkpoint.loading import choose_device, fast_cpu_dtype
 from ctxext.errors import CtxextError
 from ctxext.evaluate.plan import ModelPlan, default_tasks, plan_questions
 from ctxext.evaluate.report.findings import findings
-from ctxext.evaluate.report.report import Report, explain_malformed, make_report, versions, write_report
+from ctxext.evaluate.report.page import write_report
+from ctxext.evaluate.report.report import Report, explain_malformed, make_report, versions
 from ctxext.evaluate.results_log import ResultsLog
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.harness import check_harness

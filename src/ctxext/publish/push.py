@@ -16,7 +16,7 @@ from ctxext.errors import CtxextError
 from ctxext.files.content import Progress
 from ctxext.notebook import table
 from ctxext.options import accepts_options, option, with_documented_options
-from ctxext.publish.upload_plan import UploadPlan, adapter_in, pack, pack_adapter, seal, stage
+from ctxext.publish.upload_plan import UploadPlan, adapter_in, pack, pack_adapter, seal
 from ctxext.redaction import redacted
 
 if TYPE_CHECKING:
@@ -231,7 +231,10 @@ def send(
     from huggingface_hub import HfApi
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    api = HfApi(token=usable_token(token), library_name="ctxext")
+    usable = hub_token(token)
+    if not usable:
+        raise CtxextError("Pushing needs a Hub token, and there is none.", hint=LOG_IN)
+    api = HfApi(token=usable, library_name="ctxext")
     if plan.base:
         with hub_errors_in_one_line(plan.base):
             api.model_info(plan.base)
@@ -240,17 +243,10 @@ def send(
     if not plan.is_adapter:
         seal(plan, progress)
         return _patiently(lambda: _upload(api, plan.folder, repository, options), tell)
-    with tempfile.TemporaryDirectory() as place:
-        stage(plan, Path(place))
+    with tempfile.TemporaryDirectory() as place:  # An adapter's own folder belongs to a recorded checkpoint.
+        for name, content in plan.contents.items():
+            (Path(place) / name).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
         return _patiently(lambda: _upload(api, Path(place), repository, options), tell)
-
-
-def usable_token(token: str | None) -> str:
-    """The token to push with; never shown."""
-    usable = hub_token(token)
-    if not usable:
-        raise CtxextError("Pushing needs a Hub token, and there is none.", hint=LOG_IN)
-    return usable
 
 
 def _patiently(action: Callable[[], _Result], tell: Callable[[str], None] | None) -> _Result:

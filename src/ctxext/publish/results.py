@@ -1,6 +1,5 @@
 """The part of a model card that comes from report.json: tables with intervals, pictures, and what was not measured."""
 
-import functools
 import json
 import re
 import shlex
@@ -10,7 +9,8 @@ from typing import Any
 
 from ctxext.converters.card import Measured
 from ctxext.errors import CtxextError
-from ctxext.evaluate.report.findings import effective_text, findings, percent, pooled
+from ctxext.evaluate.report import tables
+from ctxext.evaluate.report.findings import findings, percent, pooled
 from ctxext.evaluate.report.report import Report, explain_malformed
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, expanded
@@ -18,81 +18,73 @@ from ctxext.files.schemas import read_json_object
 from ctxext.files.strict import in_markdown
 from ctxext.redaction import redacted
 
+_ASKED = (
+    *("num_needles", "kv_ids", "stride", "haystack", "data", "documents", "filler", "generate", "allow_beyond"),
+    *("repeat_question", "harness"),
+)
+"""Options of `ctxext eval` that decide what is asked, and stand in its command where they are not as by default."""
 _TASK_TYPES = {"masked": "fill-mask", "encoder": "feature-extraction"}
 FOLDER = "report"
 """The folder of a report's files inside the repository."""
 
 
-def retrieval_table(report: Report, entry: Mapping[str, Any], task: str, pictures: Sequence[str]) -> str:
+def _retrieval(report: Report, task: str) -> tables.Table:
     """Right answers by model and length, pooled over depths, with the weakest depth."""
     rows = []
     for model in report["models"]:
         cells = [cell for cell in model["cells"] if cell["task"] == task]
         for length in sorted({cell["length"] for cell in cells}):
             at_length = [cell for cell in cells if cell["length"] == length]
-            share, low, high = pooled(at_length)
-            weakest = min(at_length, key=lambda cell: cell["share"])
+            share, weakest = pooled(at_length)[0], min(at_length, key=lambda cell: cell["share"])
             is_even = weakest["depth"] is None or all(cell["share"] == share for cell in at_length)
             depth = "" if is_even else f"{percent(weakest['share'])} at depth {round(100 * weakest['depth'])} %"
-            name = _name(model, entry)
-            rows.append([name, str(length), percent(share), f"{percent(low)}–{percent(high)}", depth])
-    head = ["model", "tokens", "% right", "95 % interval", "% right at the weakest depth"]
-    return "\n\n".join([f"### {in_markdown(task)}", _table(head, rows), *_picture(f"{task}.png", task, pictures)])
+            rows.append([model["name"], str(length), *tables.in_percent(at_length), depth])
+    return tables.Table(task, ["model", "tokens", "% right", "95 % interval", "% right at the weakest depth"], rows)
 
 
-def effective_table(report: Report, entry: Mapping[str, Any]) -> str:
-    """The length up to which each model keeps most of its score at the shortest; empty for a single length."""
-    effective = {_name(model, entry): model["effective"] for model in report["models"] if model.get("effective")}
-    if not effective:
-        return ""
-    tasks = list(dict.fromkeys(task for lengths_by_task in effective.values() for task in lengths_by_task["tasks"]))
-    lengths = [cell["length"] for model in report["models"] for cell in model["cells"]]
+def _effective(report: Report) -> tables.Table:
+    """The length up to which each model keeps most of its score at the shortest; no rows for a single length."""
+    effective = {model["name"]: model["effective"]["tasks"] for model in report["models"] if model.get("effective")}
+    tasks = list(dict.fromkeys(task for by_task in effective.values() for task in by_task))
+    lengths = [cell["length"] for model in report["models"] for cell in model["cells"]] or [0]
     rows = [
-        [name, *(effective_text(lengths_by_task["tasks"].get(task), max(lengths)) for task in tasks)]
-        for name, lengths_by_task in effective.items()
+        [name, *(tables.effective_text(by_task.get(task), max(lengths)) for task in tasks)]
+        for name, by_task in effective.items()
     ]
-    explanation = (
-        f"The longest of the measured lengths up to which a model keeps 85 % of its own figure at {min(lengths)} "
-        "tokens, with the 95 % interval; none if that is below 85.6 %, the threshold of RULER."
+    note = (
+        "The longest of the measured lengths up to which a model keeps 85 % of its own figure at "
+        f"{min(lengths)} tokens, with the 95 % interval; none if that is below 85.6 %, the threshold of RULER."
     )
-    return f"### effective length\n\n{in_markdown(explanation)}\n\n{_table(['model', *tasks], rows)}"
+    return tables.Table("effective length", ["model", *tasks], rows, note)
 
 
-def perplexity_table(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) -> str:
-    """Perplexity by length; empty where it was not measured."""
-    models = [model for model in report["models"] if model["perplexity"]]
-    if not models:
-        return ""
-    lengths = sorted({int(length) for model in models for length in model["perplexity"]["lengths"]})
-    rows = []
-    for model in models:
-        figures = [model["perplexity"]["lengths"].get(str(length)) for length in lengths]
-        cells = ["–" if figure is None else f"{figure['perplexity']:.2f}" for figure in figures]
-        rows.append([_name(model, entry), *cells])
-    task = models[0]["perplexity"].get("task", "perplexity")
-    head = [f"{task} over the first", *(f"{length} tokens" for length in lengths)]
-    picture = _picture("perplexity.png", "Loss by position", pictures)
-    return "\n\n".join([f"### {in_markdown(task)}", _table(head, rows), *picture])
+def _perplexity(report: Report) -> tables.Table:
+    """Perplexity over all texts, by length."""
+    task, lengths, curves = tables.perplexities(report)
+    rows = [[model["name"], *tables.figures(curve["lengths"], lengths)] for model, text, curve in curves if not text]
+    return tables.Table(task, [f"{task} over the first", *(f"{length} tokens" for length in lengths)], rows)
 
 
-def short_table(report: Report, entry: Mapping[str, Any]) -> str:
+def _short(report: Report) -> tables.Table:
     """Perplexity at the original context length, and the difference from the source."""
-    rows = []
-    for model in report["models"]:
-        if model["short"]:
-            against = model["short"].get("against") or {}
-            change = f"{against['loss']:+z.4f}" if against else ""
-            interval = f"{against['low']:+z.4f} to {against['high']:+z.4f}" if against.get("low") is not None else ""
-            rows.append([_name(model, entry), f"{model['short']['perplexity']:.3f}", change, interval])
+    shorts = [(model["name"], model["short"]) for model in report["models"] if model["short"]]
+    rows = [[name, f"{short['perplexity']:.3f}", *tables.change_in_loss(short)] for name, short in shorts]
     head = ["model", "perplexity", "nats per token against its source", "95 % interval"]
-    return f"### At the original context length\n\n{_table(head, rows)}" if rows else ""
+    return tables.Table("At the original context length", head, rows)
 
 
-def harness_table(entry: Mapping[str, Any]) -> str:
-    """The results of lm-evaluation-harness for this checkpoint."""
-    harness = entry.get("harness") or {}
-    rows = [[task, metric, f"{value:.4f}"] for task, metrics in harness.items() for metric, value in metrics.items()]
-    return f"### lm-evaluation-harness\n\n{_table(['task', 'metric', 'value'], rows)}" if rows else ""
+def _section(table: tables.Table, picture: str = "") -> str:
+    """A table with its title, its note and its picture; nothing where it has no rows."""
+    rule = f"| --- |{' ---: |' * (len(table.head) - 1)}"
+    parts = [f"### {in_markdown(table.title)}", in_markdown(table.note), table.as_markdown(rule), picture]
+    return "\n\n".join(part for part in parts if part) if table.rows else ""
+
+
+def _picture(stem: str, label: str, pictures: Sequence[str]) -> str:
+    """A link to a picture, if the report has one with this name, or with this name and a model."""
+    named = [name for name in pictures if name == f"{stem}.png"]
+    named += [name for name in pictures if name.startswith(f"{stem}-")]
+    return f"![{in_markdown(label)}]({FOLDER}/{named[0]})" if named else ""
 
 
 def conditions(report: Report, entry: Mapping[str, Any]) -> str:
@@ -114,51 +106,29 @@ def model_index(report: Report, entry: Mapping[str, Any]) -> list[Any]:
     """The figures in the form of the Hub's model index, pooled over depths."""
     from huggingface_hub import EvalResult
 
-    settings, results = report["settings"], []
-    common = {"samples": settings["samples"], "seed": settings["seed"]}
-    make = functools.partial(EvalResult, task_type=_TASK_TYPES.get(str(entry.get("kind")), "text-generation"))
+    figures: list[tuple[str, Any, str, float, dict[str, int]]] = []
     for task, length in dict.fromkeys((cell["task"], cell["length"]) for cell in entry["cells"]):
         cells = [cell for cell in entry["cells"] if (cell["task"], cell["length"]) == (task, length)]
-        results.append(_result(make, task, length, "exact_match", pooled(cells)[0], {**common, "depths": len(cells)}))
-    measured = entry.get("perplexity") or {}
-    for length, values in (measured.get("lengths") or {}).items():
-        task = measured.get("task", "perplexity")
-        results.append(_result(make, task, int(length), "perplexity", values["perplexity"], common))
-    if entry.get("short"):
-        short = entry["short"]
-        results.append(_result(make, "short", short["length"], "perplexity", short["perplexity"], common))
-    return results
-
-
-def _result(make: Any, task: str, length: int, metric: str, value: float, arguments: Mapping[str, Any]) -> Any:
-    return make(
-        task_name="Long context",
-        dataset_type=f"ctxext-{task}",
-        dataset_name=f"{task}, {length} tokens",
-        dataset_config=str(length),
-        dataset_args=dict(arguments),
-        metric_type=metric,
-        metric_name=metric.replace("_", " "),
-        metric_value=round(value, 6),
-    )
-
-
-def _name(model: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
-    summary = f"{model['name']} ({model['summary']})"
-    return f"**{summary}**" if model["digest"] == entry["digest"] else summary
-
-
-def _picture(name: str, label: str, pictures: Sequence[str]) -> list[str]:
-    """A link to a picture, if the report has one with this name, or with this name and a model."""
-    stem = name.removesuffix(".png")
-    picture = name if name in pictures else next((other for other in pictures if other.startswith(f"{stem}-")), None)
-    return [f"![{in_markdown(label)}]({FOLDER}/{picture})"] if picture else []
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table: text to the left in the first column, figures to the right."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(map(in_markdown, line))} |" for line in lines)
+        figures.append((task, length, "exact_match", pooled(cells)[0], {"depths": len(cells)}))
+    long, short = entry.get("perplexity") or {}, entry.get("short")
+    for length, values in (long.get("lengths") or {}).items():
+        figures.append((long.get("task", "perplexity"), int(length), "perplexity", values["perplexity"], {}))
+    figures += [("short", short["length"], "perplexity", short["perplexity"], {})] if short else []
+    asked = {name: report["settings"][name] for name in ("samples", "seed")}
+    return [
+        EvalResult(
+            task_type=_TASK_TYPES.get(str(entry.get("kind")), "text-generation"),
+            task_name="Long context",
+            dataset_type=f"ctxext-{task}",
+            dataset_name=f"{task}, {length} tokens",
+            dataset_config=str(length),
+            dataset_args={**asked, **more},
+            metric_type=metric,
+            metric_name=metric.replace("_", " "),
+            metric_value=round(value, 6),
+        )
+        for task, length, metric, value, more in figures
+    ]
 
 
 _PICTURE = re.compile(r"[\w.+\-]+\.png")
@@ -221,15 +191,16 @@ def files_of(folder: Path, body: str = "") -> list[Path]:
 def measured(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) -> Measured:
     """The part of a card that comes from a report, with links to those of its pictures that are uploaded."""
     with explain_malformed("report.json"):
-        tasks = dict.fromkeys(cell["task"] for model in report["models"] for cell in model["cells"])
         summary = "\n".join(f"- {in_markdown(sentence)}" for sentence in findings(report))
+        named = {**report, "models": [_named(model, entry) for model in report["models"]]}
+        harness = [row[1:] for row in tables.harness_rows([entry])]
         parts = [
             f"`{in_markdown(entry['name'])}` is the name under which this checkpoint was measured.\n\n{summary}",
-            *(retrieval_table(report, entry, task, pictures) for task in tasks),
-            effective_table(report, entry),
-            perplexity_table(report, entry, pictures),
-            short_table(report, entry),
-            harness_table(entry),
+            *(_section(_retrieval(named, task), _picture(task, task, pictures)) for task in tables.tasks_of(report)),
+            _section(_effective(named)),
+            _section(_perplexity(named), _picture("perplexity", "Loss by position", pictures)),
+            _section(_short(named)),
+            _section(tables.Table("lm-evaluation-harness", ["task", "metric", "value"], harness)),
             conditions(report, entry),
         ]
         return Measured(
@@ -238,6 +209,12 @@ def measured(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) 
             missing=[in_markdown(sentence) for sentence in _missing(report, entry)],
             results=model_index(report, entry),
         )
+
+
+def _named(model: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
+    """A model called by its name and its recipe, in bold where it is the one that the card is about."""
+    name = f"{model['name']} ({model['summary']})"
+    return {**model, "name": f"**{name}**" if model["digest"] == entry["digest"] else name}
 
 
 def _missing(report: Report, entry: Mapping[str, Any]) -> list[str]:
@@ -272,28 +249,37 @@ def _missing(report: Report, entry: Mapping[str, Any]) -> list[str]:
     return [*missing, _NEVER]
 
 
+def command_of(words: Sequence[str], options: Mapping[str, Any]) -> str:
+    """A command with its options, without those that are None or False; of a true one the name alone says all."""
+    for name, value in options.items():
+        if value is True:
+            words = [*words, name]
+        elif isinstance(value, list):
+            words = [*words, name, ",".join(map(str, value))]
+        elif value is not None and value is not False:
+            words = [*words, name, f"{value:g}" if isinstance(value, float) else str(value)]
+    return shlex.join(words)
+
+
 def _command(report: Report, entry: Mapping[str, Any]) -> str:
     """The `ctxext eval` command that asks the same questions, without options at their defaults."""
-    settings, plain = report["settings"], Settings()
+    settings, loading = report["settings"], report.get("loading") or {}
     names = ["OUT" if model["name"] == entry["name"] else model["name"] for model in report["models"]]
-    words = ["ctxext", "eval", *names, "--task", ",".join(settings["tasks"])]
-    if settings.get("lengths"):
-        words += ["--lengths", ",".join(map(str, settings["lengths"]))]
     depths = ",".join(f"{100 * depth:g}" for depth in settings["depths"])
-    words += ["--depths", depths + ("," if "," not in depths else ""), "--samples", str(settings["samples"])]
-    words += ["--seed", str(settings["seed"])]
-    named = {"num_needles": "--needles", "kv_ids": "--kv-ids", "stride": "--stride", "haystack": "--haystack"}
-    named |= {"data": "--data", "documents": "--documents", "filler": "--filler"}
-    for key, option in named.items():
-        value = settings.get(key, getattr(plain, key))
-        if value != getattr(plain, key):
-            words += [option, value["name"] if isinstance(value, dict) else str(value)]
-    loading = report.get("loading") or {}
-    words += ["--generate"] * bool(settings["generate"] and not loading.get("engine"))
-    words += ["--allow-beyond"] * bool(settings.get("allow_beyond"))
-    words += ["--repeat-question"] * bool(settings.get("repeat_question"))
-    words += ["--harness", ",".join(settings["harness"])] if settings.get("harness") else []
-    words += ["--dtype", loading["dtype"]] if loading.get("dtype") not in (None, "auto") else []
-    words += ["--engine", loading["engine"]] if loading.get("engine") else []
-    words += ["--engine-args", json.dumps(loading["engine_arguments"])] if loading.get("engine_arguments") else []
-    return shlex.join([*words, "--out", FOLDER])
+    given = {
+        "--task": settings["tasks"],
+        "--lengths": settings.get("lengths") or None,
+        "--depths": depths + ("," if "," not in depths else ""),
+        "--samples": settings["samples"],
+        "--seed": settings["seed"],
+    }
+    for name in _ASKED:
+        if (value := settings.get(name)) not in (None, [], getattr(Settings, name)):
+            flag = "needles" if name == "num_needles" else name.replace("_", "-")
+            given[f"--{flag}"] = value["name"] if isinstance(value, dict) else value
+    given["--dtype"] = loading.get("dtype") if loading.get("dtype") != "auto" else None
+    if loading.get("engine"):
+        arguments = loading.get("engine_arguments")
+        given |= {"--generate": None, "--engine": loading["engine"]}
+        given["--engine-args"] = json.dumps(arguments) if arguments else None
+    return command_of(["ctxext", "eval", *names], {**given, "--out": FOLDER})

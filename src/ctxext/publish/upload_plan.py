@@ -18,7 +18,7 @@ from ctxext.files.output_directory import explain_disk_errors, write_whole
 from ctxext.files.schemas import read_json_object
 from ctxext.finetune.options import TrainingOptions
 from ctxext.options import options_of
-from ctxext.publish.results import FOLDER, entry_of, files_of, measured, read_report
+from ctxext.publish.results import FOLDER, command_of, entry_of, files_of, measured, read_report
 from ctxext.verify.file_checks import CARD, check_weights
 from ctxext.verify.run import READING, failures, run_checks
 from ctxext.verify.subject import Subject, training_of
@@ -45,25 +45,13 @@ def training_command(folder: Path, trained: str = EXTENDED) -> str:
         return ""
     report = read_json_object(folder / REPORT)
     options, data = report.get("options") or {}, report.get("data") or {}
-    words = ["ctxext", "finetune", trained, "OUT"]
-    for name in str(data.get("name") or "DATA").split(", "):
-        words += ["--data", name]
-    given = {option: data[key] for key, option in _OF_THE_DATA.items() if data.get(key) is not None}
+    given = {option: data.get(key) for key, option in _OF_THE_DATA.items()}
     for name in options_of(TrainingOptions):
         value = options.get(name)
-        # 0 equals False, and is a choice.
-        is_usual = value is None or value is False or value in ((), [], getattr(TrainingOptions, name))
-        if name not in _OF_THE_MACHINE and not is_usual:
+        if name not in _OF_THE_MACHINE and value not in ([], getattr(TrainingOptions, name)):
             given["--" + name.replace("_", "-")] = value
-    for option, value in given.items():
-        words += [option] if value is True else [option, _plain(value)]
-    return shlex.join(words)
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, list):
-        return ",".join(map(str, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    names = str(data.get("name") or "DATA").split(", ")
+    return command_of(["ctxext", "finetune", trained, "OUT", *(w for name in names for w in ("--data", name))], given)
 
 
 ADAPTER = "adapter"
@@ -103,10 +91,18 @@ class UploadPlan:
         return self.texts[CARD].decode()
 
     @property
+    def contents(self) -> dict[str, Path | bytes]:
+        """Each file by name, sorted: its place where it is there already, or what is written."""
+        contents: dict[str, Path | bytes] = {name: self.folder / name for name in self.names}
+        return dict(sorted((contents | dict(self.texts)).items()))
+
+    @property
     def sizes(self) -> dict[str, int]:
         """Size in bytes of each file, by name."""
-        sizes = {name: (self.folder / name).stat().st_size for name in self.names}
-        return dict(sorted({**sizes, **{name: len(content) for name, content in self.texts.items()}}.items()))
+        return {
+            name: len(content) if isinstance(content, bytes) else content.stat().st_size
+            for name, content in self.contents.items()
+        }
 
 
 class _AsMeasured(Checkpoint):
@@ -296,14 +292,6 @@ def _write(path: Path, content: bytes) -> None:
     with explain_disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content)
-
-
-def stage(plan: UploadPlan, place: Path) -> None:
-    """Copy an adapter and its card to a separate folder, as its folder belongs to a recorded checkpoint."""
-    for name in plan.names:
-        (place / name).write_bytes((plan.folder / name).read_bytes())
-    for name, content in plan.texts.items():
-        (place / name).write_bytes(content)
 
 
 def total(sizes: Mapping[str, Any]) -> str:

@@ -1,13 +1,12 @@
 """A report in words: sentences that are computed from its scores."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ctxext.evaluate.report.intervals import share_interval
 from ctxext.evaluate.report.report import Report, texts_of
 from ctxext.evaluate.tasks.registry import GROUPS
-from ctxext.files.length import format_length
 
 _UNEVEN = 0.3
 _SAME_LOSS = 0.02
@@ -15,14 +14,9 @@ _MAX_NAMED = 4
 """How many models besides the best are named one by one."""
 
 
-def findings(report: Report, names: Mapping[str, str] | None = None) -> list[str]:
-    """One sentence for each task, and one for the cost of extending; first of all which method a comparison takes.
-
-    Args:
-        report: The content of report.json.
-        names: Names to use instead of the models' names in the report.
-    """
-    models = [{**model, "name": (names or {}).get(model["name"], model["name"])} for model in report["models"]]
+def findings(report: Report) -> list[str]:
+    """One sentence for each task, and one for the cost of extending; first of all which method a comparison takes."""
+    models = report["models"]
     tasks = dict.fromkeys(cell["task"] for model in models for cell in model["cells"])
     ruler = GROUPS["ruler"] if tasks.keys() >= {*GROUPS["ruler"]} else ()
     sentences = [_retrieval("RULER, its thirteen tasks", ruler, models)] if ruler else []
@@ -41,42 +35,6 @@ def percent(share: float) -> str:
     """A share in whole percent, from 1 to 99 unless it is exactly 0 or 1."""
     value = round(100 * share)
     return str(min(99, max(1, value)) if 0 < share < 1 else value)
-
-
-def effective_text(effective: Mapping[str, Any] | None, longest: int) -> str:
-    """An effective length as text, with its interval if that is wider than the length itself.
-
-    Args:
-        effective: An entry of `effective` in report.json; None where nothing was measured.
-        longest: The longest prompt length; an effective length of it is shown as "≥".
-    """
-    if effective is None:
-        return "–"
-    length, low, high = (
-        "none" if effective[key] is None else format_length(effective[key]) for key in ("length", "low", "high")
-    )
-    sign = "≥ " if effective["length"] == longest else ""
-    return f"{sign}{length}" if low == high == length else f"{sign}{length} ({low}–{high})"
-
-
-def key_token_rows(report: Report) -> list[list[str]]:
-    """The tokens, the loss on key tokens, their number, of how many and the documents, by model and length."""
-    return [
-        [model["name"], length, f"{one['loss']:.3f}" if one["count"] else "–"]
-        + [str(one[key]) for key in ("count", "of", "documents")]
-        for model in report["models"]
-        for length, one in (model.get("longppl") or {}).items()
-    ]
-
-
-def harness_rows(report: Report) -> list[list[str]]:
-    """The task, the metric and the value of lm-evaluation-harness, by model."""
-    return [
-        [model["name"], task, metric, f"{value:.4f}"]
-        for model in report["models"]
-        for task, metrics in (model["harness"] or {}).items()
-        for metric, value in metrics.items()
-    ]
 
 
 def _retrieval(name: str, tasks: Sequence[str], models: Sequence[dict[str, Any]]) -> str:

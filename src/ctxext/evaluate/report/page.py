@@ -1,21 +1,25 @@
-"""report.html: a single file with the tables, heat maps and curves of every model."""
+"""The files of a report: report.html, a single file with the tables, heat maps and curves, and those beside it."""
 
 import base64
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib import resources
+from pathlib import Path
 from string import Template
 from typing import Any
 
+from ctxext.evaluate.report import tables
 from ctxext.evaluate.report.colours import hexadecimal, ink, series_style, shade
-from ctxext.evaluate.report.findings import effective_text, findings, harness_rows, key_token_rows, percent, pooled
+from ctxext.evaluate.report.findings import findings, percent, pooled
 from ctxext.evaluate.report.report import HeatMap, Report, heat_map
 from ctxext.evaluate.tasks.perplexity import LongPerplexity, Short
 from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS, TASKS
 from ctxext.files.extras import install_command, is_installed
 from ctxext.files.length import format_length
+from ctxext.files.output_directory import write_whole
 
 _LONG_NAME = 24
 _COMMON = 0.8
@@ -24,16 +28,41 @@ _SEPARATORS = re.compile(r"[-_]+")
 _MAX_NAMED, _MAX_TITLE = 3, 60
 
 
+def write_report(report: Report, folder: Path) -> list[Path]:
+    """Write report.json, report.html and the pictures, in this order; each file appears whole or not at all.
+
+    Without matplotlib there are no picture files; the heat maps of report.html do not need it.
+    """
+    files = {"report.json": (json.dumps(report, indent=2, ensure_ascii=False) + "\n").encode()}
+    files["report.html"] = render_page(report).encode()
+    if is_installed("matplotlib"):
+        from ctxext.evaluate.report.pictures import as_png, draw_heat_maps, draw_losses
+
+        for task in tables.tasks_of(report):
+            if len(report["models"]) > 1:
+                files[f"{task}.png"] = as_png(draw_heat_maps(heat_map(report["models"], task)))
+            for model in report["models"]:
+                of_model = heat_map([model], task)
+                if of_model.models:
+                    name = re.sub(r"[^\w.-]+", "-", model["name"]).strip("-.") or "model"
+                    files[f"{task}-{name}.png"] = as_png(draw_heat_maps(of_model))
+        if figure := draw_losses(report):
+            files["perplexity.png"] = as_png(figure)
+    for name, content in files.items():
+        write_whole(folder / name, content)
+    return [folder / name for name in files]
+
+
 def render_page(report: Report) -> str:
     """Render the page."""
+    report = _with_short_names(report)
     models, settings, versions = report["models"], report["settings"], report["versions"]
-    names = short_names([model["name"] for model in models])
-    tasks = dict.fromkeys(cell["task"] for model in models for cell in model["cells"])
-    items = "\n".join(f"<li>{escape(sentence)}</li>" for sentence in findings(report, names))
-    sections = [summary(report, names), f'<div class="findings"><ul>\n{items}\n</ul></div>' if items else ""]
-    sections += [maps(report, task, names) for task in tasks]
-    sections += [section(report, names) for section in (_perplexity, _longppl, _short, _harness, _models, _settings)]
-    listed = ", ".join(names[model["name"]] for model in models)
+    items = "\n".join(f"<li>{escape(sentence)}</li>" for sentence in findings(report))
+    sections = [summary(report), f'<div class="findings"><ul>\n{items}\n</ul></div>' if items else ""]
+    sections += [maps(report, task) for task in tables.tasks_of(report)]
+    sections += [_perplexity(report), _section(_longppl(report)), _section(_short(report)), _section(_harness(report))]
+    sections += [_section(_models(report), words=(1, 4)), _settings(report)]
+    listed = ", ".join(model["name"] for model in models)
     of = f"{len(models)} models" if len(models) > _MAX_NAMED or len(listed) > _MAX_TITLE else listed
     engines = {"vllm": "vLLM", "xllamacpp": "llama.cpp by xllamacpp"}
     ran = "".join(f", {name} {versions[package]}" for package, name in engines.items() if versions.get(package))
@@ -47,6 +76,13 @@ def render_page(report: Report) -> str:
         sections="\n".join(section for section in sections if section),
         version=escape(versions["ctxext"]),
     )
+
+
+def _with_short_names(report: Report) -> Report:
+    """A report whose models are called by short names, and by their own under "whole"."""
+    names = short_names([model["name"] for model in report["models"]])
+    models = [{**model, "name": names[model["name"]], "whole": model["name"]} for model in report["models"]]
+    return {**report, "models": models, "names": names}
 
 
 def short_names(names: Sequence[str]) -> dict[str, str]:
@@ -69,36 +105,48 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
     return {name: name for name in names}
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]], text: Sequence[int] = ()) -> str:
+class _Markup(str):
+    """Text that is HTML already."""
+
+
+def _section(table: tables.Table, words: Sequence[int] = (), picture: str = "") -> str:
+    """A table with its title, its note and a picture above it; nothing where it has no rows."""
+    note = f"<p>{escape(table.note)}</p>\n" if table.note else ""
+    return f"<h2>{table.title}</h2>\n{note}{picture}{_table(table.head, table.rows, words)}" if table.rows else ""
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]], words: Sequence[int] = ()) -> str:
     """An HTML table in a box that scrolls by itself.
 
     Args:
         head: Headings of the columns; empty for a table without headings.
-        rows: Cells, as markup.
-        text: Indices of the columns that hold words.
+        rows: Cells.
+        words: Indices of the columns that hold words.
     """
 
     def line(cells: Sequence[Any], tag: str) -> str:
-        marks = [' class="text"' if number in text else "" for number in range(len(cells))]
-        return "".join(f"<{tag}{mark}>{cell}</{tag}>" for mark, cell in zip(marks, cells, strict=True))
+        marks = [' class="text"' if number in words else "" for number in range(len(cells))]
+        texts = [cell if isinstance(cell, _Markup) else escape(str(cell)) for cell in cells]
+        return "".join(f"<{tag}{mark}>{text}</{tag}>" for mark, text in zip(marks, texts, strict=True))
 
     heading = f"<thead><tr>{line(head, 'th')}</tr></thead>" if head else ""
     body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
     return f'<div class="wide"><table>{heading}<tbody>{body}</tbody></table></div>'
 
 
-def _model_name(name: str, short: Mapping[str, str]) -> str:
-    """A short name, with the full name below it if they differ."""
-    full = f'<br><span class="soft whole">{escape(name)}</span>' if short[name] != name else ""
-    return f"{escape(short[name])}{full}"
+def _model_name(model: Mapping[str, Any]) -> _Markup:
+    """A short name, with the whole name below it if they differ."""
+    whole = model.get("whole", model["name"])
+    below = f'<br><span class="soft whole">{escape(whole)}</span>' if whole != model["name"] else ""
+    return _Markup(f"{escape(model['name'])}{below}")
 
 
-def summary(report: Report, short: Mapping[str, str]) -> str:
+def summary(report: Report) -> str:
     """The table of every model by prompt length, with a filter; empty without retrieval tasks."""
     models = [model for model in report["models"] if model["cells"]]
     if not models:
         return ""
-    tasks = list(dict.fromkeys(cell["task"] for model in models for cell in model["cells"]))
+    tasks = tables.tasks_of(report)
     lengths = sorted({cell["length"] for model in models for cell in model["cells"]})
     costs = {model["name"]: (model["short"] or {}).get("against") for model in models}
     has_costs, has_effective = any(costs.values()), len(lengths) > 1
@@ -114,8 +162,8 @@ def summary(report: Report, short: Mapping[str, str]) -> str:
             best[length] = first
     rows = []
     for model in models:
-        name = model["name"]
-        shown = [f'<th scope="row" data-value="{escape(name)}">{_model_name(name, short)}</th>']
+        name, whole = model["name"], model.get("whole", model["name"])
+        shown = [f'<th scope="row" data-value="{escape(whole)}">{_model_name(model)}</th>']
         for length in lengths:
             if (name, length) not in scores:
                 shown.append(_sorted_cell(-1, "–"))
@@ -126,7 +174,9 @@ def summary(report: Report, short: Mapping[str, str]) -> str:
             shown.append(_sorted_cell(f"{share:.6f}", text))
         if has_effective:
             effective = model.get("effective")
-            shown.append(_sorted_cell((effective or {}).get("length") or 0, effective_text(effective, lengths[-1])))
+            shown.append(
+                _sorted_cell((effective or {}).get("length") or 0, tables.effective_text(effective, lengths[-1]))
+            )
         if has_costs:
             loss = (costs[name] or {}).get("loss")
             shown.append(_sorted_cell(0, "–") if loss is None else _sorted_cell(f"{loss:.6f}", f"{loss:+z.3f}"))
@@ -148,7 +198,7 @@ def _sorted_cell(value: Any, shown: str) -> str:
     return f'<td data-value="{value}">{shown}</td>'
 
 
-def maps(report: Report, task: str, short: Mapping[str, str]) -> str:
+def maps(report: Report, task: str) -> str:
     """The section of one task."""
     scores = heat_map(report["models"], task)
     kind = RETRIEVAL_TASKS.get(task)
@@ -158,9 +208,9 @@ def maps(report: Report, task: str, short: Mapping[str, str]) -> str:
 <p>{escape(kind.description if kind else "")}{_asked(report["settings"], task)}</p>
 <p class="soft">Percent right by depth and prompt length. {answered}. Lengths that are longer than a model was trained
 for are marked with * at its name.</p>
-<div class="maps">{"".join(_map(scores, length, short) for length in scores.lengths)}</div>
-{_effective_lengths(scores, short)}
-<details><summary>Counts and intervals</summary>{_counts(scores, short)}</details>"""
+<div class="maps">{"".join(_map(scores, length) for length in scores.lengths)}</div>
+{_effective_lengths(scores)}
+<details><summary>Counts and intervals</summary>{_counts(scores)}</details>"""
 
 
 def _asked(settings: Mapping[str, Any], task: str) -> str:
@@ -169,18 +219,17 @@ def _asked(settings: Mapping[str, Any], task: str) -> str:
     return same * (task == "needle") + first
 
 
-def _map(scores: HeatMap, length: int, short: Mapping[str, str]) -> str:
+def _map(scores: HeatMap, length: int) -> str:
     """The scores of all models at a length, with a column for each depth."""
     rows = []
     for model in scores.models:
         cells = scores.row(model, length)
-        measured = [cell for cell in cells if cell]
-        if measured:
-            share, low, high = pooled(measured)
+        if measured := [cell for cell in cells if cell]:
+            share, interval = tables.in_percent(measured)
             beyond = "*" if model["trained_length"] and length > model["trained_length"] else ""
             rows.append(
-                f'<tr><th scope="row">{escape(short[model["name"]])}{beyond}</th>{"".join(map(_map_cell, cells))}'
-                f'<td class="all"><b>{percent(share)}</b> ({percent(low)}–{percent(high)})</td></tr>'
+                f'<tr><th scope="row">{escape(model["name"])}{beyond}</th>{"".join(map(_map_cell, cells))}'
+                f'<td class="all"><b>{share}</b> ({interval})</td></tr>'
             )
     head = "".join(f"<th>{'anywhere' if depth is None else round(100 * depth)}</th>" for depth in scores.depths)
     return (
@@ -197,19 +246,19 @@ def _map_cell(cell: Mapping[str, Any] | None) -> str:
     return f'<td class="cell" style="{style}">{percent(cell["share"])}</td>'
 
 
-def _effective_lengths(scores: HeatMap, short: Mapping[str, str]) -> str:
+def _effective_lengths(scores: HeatMap) -> str:
     texts = []
     for model in scores.models:
         effective = (model.get("effective") or {}).get("tasks", {}).get(scores.task)
         if effective:
-            texts.append(f"{escape(short[model['name']])} {effective_text(effective, scores.lengths[-1])}")
+            texts.append(f"{escape(model['name'])} {tables.effective_text(effective, scores.lengths[-1])}")
     return f"<p>Effective length: {'; '.join(texts)}.</p>" if texts else ""
 
 
-def _counts(scores: HeatMap, short: Mapping[str, str]) -> str:
+def _counts(scores: HeatMap) -> str:
     rows = [
         [
-            escape(short[name]),
+            name,
             cell["length"],
             "–" if cell["depth"] is None else f"{100 * cell['depth']:g} %",
             f"{cell['correct']:g} of {cell['samples']}",
@@ -218,74 +267,64 @@ def _counts(scores: HeatMap, short: Mapping[str, str]) -> str:
         ]
         for (name, _, _), cell in scores.cells.items()
     ]
-    return table(["model", "tokens", "depth", "right", "share", "95 % interval"], rows)
+    return _table(["model", "tokens", "depth", "right", "share", "95 % interval"], rows)
 
 
-def _models(report: Report, names: Mapping[str, str]) -> str:
+def _models(report: Report) -> tables.Table:
     rows = [
         [
-            _model_name(model["name"], names),
-            escape(model["summary"]),
+            _model_name(model),
+            model["summary"],
             model["trained_length"],
             model["context_length"],
-            escape(f"{model.get('dtype')}, {model.get('attention')}, {model.get('device')}"),
-            f"<code>{model['digest'][:12]}</code>",
+            f"{model.get('dtype')}, {model.get('attention')}, {model.get('device')}",
+            _Markup(f"<code>{model['digest'][:12]}</code>"),
         ]
         for model in report["models"]
     ]
     head = ["model", "recipe", "original context length", "context length", "computed in", "digest"]
-    return f"<h2>Models</h2>\n{table(head, rows, text=(1, 4))}"
+    return tables.Table("Models", head, rows)
 
 
-def _perplexity(report: Report, names: Mapping[str, str]) -> str:
-    models = [model for model in report["models"] if model["perplexity"]]
-    if not models:
+def _perplexity(report: Report) -> str:
+    name, lengths, curves = tables.perplexities(report)
+    if not curves:
         return ""
-    lengths = sorted({int(length) for model in models for length in model["perplexity"]["lengths"]})
-    kinds = [("lengths", ""), *([("sliding", ", sliding")] if "sliding" in models[0]["perplexity"] else [])]
-    head = ["", "model", "documents", *(f"{length}{note}" for _, note in kinds for length in lengths)]
+    task = TASKS[name]
+    kinds = {"lengths": "", **({"sliding": ", sliding"} if "sliding" in curves[0][2] else {})}
+    head = ["", "model", "documents", *(f"{length}{note}" for note in kinds.values() for length in lengths)]
+    lines = iter([_line(number) for number in range(len(report["models"]))])
     rows = [
-        ["" if text else _line(number), escape(f"{names[model['name']]}{text and f', {text}'}"), curve["documents"]]
-        + [_figure_of(curve[kind].get(str(length))) for kind, _ in kinds for length in lengths]
-        for number, model in enumerate(models)
-        for text, curve in {"": model["perplexity"], **model["perplexity"].get("texts", {})}.items()
+        ["" if text else next(lines), f"{model['name']}{text and f', {text}'}", curve["documents"]]
+        + [figure for kind in kinds for figure in tables.figures(curve[kind], lengths)]
+        for model, text, curve in curves
     ]
     stride = report["settings"]["stride"]
     sliding = f" Sliding: a window of that length moves on by {stride} tokens." if stride else ""
-    task = TASKS[models[0]["perplexity"].get("task", "perplexity")]
-    return f"""<h2>{task.name.capitalize()}</h2>
-<p>{escape(task.description)}
-Text: {escape(_data_name(report))}.</p>
-{_losses(report, names)}
+    picture = f"""{_losses(report)}
 <p class="soft">Faint points are measured, lines are smoothed over three of them. Perplexity over the first so many
 tokens.{sliding}</p>
-{table(head, rows, text=(1,))}"""
+"""
+    note = f"{task.description}\nText: {_data_name(report)}."
+    return _section(tables.Table(task.name.capitalize(), head, rows, note), words=(1,), picture=picture)
 
 
-def _longppl(report: Report, names: Mapping[str, str]) -> str:
-    rows = [[escape(names[name]), *cells] for name, *cells in key_token_rows(report)]
-    if not rows:
-        return ""
+def _longppl(report: Report) -> tables.Table:
     head = ["model", "tokens", "loss, nats per token", "key tokens", "of", "documents"]
-    return f"""<h2>LongPPL</h2>
-<p>{escape(LongPerplexity.description)}
-Evaluator: {escape(str(report["settings"].get("evaluator")))}. Text: {escape(_data_name(report))}.</p>
-{table(head, rows)}"""
+    evaluator = report["settings"].get("evaluator")
+    note = f"{LongPerplexity.description}\nEvaluator: {evaluator}. Text: {_data_name(report)}."
+    return tables.Table("LongPPL", head, tables.key_token_rows(report), note)
 
 
-def _line(number: int) -> str:
+def _line(number: int) -> _Markup:
     """A line in the colour and dashes of a model's curve."""
     colour, dashes = series_style(number)
     pattern = ",".join(f"{2 * part:g}" for part in dashes)
     dash = f' stroke-dasharray="{pattern}"' if pattern else ""
-    return (
+    return _Markup(
         '<svg width="44" height="8" aria-hidden="true">'
         f'<line x1="0" y1="4" x2="44" y2="4" stroke="{colour}" stroke-width="3"{dash}/></svg>'
     )
-
-
-def _figure_of(figure: dict[str, Any] | None) -> str:
-    return "–" if figure is None else f"{figure['perplexity']:.2f}"
 
 
 def _data_name(report: Report) -> str:
@@ -293,43 +332,34 @@ def _data_name(report: Report) -> str:
     return data["name"] if isinstance(data, dict) else data or "made-up prose of the package, from a small grammar"
 
 
-def _short(report: Report, names: Mapping[str, str]) -> str:
+def _short(report: Report) -> tables.Table:
     rows = []
     for model in report["models"]:
-        short = model["short"]
-        if short:
-            against = short.get("against")
-            change = f"{against['loss']:+z.4f}" if against else "–"
-            if against and against["low"] is not None:
-                change += f" ({against['low']:+z.4f} to {against['high']:+z.4f})"
-            source = escape(names.get(against["model"], against["model"])) if against else "–"
-            name = escape(names[model["name"]])
-            rows.append([name, short["length"], f"{short['perplexity']:.3f}", change, source])
-    if not rows:
-        return ""
+        if short := model["short"]:
+            change, interval = tables.change_in_loss(short)
+            against = short["against"]["model"] if change else "–"
+            change = f"{change} ({interval})" if interval else change or "–"
+            figures = [short["length"], f"{short['perplexity']:.3f}", change]
+            rows.append([model["name"], *figures, report["names"].get(against, against)])
     head = ["model", "tokens", "perplexity", "loss against source, nats per token", "source"]
-    return f"""<h2>At the original context length</h2>
-<p>{escape(Short.description)} Text: {escape(_data_name(report))}.</p>
-{table(head, rows)}"""
+    note = f"{Short.description} Text: {_data_name(report)}."
+    return tables.Table("At the original context length", head, rows, note)
 
 
-def _harness(report: Report, names: Mapping[str, str]) -> str:
-    rows = [[escape(names[name]), *map(escape, cells)] for name, *cells in harness_rows(report)]
-    return f"<h2>lm-evaluation-harness</h2>\n{table(['model', 'task', 'metric', 'value'], rows)}" if rows else ""
+def _harness(report: Report) -> tables.Table:
+    rows = tables.harness_rows(report["models"])
+    return tables.Table("lm-evaluation-harness", ["model", "task", "metric", "value"], rows)
 
 
-def _settings(report: Report, names: Mapping[str, str]) -> str:
-    rows = [[escape(str(key)), escape(str(value))] for key, value in report["settings"].items() if value is not None]
-    rows += [[escape(name), escape(str(version))] for name, version in report["versions"].items()]
-    rows += [
-        [f"digest of {escape(names[model['name']])}", f"<code>{model['digest']}</code>"] for model in report["models"]
-    ]
-    return (
-        f"<h2>Settings</h2>\n<details><summary>Everything that was set</summary>{table([], rows, text=(1,))}</details>"
-    )
+def _settings(report: Report) -> str:
+    rows = [[key, value] for key, value in report["settings"].items() if value is not None]
+    rows += report["versions"].items()
+    rows += [[f"digest of {model['name']}", _Markup(f"<code>{model['digest']}</code>")] for model in report["models"]]
+    shown = _table([], rows, words=(1,))
+    return f"<h2>Settings</h2>\n<details><summary>Everything that was set</summary>{shown}</details>"
 
 
-def _losses(report: Report, names: Mapping[str, str]) -> str:
+def _losses(report: Report) -> str:
     """Losses by position as a picture inside the page, in both themes; the browser's setting decides which is shown."""
     if not is_installed("matplotlib"):
         return f'<p class="soft">This picture needs matplotlib: {escape(install_command("matplotlib"))}</p>'
@@ -344,11 +374,11 @@ def _losses(report: Report, names: Mapping[str, str]) -> str:
         sources[theme] = "data:image/png;base64," + base64.b64encode(as_png(figure)).decode()
     return (
         f'<figure><picture><source media="(prefers-color-scheme: dark)" srcset="{sources["dark"]}">'
-        f'<img src="{sources["light"]}" width="{width}" alt="{escape(_described(report, names))}"></picture></figure>'
+        f'<img src="{sources["light"]}" width="{width}" alt="{escape(_described(report))}"></picture></figure>'
     )
 
 
-def _described(report: Report, names: Mapping[str, str]) -> str:
+def _described(report: Report) -> str:
     """The losses by position in words: of each model at the start, at the original context length, and at the end."""
     texts = []
     for model in report["models"]:
@@ -359,6 +389,6 @@ def _described(report: Report, names: Mapping[str, str]) -> str:
             if inside[1:]:
                 places = {"at the start": curve[0], f"at {format_length(trained)}": inside[-1], "at the end": curve[-1]}
             shown = ", ".join(f"{point['loss']:.2f} {place}" for place, point in places.items())
-            texts.append(f"{names[model['name']]}: {shown}")
+            texts.append(f"{model['name']}: {shown}")
     longest = max(model["perplexity"]["length"] for model in report["models"] if model["perplexity"])
     return f"Loss in nats per token by position, up to {format_length(longest)} tokens. {'; '.join(texts)}."

@@ -1,22 +1,17 @@
-"""A report: from the records of a run to report.json, and its files."""
+"""A report: from the records of a run to the content of report.json."""
 
 import importlib.metadata
-import json
 import math
 import platform
 import random
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.evaluate.report.intervals import effective_samples, mean_interval, wilson_interval
 from ctxext.evaluate.tasks.base import Record, texts_asked
-from ctxext.files.extras import is_installed
-from ctxext.files.output_directory import write_whole
 from ctxext.version import __version__
 
 Report = dict[str, Any]
@@ -307,30 +302,3 @@ def heat_map(models: Sequence[dict[str, Any]], task: str) -> HeatMap:
         depths=sorted({depth for _, _, depth in cells}, key=lambda depth: depth or 0.0),
         cells=cells,
     )
-
-
-def write_report(report: Report, folder: Path) -> list[Path]:
-    """Write report.json, report.html and the pictures, in this order; each file appears whole or not at all.
-
-    Without matplotlib there are no picture files; the heat maps of report.html do not need it.
-    """
-    from ctxext.evaluate.report.page import render_page
-
-    files = {"report.json": (json.dumps(report, indent=2, ensure_ascii=False) + "\n").encode()}
-    files["report.html"] = render_page(report).encode()
-    if is_installed("matplotlib"):
-        from ctxext.evaluate.report.pictures import as_png, draw_heat_maps, draw_losses
-
-        for task in dict.fromkeys(cell["task"] for model in report["models"] for cell in model["cells"]):
-            if len(report["models"]) > 1:
-                files[f"{task}.png"] = as_png(draw_heat_maps(heat_map(report["models"], task)))
-            for model in report["models"]:
-                of_model = heat_map([model], task)
-                if of_model.models:
-                    name = re.sub(r"[^\w.-]+", "-", model["name"]).strip("-.") or "model"
-                    files[f"{task}-{name}.png"] = as_png(draw_heat_maps(of_model))
-        if figure := draw_losses(report):
-            files["perplexity.png"] = as_png(figure)
-    for name, content in files.items():
-        write_whole(folder / name, content)
-    return [folder / name for name in files]

@@ -1,0 +1,106 @@
+"""The tables of a report as text, which the page, the model card and the terminal print in their own forms."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ctxext.evaluate.report.findings import percent, pooled
+from ctxext.evaluate.report.report import Report
+from ctxext.files.length import format_length
+from ctxext.files.strict import in_markdown
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table, before it is printed as HTML, as Markdown or in a terminal.
+
+    Attributes:
+        title: What it shows.
+        head: The headings of its columns.
+        rows: Its cells as text, without anything that a printer's form asks for.
+        note: What the reader must know of it.
+    """
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    note: str = ""
+
+    def as_markdown(self, rule: str) -> str:
+        """The head and the rows, with a rule between them that says where the text of each column stands."""
+        head, *rows = (f"| {' | '.join(map(in_markdown, line))} |" for line in (self.head, *self.rows))
+        return "\n".join([head, rule, *rows])
+
+
+def in_percent(cells: Sequence[dict[str, Any]]) -> tuple[str, str]:
+    """The share of correct answers over several cells, and its 95 % interval."""
+    share, low, high = pooled(cells)
+    return percent(share), f"{percent(low)}–{percent(high)}"
+
+
+def tasks_of(report: Report) -> list[str]:
+    """The retrieval tasks that were asked, in order."""
+    return list(dict.fromkeys(cell["task"] for model in report["models"] for cell in model["cells"]))
+
+
+def effective_text(effective: Mapping[str, Any] | None, longest: int) -> str:
+    """An effective length as text, with its interval if that is wider than the length itself.
+
+    Args:
+        effective: An entry of `effective` in report.json; None where nothing was measured.
+        longest: The longest prompt length; an effective length of it is shown as "≥".
+    """
+    if effective is None:
+        return "–"
+    length, low, high = (
+        "none" if effective[key] is None else format_length(effective[key]) for key in ("length", "low", "high")
+    )
+    sign = "≥ " if effective["length"] == longest else ""
+    return f"{sign}{length}" if low == high == length else f"{sign}{length} ({low}–{high})"
+
+
+def perplexities(report: Report) -> tuple[str, list[int], list[tuple[dict[str, Any], str, dict[str, Any]]]]:
+    """The task that read long texts, its context lengths, and what it says of each model.
+
+    That is a curve of report.json on all texts (""), and one on each kind of text by its name.
+    """
+    models = [model for model in report["models"] if model["perplexity"]]
+    task = next((str(model["perplexity"].get("task", "perplexity")) for model in models), "")
+    lengths = sorted({int(length) for model in models for length in model["perplexity"]["lengths"]})
+    each = [(model, {"": model["perplexity"], **model["perplexity"].get("texts", {})}) for model in models]
+    return task, lengths, [(model, text, curve) for model, curves in each for text, curve in curves.items()]
+
+
+def figures(by_length: Mapping[str, Any], lengths: Sequence[int]) -> list[str]:
+    """The perplexity at each length."""
+    measured = (by_length.get(str(length)) for length in lengths)
+    return ["–" if figure is None else f"{figure['perplexity']:.2f}" for figure in measured]
+
+
+def change_in_loss(short: Mapping[str, Any]) -> tuple[str, str]:
+    """The loss at the original context length against the source, and its interval; empty where it is not known."""
+    against = short.get("against")
+    if not against:
+        return "", ""
+    interval = f"{against['low']:+z.4f} to {against['high']:+z.4f}" if against["low"] is not None else ""
+    return f"{against['loss']:+z.4f}", interval
+
+
+def key_token_rows(report: Report) -> list[list[str]]:
+    """The tokens, the loss on key tokens, their number, of how many and the documents, by model and length."""
+    return [
+        [model["name"], length, f"{one['loss']:.3f}" if one["count"] else "–"]
+        + [str(one[key]) for key in ("count", "of", "documents")]
+        for model in report["models"]
+        for length, one in (model.get("longppl") or {}).items()
+    ]
+
+
+def harness_rows(models: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """The task, the metric and the value of lm-evaluation-harness, by model."""
+    return [
+        [model["name"], task, metric, f"{value:.4f}"]
+        for model in models
+        for task, metrics in (model.get("harness") or {}).items()
+        for metric, value in metrics.items()
+    ]
