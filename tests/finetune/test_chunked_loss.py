@@ -11,6 +11,7 @@ from transformers import (
     BertForMaskedLM,
 )
 
+import tiny_base
 from ctxext.errors import CtxextError
 from ctxext.finetune.base import load_base, open_base
 from ctxext.finetune.loss import use_chunked_loss
@@ -20,17 +21,8 @@ from hand_made import one_that_sees_length
 from tiny_base import PARALLEL, TRAINED, make_base
 
 SIZES = {
-    "vocab_size": 50,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
+    **{**tiny_base.SIZES, "vocab_size": 50, "head_dim": 8, "max_position_embeddings": 64},
+    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
 }
 FAMILIES = {
     "llama": {"tie_word_embeddings": True},
@@ -86,7 +78,7 @@ def test_loss_and_gradients_equal_the_plain_forward(name, piece, frozen_head):
 def test_what_alone_is_trained_behind_the_base_learns(name, trained):
     torch.manual_seed(0)
     is_masked = name == "bert"
-    model = BertForMaskedLM(BertConfig(**SIZES, initializer_range=0.2)).eval() if is_masked else make(name)
+    model = BertForMaskedLM(BertConfig(**SIZES)).eval() if is_masked else make(name)
     weight, ids = model.requires_grad_(False).get_parameter(trained).requires_grad_(True), torch.randint(3, 50, (2, 23))
     model(input_ids=ids, labels=ids).loss.backward()
     wanted, weight.grad = weight.grad, None
