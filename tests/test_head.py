@@ -82,6 +82,7 @@ def test_the_loss_of_every_causal_family(name, tmp_path, counted):
     loaded = loaded_with(read)
     use_chunked_loss(trained)
     assert loaded.head.is_separate
+    assert loaded.rows_that_fit(LENGTH) > 0
     for model, loss in (
         (read, lambda: token_losses(loaded, ids).mean()),
         (trained, lambda: trained(input_ids=ids, labels=ids).loss),

@@ -285,8 +285,7 @@ def info(reach=1024, table=False, kind="causal", trained=512, folder=None, noted
         "cut_at": None,
         "kind": kind,
         "trained_length": trained,
-        "provenance": noted or {},
-        "checkpoint": SimpleNamespace(folder=folder, config={}),
+        "checkpoint": SimpleNamespace(folder=folder, config={"ctxext": noted}),
         "source": None,
     }
     return dataclasses.make_dataclass("Info", fields)(**fields)

@@ -13,6 +13,7 @@ from ctxext.checkpoint.sentence_files import SentencePipeline, read_pipeline, st
 from ctxext.errors import CtxextError
 from ctxext.files.content import sha256_of
 from ctxext.gguf.model import open_gguf
+from ctxext.recipes.encodings.base import provenance
 from ctxext.recipes.recipe import describe_step
 
 _DIGESTED = (".json", ".model", ".py", ".txt", ".jinja", ".tiktoken", ".safetensors", ".bin", ".pt", ".pth")
@@ -48,12 +49,6 @@ class CheckpointInfo:
     source: str | None = None
 
     @property
-    def provenance(self) -> dict[str, Any]:
-        """The note of `ctxext convert` in config.json; empty without one."""
-        note = self.checkpoint.config.get("ctxext")
-        return note if isinstance(note, dict) else {}
-
-    @property
     def kind(self) -> str:
         """One of the values of `KINDS`; a sentence encoder made of a causal model only encodes."""
         kind = KINDS[auto_class(self.checkpoint.config)]
@@ -85,15 +80,16 @@ class CheckpointInfo:
 
     def facts(self) -> dict[str, Any]:
         """The entry in reports, before anything is measured."""
-        steps = (self.provenance.get("recipe") or {}).get("steps") or []
+        noted = provenance(self.checkpoint.config)
+        steps = (noted.get("recipe") or {}).get("steps") or []
         return {
             "name": self.name,
             "revision": self.checkpoint.revision,
             "kind": self.kind,
             "model_type": self.checkpoint.config.get("model_type"),
-            "recipe": self.provenance.get("recipe"),
+            "recipe": noted.get("recipe"),
             "summary": ", ".join(describe_step(step) for step in steps) or "stock",
-            "is_finetuned": bool(self.provenance.get("finetune")),
+            "is_finetuned": bool(noted.get("finetune")),
             "source": self.source,
             "trained_length": self.trained_length,
             "context_length": self.context_length,
@@ -175,18 +171,12 @@ def _different_names(names: Sequence[tuple[str, str]]) -> list[str]:
 
 def info_of(name: str, checkpoint: Checkpoint) -> CheckpointInfo:
     """Read what the files of a checkpoint say about its context."""
-    names = {path.name for path in checkpoint.files}
-    if not names & set(_TOKENIZERS) and not any(path.suffix == ".tiktoken" for path in checkpoint.files):
-        raise CtxextError(f'"{name}" has no tokenizer.', hint="Copy the tokenizer files of its source into its folder.")
-    trained, context_length, has_table = _lengths(checkpoint)
-    return CheckpointInfo(name, checkpoint, trained, context_length, has_table)
-
-
-def _lengths(checkpoint: Checkpoint) -> tuple[int | None, int | None, bool]:
-    """The original context length, the context length, and whether positions are a table that ends there."""
     from ctxext.checkpoint.families import family_of
     from ctxext.recipes.encodings.rotary import is_readable, model_config
 
+    names = {path.name for path in checkpoint.files}
+    if not names & set(_TOKENIZERS) and not any(path.suffix == ".tiktoken" for path in checkpoint.files):
+        raise CtxextError(f'"{name}" has no tokenizer.', hint="Copy the tokenizer files of its source into its folder.")
     config = checkpoint.config
     family = family_of(config)
     if auto_class(config) not in KINDS:
@@ -197,6 +187,6 @@ def _lengths(checkpoint: Checkpoint) -> tuple[int | None, int | None, bool]:
     has_table = family.positions == "learned" or family.model_type in _BIAS_TABLES
     if is_readable(family):
         encoding = model_config(config, checkpoint.original_length).encoding
-        return encoding.trained_length, encoding.usable_length, has_table
+        return CheckpointInfo(name, checkpoint, encoding.trained_length, encoding.usable_length, has_table)
     length = next((int(config[key]) for key in _LENGTH_KEYS if config.get(key)), None)
-    return length, length, has_table
+    return CheckpointInfo(name, checkpoint, length, length, has_table)

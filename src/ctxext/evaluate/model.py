@@ -129,13 +129,19 @@ class LoadedModel:
         The estimate uses the total memory of the machine, not the free memory, so that batches are reproducible.
         """
         config = self.model.config.get_text_config(decoder=True)
-        hidden = int(getattr(config, "hidden_size", 4096))
-        heads = int(getattr(config, "num_attention_heads", 32))
-        num_kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-        head_dim = int(getattr(config, "head_dim", None) or hidden // heads)
-        layers = int(getattr(config, "num_hidden_layers", 32))
-        wide = int(getattr(config, "intermediate_size", None) or 4 * hidden)
-        per_token = self.model.dtype.itemsize * (2 * layers * num_kv_heads * head_dim + _STATES * hidden + 3 * wide)
+
+        def size(name: str, default: int) -> int:
+            try:
+                value = getattr(config, name, None) or default
+            except RuntimeError:  # Gemma 4 refuses to tell what is not the same in all layers.
+                value = config.to_dict()[name] or default
+            return max(value) if isinstance(value, list) else int(value)  # Gemma 3n lists one for each layer.
+
+        hidden, heads = size("hidden_size", 4096), size("num_attention_heads", 32)
+        kept = (
+            2 * size("num_hidden_layers", 32) * size("num_key_value_heads", heads) * size("head_dim", hidden // heads)
+        )
+        per_token = self.model.dtype.itemsize * (kept + _STATES * hidden + 3 * size("intermediate_size", 4 * hidden))
         weights = sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
         room = _SHARE * (_memory(self.device) - weights)
         return int(min(_MAX_ROWS, max(1, room // (per_token * length))))

@@ -16,6 +16,7 @@ from ctxext.evaluate.tasks.perplexity import LongPerplexity, Short
 from ctxext.evaluate.tasks.registry import DEFAULTS, TASKS
 from ctxext.files import processes
 from ctxext.gguf import is_gguf
+from ctxext.recipes.encodings.base import provenance
 
 if TYPE_CHECKING:
     from ctxext.data.encoding import Encoder
@@ -236,7 +237,7 @@ def _with_sources(infos: Sequence[CheckpointInfo], *, opens: bool) -> tuple[list
             source = _opened_source(info, {other.name for other in (*infos, *found)})
             found += [source] if source else []
         # A source that is not evaluated keeps its name in the report, unless that is the name of another checkpoint.
-        name = info.provenance.get("source")
+        name = provenance(info.checkpoint.config).get("source")
         is_taken = any(name == other.name for other in (*infos, *found))
         named.append(dataclasses.replace(info, source=source.name if source else None if is_taken else name))
     return named, found
@@ -244,7 +245,8 @@ def _with_sources(infos: Sequence[CheckpointInfo], *, opens: bool) -> tuple[list
 
 def _opened_source(info: CheckpointInfo, names: set[str]) -> CheckpointInfo | None:
     """Return the checkpoint that another was converted from; None if it is not there or cannot be opened."""
-    name, revision = info.provenance.get("source"), info.provenance.get("revision")
+    noted = provenance(info.checkpoint.config)
+    name, revision = noted.get("source"), noted.get("revision")
     if not name:
         return None
     beside = info.checkpoint.folder.resolve().parent / Path(name).name

@@ -201,12 +201,20 @@ class _RulerWords(RulerTask):
         """The units of a list of about `num_words` words, and the words to name."""
         raise NotImplementedError
 
-    def listed(self, rng: random.Random) -> tuple[Iterator[str], list[str]]:
-        """The units of the longest list that fits, made when they are read, and the words to name."""
+    def about_list(self, rng: random.Random, opening: str, question: str, answer: Callable[[list[str]], str]) -> Pieces:
+        """The text of one question about the longest list that fits; `answer` writes out the words to name."""
         seed = rng.getrandbits(64)
-        return self._longest(seed), self.units(random.Random(seed), self.fewest)[1]
+        _, wanted = self.units(random.Random(seed), self.fewest)
+        return Pieces(
+            opening=opening,
+            haystack=chain(self._longest(seed), repeat("\n")),
+            needles=(),
+            asks=(Asked(f"\nQuestion: {question}", answer(wanted), wanted=tuple(wanted)),),
+            padding="\n",
+        )
 
     def _longest(self, seed: int) -> Iterator[str]:
+        """The units of the longest list that fits, made when they are read."""
         best, size = self.units(random.Random(seed), self.fewest)[0], 0
         num_words = max(self.fewest, self.room // 8)
         for _ in range(_TRIES):  # Other words take other tokens, so how many fit is tried.
@@ -243,19 +251,13 @@ class RulerCommonWords(_RulerWords):
 
     def pieces(self, rng: random.Random) -> Pieces:
         """The text of one question."""
-        units, wanted = self.listed(rng)
-        question = (
-            "\nQuestion: What are the 10 most common words in the above list? Answer: The top 10 words that appear "
-            "most often in the list are:"
-        )
-        answer = "".join(f" {number}. {word}" for number, word in enumerate(wanted, 1))
-        return Pieces(
-            opening="Below is a numbered list of words. In these words, some appear more often than others. Memorize "
-            "the ones that appear most often.",
-            haystack=chain(units, repeat("\n")),
-            needles=(),
-            asks=(Asked(question, answer, wanted=tuple(wanted)),),
-            padding="\n",
+        return self.about_list(
+            rng,
+            "Below is a numbered list of words. In these words, some appear more often than others. Memorize the ones "
+            "that appear most often.",
+            "What are the 10 most common words in the above list? Answer: The top 10 words that appear most often in "
+            "the list are:",
+            lambda wanted: "".join(f" {number}. {word}" for number, word in enumerate(wanted, 1)),
         )
 
     @property
@@ -307,19 +309,14 @@ class RulerFrequentWords(_RulerWords):
 
     def pieces(self, rng: random.Random) -> Pieces:
         """The text of one question."""
-        units, wanted = self.listed(rng)
-        question = (
-            "\nQuestion: Do not provide any explanation. Please ignore the dots '....'. What are the three most "
-            "frequently appeared words in the above coded text? Answer: According to the coded text above, the three "
-            "most frequently appeared words are:"
-        )
-        return Pieces(
-            opening="Read the following coded text and track the frequency of each coded word. Find the three most "
-            "frequently appeared coded words.",
-            haystack=chain(units, repeat("\n")),
-            needles=(),
-            asks=(Asked(question, f" {', '.join(wanted)}.", wanted=tuple(wanted)),),
-            padding="\n",
+        return self.about_list(
+            rng,
+            "Read the following coded text and track the frequency of each coded word. Find the three most frequently "
+            "appeared coded words.",
+            "Do not provide any explanation. Please ignore the dots '....'. What are the three most frequently "
+            "appeared words in the above coded text? Answer: According to the coded text above, the three most "
+            "frequently appeared words are:",
+            lambda wanted: f" {', '.join(wanted)}.",
         )
 
     @property
