@@ -452,8 +452,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "evaluate/report/page.py",
-        'cells := [cell for cell in model["cells"] if cell["length"] == length]:',
-        'cells := [cell for cell in model["cells"] if cell["length"] == length][:1]:',
+        'cells := [cell for cell in model["cells"] if cell["length"] == length])',
+        'cells := [cell for cell in model["cells"] if cell["length"] == length][:1])',
         ("tests/evaluate/test_report_whole.py::test_the_summary_row_by_row",),
     ),
     (

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from ctxext.compare.candidates import STOCK, Candidate
@@ -76,7 +77,7 @@ class Measured:
         if not texts:
             return None
         middle, half = paired_interval(texts, confidence)
-        mean = _mean([difference for text in texts for difference in text])
+        mean = fmean(difference for text in texts for difference in text)
         return Difference(mean, max(-1.0, middle - half), min(1.0, middle + half), len(texts))
 
     def loses_more(self, other: "Measured", confidence: float = 0.95, text: str | None = None) -> Difference | None:
@@ -101,10 +102,6 @@ class Measured:
         shared = self.seconds.keys() & other.seconds.keys()
         theirs = math.fsum(other.seconds[record] for record in shared)
         return math.fsum(self.seconds[record] for record in shared) / theirs if theirs else None
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 def measured(records: Sequence[Record], trained_length: int | None, lengths: Sequence[int] = ()) -> Measured:
@@ -148,7 +145,7 @@ def comparison(
     asked = {candidate.name: figures[candidate.name] for candidate in candidates if candidate.name in figures}
     found = {name: gain for name, mine in asked.items() if (gain := mine.finds_more(stock, confidence))}
     losses = {name: drop for name, mine in asked.items() if (drop := mine.loses_more(stock, confidence))}
-    loss = _mean(list(stock.losses.values())) if stock.losses else None
+    loss = fmean(stock.losses.values()) if stock.losses else None
     rows = [_row(by_name[STOCK]) | {"loss_beyond": loss, "peak": stock.peak}]
     for candidate in candidates:
         row: dict[str, Any] = {"name": candidate.name}

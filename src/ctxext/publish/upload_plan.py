@@ -1,6 +1,5 @@
 """The plan of a push: the files, the model card, and the record with every digest."""
 
-import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -111,7 +110,7 @@ class _AsMeasured(Checkpoint):
     @property
     def files(self) -> list[Path]:
         """Every file but the report's."""
-        return [path for path in Checkpoint(self.name, self.folder, self.config).files if path.parts[0] != FOLDER]
+        return [path for path in super().files if path.parts[0] != FOLDER]
 
 
 def pack(
@@ -134,14 +133,13 @@ def pack(
             f'"{folder}" is not what was recorded: {failed[0].check}: {failed[0].detail}.',
             hint=f"ctxext verify {shlex.quote(str(folder))} says more; --no-verify shares it all the same.",
         )
-    results = None
+    results, files = None, list[Path]()
     if report:  # The report's entry for this checkpoint, by digest with and without a report published before.
         content, checkpoint = read_report(report), subject.checkpoint
         stripped = _AsMeasured(checkpoint.name, checkpoint.folder, checkpoint.config)
         digests = [info_of("this", version).digest for version in (stripped, checkpoint)]
         results = measured(content, entry_of(content, digests), [path.name for path in files_of(report)])
-    files = files_of(report, results.body) if report and results else []
-    if report:
+        files = files_of(report, results.body)
         _check_links(report, files)
     texts = {f"{FOLDER}/{path.name}": path.read_bytes() for path in files}
     edited = _edited_card(subject)
@@ -173,15 +171,14 @@ def pack_adapter(folder: Path, repository: str, base: str | None = None) -> Uplo
         )
     changed = {**config, "base_model_name_or_path": base_id, "revision": None if base else config.get("revision")}
     texts = {_ADAPTER_CONFIG: as_json(changed).encode()} if base else {}
+    line = 'base_model: "{}"'.format
     if (folder / MANIFEST).is_file():
-        texts[CARD] = render(_facts(_subject(folder), repository, None, base=base_id, is_adapter=True)).encode()
+        card = render(_facts(_subject(folder), repository, None, base=base_id, is_adapter=True))
     elif (place / CARD).is_file():
-        texts[CARD] = (
-            (place / CARD).read_text(encoding="utf-8").replace(f'base_model: "{named}"', _base(base_id)).encode()
-        )
+        card = (place / CARD).read_text(encoding="utf-8").replace(line(named), line(base_id))
     else:
-        texts[CARD] = f"---\nlibrary_name: peft\ntags: [lora, ctxext]\n{_base(base_id)}\n---\n".encode()
-    return UploadPlan(place, names, texts, is_adapter=True, base=base_id)
+        card = f"---\nlibrary_name: peft\ntags: [lora, ctxext]\n{line(base_id)}\n---\n"
+    return UploadPlan(place, names, {**texts, CARD: card.encode()}, is_adapter=True, base=base_id)
 
 
 def adapter_in(folder: Path) -> Path | None:
@@ -193,10 +190,6 @@ def _check_links(folder: Path, files: Sequence[Path]) -> None:
     """Check that files to be shared lie inside their folder, as those of a checkpoint must."""
     for path in files:
         Checkpoint(str(folder), folder, {}).check_file(path.relative_to(folder))
-
-
-def _base(name: str) -> str:
-    return f'base_model: "{name}"'
 
 
 def _check_adapter(weights: Path) -> None:
@@ -287,7 +280,7 @@ def seal(plan: UploadPlan, progress: Progress | None = None) -> None:
 
 def _write(path: Path, content: bytes) -> None:
     """Write a file atomically, unless it has this content already."""
-    if path.is_file() and hashlib.sha256(path.read_bytes()).digest() == hashlib.sha256(content).digest():
+    if path.is_file() and path.read_bytes() == content:
         return
     with explain_disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)

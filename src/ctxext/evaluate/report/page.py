@@ -149,38 +149,34 @@ def summary(report: Report) -> str:
     tasks = tables.tasks_of(report)
     lengths = sorted({cell["length"] for model in models for cell in model["cells"]})
     costs = {model["name"]: (model["short"] or {}).get("against") for model in models}
-    has_costs, has_effective = any(costs.values()), len(lengths) > 1
     head = ["model", *(f"{format_length(length)} tokens" for length in lengths)]
-    head += ["effective length"] * has_effective + ["cost inside, nats"] * has_costs
-    scores, best = dict[tuple[str, int], tuple[float, float, float]](), {}
+    head += ["effective length"] * (len(lengths) > 1) + ["cost inside, nats"] * any(costs.values())
+    rows = {
+        model["name"]: [
+            f'<th scope="row" data-value="{escape(model.get("whole", model["name"]))}">{_model_name(model)}</th>'
+        ]
+        for model in models
+    }
     for length in lengths:
-        for model in models:
-            if cells := [cell for cell in model["cells"] if cell["length"] == length]:
-                scores[model["name"], length] = pooled(cells)
-        first, *others = sorted((score for (_, at), score in scores.items() if at == length), reverse=True)
-        if others and first[1] > max(high for _, _, high in others):
-            best[length] = first
-    rows = []
-    for model in models:
-        name, whole = model["name"], model.get("whole", model["name"])
-        shown = [f'<th scope="row" data-value="{escape(whole)}">{_model_name(model)}</th>']
-        for length in lengths:
-            if (name, length) not in scores:
-                shown.append(_sorted_cell(-1, "–"))
-                continue
-            share, low, high = score = scores[name, length]
-            figure = f"<b>{percent(share)}</b>" if score == best.get(length) else percent(share)
+        scores = {
+            model["name"]: pooled(cells)
+            for model in models
+            if (cells := [cell for cell in model["cells"] if cell["length"] == length])
+        }
+        first, *others = sorted(scores.values(), reverse=True)
+        is_apart = others and first[1] > max(high for _, _, high in others)
+        for name, row in rows.items():
+            share, low, high = score = scores.get(name, (-1, 0, 0))
+            figure = f"<b>{percent(share)}</b>" if is_apart and score == first else percent(share)
             text = f'{figure} <span class="soft">({percent(low)}–{percent(high)})</span>'
-            shown.append(_sorted_cell(f"{share:.6f}", text))
-        if has_effective:
-            effective = model.get("effective")
-            shown.append(
-                _sorted_cell((effective or {}).get("length") or 0, tables.effective_text(effective, lengths[-1]))
-            )
-        if has_costs:
-            loss = (costs[name] or {}).get("loss")
-            shown.append(_sorted_cell(0, "–") if loss is None else _sorted_cell(f"{loss:.6f}", f"{loss:+z.3f}"))
-        rows.append(f"<tr>{''.join(shown)}</tr>")
+            row.append(_sorted_cell(f"{share:.6f}", text) if name in scores else _sorted_cell(-1, "–"))
+    for model in models:
+        row, effective, cost = rows[model["name"]], model.get("effective"), costs[model["name"]]
+        if len(lengths) > 1:
+            text = tables.effective_text(effective, lengths[-1])
+            row.append(_sorted_cell((effective or {}).get("length") or 0, text))
+        if any(costs.values()):
+            row.append(_sorted_cell(f"{cost['loss']:.6f}", f"{cost['loss']:+z.3f}") if cost else _sorted_cell(0, "–"))
     over = escape(f"the mean of {', '.join(tasks)}" if len(tasks) > 1 else tasks[0])
     return f"""<h2>Summary</h2>
 <p class="soft">Percent right: {over}, with the 95 % interval (over texts); bold where it is above the intervals of all
@@ -190,7 +186,7 @@ inside the original context length against the source model. Click a heading to 
 <p><input type="search" id="filter" placeholder="Filter models" aria-label="Filter models"></p>
 <div class="wide"><table class="summary" id="summary">
 <thead><tr>{"".join(f'<th scope="col"><button type="button">{cell}</button></th>' for cell in head)}</tr></thead>
-<tbody>{"".join(rows)}</tbody></table></div>"""
+<tbody>{"".join(f"<tr>{''.join(row)}</tr>" for row in rows.values())}</tbody></table></div>"""
 
 
 def _sorted_cell(value: Any, shown: str) -> str:

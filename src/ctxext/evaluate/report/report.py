@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from ctxext.errors import CtxextError
@@ -80,7 +81,7 @@ def _effective(counts: Mapping[str, Mapping[int, tuple[float, float]]]) -> dict[
     tasks = list(counts.values())
     lengths = sorted(set.intersection(*map(set, tasks)))
     by_length = {length: [task[length] for task in tasks] for length in lengths}
-    scores = {length: _average([right for right, _ in of_length]) for length, of_length in by_length.items()}
+    scores = {length: fmean([right for right, _ in of_length]) for length, of_length in by_length.items()}
     if not lengths or not scores[lengths[0]]:
         return {"length": None, "low": None, "high": None, "figure": 0.0}
     rng = random.Random(0)
@@ -90,14 +91,10 @@ def _effective(counts: Mapping[str, Mapping[int, tuple[float, float]]]) -> dict[
             length: [rng.betavariate(right * worth + 0.5, (1 - right) * worth + 0.5) for right, worth in of_length]
             for length, of_length in by_length.items()
         }
-        draws.append(_longest({length: _average(shares) for length, shares in drawn.items()}))
+        draws.append(_longest({length: fmean(shares) for length, shares in drawn.items()}))
     draws.sort(key=lambda length: length or 0)
     low, high = draws[round(0.025 * _DRAWS)], draws[round(0.975 * _DRAWS) - 1]
     return {"length": _longest(scores), "low": low, "high": high, "figure": scores[lengths[0]]}
-
-
-def _average(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 def _longest(scores: Mapping[int, float]) -> int | None:
