@@ -17,7 +17,14 @@ LAYERS = (
     *("version", "notebook", "redaction", "errors", "options", "files", "data"),
     *("checkpoint", "recipes", "methods", "verify", "converters", "gguf", "engines"),
     "evaluate.checkpoint_info",
-    *("evaluate.scoring.prefix_cache", "evaluate.pooling", "evaluate.model", "evaluate.served", "evaluate.scoring"),
+    *(
+        "evaluate.scoring.prefix_cache",
+        "evaluate.pooling",
+        "evaluate.loading",
+        "evaluate.model",
+        "evaluate.served",
+        "evaluate.scoring",
+    ),
     *("evaluate.tasks", "evaluate.settings", "evaluate.tasks.retrieval", "evaluate.report", "evaluate"),
     *("compare", "search", "demo", "finetune", "publish", "cli"),
 )

@@ -241,9 +241,9 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         ("tests/test_tokens.py::test_every_kind_of_token_is_known_by_its_form",),
     ),
     (
-        "cli/finetune.py",
-        '"dry_run", "token", ',
-        '"dry_run", ',
+        "options.py",
+        'panel="Hub", kept=False, repr=False',
+        'panel="Hub", repr=False',
         ("tests/finetune/test_finetune_command.py::test_a_run_is_written_as_a_file_that_runs_again",),
     ),
     (

@@ -6,7 +6,7 @@ The command line, the class's own documentation and the checks of numbers are re
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from ctxext.errors import CtxextError
@@ -18,9 +18,6 @@ _MOST: Mapping[str, int] = {
 }
 _OTHERS = 10**10
 """As long as the longest context; what is worked out with it stays finite."""
-
-ORIGINAL_LENGTH = "Tokens that the model was trained on, as 32k, where its files do not say it or you know better."
-"""The help of --original-length."""
 
 _KEY = "option"
 _Class = TypeVar("_Class", bound=type)
@@ -41,6 +38,9 @@ class Option:
         min: The smallest number.
         repeats: Whether it may be given several times.
         metavar: What help shows in the place of the value.
+        advanced: Whether only `--help-all` shows it.
+        kept: Whether it belongs to a run that is repeated, and so to a file of options; not to a single call.
+        missing: What is asked where it has no default and is not given, and how to answer.
     """
 
     help: str
@@ -51,16 +51,26 @@ class Option:
     min: float | None = None
     repeats: bool = False
     metavar: str | None = None
+    advanced: bool = False
+    kept: bool = True
+    missing: tuple[str, str] | None = None
 
 
-def option(default: Any = dataclasses.MISSING, *, help: str, flags: Sequence[str] = (), **others: Any) -> Any:
+def option(default: Any = dataclasses.MISSING, *, help: str, repr: bool = True, **others: Any) -> Any:
     """A dataclass field that is an option of a command; `Option` describes the other arguments."""
-    return dataclasses.field(default=default, metadata={_KEY: Option(help=help, flags=tuple(flags), **others)})
+    return dataclasses.field(default=default, repr=repr, metadata={_KEY: Option(help=help, **others)})
 
 
 def original_length_option(**others: Any) -> Any:
     """The field of a model's original context length, which several commands take."""
-    return option(None, help=ORIGINAL_LENGTH, kind="length", **others)
+    text = "Tokens that the model was trained on, as 32k, where its files do not say it or you know better."
+    return option(None, help=text, kind="length", **others)
+
+
+def target_length_option() -> Any:
+    """The field of how far a model should reach."""
+    missing = "How far should the model reach?", "Say it with --target-length, for example 32k."
+    return option(help="The wanted context, for example 32k.", kind="length", missing=missing)
 
 
 def options_of(owner: type) -> dict[str, Option]:
@@ -73,6 +83,17 @@ def with_documented_options(owner: _Class) -> _Class:
     lines = [f"    {name}: {option.help}" for name, option in options_of(owner).items()]
     owner.__doc__ = "\n".join([(owner.__doc__ or "").rstrip(), "", "Attributes:", *lines, ""])
     return owner
+
+
+@with_documented_options
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HubOptions:
+    """Where a model lies on the Hub."""
+
+    revision: str | None = option(None, help="Branch, tag or commit on the Hub.", panel="Hub")
+    token: str | None = option(
+        None, help="Hub token; by default the one that hf auth login stored.", panel="Hub", kept=False, repr=False
+    )
 
 
 def accepts_options(owner: type, name: str = "options") -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:

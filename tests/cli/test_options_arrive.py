@@ -180,7 +180,7 @@ def test_compare(arrived):
     assert named.pop("options") == CompareOptions(**options)
     assert callable(named.pop("progress"))
     assert callable(named.pop("tell"))
-    loading = Loading("cpu", "bf16", "eager", False, True, "v1", TOKEN)
+    loading = Loading("cpu", "bf16", False, "eager", True, **GIVEN)
     assert named == {"loading": loading, "out": Path("there"), "resume": True, "overwrite": True}
     _, named = arrived(("compare", "one", "--target-length", "1k", "--minutes", "7"), "ctxext.compare.run.compare")
     assert named["options"] == CompareOptions(target_length=1024, minutes=7.0)
@@ -193,15 +193,14 @@ def test_eval(arrived):
     assert settings == Settings(**WHAT_IS_ASKED, allow_beyond=True)
     progress = named.pop("progress")
     assert callable(progress)
-    loading = Loading("cpu", "bf16", "eager", False, True, "v1", TOKEN, "vllm", {"seed": 2})
+    loading = Loading("cpu", "bf16", False, "eager", True, "vllm", {"seed": 2}, **GIVEN)
     assert named == {"loading": loading, "out": Path("there"), "resume": True, "overwrite": True}
 
 
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])
 def test_tasks_and_a_folder_are_chosen_where_none_is_named(arrived, monkeypatch, engine):
-    monkeypatch.setattr(
-        import_module("ctxext.evaluate.plan"), "default_tasks", lambda models, loading: ("passages", "short")
-    )
+    encoder = SimpleNamespace(kind="masked")
+    monkeypatch.setattr(import_module("ctxext.evaluate.plan"), "_open", lambda models, loading: [encoder])
     Path("report").mkdir()
     Path("report-2").mkdir()
     (_, settings), named = arrived(("eval", "one", "--engine", engine), "ctxext.evaluate.run.evaluate")

@@ -485,5 +485,5 @@ def test_the_command_of_a_training_is_one_that_gives_the_same_options(tmp_path):
     given = command.make_context("finetune", shlex.split(training_command(tmp_path))[2:]).params
     repeated = built(TrainingOptions, given).settled(window=4096, trained_length=1024)
     assert repeated == options
-    assert list(given["data"]) == ["a.jsonl:0.7", "b.jsonl:0.3"]
+    assert list(given["words"]) == ["a.jsonl:0.7", "b.jsonl:0.3"]
     assert (given["record_format"], given["long_share"], given["eval_data"]) == ("chat", 0.5, "held.jsonl")

@@ -2,14 +2,16 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Any
 
-import typer
-
+from ctxext.cli.options import option_name
 from ctxext.cli.output import Output
 from ctxext.errors import CtxextError, NothingMeasuredError
+from ctxext.evaluate.loading import Loading
 from ctxext.files.extras import is_installed
-from ctxext.files.length import format_length, parse_length
+from ctxext.files.length import format_length
+from ctxext.options import option
 from ctxext.recipes.recipe import Recipe, recipe_from_dict
 from ctxext.search.options import SearchOptions
 from ctxext.search.run import figures, search
@@ -23,24 +25,22 @@ _LEAST = 0.1
 """Minutes that a comparison gets in any case."""
 _PANEL = "Search of --method auto"
 
-TrialsOption = Annotated[
-    int | None, typer.Option("--trials", min=1, help="Stop after so many recipes.", rich_help_panel=_PANEL)
-]
-MinutesOption = Annotated[
-    float | None,
-    typer.Option(
-        "--minutes",
-        help=f"About how long it may take. Default: {DEFAULT_MINUTES:g}, without --trials.",
-        rich_help_panel=_PANEL,
-    ),
-]
+
+@dataclass(frozen=True)
+class Budget:
+    """How long a search for the recipe may take."""
+
+    trials: int | None = option(None, help="Stop after so many recipes.", min=1, panel=_PANEL)
+    minutes: float | None = option(
+        None, help=f"About how long it may take. Default: {DEFAULT_MINUTES:g}, without --trials.", panel=_PANEL
+    )
 
 
-def wants_search(methods: Sequence[str], trials: int | None, minutes: float | None) -> bool:
+def wants_search(methods: Sequence[str], budget: Budget) -> bool:
     """Whether the recipe comes from a search."""
     if AUTO in methods and len(methods) > 1:
         raise CtxextError("--method auto searches for the whole recipe, so it stands alone.")
-    if AUTO not in methods and (trials, minutes) != (None, None):
+    if AUTO not in methods and budget != Budget():
         raise CtxextError("--trials and --minutes are for --method auto.")
     return AUTO in methods
 
@@ -48,33 +48,30 @@ def wants_search(methods: Sequence[str], trials: int | None, minutes: float | No
 def searched_recipe(
     source: str,
     given: Mapping[str, Any],
-    budget: tuple[int | None, float | None],
-    hub: Mapping[str, Any],
+    budget: Budget,
+    loading: Loading,
     out: Output,
     *,
     original_length: int | None = None,
 ) -> Recipe:
     """The best recipe of a search with a small budget of recipes and minutes, or else the best published method."""
     if set(given) != {"target_length"}:
-        others = ", ".join("--" + name.replace("_", "-") for name in given if name != "target_length")
+        others = ", ".join(option_name(name) for name in given if name != "target_length")
         raise CtxextError(
             f"--method auto chooses {others} itself." if others else "--method auto needs to know how far to reach.",
             hint="Give it --target-length alone, for example 32k.",
         )
     from ctxext.cli.search import watching
-    from ctxext.evaluate.model import Loading
 
     started = time.monotonic()
-    trials, minutes = budget
-    minutes = DEFAULT_MINUTES if trials is None and minutes is None else minutes
+    minutes = DEFAULT_MINUTES if budget == Budget() else budget.minutes
     options = SearchOptions(
-        target_length=parse_length(given["target_length"]),
-        trials=trials,
+        target_length=given["target_length"],
+        trials=budget.trials,
         minutes=minutes and _FOR_SEARCH * minutes,
         original_length=original_length,
     )
-    loading = Loading(**hub)
-    if is_installed("optuna") or trials is not None:
+    if is_installed("optuna") or budget.trials is not None:
         try:
             with watching(out) as watch:
                 result = search(source, options, loading=loading, watch=watch)

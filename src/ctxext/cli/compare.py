@@ -8,36 +8,15 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from ctxext.cli.eval import (
-    AttentionOption,
-    ChatTemplateOption,
-    OutOption,
-    OverwriteOption,
-    ResumeOption,
-    TrustOption,
-    free_folder,
-    resumable,
-)
+from ctxext.cli.eval import ReportPlace, resumable
 from ctxext.cli.eval_tables import heat_maps, results_table
-from ctxext.cli.options import (
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
-    QuietOption,
-    RevisionOption,
-    SourceArgument,
-    TokenOption,
-    VerboseOption,
-    built,
-    parameters_of,
-    with_parameters,
-)
+from ctxext.cli.options import JsonOption, QuietOption, SourceArgument, VerboseOption, takes_options
 from ctxext.cli.output import Output
 from ctxext.compare.options import CompareOptions
 from ctxext.compare.page import PAGE, beyond_by_text, ratios
 from ctxext.compare.verdict import inside_of
 from ctxext.converters.engines import EXACT, PARTLY
-from ctxext.errors import CtxextError
+from ctxext.evaluate.loading import Loading
 from ctxext.evaluate.report.findings import percent
 from ctxext.evaluate.report.tables import Table
 
@@ -45,31 +24,21 @@ if TYPE_CHECKING:
     from ctxext.evaluate.report.report import Report
 
 _MARKS = {EXACT: "", PARTLY: " ~"}
-_FIRST = ("target_length", "methods", "minutes")
-_PARAMETERS = sorted(
-    (parameter for parameter in parameters_of(CompareOptions) if parameter.name != "allow_beyond"),
-    key=lambda parameter: parameter.name not in _FIRST,
+
+
+@takes_options(
+    order=("source", "target_length", "methods", "minutes", ...),
+    without=("allow_beyond", "engine", "engine_arguments"),
 )
-
-
-@with_parameters(_PARAMETERS, after="source")
 def compare(
     source: SourceArgument,
     *,
-    chat_template: ChatTemplateOption = True,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = "auto",
-    attention: AttentionOption = None,
-    trust_remote_code: TrustOption = False,
-    out: OutOption = None,
-    resume: ResumeOption = False,
-    overwrite: OverwriteOption = False,
-    revision: RevisionOption = None,
-    token: TokenOption = None,
+    options: CompareOptions,
+    loading: Loading,
+    place: ReportPlace,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
-    **options: Any,
 ) -> None:
     """Show which published method suits a model, and what it costs: all applied in memory, all asked the same.
 
@@ -81,27 +50,13 @@ def compare(
     ctxext compare my-model --target-length 32k --task needle,kv --samples 50 --out report --resume
     """
     from ctxext.compare.run import compare as run
-    from ctxext.evaluate.model import Loading
 
-    output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
-    if options["target_length"] is None:
-        raise CtxextError("How far should the model reach?", hint="Say it with --target-length, for example 32k.")
-    wanted = built(CompareOptions, options)
-    loading = Loading(device, dtype, attention, chat_template, trust_remote_code, revision, token)
-    out = out or free_folder(resume=resume)
+    output, out = Output(as_json=as_json, quiet=quiet, verbose=verbose), place.folder()
     with resumable(out, output), output.progress("comparing") as progress:
-        report = run(
-            source,
-            options=wanted,
-            loading=loading,
-            out=out,
-            resume=resume,
-            overwrite=overwrite,
-            progress=progress,
-            tell=output.note,
-        )
+        told = {"progress": progress, "tell": output.note}
+        report = run(source, options=options, loading=loading, **{**vars(place), "out": out}, **told)
     if report:
-        print_comparison(report, source, out, output, revision)
+        print_comparison(report, source, out, output, loading.revision)
         if not report["comparison"]["is_measured"]:
             raise typer.Exit(1)
 

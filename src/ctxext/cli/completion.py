@@ -39,7 +39,7 @@ def complete_tasks(incomplete: str) -> list[str]:
     return _in_list(incomplete, TASKS)
 
 
-COMPLETIONS: dict[str, Completion] = {"--task": complete_tasks, "--methods": complete_methods}
+COMPLETIONS: dict[str, Completion] = {"--task": complete_tasks, "--eval": complete_tasks, "--methods": complete_methods}
 """By the option that is declared on a dataclass."""
 
 

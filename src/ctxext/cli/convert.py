@@ -1,6 +1,7 @@
 """`ctxext convert`: rewrite a checkpoint's rotary encoding and save it as a portable checkpoint."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,21 +11,11 @@ from rich.table import Table
 
 from ctxext.checkpoint.auto_class import auto_class
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.cli.auto import MinutesOption, TrialsOption, searched_recipe, wants_search
+from ctxext.cli.auto import Budget, searched_recipe, wants_search
 from ctxext.cli.completion import complete_method, complete_recipe
 from ctxext.cli.inspect import serving_line, unconverted_text
-from ctxext.cli.method_options import build_recipe, help_of_convert, method_parameters, option_owners
-from ctxext.cli.options import (
-    JsonOption,
-    QuietOption,
-    RevisionOption,
-    SourceArgument,
-    TokenOption,
-    VerboseOption,
-    built,
-    parameters_of,
-    with_parameters,
-)
+from ctxext.cli.method_options import build_recipe, help_of_convert, method_parameters
+from ctxext.cli.options import JsonOption, QuietOption, SourceArgument, VerboseOption, takes_options
 from ctxext.cli.output import Output, bold, done_line, marked
 from ctxext.converters.convert import convert as run
 from ctxext.converters.convert import plan_conversion
@@ -32,15 +23,19 @@ from ctxext.converters.options import Calibration, ConvertOptions
 from ctxext.converters.plan import Plan
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import KINDS
+from ctxext.evaluate.loading import Loading
 from ctxext.files.output_directory import check_out
 from ctxext.files.tensor_files import grouped
 from ctxext.files.tested import untested_notice
 from ctxext.gguf import is_gguf
+from ctxext.options import HubOptions
 
-_PARAMETERS = [*parameters_of(ConvertOptions), *method_parameters(), *parameters_of(Calibration)]
 
-
-@with_parameters(_PARAMETERS, after="dry_run", help_for=help_of_convert)
+@takes_options(
+    order=(..., "text", "device", "dtype", "copy", "trials", "minutes"),
+    more=method_parameters(),
+    help_for=help_of_convert,
+)
 def convert(
     source: SourceArgument,
     out: Annotated[
@@ -64,14 +59,14 @@ def convert(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change and write nothing.")] = False,
     copy: Annotated[bool, typer.Option("--copy", help="The same as --link copy.")] = False,
-    trials: TrialsOption = None,
-    minutes: MinutesOption = None,
-    revision: RevisionOption = None,
-    token: TokenOption = None,
+    options: ConvertOptions,
+    calibration: Calibration,
+    budget: Budget,
+    hub: HubOptions,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
-    **options: Any,
+    **numbers: Any,
 ) -> None:
     """Rewrite a checkpoint's encoding of positions and save it as a portable one. Only table and range write weights.
 
@@ -83,24 +78,21 @@ def convert(
     ctxext convert demo out --method auto --target-length 2k
     """
     output, started = Output(as_json=as_json, quiet=quiet, verbose=verbose), time.perf_counter()
-    if copy and options["link"] not in (None, "auto", "copy"):
-        raise CtxextError(f"--copy contradicts --link {options['link']}.", hint="Leave one of them out.")
-    if copy:
-        options["link"] = "copy"
-    calibration = built(Calibration, options)
-    wanted = built(ConvertOptions, options, calibration=calibration)
-    given = {name: options[name] for name in option_owners() if options[name] is not None}
-    if wants_search(method or [], trials, minutes):
+    if copy and options.link not in ("auto", "copy"):
+        raise CtxextError(f"--copy contradicts --link {options.link}.", hint="Leave one of them out.")
+    options = replace(options, calibration=calibration, link="copy" if copy else options.link)
+    given = {name: value for name, value in numbers.items() if value is not None}
+    if wants_search(method or [], budget):
         if is_gguf(source):
             raise CtxextError(
                 "A search loads a checkpoint, not a GGUF file.",
                 hint="Search the checkpoint; --recipe takes what it writes.",
             )
         if out is not None:  # Before minutes of search.
-            check_out(out, open_checkpoint(source, revision=revision, token=token).folder, wanted)
-        loading = {"device": calibration.device, "dtype": calibration.dtype, "revision": revision, "token": token}
-        length = wanted.original_length
-        steps = searched_recipe(source, given, (trials, minutes), loading, output, original_length=length)
+            check_out(out, open_checkpoint(source, **vars(hub)).folder, options)
+        loading = Loading(device=calibration.device, dtype=calibration.dtype, **vars(hub))
+        length = options.original_length
+        steps = searched_recipe(source, given, budget, loading, output, original_length=length)
     else:
         steps = build_recipe(method or [], recipe, given)
         if method:
@@ -110,18 +102,16 @@ def convert(
     if is_gguf(source):
         from ctxext.cli.gguf import convert_file
 
-        convert_file(source, out, steps, wanted, output, dry_run=dry_run)
+        convert_file(source, out, steps, options, output, dry_run=dry_run)
         return
     if dry_run:
-        plan = plan_conversion(source, out, steps, options=wanted, revision=revision, token=token, tell=output.note)
+        plan = plan_conversion(source, out, steps, options=options, tell=output.note, **vars(hub))
         output.result(plan_data(plan, None), *_plan_lines(plan))
         for caution in (*plan.cautions, *_untested(plan)):
             output.warning(caution)
         return
     with output.progress("") as progress:
-        done = run(
-            source, out, steps, options=wanted, revision=revision, token=token, progress=progress, tell=output.note
-        )
+        done = run(source, out, steps, options=options, progress=progress, tell=output.note, **vars(hub))
     plan, written, seconds = done.plan, done.written, time.perf_counter() - started
     data = {
         **plan_data(plan, str(done.out)),

@@ -1,105 +1,72 @@
 """`ctxext eval`: does a model use its context, and what does extending it cost?"""
 
+import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ctxext.cli.interrupts import same_command
-from ctxext.cli.options import (
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
-    QuietOption,
-    RevisionOption,
-    TokenOption,
-    VerboseOption,
-    built,
-    names_in,
-    parameters_of,
-    with_parameters,
-)
+from ctxext.cli.options import JsonOption, QuietOption, VerboseOption, built, takes_options
 from ctxext.cli.output import Output
 from ctxext.errors import CtxextError
+from ctxext.evaluate.loading import Loading
 from ctxext.evaluate.settings import Settings
 from ctxext.files.extras import install_command, is_installed
 from ctxext.files.length import format_length
 from ctxext.files.output_directory import explain_disk_errors
+from ctxext.files.processes import num_processes
 from ctxext.gguf import is_gguf
+from ctxext.options import option
 
 if TYPE_CHECKING:
     from ctxext.evaluate.report.report import Report
 
-
-_RUN, _RESULTS = "How it is run", "Results"
-
-WRITTEN_TASKS = ("needle",)
-"""The default tasks of engines, which only generate answers."""
+_RESULTS = "Results"
 ModelsArgument = Annotated[list[str], typer.Argument(metavar="MODEL…", help="Folders, Hub ids, demo, or GGUF files.")]
-ChatTemplateOption = Annotated[
-    bool, typer.Option("--chat-template/--no-chat-template", help="Use it where there is one.", rich_help_panel=_RUN)
-]
-EngineOption = Annotated[
-    str,
-    typer.Option(
-        "--engine",
-        help="transformers; for retrieval tasks vllm, of checkpoints that it serves, or llama.cpp, of GGUF files.",
-        rich_help_panel=_RUN,
-    ),
-]
-EngineArgumentsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--engine-args",
-        metavar="JSON",
-        help="""More of vllm.LLM, '{"tensor_parallel_size": 2}', or of llama.cpp, '{"n_gpu_layers": 0}'.""",
-        rich_help_panel=_RUN,
-    ),
-]
-AttentionOption = Annotated[
-    str | None, typer.Option("--attn", help="sdpa, eager, flash_attention_2 and so on.", rich_help_panel=_RUN)
-]
-TrustOption = Annotated[
-    bool,
-    typer.Option("--trust-remote-code", help="Run code that a checkpoint brings along.", rich_help_panel=_RUN),
-]
-OutOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--out",
-        "-o",
-        help="Folder for the report. Default: report, report-2 …",
-        show_default=False,
-        rich_help_panel=_RESULTS,
-    ),
-]
-ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with what is in OUT.", rich_help_panel=_RESULTS)]
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace what is in OUT.", rich_help_panel=_RESULTS)]
 
 
-@with_parameters(parameters_of(Settings), after="models")
+@dataclass(frozen=True)
+class ReportPlace:
+    """Where a report goes."""
+
+    out: Path | None = option(
+        None, help="Folder for the report. Default: report, report-2 …", flags=("--out", "-o"), panel=_RESULTS
+    )
+    resume: bool = option(False, help="Go on with what is in OUT.", panel=_RESULTS)
+    overwrite: bool = option(False, help="Replace what is in OUT.", panel=_RESULTS)
+
+    def folder(self) -> Path:
+        """The folder that was named, or one that does not exist yet."""
+        if self.out is not None:
+            return self.out
+        if self.resume or num_processes() > 1:
+            raise CtxextError("Which results are meant?", hint="Name their folder with --out.")
+        names = itertools.chain(["report"], (f"report-{number}" for number in itertools.count(2)))
+        return next(folder for folder in map(Path, names) if not folder.exists())
+
+
+def _with_tasks(given: dict[str, Any]) -> dict[str, Any]:
+    """Choose the tasks that suit the models where none are named, before anything else is refused."""
+    from ctxext.evaluate.plan import default_tasks
+
+    return {**given, "tasks": given["tasks"] or default_tasks(given["models"], built(Loading, given))}
+
+
+@takes_options(prepare=_with_tasks)
 def eval_(
     models: ModelsArgument,
     *,
-    chat_template: ChatTemplateOption = True,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = "auto",
-    attention: AttentionOption = None,
-    trust_remote_code: TrustOption = False,
-    engine: EngineOption = "transformers",
-    engine_args: EngineArgumentsOption = None,
-    out: OutOption = None,
-    resume: ResumeOption = False,
-    overwrite: OverwriteOption = False,
-    revision: RevisionOption = None,
-    token: TokenOption = None,
+    settings: Settings,
+    loading: Loading,
+    place: ReportPlace,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
-    **options: Any,
 ) -> None:
     """Measure whether models find things anywhere in their context, and what extending it cost.
 
@@ -114,24 +81,11 @@ def eval_(
 
     ctxext eval longer.gguf --engine llama.cpp --task needle,kv --lengths 4k,32k
     """
-    from ctxext.evaluate.model import Loading
-    from ctxext.evaluate.plan import default_tasks
     from ctxext.evaluate.run import evaluate
-    from ctxext.files.strict import parse_json
 
-    output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
-    arguments = parse_json(engine_args, "--engine-args") if engine_args else {}
-    if not isinstance(arguments, dict):
-        raise CtxextError("--engine-args is no JSON object.", hint="""Write '{"tensor_parallel_size": 2}'.""")
-    loading = Loading(device, dtype, attention, chat_template, trust_remote_code, revision, token, engine, arguments)
-    usual = WRITTEN_TASKS if engine != "transformers" else ()
-    tasks = names_in(options["tasks"]) or usual or default_tasks(models, loading)
-    settings = built(Settings, options, tasks=tasks)
-    out = out or free_folder(resume=resume)
+    output, out = Output(as_json=as_json, quiet=quiet, verbose=verbose), place.folder()
     with resumable(out, output), output.progress("evaluating") as progress:
-        report = evaluate(
-            models, settings, loading=loading, out=out, resume=resume, overwrite=overwrite, progress=progress
-        )
+        report = evaluate(models, settings, loading=loading, progress=progress, **{**vars(place), "out": out})
     if report:
         _print_report(report, out, models, output)
 
@@ -148,19 +102,6 @@ def resumable(out: Path, output: Output) -> Iterator[None]:
             words = [word for word in same_command(*named, "--resume") if word != "--overwrite"]
             output.next_step(*words, why="Stopped; go on with")
         raise
-
-
-def free_folder(*, resume: bool) -> Path:
-    """A folder that does not exist yet."""
-    from ctxext.files.processes import num_processes
-
-    if resume or num_processes() > 1:
-        raise CtxextError("Which results are meant?", hint="Name their folder with --out.")
-    number, folder = 1, Path("report")
-    while folder.exists():
-        number += 1
-        folder = Path(f"report-{number}")
-    return folder
 
 
 def _print_report(report: "Report", out: Path, models: Sequence[str], output: Output) -> None:

@@ -2,26 +2,18 @@
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from ctxext.cli.options import (
-    JsonOption,
-    QuietOption,
-    RevisionOption,
-    SourceArgument,
-    TokenOption,
-    built,
-    parameters_of,
-    with_parameters,
-)
+from ctxext.cli.options import JsonOption, QuietOption, SourceArgument, takes_options
 from ctxext.cli.output import Output, done_line, marked
 from ctxext.errors import CtxextError
 from ctxext.files.output_directory import OverwriteOptions
+from ctxext.options import HubOptions
 
 
-@with_parameters(parameters_of(OverwriteOptions), after="llama_cpp")
+@takes_options()
 def export(
     form: Annotated[str, typer.Argument(metavar="gguf", help="The format to write.")],
     source: SourceArgument,
@@ -34,11 +26,10 @@ def export(
         Path | None,
         typer.Option("--llama-cpp", metavar="FOLDER", help="llama.cpp's sources, for its converter; or LLAMA_CPP."),
     ] = None,
-    revision: RevisionOption = None,
-    token: TokenOption = None,
+    options: OverwriteOptions,
+    hub: HubOptions,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
-    **options: Any,
 ) -> None:
     """Write a checkpoint as a GGUF file for llama.cpp, with the schedule that its own converter leaves out.
 
@@ -51,15 +42,7 @@ def export(
         raise CtxextError(f'There is no format "{form}".', hint="ctxext export gguf SOURCE OUT.gguf")
     output, started = Output(as_json=as_json, quiet=quiet), time.perf_counter()
     output.note("llama.cpp's converter is writing the weights")
-    done = export_gguf(
-        source,
-        out,
-        options=built(OverwriteOptions, options),
-        llama_cpp=llama_cpp,
-        outtype=outtype,
-        revision=revision,
-        token=token,
-    )
+    done = export_gguf(source, out, options=options, llama_cpp=llama_cpp, outtype=outtype, **vars(hub))
     checked = (
         marked("-", "yellow", "the schedule is as llama.cpp's converter wrote it: this architecture was not tried")
         if done.difference is None

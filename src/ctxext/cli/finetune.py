@@ -2,9 +2,9 @@
 
 import dataclasses
 import difflib
-import inspect
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,43 +12,26 @@ import typer
 import yaml
 from rich.text import Text
 
-from ctxext.cli.completion import complete_tasks
 from ctxext.cli.interrupts import same_command
-from ctxext.cli.options import (
-    JsonOption,
-    OverwriteAnythingOption,
-    QuietOption,
-    RevisionOption,
-    SourceArgument,
-    TokenOption,
-    VerboseOption,
-    built,
-    names_in,
-    parameters_of,
-    with_parameters,
-)
+from ctxext.cli.options import JsonOption, QuietOption, SourceArgument, VerboseOption, takes_options
 from ctxext.cli.output import Output, done_line, wants_json
 from ctxext.errors import CtxextError
+from ctxext.evaluate.loading import Loading
+from ctxext.evaluate.settings import Settings
 from ctxext.files.content import Progress
 from ctxext.files.extras import install_command
+from ctxext.files.length import names_in
 from ctxext.files.output_directory import short_name
 from ctxext.files.processes import alone, num_processes, rank
 from ctxext.files.strict import parse_yaml, read_text
 from ctxext.finetune.options import Reporter, RunOptions, TrainingOptions, presets
 from ctxext.finetune.stopping import Terminated, raised_when_terminated
 from ctxext.finetune.training_data import TrainingData
+from ctxext.options import option
 
 if TYPE_CHECKING:
-    from ctxext.evaluate.model import Loading
-    from ctxext.evaluate.settings import Settings
     from ctxext.finetune.dry_run import Plan
     from ctxext.finetune.run import Finetuned
-
-_NEVER_KEPT = (
-    *("config", "preset", "resume", "overwrite", "overwrite_anything"),
-    *("dry_run", "token", "as_json", "quiet", "verbose", "without"),
-)
-"""What belongs to a single call: how it goes on, what it may replace, what it prints, and secrets."""
 
 
 def _load(context: typer.Context, path: Path | None) -> Path | None:
@@ -105,11 +88,8 @@ def _take(context: typer.Context, kind: str, content: Mapping[str, Any], place: 
 
 def _kept_options(context: typer.Context) -> dict[str, Any]:
     """The options that a file may hold, by their words."""
-    return {
-        max(option.opts, key=len).lstrip("-"): option
-        for option in context.command.params
-        if option.param_type_name == "option" and option.name not in (*_NEVER_KEPT, "help")
-    }
+    kept = getattr(context.command.callback, "kept", ())
+    return {max(option.opts, key=len).lstrip("-"): option for option in context.command.params if option.name in kept}
 
 
 def used_options(context: typer.Context) -> str:
@@ -223,59 +203,19 @@ def _served_length(out: Path) -> int:
     return model_config(open_checkpoint(str(out)).config).encoding.context_length
 
 
-DataOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--data",
-        help="A file or folder of text, JSON, CSV or parquet, or the id of a data set; several with their weights, as "
-        "--data books.jsonl:0.7 --data chats.jsonl:0.3. demo makes documents on the fly.",
-        show_default=False,
-    ),
-]
-EvalDataOption = Annotated[
-    str | None,
-    typer.Option(
-        "--eval-data",
+@dataclass(frozen=True)
+class Measured:
+    """What is measured while training and after it."""
+
+    eval_data: str | None = option(
+        None,
         help="Data on which the loss is measured while training; of folders and data sets the split that is held out.",
-        rich_help_panel="Data",
-        show_default=False,
-    ),
-]
-MergeOption = Annotated[bool, typer.Option("--merge/--no-merge", help="Write a full checkpoint, or the adapter alone.")]
-EvalOption = Annotated[
-    str | None,
-    typer.Option(
-        "--eval",
-        help="Tasks to ask before and after, as needle,short.",
-        show_default=False,
-        autocompletion=complete_tasks,
-    ),
-]
-ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")]
-OverwriteOption = Annotated[
-    bool, typer.Option("--overwrite", help="Replace OUT if ctxext made it, and an unfinished run beside it.")
-]
-DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Read the data, estimate memory and time, and stop before training.")
-]
+        panel="Data",
+    )
+    evaluate: str | None = option(None, help="Tasks to ask before and after, as needle,short.", flags=("--eval",))
 
 
-_ADVANCED = (
-    *("text_field", "split", "skip_bad_rows", "long_share", "start_length", "original_length", "short_share"),
-    *("keep_short", "positions", "window", "attention", "group", "alpha", "dropout", "targets", "rslora", "dora"),
-    *("mlp_tile", "offload_activations"),
-    *("train_norms", "train_embeddings", "mlm_probability", "schedule", "warmup", "optimizer", "weight_decay", "beta1"),
-    *("beta2", "neftune", "save_minutes", "eval_every", "keep_best", "patience", "report_to"),
-    *("context_parallel", "rate_floor", "serve_factor"),
-)
-"""What a first fine-tune does not need; `--help-all` shows it."""
-
-
-_EVAL_DATA = inspect.Parameter("eval_data", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=EvalDataOption)
-_PARAMETERS = [*parameters_of(TrainingData), _EVAL_DATA, *parameters_of(TrainingOptions)]
-
-
-@with_parameters(_PARAMETERS, after="data", advanced=_ADVANCED)
+@takes_options(order=(..., "merge", "evaluate", "resume", "overwrite", "overwrite_anything", "dry_run"))
 def finetune(
     context: typer.Context,
     model: SourceArgument,
@@ -284,19 +224,16 @@ def finetune(
     config: ConfigOption = None,
     preset: PresetOption = None,
     without: WithoutOption = None,
-    data: DataOption = None,
-    merge: MergeOption = True,
-    evaluate: EvalOption = None,
-    resume: ResumeOption = False,
-    overwrite: OverwriteOption = False,
-    overwrite_anything: OverwriteAnythingOption = False,
-    dry_run: DryRunOption = False,
-    revision: RevisionOption = None,
-    token: TokenOption = None,
+    chosen: TrainingData,
+    measured: Measured,
+    training: TrainingOptions,
+    run: RunOptions,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Read the data, estimate memory and time, and stop before training.")
+    ] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
-    **options: Any,
 ) -> None:
     """Train an extended model on long sequences, with LoRA by default, and write it as a portable checkpoint.
 
@@ -307,16 +244,13 @@ def finetune(
     """
     from ctxext.finetune import run as run_module
 
-    if evaluate and not merge:
+    if measured.evaluate and not run.merge:
         raise CtxextError("--eval asks a merged checkpoint, and --no-merge makes none.", hint="Leave one of them out.")
     output = Output(as_json=as_json, quiet=quiet or rank() != 0, verbose=verbose)
-    training = built(TrainingOptions, options)
-    questions = _questions(evaluate, model, training, revision=revision, token=token) if evaluate else None
-    chosen = built(TrainingData, options, words=tuple(data or ()))
-    eval_data = options["eval_data"]
-    held_out = (
-        dataclasses.replace(chosen, words=(eval_data,), split=None, long_share=None) if eval_data is not None else None
-    )
+    questions = _questions(measured.evaluate, model, training, run) if measured.evaluate else None
+    held_out = None
+    if measured.eval_data is not None:
+        held_out = dataclasses.replace(chosen, words=(measured.eval_data,), split=None, long_share=None)
     if held_out is not None:
         held_out.reader(training)  # Refuses what cannot be read, in a dry run too.
     if dry_run:
@@ -326,7 +260,7 @@ def finetune(
             # As while training: transformers and peft cause them, not the user.
             warnings.filterwarnings("ignore", category=FutureWarning)
             reader, tell = chosen.reader(training), output.note
-            plan = plan_of(model, reader, training, merge=merge, revision=revision, token=token, tell=tell)
+            plan = plan_of(model, reader, training, merge=run.merge, revision=run.revision, token=run.token, tell=tell)
         tell_plan(output, plan)
         return
     if preset and (first := presets()[preset].convert):
@@ -339,14 +273,7 @@ def finetune(
                 chosen,
                 training,
                 eval_data=held_out,
-                run=RunOptions(
-                    revision=revision,
-                    token=token,
-                    merge=merge,
-                    resume=resume,
-                    overwrite=overwrite,
-                    overwrite_anything=overwrite_anything,
-                ),
+                run=run,
                 reporter=Reporter(progress=with_step_lines(output, progress), tell=output.note),
             )
         except (KeyboardInterrupt, Terminated):
@@ -364,24 +291,20 @@ def finetune(
     except CtxextError:
         output.note(f"{out} is complete; it is its evaluation that failed")
         raise
-    tell_result(output, done, model, out, merge=merge, report=report)
+    tell_result(output, done, model, out, merge=run.merge, report=report)
 
 
-def _questions(
-    tasks: str, model: str, training: TrainingOptions, *, revision: str | None, token: str | None
-) -> tuple["Settings", "Loading"]:
+def _questions(tasks: str, model: str, training: TrainingOptions, run: RunOptions) -> tuple[Settings, Loading]:
     """What base and result will be asked, and how they are loaded; refused before hours of training."""
-    from ctxext.evaluate.model import Loading
     from ctxext.evaluate.plan import plan_questions
-    from ctxext.evaluate.settings import Settings
 
-    settings = Settings(tasks=names_in([tasks]), seed=training.seed, original_length=training.original_length)
-    loading = Loading(revision=revision, token=token)
+    settings = Settings(tasks=names_in(tasks), seed=training.seed, original_length=training.original_length)
+    loading = Loading(revision=run.revision, token=run.token)
     plan_questions([model], settings, loading)
     return settings, loading
 
 
-def _evaluate(model: str, out: Path, questions: tuple["Settings", "Loading"], output: Output) -> Any:
+def _evaluate(model: str, out: Path, questions: tuple[Settings, Loading], output: Output) -> Any:
     """Ask the base and the result the same questions, in this process: the others of the training have ended."""
     from ctxext.cli.eval_tables import report_tables
     from ctxext.evaluate.run import evaluate

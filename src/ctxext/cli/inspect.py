@@ -1,21 +1,21 @@
 """`ctxext inspect`: what a checkpoint's files say about its context."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Any
 
-import typer
 from rich.table import Table
 
 from ctxext.checkpoint.known_models import MAXIMUM
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.methods import experimental_names
-from ctxext.cli.options import JsonOption, QuietOption, RevisionOption, SourceArgument, TokenOption
+from ctxext.cli.options import JsonOption, QuietOption, SourceArgument, takes_options
 from ctxext.cli.output import Output, bold
 from ctxext.converters.engines import MARKS, Serving
 from ctxext.converters.inspection import Inspection, inspect_checkpoint
-from ctxext.files.length import format_length, parse_length
+from ctxext.files.length import format_length, read_words
 from ctxext.gguf import is_gguf
-from ctxext.options import ORIGINAL_LENGTH
+from ctxext.options import HubOptions, original_length_option
 from ctxext.recipes.recipe import describe_step
 
 _ENCODINGS = {
@@ -28,13 +28,21 @@ _ENCODINGS = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Opening(HubOptions):
+    """How a checkpoint is opened."""
+
+    original_length: int | None = original_length_option()
+
+    def __post_init__(self) -> None:
+        read_words(self)
+
+
+@takes_options()
 def inspect(
     source: SourceArgument,
-    original_length: Annotated[
-        str | None, typer.Option("--original-length", help=ORIGINAL_LENGTH, show_default=False)
-    ] = None,
-    revision: RevisionOption = None,
-    token: TokenOption = None,
+    *,
+    options: Opening,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -46,13 +54,12 @@ def inspect(
     ctxext inspect Qwen/Qwen3-8B --json
     """
     output = Output(as_json=as_json, quiet=quiet)
-    trained = parse_length(original_length) if original_length else None
     if is_gguf(source):
         from ctxext.cli.gguf import inspect_file
 
-        inspect_file(source, trained, output)
+        inspect_file(source, options.original_length, output)
         return
-    checkpoint = open_checkpoint(source, revision=revision, token=token, weights=False, original_length=trained)
+    checkpoint = open_checkpoint(source, weights=False, **vars(options))
     inspection = inspect_checkpoint(checkpoint)
     table = Table.grid(padding=(0, 2))
     for label, text in _rows(inspection).items():

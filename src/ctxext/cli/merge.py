@@ -1,26 +1,17 @@
 """`ctxext merge`: put what was trained into the checkpoint it was trained on."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from ctxext.cli.options import (
-    JsonOption,
-    QuietOption,
-    RevisionOption,
-    SourceArgument,
-    TokenOption,
-    VerboseOption,
-    built,
-    parameters_of,
-    with_parameters,
-)
+from ctxext.cli.options import JsonOption, QuietOption, SourceArgument, VerboseOption, takes_options
 from ctxext.cli.output import Output, done_line
 from ctxext.files.output_directory import OverwriteOptions
+from ctxext.options import HubOptions
 
 
-@with_parameters(parameters_of(OverwriteOptions), after="out")
+@takes_options()
 def merge(
     model: SourceArgument,
     adapter: Annotated[
@@ -29,12 +20,11 @@ def merge(
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")],
     *,
-    revision: RevisionOption = None,
-    token: TokenOption = None,
+    options: OverwriteOptions,
+    hub: HubOptions,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
-    **options: Any,
 ) -> None:
     """Merge a LoRA adapter into its base, tensor by tensor; recipe, tokenizer and modeling code stay.
 
@@ -45,8 +35,7 @@ def merge(
 
     output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
     with output.progress("") as progress:
-        overwrite = built(OverwriteOptions, options)
-        done = run(model, adapter, out, options=overwrite, revision=revision, token=token, progress=progress)
+        done = run(model, adapter, out, options=options, progress=progress, **vars(hub))
     output.result(
         {"out": str(out), "changed": done.num_changed, "tensors": done.num_tensors},
         done_line(out, f"{done.num_changed} of {done.num_tensors} tensors changed"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_origin
 import typer
 
 from ctxext.cli.help import Row
-from ctxext.cli.options import keyword
+from ctxext.cli.options import keyword, option_name
 from ctxext.errors import CtxextError
 from ctxext.files.length import parse_length
 from ctxext.files.strict import parse_yaml, read_text
@@ -76,11 +76,6 @@ def _shared_help(name: str, methods: Sequence[str], *, always_named: bool) -> st
     if len(texts) == 1 and not always_named:
         return next(iter(texts))
     return " ".join(f"{', '.join(names)}: {text}" for text, names in texts.items())
-
-
-def option_name(name: str) -> str:
-    """The option of a method's parameter."""
-    return "--" + name.replace("_", "-")
 
 
 def build_recipe(methods: Sequence[str], recipe: str | None, options: Mapping[str, Any]) -> "Recipe":

@@ -1,29 +1,30 @@
 """`ctxext push`: put a finished checkpoint on the Hub."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.text import Text
 
-from ctxext.cli.options import JsonOption, QuietOption, TokenOption, built, parameters_of, with_parameters
+from ctxext.cli.options import JsonOption, QuietOption, takes_options
 from ctxext.cli.output import Output
+from ctxext.options import HubOptions
 from ctxext.publish.push import PushOptions
 from ctxext.publish.upload_plan import UploadPlan, total
 
 
-@with_parameters(parameters_of(PushOptions), after="repository")
+@takes_options()
 def push(
     folder: Annotated[Path, typer.Argument(metavar="OUT", help="A converted checkpoint.")],
     repository: Annotated[str, typer.Argument(metavar="USER/NAME", help="The repository; made if it is not there.")],
     *,
+    options: PushOptions,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show files, sizes and the model card; write and send nothing.")
     ] = False,
-    token: TokenOption = None,
+    hub: HubOptions,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
-    **options: Any,
 ) -> None:
     """Put a finished checkpoint on the Hub, with its model card and the digest of every file.
 
@@ -39,23 +40,22 @@ def push(
     from ctxext.publish.push import prepare, send
 
     output = Output(as_json=as_json, quiet=quiet)
-    wanted = built(PushOptions, options)
     if dry_run:
-        _show(output, prepare(folder, repository, wanted, read_weights=False))
+        _show(output, prepare(folder, repository, options, read_weights=False))
         return
     if quiet or as_json or not output.stderr.is_terminal:
         disable_progress_bars()
     with output.progress("reading") as progress:
-        plan = prepare(folder, repository, wanted, progress=progress)
+        plan = prepare(folder, repository, options, progress=progress)
         for warning in plan.warnings:
             output.warning(warning)
-        done = send(plan, repository, wanted, token=token, progress=progress, tell=output.note)
+        done = send(plan, repository, options, token=hub.token, progress=progress, tell=output.note)
     content = {"repository": repository, **vars(done), "others": list(done.others)}
     news = total(done.sizes) if done.is_new else f"{total(done.sizes)}, all there already"
     output.result(content, Text.assemble(("✓", "green"), f" {repository}   {news}   {done.url}"))
     if done.others:
         output.warning(f"the repository also holds {', '.join(done.others[:5])}; they were left as they are.")
-    branch = ("--revision", wanted.revision) if wanted.revision else ()
+    branch = ("--revision", options.revision) if options.revision else ()
     output.next_step("ctxext", "verify", repository, *branch, why="Anyone can check it")
 
 

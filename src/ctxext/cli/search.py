@@ -13,24 +13,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ctxext.cli.eval import ChatTemplateOption
 from ctxext.cli.interrupts import answered_at_once
-from ctxext.cli.method_options import option_name
-from ctxext.cli.options import (
-    DeviceOption,
-    DtypeOption,
-    JsonOption,
-    QuietOption,
-    RevisionOption,
-    SourceArgument,
-    TokenOption,
-    VerboseOption,
-    built,
-    parameters_of,
-    with_parameters,
-)
+from ctxext.cli.options import JsonOption, QuietOption, SourceArgument, VerboseOption, option_name, takes_options
 from ctxext.cli.output import Output, done_line
-from ctxext.errors import CtxextError
+from ctxext.evaluate.loading import Loading
 from ctxext.files.extras import install_command, is_installed
 from ctxext.search.options import SearchOptions
 from ctxext.search.run import Found, figures, search
@@ -132,14 +118,15 @@ _CAP = 12
 _STUDY = "Study"
 
 
-@with_parameters(parameters_of(SearchOptions), after="out")
+@takes_options(without=("attention", "trust_remote_code", "engine", "engine_arguments"))
 def search_(
     source: SourceArgument,
     out: Annotated[
         Path, typer.Argument(metavar="RECIPE", help="The recipe file to write; NAME.png and NAME.db go beside it.")
     ] = Path("best.yaml"),
     *,
-    chat_template: ChatTemplateOption = True,
+    options: SearchOptions,
+    loading: Loading,
     study: Annotated[
         str | None,
         typer.Option(
@@ -165,14 +152,9 @@ def search_(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the study and RECIPE.", rich_help_panel=_STUDY)
     ] = False,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = "auto",
-    revision: RevisionOption = None,
-    token: TokenOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
-    **options: Any,
 ) -> None:
     """Try recipes on a model, without training, and write the best as an ordinary recipe file.
 
@@ -182,50 +164,36 @@ def search_(
     ctxext search my-model best.yaml --target-length 32k --methods yarn,mspoe --data my-texts.jsonl
     """
     output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
-    if options["target_length"] is None:
-        raise CtxextError("How far should the model reach?", hint="Say it with --target-length, for example 32k.")
-    wanted = built(SearchOptions, options)
-    from ctxext.evaluate.model import Loading
-
-    loading = Loading(device=device, dtype=dtype, chat_template=chat_template, revision=revision, token=token)
     place = StudyPlace(path=Path(study)) if study else study_beside(out)
     if storage is not None:
         place = StudyPlace(name=study or out.stem, storage=storage)
 
     def tell_how_to_go_on() -> None:
-        if wanted.gradient or (place.path is not None and not place.path.exists()):
+        if options.gradient or (place.path is not None and not place.path.exists()):
             return
-        values = {name: getattr(wanted, name) for name in ("keep_short", "samples", "checked", "seed")}
+        values = {name: getattr(options, name) for name in ("keep_short", "samples", "checked", "seed")}
         words = {
-            "--target-length": wanted.target_length,
-            "--trials": wanted.trials,
-            "--minutes": wanted.minutes,
-            "--methods": ",".join(wanted.methods) or None,
+            "--target-length": options.target_length,
+            "--trials": options.trials,
+            "--minutes": options.minutes,
+            "--methods": ",".join(options.methods) or None,
             **{option_name(n): value for n, value in values.items() if value != getattr(SearchOptions, n)},
             "--study": study,
             "--storage": storage and shown_storage(storage),
-            "--data": wanted.data,
-            "--lengths": options["lengths"],
-            "--revision": revision,
-            "--original-length": options["original_length"],
-            "--device": device if device != "auto" else None,
-            "--dtype": dtype if dtype != "auto" else None,
+            "--data": options.data,
+            "--lengths": ",".join(map(str, options.lengths)) or None,
+            "--revision": loading.revision,
+            "--original-length": options.original_length,
+            "--device": loading.device if loading.device != "auto" else None,
+            "--dtype": loading.dtype if loading.dtype != "auto" else None,
         }
         given = [word for item in words.items() if item[1] is not None for word in item]
-        given += [] if chat_template else ["--no-chat-template"]
+        given += [] if loading.chat_template else ["--no-chat-template"]
         output.next_step("ctxext", "search", source, out, *given, "--resume", why="Stopped; go on with")
 
     with answered_at_once(tell_how_to_go_on), watching(output) as watch:
-        result = search(
-            source,
-            wanted,
-            out=out,
-            study=place,
-            resume=resume,
-            overwrite=overwrite,
-            loading=loading,
-            watch=watch,
-        )
+        kept = {"study": place, "resume": resume, "overwrite": overwrite}
+        result = search(source, options, out=out, loading=loading, watch=watch, **kept)
     from ctxext.search.study import pareto_front
 
     points = list(result.standing.points)
@@ -237,13 +205,13 @@ def search_(
         "",
         *figures(result.check),
         "",
-        verdict(result, wanted),
+        verdict(result, options),
     ]
-    output.result(result_data(result, wanted), *lines)
+    output.result(result_data(result, options), *lines)
     if result.recipe is not None:
         output.note(done_line(out, result.recipe.summary()))
     picture = out.with_suffix(".png") if is_installed("matplotlib") else f"no picture; {install_command('matplotlib')}"
-    output.note(f"Pareto front: {picture}" + ("" if wanted.gradient else f"   study: {place}"))
+    output.note(f"Pareto front: {picture}" + ("" if options.gradient else f"   study: {place}"))
     if result.recipe is not None:
         output.next_step("ctxext", "convert", source, "OUT", "--recipe", out)
 

@@ -10,10 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
-from ctxext.cli.options import JsonOption, QuietOption, RevisionOption, TokenOption
+from ctxext.cli.options import JsonOption, QuietOption, takes_options
 from ctxext.cli.output import Output
 from ctxext.errors import CtxextError
 from ctxext.gguf import is_gguf
+from ctxext.options import HubOptions
 from ctxext.recipes.encodings.rotary import provenance
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _MARKS = {"passed": ("✓", "green"), "failed": ("✗", "red"), "not checked": ("-", "yellow")}
 
 
+@takes_options()
 def verify(
     folder: Annotated[str, typer.Argument(metavar="OUT", help="A converted checkpoint: a folder or a Hub id.")],
     *,
@@ -52,8 +54,7 @@ def verify(
         str | None,
         typer.Option("--engine-args", metavar="JSON", help="Arguments of vllm.LLM; max_model_len for shorter prompts."),
     ] = None,
-    revision: RevisionOption = None,
-    token: TokenOption = None,
+    hub: HubOptions,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -86,9 +87,8 @@ def verify(
             against=against,
             load=load,
             trust_remote_code=trust_remote_code,
-            revision=revision,
-            token=token,
             progress=progress,
+            **vars(hub),
         )
     lines = []
     for finding in findings:
@@ -98,8 +98,8 @@ def verify(
     rows: list[Compared] = []
     if engine and not failed:
         rows = _in_engine(
-            open_checkpoint(folder, revision=revision, token=token),
-            None if against is None else open_checkpoint(against, token=token),
+            open_checkpoint(folder, **vars(hub)),
+            None if against is None else open_checkpoint(against, token=hub.token),
             trust_remote_code=trust_remote_code,
             arguments=arguments,
         )

@@ -8,8 +8,7 @@ from typing import Any
 from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.registry import NAMES
-from ctxext.files.length import read_lengths
-from ctxext.options import option, with_documented_options
+from ctxext.options import option, target_length_option, with_documented_options
 
 
 @with_documented_options
@@ -20,7 +19,7 @@ class CompareOptions(Settings):
     In Python `methods` may also map a name of your choice to each recipe.
     """
 
-    target_length: int = option(help="The wanted context, for example 32k.", kind="length")
+    target_length: int = target_length_option()
     methods: "tuple[str, ...] | Mapping[str, Any]" = option(
         (),
         help="Methods, presets or recipe files, as yarn,dca,mine.yaml. Default: the published methods for the model's "
@@ -51,9 +50,7 @@ class CompareOptions(Settings):
     )
 
     def __post_init__(self) -> None:
-        read_lengths(self)
-        # The tasks that are asked by default depend on the model, which is not known yet.
-        Settings(**{**self._of_settings(), "tasks": self.tasks or Settings.tasks})
+        super().__post_init__()
         if self.target_length < 1:
             raise CtxextError(f"target_length must be at least 1, not {self.target_length}.")
         if self.minutes is not None and not self.minutes > 0:

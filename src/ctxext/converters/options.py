@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ctxext.converters.links import LINKS
 from ctxext.errors import CtxextError
-from ctxext.files.length import read_lengths
+from ctxext.files.length import read_words
 from ctxext.files.output_directory import OverwriteOptions
 from ctxext.options import option, original_length_option, with_documented_options
 
@@ -66,4 +66,4 @@ class ConvertOptions(SaveOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        read_lengths(self)
+        read_words(self)

@@ -1,8 +1,8 @@
-"""Loading a checkpoint to evaluate it: device, dtype, attention, and remote code."""
+"""Loading a checkpoint to evaluate it."""
 
 import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -13,7 +13,6 @@ from ctxext.checkpoint.head import Head
 from ctxext.checkpoint.loading import (
     BUILT_IN,
     choose_device,
-    choose_dtype,
     explain_loading_errors,
     guard_vocabulary,
     hub_backbones,
@@ -23,9 +22,9 @@ from ctxext.checkpoint.loading import (
 from ctxext.data.encoding import Encoder, open_tokenizer
 from ctxext.data.prompt import Prompt
 from ctxext.engines.llama_cpp import tokenizer_of
-from ctxext.engines.vllm import ENGINE_NAMES
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo, GgufInfo
+from ctxext.evaluate.loading import Loading as Loading
 from ctxext.evaluate.pooling import Pooler, open_pooler
 from ctxext.evaluate.scoring.prefix_cache import (
     forget_longer_prompts,
@@ -41,41 +40,6 @@ _MAX_ROWS = 32
 _SHARE = 0.4
 _STATES = 16
 """A generous estimate of the activations of a layer, in hidden states per token."""
-
-
-@dataclass(frozen=True)
-class Loading:
-    """How models are loaded.
-
-    Attributes:
-        device: "auto", "cpu", "cuda", "cuda:1", "mps".
-        dtype: "auto" (as saved; on a CPU 16-bit weights become float32, unless they are bf16 and the processor
-            multiplies bf16 natively), bf16, fp16 or fp32.
-        attention: An attention implementation of transformers, such as sdpa, eager or flash_attention_2.
-        chat_template: Whether to use the tokenizer's chat template, if it has one.
-        trust_remote_code: Run a checkpoint's code even if ctxext did not write it.
-        revision: A branch, tag or commit on the Hub, for every model.
-        token: A Hub token.
-        engine: "transformers", or "vllm" or "llama.cpp" (for GGUF files), which only generate answers.
-        engine_arguments: Further arguments of the engine.
-    """
-
-    device: str = "auto"
-    dtype: str = "auto"
-    attention: str | None = None
-    chat_template: bool = True
-    trust_remote_code: bool = False
-    revision: str | None = None
-    token: str | None = field(default=None, repr=False)
-    engine: str = "transformers"
-    engine_arguments: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        choose_dtype(self.dtype)
-        if self.engine not in ENGINE_NAMES:
-            raise CtxextError(f'There is no engine "{self.engine}".', hint=f"Choose {', '.join(ENGINE_NAMES)}.")
-        if self.engine_arguments and self.engine == "transformers":
-            raise CtxextError("--engine-args are those of an engine.", hint="Name it with --engine vllm or llama.cpp.")
 
 
 @dataclass(frozen=True)

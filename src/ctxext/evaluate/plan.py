@@ -129,8 +129,14 @@ def _open(models: Sequence[str], loading: "Loading", original_length: int | None
     return open_infos(models, revision=loading.revision, token=loading.token, original_length=original_length)
 
 
+_WRITTEN = ("needle",)
+"""What engines are asked by default, which only generate answers."""
+
+
 def default_tasks(models: Sequence[str], loading: "Loading") -> tuple[str, ...]:
-    """The default tasks that all of some models can be asked."""
+    """The default tasks that all of some models can be asked, in transformers or in an engine."""
+    if loading.engine != "transformers":
+        return _WRITTEN
     infos = _open(models, loading)
     first = DEFAULTS[infos[0].kind] if infos else DEFAULTS["causal"]
     return tuple(task for task in first if all(info.kind in TASKS[task].kinds for info in infos)) or first

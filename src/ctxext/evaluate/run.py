@@ -59,7 +59,7 @@ def evaluate(
 
     Args:
         models: A folder, a Hub id or `demo`; or several.
-        settings: Tasks, lengths, depths and samples; without them and without `tasks` those that suit the models.
+        settings: Tasks, lengths, depths and samples.
         loading: How to load the models.
         out: A folder for results, pictures and the report; None writes nothing.
         resume: Continue with the results in `out`.
@@ -79,10 +79,9 @@ def evaluate(
     if not sources:
         raise CtxextError("There is no model to evaluate: the list is empty.", hint="Name a folder, a Hub id or demo.")
     out, loading = None if out is None else Path(out), loading or Loading()
-    if settings is None:
-        settings = Settings(**{**options, "tasks": options.get("tasks") or default_tasks(sources, loading)})
-    else:
-        settings = dataclasses.replace(settings, **options)
+    settings = dataclasses.replace(settings or Settings(), **options)
+    if not settings.tasks:
+        settings = dataclasses.replace(settings, tasks=default_tasks(sources, loading))
     if loading.engine != "transformers":
         from ctxext.evaluate.served import check_tasks
 

@@ -14,7 +14,7 @@ from ctxext.evaluate.tasks.base import RetrievalTask
 from ctxext.evaluate.tasks.documents import read_questions
 from ctxext.evaluate.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, expanded
 from ctxext.files.content import sha256_of
-from ctxext.files.length import read_lengths
+from ctxext.files.length import read_words
 from ctxext.options import check_numbers, option, original_length_option, with_documented_options
 
 _ASKED, _RUN = "What is asked", "How it is run"
@@ -25,11 +25,11 @@ _ASKED, _RUN = "What is asked", "How it is run"
 class Settings:
     """The settings of an evaluation.
 
-    In Python `depths` are shares, from 0 to 1.
+    In Python `depths` are shares, from 0 to 1. Without `tasks` a model is asked those that suit it.
     """
 
     tasks: tuple[str, ...] = option(
-        ("needle", "short"),
+        (),
         help=f"{', '.join(NAMES)}; several with commas. Default: needle,short; with --engine needle; of encoders "
         "passages,short, without a head passages,topics.",
         flags=("--task", "-t"),
@@ -87,7 +87,10 @@ class Settings:
     batch_size: int | None = option(None, help="Prompts at once. Default: what fits.", panel=_RUN, min=1)
 
     def __post_init__(self) -> None:
-        read_lengths(self)
+        read_words(self)
+        depths: Any = self.depths
+        if isinstance(depths, str):
+            object.__setattr__(self, "depths", parse_depths(depths))
         check_numbers(self)
         object.__setattr__(self, "tasks", expanded(self.tasks))
         for task in self.tasks:
@@ -101,9 +104,8 @@ class Settings:
         for place in kinds_of_text(self.data).values():
             if place is not None:
                 check_place(place)
-        for name, flag in (("tasks", "--task"), ("depths", "--depths")):
-            if not getattr(self, name):
-                raise CtxextError(f"There are no {name}.", hint=f"Name at least one with {flag}.")
+        if not self.depths:
+            raise CtxextError("There are no depths.", hint="Name at least one with --depths.")
         if any(not 0 <= depth <= 1 for depth in self.depths):
             raise CtxextError("A depth is a share of the haystack.", hint="Write --depths 0,50,100 in percent.")
         if self.kv_ids not in ("uuid", "number"):

@@ -1,6 +1,7 @@
-"""Lengths in tokens, human-readable: 32768, 32k, 128K, 1M."""
+"""Words for values: lengths in tokens (32768, 32k, 128K, 1M), and lists with commas."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from ctxext.errors import CtxextError
@@ -27,18 +28,29 @@ def as_length(value: int | str) -> int:
     return parse_length(value) if isinstance(value, str) else value
 
 
-def read_lengths(options: Any) -> None:
-    """Replace the lengths of an options object that are text by their tokens, while it is constructed.
+def read_words(options: Any) -> None:
+    """Replace the words of an options object by what they mean, while it is constructed.
 
-    A field of several lengths may be a list, a single length, or text with commas.
+    A length may be text. Several lengths may be a list, a single length, or text with commas: then each counts once,
+    the shortest first. Names may be text with commas, or several such texts.
     """
     for name, option in options_of(type(options)).items():
         value = getattr(options, name)
         if option.kind == "length" and value is not None:
             object.__setattr__(options, name, as_length(value))
+        elif option.kind == "lengths" and isinstance(value, str):
+            object.__setattr__(options, name, tuple(sorted(set(map(parse_length, names_in(value))))))
         elif option.kind == "lengths":
-            values = value.split(",") if isinstance(value, str) else [value] if isinstance(value, int) else value
+            values = [value] if isinstance(value, int) else value
             object.__setattr__(options, name, tuple(map(as_length, values)))
+        elif option.kind == "names" and isinstance(value, str | list | tuple):
+            object.__setattr__(options, name, names_in(value))
+
+
+def names_in(words: str | Sequence[str]) -> tuple[str, ...]:
+    """Names from a text with commas or from several such texts, each once."""
+    texts = [words] if isinstance(words, str) else words
+    return tuple(dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip()))
 
 
 def check_length(tokens: float) -> None:

@@ -28,8 +28,8 @@ from ctxext.options import option, with_documented_options
 class OverwriteOptions:
     """What may be deleted where a folder is to be written."""
 
-    overwrite: bool = option(False, help="Replace OUT if ctxext made it.")
-    overwrite_anything: bool = option(False, help="Replace OUT and delete whatever lies there.")
+    overwrite: bool = option(False, help="Replace OUT if ctxext made it.", kept=False)
+    overwrite_anything: bool = option(False, help="Replace OUT and delete whatever lies there.", kept=False)
 
     @property
     def replaces(self) -> bool:

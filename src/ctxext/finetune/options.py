@@ -3,16 +3,16 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.files.content import Progress
-from ctxext.files.length import read_lengths
+from ctxext.files.length import read_words
 from ctxext.files.output_directory import OverwriteOptions
 from ctxext.files.strict import parse_yaml
-from ctxext.options import check_numbers, option, original_length_option, with_documented_options
+from ctxext.options import HubOptions, check_numbers, option, original_length_option, with_documented_options
 
 _CHOICES = {
     "pack": ("off", "run-on", "restart"),
@@ -68,15 +68,17 @@ class TrainingOptions:
         "(arXiv 2310.00576).",
         panel=_LENGTH,
         kind="length",
+        advanced=True,
     )
-    original_length: int | None = original_length_option(panel=_LENGTH)
+    original_length: int | None = original_length_option(panel=_LENGTH, advanced=True)
     short_share: float = option(
-        0.2, help="Share of steps on sequences of the original context length, 0 to 1.", panel=_LENGTH
+        0.2, help="Share of steps on sequences of the original context length, 0 to 1.", panel=_LENGTH, advanced=True
     )
     keep_short: bool = option(
         False,
         help="Stay close to what the source says of sequences inside the trained window (arXiv 2502.07365).",
         panel=_LENGTH,
+        advanced=True,
     )
     pack: str = option(
         "off",
@@ -88,53 +90,80 @@ class TrainingOptions:
         "full",
         help="full; pose: train for the length on short windows that skip positions once (arXiv 2309.10400).",
         panel=_LENGTH,
+        advanced=True,
     )
     window: int | None = option(
         None,
         help="With pose: tokens of a window. Default: the original context length.",
         panel=_LENGTH,
         kind="length",
+        advanced=True,
     )
     attention: str = option(
-        "full", help="full, or shifted: LongLoRA's groups while training (arXiv 2309.12307).", panel=_LENGTH
+        "full",
+        help="full, or shifted: LongLoRA's groups while training (arXiv 2309.12307).",
+        panel=_LENGTH,
+        advanced=True,
     )
     serve_factor: float | None = option(
         None,
         help="Write the result with this factor of the schedule, beyond the one it is trained with (arXiv 2606.23687).",
         panel=_LENGTH,
+        advanced=True,
     )
     group: int | None = option(
-        None, help="With shifted: tokens of a group. Default: a quarter of a sequence.", panel=_LENGTH, kind="length"
+        None,
+        help="With shifted: tokens of a group. Default: a quarter of a sequence.",
+        panel=_LENGTH,
+        kind="length",
+        advanced=True,
     )
 
     rank: int = option(16, help="Rank of the LoRA matrices.", panel=_LORA)
-    alpha: float | None = option(None, help="Weight of the LoRA matrices. Default: twice the rank.", panel=_LORA)
-    dropout: float = option(0.0, help="Share of a LoRA input that is dropped.", panel=_LORA)
-    targets: tuple[str, ...] = option(
-        (), help="Linear layers that get LoRA matrices, as q_proj,v_proj. Default: all.", panel=_LORA, kind="names"
+    alpha: float | None = option(
+        None, help="Weight of the LoRA matrices. Default: twice the rank.", panel=_LORA, advanced=True
     )
-    rslora: bool = option(False, help="Divide alpha by the root of the rank (arXiv 2312.03732).", panel=_LORA)
-    dora: bool = option(False, help="Train magnitudes beside directions (arXiv 2402.09353).", panel=_LORA)
-    train_norms: bool = option(False, help="Train the norms too.", panel=_LORA)
-    train_embeddings: bool = option(False, help="Train the input embeddings too.", panel=_LORA)
+    dropout: float = option(0.0, help="Share of a LoRA input that is dropped.", panel=_LORA, advanced=True)
+    targets: tuple[str, ...] = option(
+        (),
+        help="Linear layers that get LoRA matrices, as q_proj,v_proj. Default: all.",
+        panel=_LORA,
+        kind="names",
+        advanced=True,
+    )
+    rslora: bool = option(
+        False, help="Divide alpha by the root of the rank (arXiv 2312.03732).", panel=_LORA, advanced=True
+    )
+    dora: bool = option(
+        False, help="Train magnitudes beside directions (arXiv 2402.09353).", panel=_LORA, advanced=True
+    )
+    train_norms: bool = option(False, help="Train the norms too.", panel=_LORA, advanced=True)
+    train_embeddings: bool = option(False, help="Train the input embeddings too.", panel=_LORA, advanced=True)
     full: bool = option(False, help="Train every weight, without LoRA.", panel=_LORA)
 
-    mlm_probability: float = option(0.15, help="Encoders: share of the tokens that they must guess.", panel=_LOOP)
+    mlm_probability: float = option(
+        0.15, help="Encoders: share of the tokens that they must guess.", panel=_LOOP, advanced=True
+    )
     micro_batch: int = option(1, help="Sequences that one device computes at once.", panel=_LOOP)
     learning_rate: float | None = option(None, help="Its peak. Default: 2e-4, and 2e-5 with --full.", panel=_LOOP)
-    schedule: str = option("cosine", help="How the rate falls: cosine, linear, constant.", panel=_LOOP)
-    rate_floor: float = option(0.0, help="With cosine: share of the peak rate at which it ends.", panel=_LOOP)
-    warmup: float = option(0.05, help="Share of the steps in which the rate rises.", panel=_LOOP)
+    schedule: str = option("cosine", help="How the rate falls: cosine, linear, constant.", panel=_LOOP, advanced=True)
+    rate_floor: float = option(
+        0.0, help="With cosine: share of the peak rate at which it ends.", panel=_LOOP, advanced=True
+    )
+    warmup: float = option(0.05, help="Share of the steps in which the rate rises.", panel=_LOOP, advanced=True)
     optimizer: str = option(
         "adamw_torch_fused",
         help="By the Trainer's name, as adamw_torch, adamw_8bit or adafactor; or muon, for matrices, with AdamW "
         "for the rest.",
         panel=_LOOP,
+        advanced=True,
     )
-    weight_decay: float = option(0.0, help="Share that a weight loses per unit of rate.", panel=_LOOP)
-    beta1: float = option(0.9, help="How long AdamW remembers gradients.", panel=_LOOP)
-    beta2: float = option(0.999, help="How long AdamW remembers their squares.", panel=_LOOP)
-    neftune: float | None = option(None, help="Noise on the embeddings, as 5 (arXiv 2310.05914).", panel=_LOOP)
+    weight_decay: float = option(0.0, help="Share that a weight loses per unit of rate.", panel=_LOOP, advanced=True)
+    beta1: float = option(0.9, help="How long AdamW remembers gradients.", panel=_LOOP, advanced=True)
+    beta2: float = option(0.999, help="How long AdamW remembers their squares.", panel=_LOOP, advanced=True)
+    neftune: float | None = option(
+        None, help="Noise on the embeddings, as 5 (arXiv 2310.05914).", panel=_LOOP, advanced=True
+    )
     checkpointing: bool | None = option(
         None,
         help="Compute activations twice to save memory. Default: above 4096 tokens.",
@@ -147,29 +176,35 @@ class TrainingOptions:
         "memory (arXiv 2506.13996).",
         panel=_LOOP,
         kind="length",
+        advanced=True,
     )
     offload_activations: bool = option(
         False,
         help="Keep what --checkpointing keeps in the machine's memory, not the accelerator's.",
         panel=_LOOP,
+        advanced=True,
     )
     seed: int = option(0, help="Decides order, weights and skips.", panel=_LOOP)
     save_every: int = option(50, help="Steps between two saves.", panel=_LOOP)
-    save_minutes: float | None = option(None, help="Minutes between two saves, beside --save-every.", panel=_LOOP)
+    save_minutes: float | None = option(
+        None, help="Minutes between two saves, beside --save-every.", panel=_LOOP, advanced=True
+    )
     eval_every: int | None = option(
-        None, help="Steps between two evaluations on --eval-data. Default: at every save.", panel=_LOOP
+        None, help="Steps between two evaluations on --eval-data. Default: at every save.", panel=_LOOP, advanced=True
     )
-    keep_best: bool = option(False, help="Take the save that was best on --eval-data.", panel=_LOOP)
+    keep_best: bool = option(False, help="Take the save that was best on --eval-data.", panel=_LOOP, advanced=True)
     patience: int | None = option(
-        None, help="Stop after so many evaluations without a better one, and take the best.", panel=_LOOP
+        None, help="Stop after so many evaluations without a better one, and take the best.", panel=_LOOP, advanced=True
     )
-    report_to: str = option("none", help="none, tensorboard, wandb or trackio.", panel=_LOOP)
+    report_to: str = option("none", help="none, tensorboard, wandb or trackio.", panel=_LOOP, advanced=True)
     quantize: str = option(
         "none",
         help="none, or 4bit: keep frozen weights in 4 bits while training, as QLoRA (arXiv 2305.14314).",
         panel=_LOOP,
     )
-    context_parallel: int = option(1, help="Accelerators that share one sequence (ring attention).", panel=_LOOP)
+    context_parallel: int = option(
+        1, help="Accelerators that share one sequence (ring attention).", panel=_LOOP, advanced=True
+    )
     device: str = option("auto", help="auto or cpu.", panel=_LOOP)
     dtype: str = option("auto", help="Of frozen weights: auto, bf16, fp16 or fp32.", panel=_LOOP)
 
@@ -177,7 +212,7 @@ class TrainingOptions:
     piece: int | None = None
 
     def __post_init__(self) -> None:
-        read_lengths(self)
+        read_words(self)
         check_numbers(self)
         for name, choices in _CHOICES.items():
             if (value := getattr(self, name)) not in choices:
@@ -312,21 +347,14 @@ class TrainingOptions:
         return {**dataclasses.asdict(self), "targets": list(self.targets)}
 
 
+@with_documented_options
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(OverwriteOptions):
-    """The choices of a single call, which change nothing of what is learned.
+class RunOptions(OverwriteOptions, HubOptions):
+    """The choices of a single call, which change nothing of what is learned."""
 
-    Attributes:
-        revision: A branch, tag or commit of the model on the Hub.
-        token: A Hub token.
-        merge: Write a full checkpoint; if False, only the adapter.
-        resume: Continue a run that was stopped.
-    """
-
-    revision: str | None = None
-    token: str | None = field(default=None, repr=False)
-    merge: bool = True
-    resume: bool = False
+    merge: bool = option(True, help="Write a full checkpoint, or the adapter alone.", flags=("--merge/--no-merge",))
+    resume: bool = option(False, help="Go on with a run that was stopped.", kept=False)
+    overwrite: bool = option(False, help="Replace OUT if ctxext made it, and an unfinished run beside it.", kept=False)
 
 
 @dataclass(frozen=True, kw_only=True)

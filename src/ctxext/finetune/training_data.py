@@ -28,26 +28,36 @@ class TrainingData:
     records in memory, in place of `words`.
     """
 
-    words: tuple[str, ...] = ()
+    words: tuple[str, ...] = option(
+        (),
+        help="A file or folder of text, JSON, CSV or parquet, or the id of a data set; several with their weights, as "
+        "--data books.jsonl:0.7 --data chats.jsonl:0.3. demo makes documents on the fly.",
+        flags=("--data",),
+        repeats=True,
+    )
     record_format: str = option(
         "auto",
         help="What records are: auto, text, chat, prompt-completion, sharegpt or alpaca.",
         flags=("--format",),
         panel=_DATA,
     )
-    text_field: str = option("text", help="The field that holds a text.", panel=_DATA)
+    text_field: str = option("text", help="The field that holds a text.", panel=_DATA, advanced=True)
     # None for the one that is held out.
-    split: str | None = option("train", help="The split of a folder or data set that is read.", panel=_DATA)
+    split: str | None = option(
+        "train", help="The split of a folder or data set that is read.", panel=_DATA, advanced=True
+    )
     skip_bad_rows: bool = option(
         False,
         help="Count records that cannot be learned from instead of stopping.",
         flags=("--skip-bad-rows",),
         panel=_DATA,
+        advanced=True,
     )
     long_share: float | None = option(
         None,
         help="Share of the tokens that come from documents of at least half the length. Default: as they come.",
         panel=_DATA,
+        advanced=True,
     )
     records: tuple[Mapping[str, Any], ...] = ()
 

@@ -7,8 +7,8 @@ from typing import Any
 from ctxext.data.records import check_place
 from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import even_depths
-from ctxext.files.length import format_length, read_lengths
-from ctxext.options import check_numbers, option, original_length_option, with_documented_options
+from ctxext.files.length import format_length, read_words
+from ctxext.options import check_numbers, option, original_length_option, target_length_option, with_documented_options
 
 DEFAULT_MINUTES = 20.0
 
@@ -21,7 +21,7 @@ _ASKED = "What is asked"
 class SearchOptions:
     """How to search."""
 
-    target_length: int = option(help="The wanted context, for example 32k.", kind="length")
+    target_length: int = target_length_option()
     trials: int | None = option(None, help="Stop after so many recipes, those of earlier runs included.", min=1)
     minutes: float | None = option(
         None, help="How long it may take, everything included. Default: 20, without --trials."
@@ -56,7 +56,7 @@ class SearchOptions:
     num_depths: int = 5
 
     def __post_init__(self) -> None:
-        read_lengths(self)
+        read_words(self)
         check_numbers(self)
         if self.data is not None:
             check_place(self.data)
