@@ -14,21 +14,19 @@ from ctxext.evaluate.report.intervals import (
     together,
     wilson_interval,
 )
-from ctxext.evaluate.report.report import make_report
 from ctxext.evaluate.tasks.registry import GROUPS
+from records_by_hand import answers, losses, report_of
 
 
-def report_of(shares, settings=None):
+def asked(shares):
     """A report of some models: for each name and length the right answers out of ten at two depths."""
-    models = [{"name": name, "trained_length": 512, "source": None} for name in shares]
-    records = []
-    for name, lengths in shares.items():
-        for length, counts in lengths.items():
-            for depth, count in zip((0.0, 1.0), counts, strict=True):
-                right = [1] * count + [0] * (10 - count)
-                record = {"task": "needle", "length": length, "depth": depth, "samples": list(range(10))}
-                records.append({"model": name, **record, "correct": right, "seconds": 1.0})
-    return make_report({"models": models, "settings": {"tasks": ["needle"]}}, records)
+    records = [
+        answers(name, length, depth, [1] * count + [0] * (10 - count))
+        for name, lengths in shares.items()
+        for length, counts in lengths.items()
+        for depth, count in zip((0.0, 1.0), counts, strict=True)
+    ]
+    return report_of(shares, records)
 
 
 def test_rulers_thirteen_are_one_sentence():
@@ -46,19 +44,17 @@ def test_rulers_thirteen_are_one_sentence():
 
 
 def test_lengths_at_which_nothing_was_found_are_told():
-    (sentence,) = findings(report_of({"a": {512: (10, 10), 1024: (0, 0)}}))
+    (sentence,) = findings(asked({"a": {512: (10, 10), 1024: (0, 0)}}))
     assert sentence == "needle at 512 tokens: a finds 100 % (80–100); at 1024 tokens nothing was found."
-    (sentence,) = findings(report_of({"a": {512: (0, 0)}}))
+    (sentence,) = findings(asked({"a": {512: (0, 0)}}))
     assert sentence == "needle: nothing was found at any length."
 
 
 @pytest.mark.parametrize(("width", "is_told"), [(256, True), (512, False), (1024, False)])
 def test_a_curve_that_is_coarser_than_the_context_is_passed_over(width, is_told):
-    text = {"model": "a", "task": "perplexity", "length": 8192, "depth": None, "samples": [0], "seconds": 1.0}
     buckets = [[(2.0 if start < 512 else 1.5) * width, width] for start in range(0, 8192, width)]
-    models = [{"name": "a", "source": None, "trained_length": 512}]
-    record = {**text, "width": width, "buckets": buckets, "lengths": {}}
-    sentences = findings(make_report({"models": models, "settings": {"tasks": ["perplexity"]}}, [record]))
+    record = losses("a", "perplexity", 8192, width=width, buckets=buckets, lengths={})
+    sentences = findings(report_of(["a"], [record]))
     assert sentences == (
         [
             "Loss on long text, from the last half of the original context length to the last half of the text: "

@@ -10,10 +10,11 @@ from rich.console import Console
 from ctxext.cli.eval_tables import report_tables
 from ctxext.evaluate.report.findings import findings
 from ctxext.evaluate.report.page import maps, render_page, summary
-from ctxext.evaluate.report.report import effective_lengths, make_report, versions
+from ctxext.evaluate.report.report import effective_lengths
 from ctxext.evaluate.report.tables import effective_text
 from ctxext.evaluate.settings import Settings
 from ctxext.publish.results import measured
+from records_by_hand import answers, facts, losses, report_of
 
 METHODS = "yarn ntk pi llama3 longrope dynamic mspoe-by-parts mspoe-linear self-extend rerope <b>bold</b>".split()  # noqa: SIM905
 STOCK = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -35,27 +36,15 @@ def make(ids=IDS, tasks=("needle", "ruler-vt", "perplexity", "short")):
     models, records = [], []
     for number, name in enumerate(ids):
         source = None if number == 0 else ids[0]
-        models.append(
-            {
-                **{"name": name, "revision": None, "model_type": "llama", "recipe": None, "summary": "stock"},
-                **{"source": source, "trained_length": 8192, "context_length": 32768, "digest": "d" * 64},
-            }
-        )
+        models.append(facts(name, source=source, trained_length=8192, context_length=32768))
         for length in LENGTHS:
             chance = 1 - length / 32768 * 0.08 * number
-            for depth in depths:
-                right = [int(rng.random() < chance) for _ in range(4)]
-                record = {"task": "needle", "length": length, "depth": depth, "samples": [0, 1, 2, 3], "correct": right}
-                records.append({"model": name, **record, "seconds": 1.0})
-            record = {"task": "ruler-vt", "length": length, "depth": None, "samples": [0, 1], "correct": [1, 0.75]}
-            records.append({"model": name, **record, "seconds": 1.0})
-        loss = {"task": "perplexity", "length": 32768, "depth": None, "samples": [0], "seconds": 1.0}
-        buckets = [[2048 * (2 + rng.random()), 2048] for _ in range(16)]
-        records.append({"model": name, **loss, "width": 2048, "buckets": buckets, "lengths": {"8192": [9000, 8191]}})
-        short = {"task": "short", "length": 8192, "depth": None, "samples": [0], "tokens": [8191], "seconds": 1.0}
-        records.append({"model": name, **short, "loss": [16000.0 + 50 * number]})
-    header = {"settings": settings.to_dict(), "loading": {}, "models": models, "versions": versions()}
-    return make_report(header, records)
+            records += [answers(name, length, at, [int(rng.random() < chance) for _ in range(4)]) for at in depths]
+            records.append(answers(name, length, None, [1, 0.75], "ruler-vt"))
+        curve = {"width": 2048, "buckets": [[2048 * (2 + rng.random()), 2048] for _ in range(16)]}
+        records.append(losses(name, "perplexity", 32768, lengths={"8192": [9000, 8191]}, **curve))
+        records.append(losses(name, "short", 8192, tokens=[8191], loss=[16000.0 + 50 * number]))
+    return report_of(models, records, settings)
 
 
 def test_many_models_stay_readable():
@@ -146,10 +135,9 @@ def test_every_depth_counts_whichever_comes_last(order):
 def test_a_curve_ends_with_the_text(length):
     width = 16
     count = -(-length // width)
-    loss = {"task": "perplexity", "length": length, "depth": None, "samples": [0], "seconds": 1.0}
-    record = {"model": "demo", **loss, "width": width, "buckets": [[2.0 * width, width]] * count, "lengths": {}}
-    header = {"settings": Settings(tasks=("perplexity",)).to_dict(), "models": [{"name": "demo", "source": None}]}
-    curve = make_report(header, [record])["models"][0]["perplexity"]["curve"]
+    buckets = [[2.0 * width, width]] * count
+    record = losses("demo", "perplexity", length, width=width, buckets=buckets, lengths={})
+    curve = report_of(["demo"], [record])["models"][0]["perplexity"]["curve"]
     assert [point["start"] for point in curve] == [*range(0, length, width)]
     assert [point["end"] for point in curve] == [*range(width, length, width), length]
 

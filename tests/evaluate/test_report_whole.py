@@ -13,14 +13,14 @@ from ctxext.evaluate.report import pictures
 from ctxext.evaluate.report.findings import findings
 from ctxext.evaluate.report.intervals import wilson_interval
 from ctxext.evaluate.report.page import render_page, short_names, write_report
-from ctxext.evaluate.report.report import effective_lengths, heat_map, make_report
+from ctxext.evaluate.report.report import effective_lengths, heat_map
 from ctxext.evaluate.settings import Settings
+from records_by_hand import answers, facts, losses, report_of
 
 TASKS = ("ruler-vt", "needle", "perplexity", "short")
 LENGTHS = (256, 512, 1024)
 DEPTHS = (0.0, 0.5)
 NAMES = ("stock", "ext<i>", "other")
-VERSIONS = {"ctxext": "0.2", "transformers": "5.23", "torch": "2.9"}
 RIGHT = {
     "stock": {256: (4, 4), 512: (4, 0)},
     "ext<i>": {256: (4, 3), 512: (4, 2), 1024: (1, 4)},
@@ -31,42 +31,23 @@ SHORT["ext<i>"] = [(512, 200, 420.0), (512, 100, 330.0), (512, 50, 80.0)]
 SHORT["other"] = [(256, 200, 420.0), (256, 100, 330.0), (256, 50, 80.0)]
 
 
-def facts(name, **more):
-    made = {"name": name, "revision": None, "kind": "causal", "model_type": "llama", "recipe": None, "summary": "stock"}
-    made |= {"source": None, "trained_length": 512, "context_length": 1024, "digest": name[0] * 64}
-    return {**made, **more}
-
-
 def lines_of(name):
     """What a run notes of one model, in the order in which it is asked."""
     number = NAMES.index(name)
-    made = [{"facts": {"dtype": f"type-{name}", "device": "cpu", "attention": "<sdpa>"}}]
+    made = [{"model": name, "facts": {"dtype": f"type-{name}", "device": "cpu", "attention": "<sdpa>"}}]
     for length, counts in RIGHT[name].items():
         for depth, count in zip(DEPTHS, counts, strict=True):
             right = [int(place < count) for place in range(4)]
-            made += [
-                {
-                    "task": "needle",
-                    "length": length,
-                    "depth": depth,
-                    "samples": part,
-                    "correct": right[part[0] : part[-1] + 1],
-                }
-                for part in ([0, 1], [2, 3])
-            ]
-    made.append({"task": "ruler-vt", "length": 256, "depth": None, "samples": [0, 1], "correct": [1, 0.75]})
+            made += [answers(name, length, depth, right[at : at + 2], first=at) for at in (0, 2)]
+    made.append(answers(name, 256, None, [1, 0.75], "ruler-vt"))
     for sample in (0, 1):
-        text = {"task": "perplexity", "length": 1024, "depth": None, "samples": [sample], "width": 256}
-        losses = {"256": [255.0 * (2 + sample), 255], "1024": [1023.0 * (1 + number), 1023]}
+        lengths = {"256": [255.0 * (2 + sample), 255], "1024": [1023.0 * (1 + number), 1023]}
         curve = [[255.0 * 2, 255], [256.0 * (2 + sample), 256], [256.0 * (3 - number), 256], [256.0, 256]]
-        made.append(
-            {**text, "buckets": curve, "lengths": losses, "sliding": {"256": [9.0 + sample, 3], "1024": [1.0, 1]}}
-        )
+        sums = {"buckets": curve, "lengths": lengths, "sliding": {"256": [9.0 + sample, 3], "1024": [1.0, 1]}}
+        made.append(losses(name, "perplexity", 1024, sample, width=256, **sums))
     for sample, (length, tokens, loss) in enumerate(SHORT[name]):
-        made.append(
-            {"task": "short", "length": length, "depth": None, "samples": [sample], "tokens": [tokens], "loss": [loss]}
-        )
-    return [{"model": name, **line, **({"seconds": 0.5} if "task" in line else {})} for line in made]
+        made.append(losses(name, "short", length, sample, tokens=[tokens], loss=[loss]))
+    return [{**line, "seconds": 0.5} if "task" in line else line for line in made]
 
 
 def report(names=NAMES, shuffle=None, **changes):
@@ -77,8 +58,7 @@ def report(names=NAMES, shuffle=None, **changes):
         random.Random(shuffle).shuffle(records)
     settings = Settings(tasks=TASKS, lengths=LENGTHS, depths=DEPTHS, samples=4, seed=3, stride=64)
     models = [facts(name, source="stock" if name != "stock" else None) for name in names]
-    header = {"settings": {**settings.to_dict(), **changes}, "loading": {}, "models": models, "versions": VERSIONS}
-    return make_report(header, records)
+    return report_of(models, records, {**settings.to_dict(), **changes})
 
 
 def shown(markup):
@@ -140,17 +120,8 @@ def test_loss_on_long_text_is_the_mean_over_tokens_of_all_documents():
 
 
 def test_a_loss_that_no_perplexity_can_be_written_of_ends_no_report():
-    record = {
-        "model": "stock",
-        "task": "short",
-        "length": 9,
-        "depth": None,
-        "samples": [0],
-        "tokens": [1],
-        "loss": [1e6],
-    }
-    header = {"settings": Settings().to_dict(), "models": [facts("stock")], "versions": VERSIONS}
-    assert math.isfinite(make_report(header, [{**record, "seconds": 1.0}])["models"][0]["short"]["perplexity"])
+    record = losses("stock", "short", 9, tokens=[1], loss=[1e6])
+    assert math.isfinite(report_of(["stock"], [record])["models"][0]["short"]["perplexity"])
 
 
 def test_the_cost_is_told_against_the_source_at_the_same_length_alone():
@@ -228,9 +199,8 @@ def test_what_the_second_half_of_a_text_does(losses, figures):
 
 
 def findings_of(buckets, length=1024):
-    text = {"model": "stock", "task": "perplexity", "depth": None, "samples": [0], "width": 256, "lengths": {}}
-    header = {"settings": Settings(tasks=("perplexity",)).to_dict(), "models": [facts("stock")], "versions": VERSIONS}
-    return findings(make_report(header, [{**text, "length": length, "buckets": buckets, "seconds": 1.0}]))
+    record = losses("stock", "perplexity", length, width=256, lengths={}, buckets=buckets)
+    return findings(report_of(["stock"], [record], Settings(tasks=("perplexity",))))
 
 
 def test_points_with_more_tokens_count_for_more():
@@ -243,17 +213,12 @@ def test_many_models_are_told_by_their_ends():
     models = [facts(name, source="m3" if name != "m3" else None) for name in names]
     records = []
     for number, name in enumerate(names):
-        short = {"task": "short", "length": 512, "depth": None, "samples": [0], "tokens": [100]}
-        records.append({"model": name, **short, "loss": [100 + (7 * number) % 10 * 10.0], "seconds": 1.0})
-        right = [int(place < 10 - (3 * number) % 10) for place in range(10)]
-        needle = {"task": "needle", "length": 512, "depth": 0.5, "samples": list(range(10)), "correct": right}
-        records.append({"model": name, **needle, "seconds": 1.0})
-    header = {"settings": Settings().to_dict(), "models": models, "versions": VERSIONS}
-    needle, cost = findings(make_report(header, records))
+        records.append(losses(name, "short", 512, tokens=[100], loss=[100 + (7 * number) % 10 * 10.0]))
+        records.append(answers(name, 512, 0.5, [int(place < 10 - (3 * number) % 10) for place in range(10)]))
+    needle, cost = findings(report_of(models, records))
     assert needle.endswith(": m0 finds 100 % (72–100), m7 90 %, m4 80 %, m1 70 %, m8 60 %, 5 others 10 to 50 %.")
     assert cost.endswith(": from m0 -0.100 to m7 +0.800, 9 models.")
-    six = {"settings": Settings().to_dict(), "models": models[:6], "versions": VERSIONS}
-    assert ", 1 other " in findings(make_report(six, records))[0]
+    assert ", 1 other " in findings(report_of(models[:6], records))[0]
 
 
 def test_the_summary_row_by_row():

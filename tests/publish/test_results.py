@@ -6,40 +6,33 @@ import shlex
 import pytest
 
 from ctxext.errors import CtxextError
-from ctxext.evaluate.report.report import make_report
 from ctxext.evaluate.settings import Settings
 from ctxext.publish.results import conditions, entry_of, files_of, measured, read_report
+from records_by_hand import VERSIONS, answers, facts, losses, report_of
 
 SETTINGS = Settings(tasks=("needle", "perplexity", "short"), lengths=(256, 512), depths=(0.0, 0.5), samples=4, seed=3)
 PICTURES = ["loss.png", "needle-out.png", "perplexity.png"]
 RIGHT = {"demo": {256: (4, 4), 512: (0, 0)}, "mine": {256: (4, 2), 512: (3, 3)}}
 
 
-def model(name, digest, **changes):
-    facts = {"revision": None, "model_type": "llama", "recipe": None, "summary": f"{name}'s", "digest": digest}
-    places = {"dtype": "float32", "device": "cpu", "attention": "sdpa", "source": None}
-    return {"name": name, **facts, **places, "trained_length": 256, "context_length": 1024, **changes}
-
-
 def report(loading=None, **changes):
     """Two models: needles at two depths and lengths, perplexity, and the loss inside the original context length."""
-    header = {"settings": {**SETTINGS.to_dict(), **changes}, "loading": loading or {}}
-    header["versions"] = {"transformers": "5.23", "torch": "2.9"}
-    header["models"] = [model("demo", "a" * 64), model("mine", "b" * 64, source="demo")]
+    places = {"dtype": "float32", "device": "cpu", "attention": "sdpa", "trained_length": 256}
+    models = [
+        facts("demo", summary="demo's", digest="a" * 64, **places),
+        facts("mine", summary="mine's", digest="b" * 64, source="demo", **places),
+    ]
     records = []
     for number, name in enumerate(RIGHT):
         for length, counts in RIGHT[name].items():
             for depth, right in zip((0.0, 0.5), counts, strict=True):
-                correct = [1] * right + [0] * (4 - right)
-                cell = {"task": "needle", "length": length, "depth": depth, "samples": [0, 1, 2, 3], "correct": correct}
-                records.append({"model": name, **cell, "seconds": 1.0})
-        text = {"task": "perplexity", "length": 512, "depth": None, "samples": [0], "seconds": 1.0, "width": 128}
-        losses = {"256": [255 * (1.0 + number), 255], "512": [511 * 2.0, 511]}
-        records.append({"model": name, **text, "buckets": [[127.0, 127], *[[128.0, 128]] * 3], "lengths": losses})
+                records.append(answers(name, length, depth, [1] * right + [0] * (4 - right)))
+        sums = {"256": [255 * (1.0 + number), 255], "512": [511 * 2.0, 511]}
+        curve = {"width": 128, "buckets": [[127.0, 127], *[[128.0, 128]] * 3]}
+        records.append(losses(name, "perplexity", 512, lengths=sums, **curve))
         for sample, more in enumerate((0.5, 0.1)):
-            short = {"task": "short", "length": 256, "depth": None, "samples": [sample], "tokens": [255]}
-            records.append({"model": name, **short, "loss": [255 * (1.0 + more * number)], "seconds": 1.0})
-    return make_report(header, records)
+            records.append(losses(name, "short", 256, sample, tokens=[255], loss=[255 * (1.0 + more * number)]))
+    return report_of(models, records, {**SETTINGS.to_dict(), **changes}, loading=loading or {}, versions=dict(VERSIONS))
 
 
 def mine(content):

@@ -19,6 +19,7 @@ from ctxext.errors import CtxextError
 from ctxext.finetune.options import TrainingOptions
 from ctxext.publish.push import Push, PushOptions, hub_errors_in_one_line, prepare
 from ctxext.publish.upload_plan import UploadPlan, adapter_in, seal, total, training_command
+from records_by_hand import answers, report_of
 from small_llama import change_json, read_json
 
 push_module = importlib.import_module("ctxext.publish.push")
@@ -77,16 +78,13 @@ def with_report(folder: Path, place: Path) -> Path:
     """An evaluation of a checkpoint, as far as a card needs it."""
     from ctxext.checkpoint.opening import open_checkpoint
     from ctxext.evaluate.checkpoint_info import info_of
-    from ctxext.evaluate.report.report import make_report
     from ctxext.evaluate.settings import Settings
 
     info = info_of("mine", open_checkpoint(str(folder)))
     settings = Settings(tasks=("needle",), lengths=(64,), depths=(0.5,), samples=2)
-    versions = {"transformers": "5", "torch": "2"}
-    header = {"settings": settings.to_dict(), "loading": {}, "models": [info.facts()], "versions": versions}
-    cell = {"task": "needle", "length": 64, "depth": 0.5, "samples": [0, 1], "correct": [1, 0], "seconds": 1.0}
     place.mkdir(exist_ok=True)
-    (place / "report.json").write_text(json.dumps(make_report(header, [{"model": "mine", **cell}])))
+    report = report_of([info.facts()], [answers("mine", 64, 0.5, [1, 0])], settings)
+    (place / "report.json").write_text(json.dumps(report))
     for name in ("report.html", "needle-mine.png", "kv-mine.png", "no (picture).png", "x.png.txt"):
         (place / name).write_bytes(name.encode())
     return place
