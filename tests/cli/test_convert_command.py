@@ -100,11 +100,9 @@ def test_longrope_reads_its_factors_from_a_file(run, llama, tmp_path, content):
 BAD = {
     ("-m", "yarn"): "--factor 4 or --target-length 512",
     ("-m", "yarn", "--factor", "0.5"): "at least 1",
-    ("-m", "yarn", "--factor", "nan"): "finite number",
     ("-m", "yarn", "--factor", "inf"): "finite number",
     ("-m", "yarn", "--target-length", "64"): "not above the original context length",
     ("-m", "yarn", "--target-length", "1k", "--factor", "2"): "not both",
-    ("-m", "pi", "--factor", "4", "--beta-fast", "16"): "--beta-fast is an option of ntk-by-parts, yarn",
     ("-m", "pi", "-m", "yarn", "--factor", "4"): "twice",
     ("-m", "yarn", "-m", "adaptive", "--factor", "4"): "yarn and adaptive each multiply the context length",
     ("-m", "yarn", "-m", "adaptive", "--target-length", "512"): "recipe file",

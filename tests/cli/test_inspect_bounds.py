@@ -38,6 +38,7 @@ def test_what_bounds_it(model_type, run, tmp_path):
     [
         ("deberta", "max_relative_positions ({max_relative_positions},"),
         ("deberta-v2", "({max_relative_positions},"),
+        ("xlnet", "mem_len (not set)"),
     ],
 )
 def test_what_a_configuration_leaves_out_is_transformers_own(model_type, words):

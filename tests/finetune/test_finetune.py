@@ -258,8 +258,6 @@ def test_what_this_machine_lacks_is_said(base, tmp_path, monkeypatch):
     monkeypatch.setattr(import_module("ctxext.finetune.loop"), "find_spec", lambda name: None)
     with pytest.raises(CtxextError, match="--report-to trackio needs a package"):
         tune(base, tmp_path / "out", change(report_to="trackio"))
-    with pytest.raises(CtxextError, match="--context-parallel 2 needs a multiple of 2 processes"):
-        tune(base, tmp_path / "out", change(context_parallel=2))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -3,7 +3,6 @@
 import pytest
 
 from ctxext.checkpoint.families import FAMILIES, family_of
-from ctxext.converters.inspection import bound_of
 from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.alibi_interpolation import AlibiInterpolation
@@ -80,20 +79,6 @@ def test_what_alibi_s_code_is_given_and_what_is_said_of_it(rows):
     assert step.settings(model) == {"original_length": 64, "factor": factor, "exponents": [1.0] * 4}
     assert ("every input changes" in step.caution_for(model)) == (rows == "static")
     assert ("stay unchanged" in step.caution_for(model)) == (rows == "row-wise")
-
-
-@pytest.mark.parametrize(
-    ("model_type", "said"),
-    [
-        ("deberta", "clipped at max_relative_positions (-1, where -1 stands for max_position_embeddings)"),
-        ("deberta-v2", "into -1 logarithmic buckets up to max_relative_positions (-1, where"),
-        ("xlnet", "mem_len (not set)"),
-        ("whisper", "where this family keeps it was not tried"),
-    ],
-)
-def test_what_bounds_a_model_that_no_method_is_for(model_type, said):
-    config = {"model_type": model_type}
-    assert said in bound_of(config, family_of(config))
 
 
 def test_alibi_is_read_of_the_families_whose_code_was_tried():

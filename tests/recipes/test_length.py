@@ -24,17 +24,10 @@ def test_refused(text):
 
 @pytest.mark.parametrize("text", ["9" * 400, "9" * 400 + "M", "10000000001", "9999999M"])
 def test_longer_than_any_context(text):
-    with pytest.raises(CtxextError, match="more than any context has") as caught:
+    with pytest.raises(CtxextError, match="tokens are more than any context has") as caught:
         parse_length(text)
     assert caught.value.hint == f"At most {LONGEST}."
-    assert parse_length("10000000000") == LONGEST == 10**10
-
-
-@pytest.mark.parametrize("method", ["pi", "dynamic", "self-extend"])
-@pytest.mark.parametrize("factor", [1e30, 1e9])
-def test_a_recipe_that_reaches_further(method, factor, run, llama):
-    result = run("convert", llama, "-m", method, f"--factor={factor}", "--dry-run")
-    assert "tokens are more than any context has" in result.exception.message
+    assert parse_length("10000000000") == 10**10 == LONGEST
 
 
 @pytest.mark.parametrize(
@@ -44,13 +37,14 @@ def test_written(tokens, text):
     assert format_length(tokens) == text
 
 
-@pytest.mark.parametrize("method", ["pi", "ntk", "dynamic", "rerope"])
+@pytest.mark.parametrize("method", ["pi", "ntk", "dynamic", "rerope", "self-extend"])
 def test_nor_is_what_a_recipe_makes_of_it(method):
     llama = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1}
     model = model_config({**llama, "max_position_embeddings": 128})
     longest = Recipe([step_from_dict({"method": method, "factor": LONGEST / 128}, "x")])
     assert longest.resolved(model).edit(model).encoding.usable_length == LONGEST
-    longer = Recipe([step_from_dict({"method": method, "factor": LONGEST / 128 + 1}, "x")])
-    for make in (longer.edit,) if method == "dynamic" else (longer.edit, longer.resolved):
-        with pytest.raises(CtxextError, match="more than any context"):
-            make(model)
+    for factor in (LONGEST / 128 + 1, 1e30):
+        longer = Recipe([step_from_dict({"method": method, "factor": factor}, "x")])
+        for make in (longer.edit,) if method == "dynamic" else (longer.edit, longer.resolved):
+            with pytest.raises(CtxextError, match="more than any context"):
+                make(model)

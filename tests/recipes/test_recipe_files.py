@@ -29,8 +29,6 @@ def test_what_is_written_is_read_again():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([], 'needs a list of "steps"'),
-        ({}, 'needs a list of "steps"'),
         ({"steps": {"method": "yarn"}}, 'needs a list of "steps"'),
         ({"steps": []}, "no steps"),
         ({"steps": [YARN], "step": 1}, 'unknown key "step"'),

@@ -8,7 +8,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ctxext import Recipe, SearchOptions, convert, load_recipe
-from ctxext.errors import CtxextError
 from ctxext.methods import MsPoE
 from ctxext.search import gradient
 from ctxext.search.gradient import Learner, learn
@@ -85,11 +84,6 @@ def test_the_divergence_is_that_of_the_positions_asked(bench):
     whole.device, whole.forward = "cpu", whole
     again, loss_again = gradient._divergence(model, whole, ids, at)
     assert (float(again), loss_again) == pytest.approx((float(divergence), loss), rel=1e-4)
-
-
-def test_numbers_are_learned_for_each_layer(source, tmp_path):
-    with pytest.raises(CtxextError, match="2 layers with 2 numbers"):
-        convert(str(source), tmp_path / "out", Recipe([learned(ratios=((1.0, 4.0),))]))
 
 
 def test_one_head_like_the_next_is_yarns_ramp(bench):

@@ -61,7 +61,6 @@ BAD = {
     "a folder": ((*FAR,), lambda folder: (folder / "best.yaml").mkdir(), "is a folder, not a place"),
     "a recipe there": ((*FAR,), lambda folder: write(folder / "best.yaml"), "There is a file"),
     "no folder": ((*FAR,), lambda folder: (folder / "best.yaml").symlink_to("no/x"), "is not there or cannot be"),
-    "a target of nothing": (("--target-length", ""), None, "is not a length in tokens"),
     "a study there": ((*FAR,), studied, 'best.db" already. Go on with it: --resume'),
     "no study": ((*FAR, "--resume"), None, "to go on with. Leave --resume away"),
     "no study to replace": ((*FAR, "--resume", "--overwrite"), None, "Leave --resume away"),
