@@ -87,7 +87,7 @@ def follow(root: Path) -> set[str]:
             imported = f"from {module} import {name}"
             imports = [at for at, line in enumerate(lines) if line.startswith("from ctxext.recipes.")]
             lines.insert(next((at for at in imports if lines[at] > imported), imports[-1] + 1), imported)
-            methods = "\n".join(lines).replace("\n)\n\n\ndef ", f"\n    {name},\n)\n\n\ndef ", 1)
+            methods = "\n".join(lines).replace("\n)\n", f"\n    {name},\n)\n", 1)  # The end of the tuple.
     (root / METHODS).write_text(methods, encoding="utf-8")
     return {*files, METHODS}
 
