@@ -1,4 +1,7 @@
-"""What `inspect` says a cache takes: by hand for models that are known, and against transformers' own caches."""
+"""What `inspect` says a cache takes: by hand for models that are known, and against transformers' own caches.
+
+Further models stand in tests/data/configs (`recipes/test_published_models.py`).
+"""
 
 import json
 import math
@@ -11,6 +14,7 @@ import transformers
 import tiny_models
 from ctxext.checkpoint.families import family_of, full_attention_layers, sliding_layers
 from ctxext.checkpoint.geometry import cache_numbers
+from published_models import published
 
 IS_4 = transformers.__version__.startswith("4.")
 LENGTH = 40
@@ -29,23 +33,6 @@ NOT_COMPARED_4 = {
     "qwen3_next": "4.57 keeps nothing for its linear layers",
 }
 
-DEEPSEEK_V3 = {
-    "model_type": "deepseek_v3",
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "kv_lora_rank": 512,
-    "qk_rope_head_dim": 64,
-    "max_position_embeddings": 163840,
-}
-JAMBA = {
-    "model_type": "jamba",
-    "num_hidden_layers": 32,
-    "attn_layer_period": 8,
-    "attn_layer_offset": 4,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "hidden_size": 4096,
-}
 ZAMBA = {
     "model_type": "zamba",
     "num_hidden_layers": 76,
@@ -77,14 +64,6 @@ MLLAMA = {
         "max_position_embeddings": 131072,
     },
 }
-FALCON_40B = {
-    "model_type": "falcon",
-    "new_decoder_architecture": True,
-    "num_attention_heads": 128,
-    "num_kv_heads": 8,
-    "hidden_size": 8192,
-    "num_hidden_layers": 60,
-}
 LLAMA_4_SCOUT = {
     "model_type": "llama4",
     "text_config": {
@@ -98,25 +77,6 @@ LLAMA_4_SCOUT = {
         "head_dim": 128,
         "max_position_embeddings": 10485760,
     },
-}
-PHI_3_128K = {
-    "model_type": "phi3",
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "hidden_size": 3072,
-    "max_position_embeddings": 131072,
-    "original_max_position_embeddings": 4096,
-    "sliding_window": 262144,
-}
-MISTRAL_7B = {
-    "model_type": "mistral",
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "hidden_size": 4096,
-    "max_position_embeddings": 32768,
-    "sliding_window": 4096,
 }
 GEMMA_3N = {
     "model_type": "gemma3n_text",
@@ -164,16 +124,11 @@ MIMO_V2_FLASH = {
 @pytest.mark.parametrize(
     ("config", "layers", "length", "numbers"),
     [
-        (DEEPSEEK_V3, (61, 0), 131072, 61 * (512 + 64) * 131072),  # 8.6 GiB in 16 bits
-        (JAMBA, (4, 0), 32768, 4 * 2 * 8 * 128 * 32768),
         (ZAMBA, (13, 0), 4096, 13 * 2 * 16 * 448 * 4096),
         (NEMOTRON_H, (4, 0), 8192, 4 * 2 * 8 * 128 * 8192),
         (MLLAMA, (32, 0), 8192, 32 * 2 * 8 * 128 * 8192),
-        (FALCON_40B, (60, 0), 2048, 60 * 2 * 8 * 64 * 2048),
         (LLAMA_4_SCOUT, (12, 36), 131072, 2 * 8 * 128 * (12 * 131072 + 36 * 8192)),
-        (PHI_3_128K, (32, 0), 131072, 32 * 2 * 32 * 96 * 131072),
-        (MISTRAL_7B, (0, 32), 32768, 32 * 2 * 8 * 128 * 4096),
-        (MISTRAL_7B, (0, 32), 1000, 32 * 2 * 8 * 128 * 1000),
+        (published("mistral-7b-v0.1")["config"], (0, 32), 1000, 32 * 2 * 8 * 128 * 1000),
         # The last 15 layers, 3 of them with full attention, read what others keep.
         (GEMMA_3N, (7, 28), 32768, 2 * 2 * 256 * (4 * 32768 + 16 * 512)),
         (GEMMA_4, (2, 10), 8192, 2 * (2 * 2 * 512 * 8192 + 10 * 4 * 256 * 512)),

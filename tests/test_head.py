@@ -150,11 +150,11 @@ def test_no_tensor_has_the_size_of_length_times_vocabulary(name, tmp_path):
         use_chunked_loss(trained := copy.deepcopy(model), is_masked=is_masked)
         trained.get_input_embeddings().weight.requires_grad_(False)
         patch.setattr(LoadedModel, "rows_that_fit", lambda *given: 1)
-        with Largest() as watch:
+        with Largest() as largest:
             masked_losses(loaded, ids[0].tolist()) if is_masked else token_losses(loaded, ids)
             trained(input_ids=ids, labels=ids).loss.backward()
     # The attention of 400 tokens by two heads; the logits of a piece have 16 × 5000 numbers, and all have 400 × 5000.
-    assert watch.size <= 2 * 400 * 400
+    assert largest.size <= 2 * 400 * 400
 
 
 class Odd(LlamaForCausalLM):

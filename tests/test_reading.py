@@ -8,9 +8,7 @@ import sys
 import pytest
 
 from ctxext import Recipe, convert, load_recipe, verify
-from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
-from ctxext.files.content import has_stamp, sha256_of, stamp_of
 from ctxext.files.strict import in_markdown, parse_json, parse_yaml, read_text
 from ctxext.methods import Yarn
 from small_llama import read_json
@@ -125,38 +123,6 @@ def test_yaml_as_it_is(text, content):
     assert parse_yaml(text, "x") == content
 
 
-CHANGES = {
-    "rope_theta": (-1.0, 0, "x", float("nan"), float("inf"), True, [1]),
-    "num_attention_heads": (0, -1, 1.5, "4", 10**30),
-    "num_hidden_layers": (10**9, 0, "2"),
-    "head_dim": (7, 2, 0, 10**12),
-    "max_position_embeddings": (0, "128", 1e3, 10**30),
-    "rope_parameters": (
-        {"factor": "4"},
-        {"rope_type": 7},
-        {"factor": float("inf")},
-        [1],
-        {"full_attention": {"factor": 0}},
-    ),
-    "partial_rotary_factor": (0, 2, "half"),
-    "architectures": ("x", [1]),
-    "layer_types": ([1], ["full_attention"], "x"),
-    "ctxext": ({"recipe": {"steps": [{"method": 1}]}}, {"trained_length": -4}, {"recipe": {"steps": []}}),
-}
-
-
-@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in CHANGES.items() for value in values])
-def test_configurations_that_make_no_sense(key, value, llama):
-    config = {**read_json(llama / "config.json"), key: value}
-    (llama / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CtxextError) as caught:
-        open_checkpoint(str(llama))
-    message = caught.value.message
-    assert "config.json" in message
-    assert "expected" in message
-    assert "\n" not in message
-
-
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "notes.txt", "recipe.yaml"])
 def test_only_regular_files_are_read(kind, name, llama, tmp_path, our_processes):
@@ -256,17 +222,6 @@ def test_verify_tells_of_broken_older_weights(content, llama, tmp_path):
     (llama / "pytorch_model.bin").write_bytes(b"other")
     (tmp_path / "out" / "pytorch_model.bin").write_bytes(content)
     assert statuses(tmp_path / "out", against=str(llama))["against"] == "failed"
-
-
-def test_stamps(tmp_path):
-    (tmp_path / "x").write_bytes(b"12")
-    stamp = stamp_of(tmp_path / "x")
-    assert has_stamp(tmp_path / "x", stamp)
-    os.utime(tmp_path / "x", ns=(0, stamp[1] // 1_000_000_000 * 1_000_000_000))
-    assert has_stamp(tmp_path / "x", stamp)
-    os.utime(tmp_path / "x", ns=(0, stamp[1] + 1))
-    assert not has_stamp(tmp_path / "x", stamp)
-    assert len(sha256_of(tmp_path / "x")) == 64
 
 
 def test_words_on_a_page():

@@ -1,13 +1,13 @@
 """Rotary encoders: schedules on the layers that look over the whole text, by the classes that people load them with."""
 
 import json
-import math
 
 import pytest
 import torch
 from transformers import AutoModel, AutoModelForMaskedLM
 
 import tiny_models
+from by_hand import by_hand
 from ctxext import Recipe, convert
 from ctxext.checkpoint.auto_class import MASKED, auto_class
 from ctxext.checkpoint.families import sliding_layers
@@ -35,16 +35,6 @@ def rotations(model):
     return by_kind
 
 
-def expected(theta, factor):
-    """NTK-aware scaling or YaRN over 16 dimensions and 64 tokens, from the papers."""
-    if IS_4:
-        return [(theta * factor ** (16 / 14)) ** (-pair / 8) for pair in range(8)]
-    ends = [16 * math.log(64 / (turns * 2 * math.pi)) / (2 * math.log(theta)) for turns in (32, 1)]
-    low, high = max(math.floor(ends[0]), 0), min(math.ceil(ends[1]), 15)
-    shares = [min(max((pair - low) / (high - low), 0), 1) for pair in range(8)]
-    return [theta ** (-pair / 8) * (1 - share + share / factor) for pair, share in enumerate(shares)]
-
-
 def logits(folder):
     with torch.no_grad():
         return AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float32).eval()(IDS).logits
@@ -59,7 +49,7 @@ def test_global_layers_change_and_local_ones_stay(model_type, tmp_path):
     source = tiny_models.save(model_type, tmp_path / "source")
     convert(str(source), tmp_path / "out", Recipe([STEP(factor=4)]))
     assert not failures(verify(str(tmp_path / "out"), against=str(source)))
-    wanted = torch.tensor(expected(theta_of(source), 4))
+    wanted = torch.tensor(by_hand(STEP.name, 4, theta_of(source), 16, 64, 256)[0])
     for auto in (AutoModelForMaskedLM, AutoModel):
         full, local = rotations(auto.from_pretrained(tmp_path / "out"))
         assert len(full) == 1

@@ -6,21 +6,9 @@ from ctxext import Recipe, convert
 from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.dual_chunk import DualChunk
+from published_models import published
 
-QWEN = {
-    "model_type": "qwen2",
-    "hidden_size": 3584,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "num_hidden_layers": 28,
-    "rope_theta": 10000000.0,
-    "max_position_embeddings": 1010000,
-    "dual_chunk_attention_config": {
-        "chunk_size": 262144,
-        "local_size": 8192,
-        "original_max_position_embeddings": 262144,
-    },
-}
+QWEN = published("qwen2.5-7b-instruct-1m")["config"]
 
 
 def test_the_published_numbers_are_taken():

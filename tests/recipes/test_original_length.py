@@ -147,26 +147,14 @@ def test_a_dry_run_shows_cautions(run, tmp_path):
     assert "from 128 tokens to 256" in " ".join(result.stderr.split())
 
 
-QWEN3 = {
-    "model_type": "qwen3",
-    "hidden_size": 4096,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 40960,
-    "rope_theta": 1000000,
-}
-QWEN2 = {
-    "hidden_size": 3584,
-    "model_type": "qwen2",
-    "num_attention_heads": 28,
-    "num_hidden_layers": 28,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 131072,
-    "rope_theta": 1000000.0,
-}
-MISTRAL = {key: value for key, value in published("mistral-7b-v0.1")["config"].items() if key != "architectures"}
+def language_model(name, **changes):
+    """A published configuration as it stands inside another, without a class of its own."""
+    config = {**published(name)["config"], **changes}
+    return {key: value for key, value in config.items() if key != "architectures"}
+
+
+QWEN3, MISTRAL = language_model("qwen3-8b"), language_model("mistral-7b-v0.1")
+QWEN2 = language_model("qwen2.5-7b-instruct", max_position_embeddings=131072)
 LFM2 = {"model_type": "lfm2", "max_position_embeddings": 128000, "rope_theta": 1000000.0, "hidden_size": 2048}
 
 
