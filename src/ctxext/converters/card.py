@@ -134,8 +134,8 @@ def render(facts: CardFacts) -> str:
     return environment.from_string(template).render(
         facts=facts,
         front_matter=yaml.safe_dump(front_matter(facts), sort_keys=False, allow_unicode=True, width=1000),
-        title=_title(facts),
-        summary=_summary(facts),
+        version=__version__,
+        rewritten=", ".join(f"`{name}`" for name in grouped(facts.rewritten).split(", ")),
         rows=[row for step in facts.steps for row in _step_rows(step)],
         commands=_commands(facts),
         recipe_file=_recipe_file(facts.recipe),
@@ -198,42 +198,6 @@ def front_matter(facts: CardFacts) -> dict[str, Any]:
     name = facts.model_id.rpartition("/")[2] if facts.model_id != ANY_ID else facts.source.rpartition("/")[2]
     data: Any = ModelCardData(model_name=name, eval_results=list(facts.measured.results), **front)
     return {**front, "model-index": data.to_dict()["model-index"]}
-
-
-def _title(facts: CardFacts) -> str:
-    name = facts.source.rpartition("/")[2]
-    how = facts.recipe.summary() if facts.recipe else facts.encoding.carrier
-    if not facts.is_extended:
-        return f"LoRA adapter for {name}" if facts.is_adapter else f"{name}, fine-tuned"
-    if facts.is_adapter:
-        return f"LoRA adapter for {name}, extended: {how}"
-    return f"{name}, extended{' and fine-tuned' if facts.training else ''}: {how}"
-
-
-def _summary(facts: CardFacts) -> str:
-    name = facts.source
-    link = f"[{name}](https://huggingface.co/{name})" if facts.revision is not None else f"`{name}`"
-    trained, reach = facts.encoding.trained_length, facts.encoding.usable_length
-    length = f"trained on {trained} tokens, the model now accepts {reach}"
-    if reach == trained:
-        length = f"its context length stays at {trained} tokens"
-    if not facts.is_extended:
-        begun = f"What fine-tuning changed in {link}; its context length stays at {trained} tokens."
-    elif facts.is_adapter:
-        begun = f"What fine-tuning changed in {link} after its positions were extended: {length}."
-    elif facts.training:
-        grown = f"extended from {trained} to {reach} tokens" if reach != trained else f"kept at {trained} tokens"
-        begun = f"Made from {link} in two steps: its context was {grown}, its weights were then trained on long text."
-    elif facts.rewritten:
-        named = ", ".join(f"`{name}`" for name in grouped(facts.rewritten).split(", "))
-        steps = facts.recipe.steps if facts.recipe else ()
-        is_table = any(step.kind == "table" for step in steps)
-        made = "rows for more positions were made of those that were there" if is_table else "zeros, yet to be trained"
-        begun = f"The weights are those of {link}, byte for byte, but for {named}: {made}. So {length}."
-    else:
-        begun = f"The weights are those of {link}, byte for byte. What changed is how positions are encoded: {length}."
-    checked = "" if facts.is_adapter else "; `ctxext verify` checks that the files are what this card says"
-    return f"{begun} Made with ctxext {__version__}{checked}."
 
 
 def _commands(facts: CardFacts) -> list[str]:
