@@ -15,6 +15,7 @@ from ctxext.converters.convert import plan_conversion
 from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import info_of
+from ctxext.evaluate.pooling import open_pooler
 from ctxext.recipes.methods.fills import KEEPS_ROWS
 from ctxext.recipes.methods.table import Table
 from pages import ROOT, blocks
@@ -100,7 +101,7 @@ def test_of_two_stated_lengths_the_smaller_one_cuts(tmp_path, run, lengths):
             (folder / name).write_text(json.dumps(content))
         assert "; reads 6 tokens" in " ".join(run("inspect", folder).stdout.split())
         checkpoint = open_checkpoint(str(folder))
-        assert info_of("m", checkpoint).cut_at == 6
+        assert open_pooler(info_of("m", checkpoint)).length == 6
         claimed = claimed_lengths(checkpoint, family_of(checkpoint.config))
         assert claimed == {name: min(content.values()) for name, content in files.items()} | {
             name: length for name, length in claimed.items() if name not in files

@@ -9,7 +9,6 @@ import pytest
 import torch
 import transformers
 
-from ctxext.checkpoint.sentence_files import read_pipeline
 from ctxext.data.encoding import Encoder
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import open_infos
@@ -155,10 +154,10 @@ def test_modules_that_need_more_are_refused_by_name(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     folder = make_encoder(tmp_path / "m", ("Transformer", "Pooling", "Dense"))
     with pytest.raises(CtxextError, match=r"need modules of sentence-transformers: .*Dense"):
-        open_pooler(read_pipeline(folder), folder, 8)
+        open_pooler(*open_infos([str(folder)]))
     (folder / "modules.json").write_text(json.dumps([{"type": "mine.Transformer", "path": ""}]))
     with pytest.raises(CtxextError, match=r"mine\.Transformer, which is no part"):
-        open_pooler(read_pipeline(folder), folder, 8)
+        open_pooler(*open_infos([str(folder)]))
 
 
 def test_a_whole_evaluation_reads_beyond_the_cut(tmp_path, words):

@@ -17,7 +17,7 @@ from ctxext.data.records import read_records
 from ctxext.errors import CtxextError
 from ctxext.evaluate.tasks.documents import Documents, best_subspan_match, read_questions
 from ctxext.evaluate.tasks.kv import KeyValue
-from ctxext.evaluate.tasks.needle import PHRASINGS, Needle, PassKey
+from ctxext.evaluate.tasks.needle import Needle, PassKey
 
 QUESTION = {
     "question": "Who built the tower?",
@@ -75,14 +75,6 @@ def test_passkey_is_the_standard_phrasing():
     assert "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again." in text
     assert "Remember it." in text
     assert "What is the pass key? The pass key is " in text
-
-
-@pytest.mark.parametrize("phrasing", PHRASINGS)
-def test_needle_distractors_have_the_same_form_and_other_keys(phrasing):
-    pieces = Needle(num_needles=6, phrasing=phrasing).pieces(random.Random(3))
-    assert len(set(pieces.needles)) == 6
-    prefix = pieces.needles[0].split("the ")[0][:8]
-    assert all(needle.startswith(prefix) for needle in pieces.needles)
 
 
 @pytest.mark.parametrize("ids", ["uuid", "number"])

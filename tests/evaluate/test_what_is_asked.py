@@ -281,7 +281,7 @@ def info(reach=1024, table=False, kind="causal", trained=512, folder=None, noted
         "name": "m",
         "context_length": reach,
         "has_table": table,
-        "cut_at": None,
+        "pipeline": None,
         "kind": kind,
         "trained_length": trained,
         "checkpoint": SimpleNamespace(folder=folder, config={"ctxext": noted}),
@@ -588,6 +588,8 @@ def test_names_of_things_never_double(count):
     [
         (Needle(num_needles=20), r"number for (.+) is"),
         (Needle(num_needles=20, phrasing="opens"), r"that the (.+) is opened"),
+        (Needle(num_needles=20, phrasing="code"), r"written on the (.+) is"),
+        (Needle(num_needles=20, phrasing="number"), r"number of the (.+) is"),
         (Passages(num_passages=20), r"number for (.+) is"),
         (Association(num_people=16), r"^ (\w+) "),
     ],

@@ -9,7 +9,7 @@ from typing import Any
 
 from ctxext.checkpoint.auto_class import CAUSAL, MASKED, auto_class
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
-from ctxext.checkpoint.sentence_files import SentencePipeline, read_pipeline, stated_lengths
+from ctxext.checkpoint.sentence_files import SentencePipeline, read_pipeline
 from ctxext.errors import CtxextError
 from ctxext.files.content import sha256_of
 from ctxext.gguf.model import open_gguf
@@ -58,15 +58,6 @@ class CheckpointInfo:
     def pipeline(self) -> SentencePipeline | None:
         """The modules of a sentence encoder; None for other models."""
         return read_pipeline(self.checkpoint.folder)
-
-    @property
-    def cut_at(self) -> int | None:
-        """The number of tokens at which a sentence encoder cuts texts; None for other models."""
-        if not self.pipeline:
-            return None
-        return min(
-            [*stated_lengths(self.checkpoint.folder).values(), *filter(None, [self.context_length])], default=None
-        )
 
     @cached_property
     def digest(self) -> str:

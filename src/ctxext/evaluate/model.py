@@ -217,7 +217,7 @@ def load_tokenizer(info: CheckpointInfo, loading: Loading) -> Any:
 def load_model(info: CheckpointInfo, loading: Loading) -> LoadedModel:
     """Load the checkpoint's model and tokenizer."""
     device = choose_device(loading.device)
-    pooler = open_pooler(info.pipeline, info.checkpoint.folder, info.cut_at)
+    pooler = open_pooler(info)
     extra = {"attn_implementation": loading.attention} if loading.attention else {}
     # Only a kernel that the user names is fetched, and nothing that such a configuration names.
     fetches_kernel = (loading.attention or "eager") not in BUILT_IN and not hub_backbones(info.checkpoint.config)

@@ -182,7 +182,7 @@ def check_context_length(info: CheckpointInfo, lengths: Sequence[int], *, allow_
     if not lengths:
         raise CtxextError(f'"{info.name}" does not say how long its context is.', hint="Say it with --lengths.")
     reach = info.context_length
-    if info.cut_at is not None:  # Longer texts are cut, as its users' are.
+    if info.pipeline is not None:  # Longer texts are cut, as its users' are.
         return
     if reach is None or max(lengths) <= reach or (allow_beyond and not info.has_table):
         return

@@ -4,13 +4,13 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from ctxext.checkpoint.sentence_files import SentencePipeline
+from ctxext.checkpoint.sentence_files import stated_lengths
 from ctxext.errors import CtxextError
+from ctxext.evaluate.checkpoint_info import CheckpointInfo
 
 _POOLINGS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "cls": lambda states: states[:, 0],
@@ -65,10 +65,12 @@ class Pooler:
         return [[*start, *content[at : at + room], *end] for at in range(0, len(content), room)]
 
 
-def open_pooler(pipeline: SentencePipeline | None, folder: Path, length: int | None) -> Pooler:
+def open_pooler(info: CheckpointInfo) -> Pooler:
     """The pooler of a checkpoint; without a pipeline the mean of all states, of texts of any length."""
+    pipeline, folder = info.pipeline, info.checkpoint.folder
     if pipeline is None:
         return Pooler()
+    length = min([*stated_lengths(folder).values(), *filter(None, [info.context_length])], default=None)
     plain = all(module.name in _PLAIN for module in pipeline.modules)
     if plain and pipeline.pooling and set(pipeline.pooling) <= set(_POOLINGS):
         return Pooler(pipeline.pooling, length=length)
