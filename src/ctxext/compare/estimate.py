@@ -8,7 +8,7 @@ from ctxext.converters.calibration import calibrated_lengths
 from ctxext.errors import NothingMeasuredError
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.plan import ModelPlan
-from ctxext.evaluate.run import in_words
+from ctxext.evaluate.run import in_words, rounds
 from ctxext.evaluate.tasks.retrieval import num_questions
 from ctxext.recipes.recipe import Recipe
 
@@ -67,10 +67,7 @@ def estimate(
             (key.length, seconds(key.length)) for work in plan.documents for key in work.keys if key.sample == sample
         ]
     reached, spent, least = dict[int, int](), before, math.inf
-    first, size = 0, 1
-    while first < settings.samples:
-        samples = range(first, min(first + size, settings.samples))
-        first, size = samples.stop, 2 * size
+    for samples in rounds(settings.samples):
         asked = sorted(entry for sample in samples for entry in groups[sample])
         for length, each in asked:
             spent += models * each

@@ -209,18 +209,15 @@ class Run:
         for name, loaded in models.items():
             log.append({"model": name, "facts": loaded.facts()})
         meter.begin()
-        peaks, first, size = dict[str, int](), 0, 1
+        peaks = dict[str, int]()
         if self.first_pace is not None:
             tokens, seconds = self.first_pace
             meter.note(self.plans[0].info.name, [tokens], seconds)
-        while first < self.settings.samples:
-            samples = range(first, min(first + size, self.settings.samples))
-            first, size = samples.stop, 2 * size
+        for samples in rounds(self.settings.samples):
             works: dict[tuple[int, str], list[tuple[str, Work]]] = {}
             for entry in self.plans:
                 for work in entry.make_work(models[entry.info.name], samples):
-                    length = max(key.length for key in work.keys)
-                    works.setdefault((length, work.label), []).append((entry.info.name, work))
+                    works.setdefault((work.length, work.label), []).append((entry.info.name, work))
             for _, group in sorted(works.items(), key=lambda item: item[0]):
                 lengths_read = [_texts_read(set(work.keys) - done[name], models[name]) for name, work in group]
                 names = [name for name, _ in group]
@@ -233,6 +230,14 @@ class Run:
                     with self._peak_recorded(models[name], log, peaks):
                         _run(models[name], work, done[name], log, meter)
                     meter.note(name, lengths, time.monotonic() - began)
+
+
+def rounds(num_samples: int) -> Iterator[range]:
+    """The samples that are asked in each round: one of every cell, then two more, then four, and so on."""
+    first, size = 0, 1
+    while first < num_samples:
+        yield range(first, min(first + size, num_samples))
+        first, size = first + size, 2 * size
 
 
 def _texts_read(keys: "set[Key]", loaded: "LoadedModel") -> list[int]:
