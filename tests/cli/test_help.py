@@ -106,14 +106,6 @@ def test_mspoe_says_first_what_differs_from_its_paper(run, tmp_path):
     assert "as ntk would" not in told
 
 
-def test_finetune_shows_what_a_first_run_needs(run):
-    short, long = run("finetune", "--help").stdout, run("finetune", "--help-all").stdout
-    assert "--neftune" not in short
-    assert "--neftune" in long
-    assert "--help-all" in short
-    assert short.count("\n") <= 90
-
-
 def test_an_error_is_json_where_json_is_asked_for(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["ctxext", "inspect", "nowhere", "--json"])
     with pytest.raises(SystemExit) as stop:

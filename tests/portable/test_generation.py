@@ -79,22 +79,6 @@ def test_cached_is_uncached_with_the_same_order(model, source, tmp_path, kind, p
     assert all(torch.equal(ranks, ranks_of(cache)[layer]) for layer, ranks in ranks_of(first.past_key_values).items())
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padded_forward_chooses_the_same_order(folder, implementation, side):
-    model = load(folder, attn_implementation=implementation)
-    prompts = [tokens(length, seed=length)[0] for length in LENGTHS]
-    ids, mask = padded(prompts, side)
-    together = model(ids, attention_mask=mask, use_cache=True)
-    for row, prompt in enumerate(prompts):
-        alone = model(prompt[None], use_cache=True)
-        for layer, ranks in ranks_of(alone.past_key_values).items():
-            assert torch.equal(ranks_of(together.past_key_values)[layer][row], ranks[0])
-        if side == "right":
-            torch.testing.assert_close(together.logits[row, : len(prompt)], alone.logits[0], rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("cache", [None, "static"])
 def test_second_generation_equals_a_fresh_model(folder, cache):
     model, options = load(folder), {"cache_implementation": cache} if cache else {}

@@ -179,13 +179,6 @@ def test_a_long_call_leaves_rows_inside_as_stock_has_them(total, dtype, size):
             assert torch.equal(output[:, :first], plain[:, :first])
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_past_twice_the_window(name):
-    query, key, value, expected, rows, _ = case(name, total=150)
-    output, _ = made(name).attend(stock, Call(torch.arange(150)[None]), query, key, value, None)
-    close(output, expected, rows)
-
-
 def test_inside_the_window_nothing_is_touched():
     query, key, value = states(LENGTH)
     seen = []

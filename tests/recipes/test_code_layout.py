@@ -198,8 +198,15 @@ def test_code_beside_a_part_without_any_is_taken_off():
 def test_what_stands_beside_a_schedule_goes_back_to_its_place():
     block = {"rope": {"rope_type": "yarn", "factor": 2.0}, "steps": [{"method": "mspoe"}]}
     scaling = {"rope_type": SENTINEL, "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [2, 2]}
-    restored = without_code({"ctxext_code": block, "rope_scaling": scaling})
+    own = {"AutoModelForCausalLM": "modeling_ctxext.CtxextLlamaForCausalLM", "AutoTokenizer": "theirs.Tokenizer"}
+    config = {"auto_map": own, "ctxext_code": block, "rope_scaling": scaling}
+    config["rope_parameters"] = {"rope_type": SENTINEL, "rope_theta": 1e4}
+    before = copy.deepcopy(config)
+    restored = without_code(config)
     assert restored["rope_scaling"] == {"rope_type": "yarn", "factor": 2.0, "mrope_section": [2, 2]}
+    assert restored["rope_parameters"] == {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}
+    assert restored["auto_map"] == {"AutoTokenizer": "theirs.Tokenizer"}
+    assert config == before
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,6 @@ def test_families_on_which_awareness_cannot_be_seen():
 def test_a_summary_shows_what_was_learned():
     learned = {"schedule": "by-parts", "head_order": "fixed", "ramps": ONES, "temperatures": ONES}
     assert MsPoE(**learned, ratios=((1.25, 2.0), (3.0, 4.0))).summary() == "mspoe 1.25–4 (learned heads)"
-    assert MsPoE(head_order="prompt").summary() == "mspoe 1.2–1.8 ntk (prompt order)"
 
 
 def test_a_search_may_draw_the_ratios_in_either_order():

@@ -181,21 +181,6 @@ def test_families_whose_attention_is_out_of_reach():
             assert bool(refusal) == bool(reason)
 
 
-@pytest.mark.parametrize(
-    ("numbers", "said"),
-    [
-        ({"method": "rerope", "factor": 2.5}, "rerope ×2.5"),
-        ({"method": "rerope", "target_length": 512}, "rerope to 512"),
-        ({"method": "rerope", "factor": 2, "temperature": "logn"}, "rerope ×2 (logn)"),
-        ({"method": "adaptive", "factor": 2, "temperature": "yarn"}, "adaptive ×2 (yarn) around yarn"),
-        ({"method": "bifocal", "factor": 2}, "bifocal ×2"),
-        ({"method": "bifocal", "factor": 2, "border": "published"}, "bifocal ×2, border as published"),
-    ],
-)
-def test_a_map_in_a_few_words(numbers, said):
-    assert step_from_dict(numbers, "here").summary() == said
-
-
 def recipe(*names):
     numbers = {"abf": {"theta": 1e6, "factor": 2}, "mspoe": {}, "distance-aware": {}}
     return Recipe([step_from_dict({"method": name, **numbers.get(name, {"factor": 2})}, "here") for name in names])

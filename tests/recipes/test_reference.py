@@ -80,31 +80,15 @@ def test_loaded_frequencies_equal_the_papers(name, head_dim, theta, length, sour
     for factor in FACTORS[::3]:
         out = tmp_path / f"{factor}"
         convert(str(sources(head_dim, theta, length)), out, Recipe([method_for(name, factor, head_dim)]))
-        rotary = loaded_rotary(out)
+        rotary, ours = loaded_rotary(out), model_config(json.loads((out / "config.json").read_text())).rotary
+        assert attention_scaling(ours) == pytest.approx(rotary.attention_scaling, rel=1e-6)
         for at in (length // 2, round(length * factor)):
             wanted, scaling = reference(name, factor, head_dim, theta, length, at)
             got = frequencies_at(rotary, at)
             error = (got / torch.tensor(wanted, dtype=torch.float64) - 1).abs().max().item()
             assert error < 1e-6, (factor, at, error)
+            assert inverse_frequencies(ours, at) == pytest.approx(wanted, rel=1e-9)
             assert abs(rotary.attention_scaling / scaling - 1) < 1e-6
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_our_own_frequencies_equal_the_papers(name):
-    for (d, base, length), s in itertools.product(MODELS, FACTORS):
-        config = {
-            "model_type": "llama",
-            "head_dim": d,
-            "num_attention_heads": 1,
-            "hidden_size": d,
-            "rope_theta": base,
-            "max_position_embeddings": length,
-        }
-        rotary = model_config(method_for(name, s, d).edit(model_config(config)).config).rotary
-        for at in (length // 2, round(length * s)):
-            wanted, scaling = reference(name, s, d, base, length, at)
-            assert inverse_frequencies(rotary, at) == pytest.approx(wanted, rel=1e-9)
-            assert attention_scaling(rotary) == pytest.approx(scaling, rel=1e-12)
 
 
 def test_the_reference_would_notice_a_raised_maximum_taken_for_the_trained_length(sources, tmp_path):

@@ -13,9 +13,11 @@ from ctxext.methods import MsPoE, Ntk, Yarn
 from ctxext.recipes.encodings.rotary import Rotary, model_config
 from ctxext.recipes.methods.abf import AdjustedBase
 from ctxext.recipes.methods.adaptive import Adaptive
+from ctxext.recipes.methods.bifocal import Bifocal
 from ctxext.recipes.methods.buckets import WiderBuckets
 from ctxext.recipes.methods.distance_aware import DistanceAware
 from ctxext.recipes.methods.rerope import ReRope
+from ctxext.recipes.methods.table import Table
 from ctxext.recipes.recipe import step_from_dict
 from small_llama import read_json
 
@@ -89,6 +91,15 @@ def test_how_far_a_step_reaches():
         (Yarn(factor=2, target_length=300), "yarn ×2 to 300"),
         (AdjustedBase(theta=1, factor=2), "abf ×2 theta 1"),
         (DistanceAware(), "distance-aware"),
+        (ReRope(factor=2.5), "rerope ×2.5"),
+        (ReRope(target_length=512), "rerope to 512"),
+        (ReRope(factor=2, temperature="logn"), "rerope ×2 (logn)"),
+        (Adaptive(factor=2, temperature="yarn"), "adaptive ×2 (yarn) around yarn"),
+        (Bifocal(factor=2), "bifocal ×2"),
+        (Bifocal(factor=2, border="published"), "bifocal ×2, border as published"),
+        (Table(factor=2), "table ×2 (tile)"),
+        (Table(factor=2, fill="cubic"), "table ×2 (cubic)"),
+        (MsPoE(head_order="prompt"), "mspoe 1.2–1.8 ntk (prompt order)"),
     ],
 )
 def test_a_step_in_a_few_words(step, said):

@@ -157,8 +157,3 @@ def test_the_weight_of_the_coarse_row():
     for alpha in (-0.01, 0.91):
         with pytest.raises(CtxextError, match="alpha must be at"):
             Table(factor=2, alpha=alpha).resolved(bert)
-
-
-def test_reports_tell_tables_of_different_fills_apart():
-    assert Table(factor=2).summary() == "table ×2 (tile)"
-    assert Table(factor=2, fill="cubic").summary() == "table ×2 (cubic)"

@@ -78,18 +78,6 @@ def test_a_hidden_activation_comes_back_or_is_missed():
     assert without_code({"model_type": "llama"}) == {"model_type": "llama"}
 
 
-def test_classes_of_others_stay():
-    own = {"AutoModelForCausalLM": "modeling_ctxext.CtxextLlamaForCausalLM", "AutoTokenizer": "theirs.Tokenizer"}
-    block = {"rope": {"rope_type": "yarn", "factor": 2.0}, "steps": [{"method": "mspoe"}]}
-    schedule = {"rope_type": SENTINEL, "rope_theta": 1e4}
-    config = {"auto_map": own, "ctxext_code": block, "rope_parameters": schedule, "rope_scaling": dict(schedule)}
-    restored = without_code(config)
-    assert restored["auto_map"] == {"AutoTokenizer": "theirs.Tokenizer"}
-    assert restored["rope_parameters"] == {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}
-    assert restored["rope_scaling"] == {"rope_type": "yarn", "factor": 2.0}
-    assert config["auto_map"] == own
-
-
 def test_the_schedule_that_is_hidden_is_written_beside_the_methods(llama):
     model = model_config(read_json(llama / "config.json"))
     code = Recipe([Yarn(factor=4, beta_fast=24), HEADS]).resolved(model).edit(model).code
