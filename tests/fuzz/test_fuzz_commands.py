@@ -16,10 +16,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forks import Server
-from hand_made import make_tokenizer, tiny_llama
+from forks import Server, lay_models
 from hostile import BAD, LOOKING, ODD, TENSORS, TEXTS, a_folder, checkpoints, fuzzing, mutated, weights, write
-from tiny_base import make_base, write_jsonl
 
 pytestmark = pytest.mark.slow
 SECONDS, BYTES = 10, 1 << 30
@@ -47,11 +45,7 @@ def light() -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def made(server, tmp_path_factory) -> Path:
     """A base with an adapter, a report, a study, and a training that was stopped."""
-    place = tmp_path_factory.mktemp("made")
-    make_base(place)
-    write_jsonl(place / "numbers.jsonl")
-    tiny_llama(max_position_embeddings=320).save_pretrained(place / "tiny")
-    make_tokenizer().save_pretrained(place / "tiny")
+    place = lay_models(tmp_path_factory.mktemp("made"))
     searched = ("--target-length", "640", "--trials", "1", "--samples", "1", "--checked", "2", "--keep-short", "1")
     for words in (
         ["finetune", place / "base", place / "tuned", "--data", place / "numbers.jsonl", *TRAINED, "--no-merge"],

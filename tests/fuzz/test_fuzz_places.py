@@ -1,5 +1,6 @@
 """More of what strangers leave about: configurations of every family, files that are no files, names, options."""
 
+import contextlib
 import gzip
 import json
 import os
@@ -119,15 +120,10 @@ OPTIONS = [
 def test_options_of_all_kinds(chosen):
     command = chosen[0][0][0]
     words = [option if is_flag else f"{option}={value}" for (name, option, is_flag), value in chosen if name == command]
-    with a_folder() as place:
+    with a_folder() as place, contextlib.chdir(place):
         write(place / "in", WHOLE)
         (place / "in" / "tokenizer.json").unlink()
-        before = Path.cwd()
-        os.chdir(place)
-        try:
-            check(place, command, *LIGHT[command], *words)
-        finally:
-            os.chdir(before)
+        check(place, command, *LIGHT[command], *words)
 
 
 def test_every_option_is_tried():

@@ -1,8 +1,7 @@
 """Texts that are no text, keys that nobody writes, and secrets in every place of a command line."""
 
+import contextlib
 import json
-import os
-from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,14 +44,9 @@ def test_secrets_in_any_place(line, secret, at, is_told):
     words = [*line[:at], secret, *line[at:]]
     if is_told:  # A token of no known form, which the line names once and holds again.
         words = [*line[:at], SECRET, *line[at:], "--token", SECRET]
-    with a_folder() as place:
+    with a_folder() as place, contextlib.chdir(place):
         write(place / "in", {name: json.dumps(content).encode() for name, content in WHOLE.items()})
-        before = Path.cwd()
-        os.chdir(place)
-        try:
-            check(place, *words, never=(SECRET,))
-        finally:
-            os.chdir(before)
+        check(place, *words, never=(SECRET,))
 
 
 def as_nobody_writes_it(content: dict, kind: str) -> bytes:

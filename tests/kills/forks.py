@@ -1,11 +1,20 @@
-"""The other end of `fork_server.py`."""
+"""The other end of `fork_server.py`, and what commands that it runs work on."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from hand_made import make_tokenizer, tiny_llama
+from hub_server import hub
+from tiny_base import make_base, write_jsonl
+
+TOKEN = "hf_goodgoodgood"
+MSPOE = ("-m", "mspoe", "--head-order", "fixed", "--first-layer", "0")
 
 
 class Server:
@@ -25,3 +34,25 @@ class Server:
         """Let it go."""
         self.process.stdin.close()
         self.process.wait()
+
+
+def lay_models(place: Path) -> Path:
+    """Make a source and a converted base, data to train it on, and a model with a tokenizer for questions."""
+    make_base(place)
+    write_jsonl(place / "numbers.jsonl")
+    tiny_llama(max_position_embeddings=320).save_pretrained(place / "tiny")
+    make_tokenizer().save_pretrained(place / "tiny")
+    return place
+
+
+@contextlib.contextmanager
+def server_with_hub(place: Path) -> Iterator[Server]:
+    """Start a server whose commands reach a Hub of their own."""
+    (place / "hub").mkdir()
+    with hub({}, place / "hub") as running:
+        running.tokens = {TOKEN: "me"}
+        settings = {"HF_ENDPOINT": running.url, "HF_HOME": str(place / "cache"), "HF_HUB_OFFLINE": "0"}
+        started = Server({**settings, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"})
+        started.hub = running
+        yield started
+        started.end()

@@ -12,14 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from forks import Server
-from hand_made import make_tokenizer, tiny_llama
-from hub_server import hub
-from tiny_base import make_base, write_jsonl
+from forks import TOKEN, Server, lay_models, server_with_hub
 
 pytestmark = pytest.mark.slow
 
-TOKEN = "hf_goodgoodgood"
 TRAINED = ("--length", "64", "--steps", "3", "--batch-size", "2", "--rank", "4", "--save-every", "2", "-q")
 ASKED = ("-t", "passkey", "--lengths", "200", "--samples", "1", "--depths", "2", "-q")
 TRIED = ("--target-length", "640", "--trials", "2", "--samples", "1", "--checked", "2", "--keep-short", "1", "-q")
@@ -31,26 +27,18 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can mount, and 
 def made() -> Iterator[Path]:
     """What commands work on, where everybody may read it."""
     place = Path(tempfile.mkdtemp())
-    make_base(place)
-    write_jsonl(place / "numbers.jsonl")
-    tiny_llama(max_position_embeddings=320).save_pretrained(place / "tiny")
-    make_tokenizer().save_pretrained(place / "tiny")
-    yield place
+    yield lay_models(place)
     shutil.rmtree(place)
 
 
 @pytest.fixture(scope="module")
 def server(made) -> Iterator[Server]:
-    (made / "hub").mkdir()
-    with hub({}, made / "hub") as running:
-        running.tokens = {TOKEN: "me"}
-        started = Server({**running.settings(made / "cache"), "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"})
+    with server_with_hub(made) as started:
         words = ["finetune", made / "base", made / "tuned", "--data", made / "numbers.jsonl", *TRAINED, "--no-merge"]
         done = started(words)
         assert done["code"] == 0, done["said"]
         subprocess.run(["chmod", "-R", "a+rX", str(made)], check=True)
         yield started
-        started.end()
 
 
 @pytest.fixture
@@ -199,12 +187,3 @@ def test_adapters_that_may_not_be_read(file, made, server, place):
     shutil.copytree(made / "tuned" / "adapter", place / "adapter")
     (place / "adapter" / file).chmod(0)
     one_line(server(["merge", made / "base", place / "adapter", place / "out"], nobody=True))
-
-
-def test_pipes_in_an_adapter_are_not_waited_for(made, server, place):
-    shutil.copytree(made / "tuned" / "adapter", place / "adapter")
-    os.mkfifo(place / "adapter" / "README.md.fifo")
-    (place / "adapter" / "passwd").symlink_to("/etc/passwd")
-    done = server(["merge", made / "base", place / "adapter", place / "out", "-q"], seconds=60)
-    assert done["code"] == 0, done["said"]
-    assert not {"README.md.fifo", "passwd"} & {path.name for path in (place / "out" / "adapter").iterdir()}

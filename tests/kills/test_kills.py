@@ -13,15 +13,10 @@ from typing import Any
 
 import pytest
 
-from forks import Server
-from hand_made import make_tokenizer, tiny_llama
-from hub_server import hub
-from tiny_base import make_base, write_jsonl
+from forks import MSPOE, TOKEN, Server, lay_models, server_with_hub
 
 pytestmark = pytest.mark.slow
 
-TOKEN = "hf_goodgoodgood"
-MSPOE = ("-m", "mspoe", "--head-order", "fixed", "--first-layer", "0")
 TIMED = ("seconds", "duration", "tokens_per_second", "peak_memory", "memory", "stamps", "minutes", "files")
 TRAINED = ("--length", "64", "--steps", "5", "--batch-size", "2", "--rank", "4", "--save-every", "2", "-q")
 ASKED = ("-t", "passkey", "--lengths", "200,300", "--samples", "2", "--depths", "2")
@@ -48,21 +43,12 @@ class Job:
 @pytest.fixture(scope="session")
 def sources(tmp_path_factory) -> Path:
     """A source and a converted base, data, an adapter, a model with a tokenizer for questions."""
-    place = tmp_path_factory.mktemp("sources")
-    make_base(place)
-    write_jsonl(place / "numbers.jsonl")
-    tiny_llama(max_position_embeddings=320).save_pretrained(place / "tiny")
-    make_tokenizer().save_pretrained(place / "tiny")
-    return place
+    return lay_models(tmp_path_factory.mktemp("sources"))
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory, sources) -> Iterator[Server]:
-    with hub({}, tmp_path_factory.mktemp("hub")) as running:
-        running.tokens = {TOKEN: "me"}
-        settings = running.settings(tmp_path_factory.mktemp("cache"))
-        started = Server({**settings, "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"})
-        started.hub = running
+    with server_with_hub(tmp_path_factory.mktemp("server")) as started:
         base, out = sources / "base", sources / "tuned"
         for words in (
             ["convert", sources / "source", sources / "mspoe", *MSPOE, "--no-verify"],
@@ -71,7 +57,6 @@ def server(tmp_path_factory, sources) -> Iterator[Server]:
             done = started(words)
             assert done["code"] == 0, done["said"]
         yield started
-        started.end()
 
 
 def plain(content: Any) -> Any:
@@ -130,7 +115,8 @@ def jobs(sources: Path, server: Server) -> dict[str, Job]:
             before=lambda place: shutil.copytree(base, place / "out"),
         ),
         "verified": Job(
-            lambda place: ["convert", source, place / "out", *MSPOE, "-q"], lambda place: files(place / "out")
+            lambda place: ["convert", source, place / "out", *MSPOE, "-q"],
+            lambda place: files(place / "out"),
         ),
         "merge": Job(
             lambda place: ["merge", base, sources / "tuned" / "adapter", place / "out", "-q"],
