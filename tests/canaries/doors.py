@@ -121,24 +121,22 @@ _DETR = {"model_type": "detr", "use_timm_backbone": False, "num_attention_heads"
 _DPT = {**_DETR, "model_type": "dpt", "is_hybrid": False}
 
 
-def backbone_on_the_hub(folder: Path) -> None:
-    _multimodal(folder, **_DPT, backbone="them/backbone", use_pretrained_backbone=True)
+_HUB = {"backbone": "them/backbone", "use_pretrained_backbone": True}
+_VISION: dict[str, dict[str, object]] = {
+    "backbone_on_the_hub": {**_DPT, **_HUB},
+    "backbone_of_detr": {**_DETR, **_HUB},
+    "backbone_s_config_on_the_hub": {**_DETR, **_HUB, "use_pretrained_backbone": False},
+    "backbone_of_timm": {"model_type": "detr", **_HUB, "backbone": "hf-hub:them/backbone"},
+    "backbone_by_default": {"model_type": "conditional_detr"},
+}
+"""Vision parts whose backbone is another repository's."""
 
-
-def backbone_of_detr(folder: Path) -> None:
-    _multimodal(folder, **_DETR, backbone="them/backbone", use_pretrained_backbone=True)
-
-
-def backbone_s_config_on_the_hub(folder: Path) -> None:
-    _multimodal(folder, **_DETR, backbone="them/backbone", use_pretrained_backbone=False)
-
-
-def backbone_of_timm(folder: Path) -> None:
-    _multimodal(folder, model_type="detr", backbone="hf-hub:them/backbone", use_pretrained_backbone=True)
-
-
-def backbone_by_default(folder: Path) -> None:
-    _multimodal(folder, model_type="conditional_detr")
+_BESIDE: dict[str, dict[str, object]] = {
+    "backbone_with_code": {"use_pretrained_backbone": True},
+    "backbone_s_config_with_code": {"use_pretrained_backbone": False},
+    "backbone_that_trusts_itself": {"use_pretrained_backbone": True, "backbone_kwargs": {"trust_remote_code": True}},
+}
+"""Those whose backbone lies in a folder beside."""
 
 
 def _backbone_beside(folder: Path, name: str, **more) -> None:
@@ -154,18 +152,17 @@ def _backbone_beside(folder: Path, name: str, **more) -> None:
     _multimodal(folder, **_DETR, backbone=str(place), **more)
 
 
-def backbone_with_code(folder: Path) -> None:
-    _backbone_beside(folder, "backbone_with_code", use_pretrained_backbone=True)
+def backbone(name: str) -> Callable[[Path], None]:
+    """Give the door of this name."""
 
+    def door(folder: Path) -> None:
+        if name in _VISION:
+            _multimodal(folder, **_VISION[name])
+        else:
+            _backbone_beside(folder, name, **_BESIDE[name])
 
-def backbone_s_config_with_code(folder: Path) -> None:
-    _backbone_beside(folder, "backbone_s_config_with_code", use_pretrained_backbone=False)
-
-
-def backbone_that_trusts_itself(folder: Path) -> None:
-    _backbone_beside(
-        folder, "backbone_that_trusts_itself", use_pretrained_backbone=True, backbone_kwargs={"trust_remote_code": True}
-    )
+    door.__name__ = name
+    return door
 
 
 def inner_classes(folder: Path) -> None:
@@ -199,14 +196,7 @@ def pickle_alone(folder: Path) -> None:
 Door = Callable[[Path], None]
 
 INNER: tuple[Door, ...] = (
-    backbone_on_the_hub,
-    backbone_of_detr,
-    backbone_s_config_on_the_hub,
-    backbone_of_timm,
-    backbone_by_default,
-    backbone_with_code,
-    backbone_s_config_with_code,
-    backbone_that_trusts_itself,
+    *map(backbone, (*_VISION, *_BESIDE)),
     inner_classes,
     inner_classes_on_the_hub,
 )

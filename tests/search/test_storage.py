@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -50,24 +51,33 @@ def test_a_password_that_was_shown_is_taken_out_of_what_the_driver_says(monkeypa
     assert redacted('FATAL: no user "me" with correct-horse') == 'FATAL: no user "me" with …'
 
 
+NO_URLS = (
+    *("postgresql://u:hunter2", "postgresql://u:hunter2/db", "postgresql://u:p@host:hunter2/db"),
+    *("postgresql:/u:hunter2@host/db", "postgresql:u:hunter2@host/db", "mysql+pymysql:/u:hunter2@host/db"),
+    "postgresql://me:hunter2hunter2@host:PORT/db",
+)
+"""A password without a host, or in the place of the port, was shown."""
+
+
 @pytest.mark.parametrize(
     ("storage", "message"),
     [
         ("nosuchdb://host/name", "cannot be used"),
         ("mysql+cymysql://host/name", "needs a database driver"),
+        ("postgresql+psycopg2://u:a/hunter2@[host/db", "driver|is not the URL"),
         ("absent/study.log", "There is no folder"),
-        (
-            "postgresql://me:secretsecret@host:PORT/db",
-            '--storage "postgresql:/..." is not the URL of a database',
-        ),
+        *((storage, "--storage") for storage in NO_URLS),
     ],
 )
-def test_a_place_that_cannot_be_used_is_one_clear_line(run, source, tmp_path, monkeypatch, storage, message):
+def test_a_place_that_cannot_be_used_is_one_clear_line_without_a_secret(
+    run, source, tmp_path, monkeypatch, storage, message
+):
     monkeypatch.chdir(tmp_path)
     result = run("search", source, "best.yaml", *WORDS, "--storage", storage)
     assert isinstance(result.exception, CtxextError), result.exception
-    assert message in result.exception.message
+    assert re.search(message, result.exception.message)
     assert "\n" not in result.exception.message
+    assert "hunter2" not in result.output + result.exception.message + result.exception.hint
     assert not list(tmp_path.iterdir())
 
 
@@ -128,27 +138,6 @@ def test_a_study_that_several_write_is_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(optuna.storages, "RDBStorage", lambda url, **named: opened.append((url, named)))
     StudyPlace(path=tmp_path / "best.db").open()
     assert opened == [(f"sqlite:///{tmp_path / 'best.db'}", {"engine_kwargs": {"connect_args": {"timeout": 60}}})]
-
-
-@pytest.mark.parametrize(
-    "storage",
-    [
-        "postgresql://u:hunter2",
-        "postgresql://u:hunter2/db",
-        "postgresql://u:p@host:hunter2/db",
-        "postgresql:/u:hunter2@host/db",
-        "postgresql:u:hunter2@host/db",
-        "mysql+pymysql:/u:hunter2@host/db",
-        "postgresql+psycopg2://u:a/hunter2@[host/db",
-    ],
-)
-def test_a_storage_that_is_no_url_shows_no_secret(storage, run, source, tmp_path, monkeypatch):
-    """A password without a host, or in the place of the port, was shown."""
-    monkeypatch.chdir(tmp_path)
-    result = run("search", source, "best.yaml", *WORDS, "--storage", storage)
-    assert isinstance(result.exception, CtxextError), result.exception
-    assert "hunter2" not in result.output + result.exception.message + result.exception.hint
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
