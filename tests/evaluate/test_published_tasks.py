@@ -282,7 +282,7 @@ def test_groups_are_their_tasks_and_help_names_groups():
     assert "ruler" in NAMES
     assert "mrcr" in NAMES
     assert "niah-single-1" not in NAMES
-    assert Settings(filler="same").retrieval_tasks() == [Needle(filler="same")]
+    assert Settings(tasks=("needle",), filler="same").retrieval_tasks() == [Needle(filler="same")]
     with pytest.raises(CtxextError, match='no filler "other"'):
         Settings(filler="other")
     with pytest.raises(CtxextError, match="its own haystack"):

@@ -51,8 +51,7 @@ def server_with_hub(place: Path) -> Iterator[Server]:
     (place / "hub").mkdir()
     with hub({}, place / "hub") as running:
         running.tokens = {TOKEN: "me"}
-        settings = {"HF_ENDPOINT": running.url, "HF_HOME": str(place / "cache"), "HF_HUB_OFFLINE": "0"}
-        started = Server({**settings, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"})
+        started = Server({**running.settings(place / "cache"), "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"})
         started.hub = running
         yield started
         started.end()

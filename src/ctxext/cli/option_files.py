@@ -1,0 +1,104 @@
+"""Files of options for `ctxext finetune`: a user's, the presets of the package, and the one of a finished run."""
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.text import Text
+
+from ctxext.cli.output import Output, wants_json
+from ctxext.errors import CtxextError
+from ctxext.files.length import names_in
+from ctxext.files.strict import parse_yaml, read_text
+from ctxext.finetune.options import presets
+
+
+def _load(context: typer.Context, path: Path | None) -> Path | None:
+    """Make a file's values the defaults of the command's options."""
+    if path is None:
+        return None
+    content = parse_yaml(read_text(path), str(path)) or {}
+    if not isinstance(content, Mapping):
+        raise CtxextError(f'"{path}" holds no options.', hint="Write one on each line, as steps: 400.")
+    _take(context, "config", content, str(path))
+    return path
+
+
+def _take_preset(context: typer.Context, name: str | None) -> str | None:
+    """Make a preset's values the defaults of the command's options; or list the presets and end."""
+    if name is None:
+        return None
+    known = presets()
+    if name == "list":
+        content = {key: dataclasses.asdict(preset) for key, preset in known.items()}
+        lines = [line for key, preset in known.items() for line in (key, *(f"  {line}" for line in preset.lines()))]
+        Output(as_json=wants_json()).result(content, *(Text(line) for line in lines))
+        raise typer.Exit
+    if name not in known:
+        raise CtxextError(f'There is no preset "{name}".', hint=f"Presets: {', '.join(known)}; --preset list.")
+    _take(context, "preset", known[name].options, name)
+    return name
+
+
+def _take_back(context: typer.Context, words: list[str] | None) -> list[str] | None:
+    """Leave options out that a preset or a file names, before or after this."""
+    _take(context, "without", dict.fromkeys(names_in(words or []), ""), "--without")
+    return words
+
+
+def _take(context: typer.Context, kind: str, content: Mapping[str, Any], place: str) -> None:
+    """Make values by word the defaults of the command's options: a file's stand above a preset's."""
+    names, kinds = _kept_options(context), context.meta.setdefault("ctxext.finetune", {})
+    values = kinds.setdefault(kind, {})
+    for key, value in content.items():
+        word = str(key).replace("_", "-")
+        if word not in names:
+            near = difflib.get_close_matches(word, names, n=1)
+            hint = f'Did you mean "{near[0]}"?' if near else f"It may have: {', '.join(names)}."
+            raise CtxextError(f'"{place}" has an option "{key}" that there is not.', hint=hint)
+        listed = value if isinstance(value, list) else [value]
+        if value is not None and names[word].multiple:
+            values[names[word].name] = [str(entry) for entry in listed]
+        elif value is not None:  # An option that is given once takes a list with commas.
+            values[names[word].name] = ",".join(map(str, value)) if isinstance(value, list) else value
+    above = {**kinds.get("preset", {}), **kinds.get("config", {})}
+    context.default_map = {name: above[name] for name in above.keys() - kinds.get("without", {}).keys()}
+
+
+def _kept_options(context: typer.Context) -> dict[str, Any]:
+    """The options that a file may hold, by their words."""
+    kept = getattr(context.command.callback, "kept", ())
+    return {max(option.opts, key=len).lstrip("-"): option for option in context.command.params if option.name in kept}
+
+
+def used_options(context: typer.Context) -> str:
+    """All options of a call as a file that `--config` reads again."""
+    values = {word: context.params.get(str(option.name)) for word, option in _kept_options(context).items()}
+    plain = {word: list(value) if isinstance(value, list | tuple) else value for word, value in values.items()}
+    given = {word: value for word, value in plain.items() if value is not None}
+    return yaml.safe_dump(given, sort_keys=False, allow_unicode=True)
+
+
+def _read_first(flag: str, callback: Callable[..., Any], text: str) -> Any:
+    """An option that is read before those whose defaults it changes."""
+    return typer.Option(flag, help=text, is_eager=True, callback=callback, show_default=False)
+
+
+ConfigOption = Annotated[
+    Path | None,
+    _read_first("--config", _load, "A YAML file of options, as steps: 400; the command line wins over it."),
+]
+PresetOption = Annotated[
+    str | None,
+    _read_first(
+        "--preset", _take_preset, "Options of a published recipe, by its name; list shows them. Other options override."
+    ),
+]
+WithoutOption = Annotated[
+    list[str] | None,
+    _read_first("--without", _take_back, "Options of --preset or --config that are left out, as start-length."),
+]
