@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,7 @@ from ctxext.cli.options import JsonOption, QuietOption, SourceArgument, VerboseO
 from ctxext.cli.output import Output, done_line
 from ctxext.evaluate.loading import Loading
 from ctxext.files.extras import install_command, is_installed
+from ctxext.options import option
 from ctxext.search.options import SearchOptions
 from ctxext.search.run import Found, figures, search
 from ctxext.search.storage import StudyPlace, shown_storage, study_beside
@@ -118,6 +120,31 @@ _CAP = 12
 _STUDY = "Study"
 
 
+@dataclass(frozen=True)
+class StudyOptions:
+    """Where a study is kept, and what happens to one that is there."""
+
+    study: str | None = option(
+        None,
+        help="SQLite file of the study, or with --storage its name there. Default: as RECIPE is called.",
+        panel=_STUDY,
+    )
+    storage: str | None = option(
+        None,
+        help="Where machines share the study: the URL of a database, as postgresql+psycopg2://host/name, or the "
+        "path of a journal file on a shared disk.",
+        panel=_STUDY,
+    )
+    resume: bool = option(False, help="Go on with the study; several may at once.", panel=_STUDY)
+    overwrite: bool = option(False, help="Replace the study and RECIPE.", panel=_STUDY)
+
+    def place(self, out: Path) -> StudyPlace:
+        """The place of the study of a recipe file."""
+        if self.storage is not None:
+            return StudyPlace(name=self.study or out.stem, storage=self.storage)
+        return StudyPlace(path=Path(self.study)) if self.study else study_beside(out)
+
+
 @takes_options(without=("attention", "trust_remote_code", "engine", "engine_arguments"))
 def search_(
     source: SourceArgument,
@@ -127,31 +154,7 @@ def search_(
     *,
     options: SearchOptions,
     loading: Loading,
-    study: Annotated[
-        str | None,
-        typer.Option(
-            "--study",
-            help="SQLite file of the study, or with --storage its name there. Default: as RECIPE is called.",
-            show_default=False,
-            rich_help_panel=_STUDY,
-        ),
-    ] = None,
-    storage: Annotated[
-        str | None,
-        typer.Option(
-            "--storage",
-            help="Where machines share the study: the URL of a database, as postgresql+psycopg2://host/name, or the "
-            "path of a journal file on a shared disk.",
-            show_default=False,
-            rich_help_panel=_STUDY,
-        ),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the study; several may at once.", rich_help_panel=_STUDY)
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the study and RECIPE.", rich_help_panel=_STUDY)
-    ] = False,
+    kept: StudyOptions,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
@@ -164,9 +167,7 @@ def search_(
     ctxext search my-model best.yaml --target-length 32k --methods yarn,mspoe --data my-texts.jsonl
     """
     output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
-    place = StudyPlace(path=Path(study)) if study else study_beside(out)
-    if storage is not None:
-        place = StudyPlace(name=study or out.stem, storage=storage)
+    place = kept.place(out)
 
     def tell_how_to_go_on() -> None:
         if options.gradient or (place.path is not None and not place.path.exists()):
@@ -178,8 +179,8 @@ def search_(
             "--minutes": options.minutes,
             "--methods": ",".join(options.methods) or None,
             **{option_name(n): value for n, value in values.items() if value != getattr(SearchOptions, n)},
-            "--study": study,
-            "--storage": storage and shown_storage(storage),
+            "--study": kept.study,
+            "--storage": kept.storage and shown_storage(kept.storage),
             "--data": options.data,
             "--lengths": ",".join(map(str, options.lengths)) or None,
             "--revision": loading.revision,
@@ -192,8 +193,8 @@ def search_(
         output.next_step("ctxext", "search", source, out, *given, "--resume", why="Stopped; go on with")
 
     with answered_at_once(tell_how_to_go_on), watching(output) as watch:
-        kept = {"study": place, "resume": resume, "overwrite": overwrite}
-        result = search(source, options, out=out, loading=loading, watch=watch, **kept)
+        of_study = {"study": place, "resume": kept.resume, "overwrite": kept.overwrite}
+        result = search(source, options, out=out, loading=loading, watch=watch, **of_study)
     from ctxext.search.study import pareto_front
 
     points = list(result.standing.points)
