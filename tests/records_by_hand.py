@@ -28,7 +28,7 @@ def losses(model, task, length, sample=0, **sums):
 
 def report_of(models, records, settings=None, **more):
     """A report of models, by their names or facts."""
-    settings = settings or Settings()
+    settings = settings or Settings(tasks=("needle", "short"))
     content = settings if isinstance(settings, dict) else settings.to_dict()
     models = [facts(model) if isinstance(model, str) else model for model in models]
     return make_report({"settings": content, "loading": {}, "models": models, "versions": VERSIONS, **more}, records)

@@ -87,15 +87,13 @@ def _effective(report: Report, width: int) -> Iterator[RichTable]:
     columns = [("all", [model["effective"] for model in shown])] if len(tasks) > 1 else []
     columns += [(task, [model["effective"]["tasks"].get(task) for model in shown]) for task in tasks]
     cells = [[heading, *(tables.effective_text(entry, longest) for entry in entries)] for heading, entries in columns]
-    names = [_cut(model["name"], _MAX_NAME) for model in shown]
-    room = width - _width(["effective length", *names])
+    names = ["effective length", *(_cut(model["name"], _MAX_NAME) for model in shown)]
     while cells:
-        used, count = 0, 0
-        while count < len(cells) and (not count or used + _width(cells[count]) <= room):
-            used, count = used + _width(cells[count]), count + 1
-        headings, *rows = zip(*cells[:count], strict=True)
-        named = [[name, *row] for name, row in zip(names, rows, strict=True)]
-        yield results_table(tables.Table("effective length", headings, named))
+        count = 1
+        while count < len(cells) and sum(map(_width, [names, *cells[: count + 1]])) <= width:
+            count += 1
+        (title, *head), *rows = zip(names, *cells[:count], strict=True)
+        yield results_table(tables.Table(title, head, rows))
         cells = cells[count:]
 
 

@@ -9,9 +9,10 @@ from typing import Any
 from ctxext.compare.candidates import STOCK, Candidate
 from ctxext.converters.engines import EXACT, PARTLY
 from ctxext.evaluate.plan import ModelPlan
-from ctxext.evaluate.report.findings import percent, pooled
+from ctxext.evaluate.report.findings import pooled
 from ctxext.evaluate.report.intervals import mean_interval, paired_interval, together
 from ctxext.evaluate.report.report import Report
+from ctxext.evaluate.report.tables import in_percent
 from ctxext.evaluate.run import cost_of
 from ctxext.evaluate.tasks.base import Record, texts_asked
 
@@ -212,7 +213,11 @@ def _choice(
 
         def price(name: str) -> tuple[float, float, int]:
             loss = losses[name].mean if name in losses else 0.0
-            return round(_cost(rows[name]) or 0.0, _SAME_COST), round(loss, _SAME_COST), -len(engines_of(rows[name]))
+            return (
+                round(inside_of(rows[name]).get("difference", 0.0), _SAME_COST),
+                round(loss, _SAME_COST),
+                -len(engines_of(rows[name])),
+            )
 
         return min(names, key=price)
 
@@ -263,29 +268,24 @@ def _sentence(
     taken: str, more: str, alike: Sequence[str], rows: Mapping[str, Mapping[str, Any]], trained_length: int | None
 ) -> str:
     """Which method to take, and why."""
-    cost = _cost(rows[taken])
+    cost = inside_of(rows[taken]).get("difference")
     parts = [f"Take {taken}: it {more}"]
     if cost is not None:
         parts.append(f"it costs {f'{cost:+z.3f} nats per token' if cost else 'nothing'} at {trained_length} tokens")
     if engines := engines_of(rows[taken]):
         parts.append(f"it runs in {_listed(engines)}")
     sentence = _listed(parts)
-    others = [
-        name if (price := _cost(rows[name])) is None else f"{name} ({price:+z.3f})" for name in alike if name != taken
-    ]
+    others = {name: inside_of(rows[name]).get("difference") for name in alike if name != taken}
     if others:
-        sentence += f"; no worse within what these questions can tell: {', '.join(others)}"
+        named = [name if price is None else f"{name} ({price:+z.3f})" for name, price in others.items()]
+        sentence += f"; no worse within what these questions can tell: {', '.join(named)}"
     return sentence + "."
 
 
-def inside_of(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The difference in loss at the original context length against the model as it is."""
+def inside_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The difference in loss at the original context length against the model as it is; empty if not measured."""
     inside = row.get("inside")
-    return {**inside, "difference": inside["loss"]} if inside else None
-
-
-def _cost(row: Mapping[str, Any]) -> float | None:
-    return row["inside"]["loss"] if row.get("inside") else None
+    return {**inside, "difference": inside["loss"]} if inside else {}
 
 
 def engines_of(row: Mapping[str, Any]) -> list[str]:
@@ -303,8 +303,8 @@ def _best_of(asked: Mapping[str, Measured]) -> str:
 
 def _share(cells: Sequence[dict[str, Any]], trained_length: int | None) -> str:
     """Return the share found, of the questions beyond a length if there is one, in words."""
-    share, low, high = pooled([cell for cell in cells if not trained_length or cell["length"] > trained_length])
-    return f"{percent(share)} % ({percent(low)}–{percent(high)})"
+    share, interval = in_percent([cell for cell in cells if not trained_length or cell["length"] > trained_length])
+    return f"{share} % ({interval})"
 
 
 def signed(difference: Mapping[str, Any] | None, decimals: int = 3, times: int = 1) -> str:

@@ -160,13 +160,10 @@ def prepare(
     progress: Progress | None = None,
 ) -> UploadPlan:
     """Plan the upload; weights with recorded digests are read on request. Writes nothing and makes no request."""
-    from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-    try:
+    with hub_errors_in_one_line(repository):
         validate_repo_id(repository)
-    except HFValidationError as error:
-        raise _illegal_name(repository) from error
     if repository.count("/") != 1:
         raise _illegal_name(repository)
     if options.create_pr and options.revision not in (None, _DEFAULT_BRANCH):
