@@ -39,14 +39,15 @@ def data(tmp_path):
 
 
 def test_one_json_object_and_the_rest_on_stderr(base, data, tmp_path):
-    result = run("finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "--json")
+    result = run("finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "--json", "--eval", "short")
     content = json.loads(result.stdout)
     assert content["data"]["num_sequences"] == 6
     assert content["options"]["rank"] == 4
     assert len(content["losses"]) == 3
+    assert [model["name"] for model in content["evaluation"]["models"]][:2] == ["base", "out"]
+    assert (tmp_path / "out" / "evaluation" / "report.html").exists()
     assert "data: 6 of 24 documents (25.0 %), 780 of about 3," in result.stderr
     assert "tokens/s" in result.stderr
-    assert f"Not measured yet: ctxext eval {base} {tmp_path / 'out'}" in result.stderr
     settings = json.loads((tmp_path / "out" / "finetune.json").read_text())
     assert settings["data"]["name"] == "numbers.jsonl"
     assert len(settings["data"]["sha256"]) == 64
@@ -69,15 +70,8 @@ def test_adapter_and_merge_by_itself(base, data, tmp_path):
 
 def test_demo_documents_are_made_for_any_tokenizer(base, tmp_path):
     result = run("finetune", base, tmp_path / "out", "--data", "demo", *OPTIONS, "--json")
-    data_report = json.loads(result.stdout)["data"]
-    assert data_report["num_sequences"] == 6
-
-
-def test_before_and_after_in_one_report(base, data, tmp_path):
-    result = run("finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "--json", "--eval", "short")
-    names = [model["name"] for model in json.loads(result.stdout)["evaluation"]["models"]]
-    assert names[:2] == ["base", "out"]
-    assert (tmp_path / "out" / "evaluation" / "report.html").exists()
+    assert json.loads(result.stdout)["data"]["num_sequences"] == 6
+    assert f"Not measured yet: ctxext eval {base} {tmp_path / 'out'}" in result.stderr
 
 
 def test_an_evaluation_that_fails_leaves_the_training(base, data, tmp_path, monkeypatch):

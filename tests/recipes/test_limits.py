@@ -8,13 +8,13 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import tiny_models
 from by_hand import by_hand
-from ctxext import Recipe, convert
+from ctxext import METHODS, Recipe, convert
 from ctxext.errors import CtxextError
 from ctxext.methods import MsPoE, Ntk, NtkByParts, Yarn
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import Rotary, model_config
 from ctxext.recipes.methods.mspoe import num_kv_heads
-from ctxext.recipes.param import Limits, SearchRange, limits_of, param
+from ctxext.recipes.param import Limits, SearchRange, limits_of, options_of, param
 from ctxext.recipes.recipe import step_from_dict
 from small_llama import read_json
 
@@ -47,24 +47,11 @@ def test_limits_hold(method, key, value, said):
 
 
 SMALLEST = {
-    ("pi", "yarn", "longrope", "cope", "table", "rerope", "dca"): {"factor": 1, "target_length": 1},
-    ("mrrope", "resonance"): {"factor": 1},
-    ("ntk-by-parts", "yarn", "mrrope", "resonance"): {"beta_fast": 0, "beta_slow": 0},
-    ("yarn",): {"attention_factor": 0.01, "mscale": 0, "mscale_all_dim": 0},
-    ("longrope",): {"attention_factor": 0.01},
-    ("llama3",): {"low_freq_factor": 0.01, "high_freq_factor": 0.01},
-    ("cope",): {"theta": 1, "num_faded": 0},
-    ("abf",): {"theta": 1},
-    ("mspoe",): {
-        **{"ratio_min": 1, "ratio_max": 1, "first_layer": 0, "ramp_fast": 0, "ramp_slow": 0},
-        **{"rescale_start": 0, "rescale_end": 1},
-    },
-    ("self-extend",): {"window": 1, "group": 1},
-    ("bifocal", "rerope", "window", "sinks"): {"window": 1},
-    ("sinks",): {"sinks": 1},
-    ("string",): {"shift": 1, "window": 0, "start": 0},
-    ("dca",): {"chunk_size": 2, "local": 1},
-    ("table",): {"alpha": 0},
+    **{"factor": 1, "target_length": 1, "theta": 1, "window": 1, "group": 1, "sinks": 1, "shift": 1, "local": 1},
+    **{"beta_fast": 0, "beta_slow": 0, "mscale": 0, "mscale_all_dim": 0, "num_faded": 0, "start": 0, "alpha": 0},
+    **{"attention_factor": 0.01, "low_freq_factor": 0.01, "high_freq_factor": 0.01, "chunk_size": 2},
+    **{"ratio_min": 1, "ratio_max": 1, "first_layer": 0, "ramp_fast": 0, "ramp_slow": 0},
+    **{"rescale_start": 0, "rescale_end": 1},
 }
 BESIDE = {  # What such a number needs beside it.
     "beta_fast": {"beta_slow": 0},
@@ -74,11 +61,12 @@ BESIDE = {  # What such a number needs beside it.
 
 
 @pytest.mark.parametrize(
-    ("method", "key", "smallest"),
-    [(method, key, value) for methods, keys in SMALLEST.items() for method in methods for key, value in keys.items()],
+    ("method", "key"),
+    [(method.name, field.name) for method in METHODS for field in options_of(method) if field.name in SMALLEST],
 )
-def test_the_smallest_number_that_is_taken(method, key, smallest):
+def test_the_smallest_number_that_is_taken(method, key):
     needed = {"longrope": {"long_factor": [2.0]}, "abf": {"theta": 1e6}}.get(method, {})
+    smallest = 0 if (method, key) == ("string", "window") else SMALLEST[key]
     for value in (smallest, smallest - (1e-4 if isinstance(smallest, float) else 1)):
         try:
             step = step_from_dict({"method": method, **needed, **BESIDE.get(key, {}), key: value}, "x")
