@@ -1,4 +1,4 @@
-"""Attention backends, compilation, precision and training."""
+"""Attention backends, compilation and precision."""
 
 import pytest
 import torch
@@ -69,41 +69,3 @@ def test_half_precision(folders, order, dtype):
     if order == "fixed":
         error = (logits.float() - exact(ids).logits).norm() / exact(ids).logits.norm()
         assert error < (0.05 if dtype == torch.bfloat16 else 0.01)
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_gradient_checkpointing(folders, order, reentrant):
-    ids = tokens(40, rows=2)
-    gradients = []
-    for checkpointing in (False, True):
-        model = load(folders[order]).train()
-        if checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
-            model.enable_input_require_grads()
-        model(ids, labels=ids, use_cache=False).loss.backward()
-        gradients.append({name: weight.grad for name, weight in model.named_parameters()})
-    assert all(gradients[0][name].abs().max() > 0 for name in gradients[0] if "proj" in name)
-    for name, gradient in gradients[0].items():
-        torch.testing.assert_close(gradients[1][name], gradient)
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_lora(folders, order):
-    peft = pytest.importorskip("peft")
-    model = peft.get_peft_model(
-        load(folders[order]), peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear")
-    )
-    ids = tokens(40, rows=2)
-    optimizer = torch.optim.AdamW((weight for weight in model.parameters() if weight.requires_grad), lr=1e-2)
-    losses = []
-    for _ in range(5):
-        loss = model(ids, labels=ids).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    assert sum("lora_B" in name for name in weights) == 2 * 7
-    assert all(weight.grad.abs().max() > 0 for name, weight in weights.items() if "lora_B" in name)
-    assert losses[-1] < losses[0]
