@@ -60,14 +60,6 @@ def test_what_the_assistant_says_is_learned(tmp_path, tokenizer):
     assert learned(document) == [4, 1, 6, 7, 1]
 
 
-def test_parquet_has_the_same_fields(tmp_path, tokenizer):
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    table = pyarrow.table({"prompt": ["w2"], "completion": ["w3"], "id": [1]})
-    parquet.write_table(table, tmp_path / "data.parquet")
-    (document,) = documents_of(tmp_path / "data.parquet", tokenizer)
-    assert learned(document) == [3, 1]
-
-
 @pytest.mark.parametrize(
     ("record", "message"),
     [

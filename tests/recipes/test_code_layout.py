@@ -30,7 +30,7 @@ def edited(config, *steps):
 
 
 def test_the_rope_type_is_hidden_and_named_in_the_block():
-    config = edited(LLAMA, Yarn(factor=2), HEADS)
+    config = edited(LLAMA, Yarn(factor=2, beta_fast=24), HEADS)
     hidden = {"rope_type": SENTINEL, "rope_theta": 5e4}
     hidden["original_max_position_embeddings"] = 64
     assert config["rope_parameters"] == hidden
@@ -46,8 +46,10 @@ def test_the_rope_type_is_hidden_and_named_in_the_block():
         "AutoModelForQuestionAnswering": "modeling_ctxext.CtxextLlamaForQuestionAnswering",
         "AutoConfig": "configuration_ctxext.CtxextConfig",
     }
-    assert config["ctxext_code"]["rope"]["factor"] == 2
+    yarn = {"rope_type": "yarn", "factor": 2.0, "beta_fast": 24.0, "beta_slow": 1.0}
+    assert config["ctxext_code"]["rope"] == {**yarn, "original_max_position_embeddings": 64}
     assert [step["method"] for step in config["ctxext_code"]["steps"]] == ["mspoe"]
+    assert edited(LLAMA)["ctxext_code"]["rope"] == {"rope_type": "default"}
 
 
 def test_auto_classes_of_others_stay_beside_ours():
@@ -113,7 +115,10 @@ def test_a_nested_family_that_does_not_nest():
     assert [step["method"] for step in edited(flat)["ctxext_code"]["steps"]] == ["mspoe"]
 
 
-def test_classes_of_a_nested_language_model():
+def test_classes_of_a_language_model_alone_and_nested():
+    alone = family_classes({"model_type": "llama"})
+    assert alone.modeling == "transformers.models.llama.modeling_llama"
+    assert alone.by_auto_class == {"AutoModel": "LlamaModel", "AutoModelForCausalLM": "LlamaForCausalLM"}
     whole = family_classes({"model_type": "llama4", "text_config": {"model_type": "llama4_text"}})
     assert whole.by_auto_class == {
         "AutoModel": "Llama4TextModel",
@@ -121,7 +126,10 @@ def test_classes_of_a_nested_language_model():
         "AutoModelForImageTextToText": "Llama4ForConditionalGeneration",
     }
     other = family_classes({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}})
+    assert other.modeling == "transformers.models.gemma3.modeling_gemma3"
     assert other.by_auto_class["AutoModel"] == "Gemma3Model", "whose language model alone is another class"
+    assert other.by_auto_class["AutoModelForImageTextToText"] == "Gemma3ForConditionalGeneration"
+    assert "AutoModelForImageTextToText" not in family_classes({"model_type": "gemma3_text"}).by_auto_class
 
 
 def test_a_class_that_stands_elsewhere_is_not_named(tmp_path, monkeypatch):

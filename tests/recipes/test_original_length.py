@@ -123,13 +123,6 @@ def test_inspect_says_which_length_and_why(name, run, tmp_path):
     assert (inspection["trained_length"], inspection["trained_length_from"]) == (2048, "--original-length")
 
 
-def test_the_command_takes_it(run, tmp_path):
-    out = tmp_path / "out"
-    words = ["--method", "yarn", "--target-length", "2k", "--original-length", "256", "-q"]
-    assert run("convert", "demo", out, *words).exit_code == 0
-    assert read_json(out / "config.json")["rope_scaling"]["factor"] == 8.0
-
-
 def test_what_measures_searches_and_trains_counts_from_it(tmp_path):
     (info,) = open_infos(["demo"], original_length=256)
     assert (info.trained_length, info.context_length) == (256, 512)

@@ -78,30 +78,6 @@ def test_a_hidden_activation_comes_back_or_is_missed():
     assert without_code({"model_type": "llama"}) == {"model_type": "llama"}
 
 
-def test_the_schedule_that_is_hidden_is_written_beside_the_methods(llama):
-    model = model_config(read_json(llama / "config.json"))
-    code = Recipe([Yarn(factor=4, beta_fast=24), HEADS]).resolved(model).edit(model).code
-    assert code["rope"] == {
-        "rope_type": "yarn",
-        "factor": 4.0,
-        "original_max_position_embeddings": 128,
-        "beta_fast": 24.0,
-        "beta_slow": 1.0,
-    }
-    assert [step["method"] for step in code["steps"]] == ["mspoe"]
-    assert Recipe([HEADS]).edit(model).code["rope"] == {"rope_type": "default"}
-
-
-def test_classes_of_a_family():
-    classes = family_classes({"model_type": "llama"})
-    assert classes.modeling == "transformers.models.llama.modeling_llama"
-    assert classes.by_auto_class == {"AutoModel": "LlamaModel", "AutoModelForCausalLM": "LlamaForCausalLM"}
-    whole = family_classes({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}})
-    assert whole.modeling == "transformers.models.gemma3.modeling_gemma3"
-    assert whole.by_auto_class["AutoModelForImageTextToText"] == "Gemma3ForConditionalGeneration"
-    assert "AutoModelForImageTextToText" not in family_classes({"model_type": "gemma3_text"}).by_auto_class
-
-
 @pytest.mark.parametrize("name", ["t5", "trocr", "of tomorrow"])
 def test_a_family_without_a_causal_language_model(name):
     with pytest.raises(CtxextError, match=f'no causal language model of type "{name}"'):
