@@ -28,6 +28,7 @@ LATER = {"step": 2, "loss": 0.5}
 SHA = "0123456789abcdef" * 4
 STEP = {"method": "yarn"}
 CODE = {"rope": {"rope_type": "default"}}
+BAD_LAYERS = (1, {"head_dim": "x"}, {"head_dim": -1})
 EDGES = [
     (CONFIG, "hidden_size", (1, 10_000_000, None), NOT_COUNTS),
     (CONFIG, "num_hidden_layers", (1, 10_000), (0, 1.5, "2", 10**9)),
@@ -52,12 +53,10 @@ EDGES = [
     (CONFIG, "ctxext_code", ({**CODE, "steps": [{**STEP, "per_prompt": True}]},), ({"steps": [STEP]}, CODE)),
     (SIZES, "num_attention_heads", (1, None), (*NOT_COUNTS, [4])),
     (SIZES, "num_key_value_heads", (0, 1, None), ([1], "2", 1.5, -1)),
-    (SIZES, "sliding_window", (0, 128, None), (-1, 0.5, [16], "16", 10**12)),
     (SIZES, "attention_layers", ([0, 3], None), (3, ["0"], [-1], [[0]])),
-    (SIZES, "per_layer_config", ({}, {"0": None}, {"0": {"head_dim": 8}}), ([], {"0": 1}, {"0": {"head_dim": "x"}})),
     (SIZES, "kv_lora_rank", (0, 1, 10_000_000, None), (-1, 1.5, "4", True, 10**8)),
-    (SIZES, "sliding_window", (0, 1, 10**10, None), (-1, 1.5, "4", True, 10**10 + 1)),
-    (SIZES, "per_layer_config", ({"0": {"head_dim": 0}, "1": None},), ({"0": {"head_dim": -1}}, {"0": 1}, [])),
+    (SIZES, "sliding_window", (0, 1, 10**10, None), (-1, 1.5, [16], "4", True, 10**10 + 1)),
+    (SIZES, "per_layer_config", ({}, {"0": {"head_dim": 0}, "1": None}), ([], *({"0": bad} for bad in BAD_LAYERS))),
     (SCALING, "rope_type", ("yarn", None), (7, ["yarn"])),
     (SCALING, "factor", (0.5, 1, 1e30), NOT_FACTORS),
     (SCALING, "attention_factor", (0, -1.5, 1e300), (math.inf, math.nan, "1", True)),
