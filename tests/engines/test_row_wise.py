@@ -291,9 +291,7 @@ def test_a_map_for_each_layer_acts_from_its_own_border():
 
 
 def test_an_engine_that_warms_up_is_left_alone():
-    engine = Implementation()
-    engine.ctxext_rows = rows_of("self-extend")
-    engine.__class__ = row_wise(Implementation)
+    engine, _ = engine_of("self-extend")
     engine.ctxext_rows.step.metadata = SimpleNamespace()  # Of a step before.
     output = torch.zeros(3, HEADS, SIZE)
     assert engine.forward(None, None, None, None, None, None, output) is output

@@ -41,10 +41,6 @@ def learned(document):
     return [token for token, is_learned in zip(document.ids, document.is_learned, strict=True) if is_learned]
 
 
-def test_text_is_learned_whole_and_may_be_cut(tmp_path, tokenizer):
-    assert read(tmp_path, tokenizer, {"text": "w2 w3"}) == [Document([2, 3])]
-
-
 def test_a_completion_is_learned_with_its_end(tmp_path, tokenizer):
     (document,) = read(tmp_path, tokenizer, {"prompt": "w2 w3", "completion": " w4"})
     assert list(document.ids) == [2, 3, 4, 1]
@@ -128,7 +124,7 @@ def test_bad_rows_are_counted_where_that_is_asked_for(tmp_path, tokenizer):
 
 
 def test_the_text_may_be_in_another_field(tmp_path, tokenizer):
-    assert read(tmp_path, tokenizer, {"content": "w2"}, text_field="content") == [Document([2])]
+    assert read(tmp_path, tokenizer, {"content": "w2 w3"}, text_field="content") == [Document([2, 3])]
     both = {"text": "w2", "messages": CHAT}
     assert read(tmp_path, tokenizer, both, name="text") == [Document([2])]
     with pytest.raises(CtxextError, match='is not alpaca: it has "text"; wanted is "instruction" with "output"'):

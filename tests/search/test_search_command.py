@@ -53,7 +53,6 @@ BAD = {
     "target inside": (("--target-length", "320"), None, "trained to 320 tokens already"),
     "no such method": ((*FAR, "--methods", "yarm"), None, 'no method "yarm"'),
     "no time": ((*FAR, "--minutes", "0"), None, "minutes must be above 0"),
-    "a share below zero": ((*FAR, "--keep-short", "-1"), None, "keep_short must be a share"),
     "beyond the target": ((*FAR, "--lengths", "1k"), None, "beyond the target of 640"),
     "too short": ((*FAR, "--lengths", "100"), None, 'The task "needle" needs at least'),
     "extended": ((*FAR,), extended, "is already extended: yarn ×2"),
