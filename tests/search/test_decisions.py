@@ -536,3 +536,9 @@ def test_questions_of_one_text_are_joined_behind_it():
     ids, is_answer = gradient._joined(prompts)
     assert ids.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8]]
     assert is_answer.tolist() == [[False] * 4 + [True, True, False, True]]
+
+
+def test_lengths_that_were_not_reached_count_as_the_longest_that_was():
+    losses = {64: [-math.log(0.8)], 128: [-math.log(0.5)]}
+    part = Measurement([1.0], losses, {64: [True], 128: [True]}, (64, 128, 256), 1)
+    assert part.loss == pytest.approx((0.2 + 0.5 + 0.5) / 3)
