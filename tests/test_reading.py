@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ctxext import Recipe, convert, verify
+from ctxext import Recipe, convert, load_recipe, verify
 from ctxext.errors import CtxextError
 from ctxext.files.strict import in_markdown, parse_json, parse_yaml, read_text
 from ctxext.methods import Yarn
@@ -150,6 +150,15 @@ def test_links_out_of_the_source_are_refused_by_name(llama, tmp_path):
     (llama / "notes.txt").unlink()
     (llama / "notes.txt").symlink_to(llama / "README.md")
     convert(str(llama), tmp_path / "out", YARN)
+
+
+def test_recipes_are_read_strictly(tmp_path):
+    (tmp_path / "bomb.yaml").write_text(BOMB)
+    with pytest.raises(CtxextError, match="aliases"):
+        load_recipe(str(tmp_path / "bomb.yaml"))
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(CtxextError, match="not text in UTF-8"):
+        load_recipe(str(tmp_path / "bytes.yaml"))
 
 
 def test_a_bomb_in_a_card_is_left_out(llama, tmp_path):
