@@ -401,7 +401,7 @@ def test_each_option_of_a_conversion_does_its_part(monkeypatch):
     ],
 )
 def test_convert_by_a_search(arrived, monkeypatch, words, budget):
-    (source, options), named = arrived((*AUTO[:-4], *words), "ctxext.cli.auto.search")
+    (source, options), named = arrived((*AUTO[:-4], *words), "ctxext.search.run.search")
     assert source == "some"
     expected = {"target_length": 65536, "trials": budget[0], "minutes": budget[1], "original_length": 4096}
     assert options == SearchOptions(**expected), "what is left is for comparing, should that be too little"

@@ -156,7 +156,9 @@ def few(monkeypatch):
 
     def ask(**more):
         less = {"samples": 1, "checked": 2, "methods": ("yarn",), **more}
-        monkeypatch.setattr(auto, "SearchOptions", lambda **given: SearchOptions(**given, **less))
+        monkeypatch.setattr(
+            import_module("ctxext.search.options"), "SearchOptions", lambda **given: SearchOptions(**given, **less)
+        )
 
     return ask
 
@@ -207,7 +209,7 @@ def test_auto_compares_published_methods_where_a_search_has_no_time(
         rows = [{"name": "stock", "recipe": None}, {"name": "ntk", "recipe": NTK}]
         return {"comparison": {"models": rows, "taken": taken, "nearest": nearest, "verdict": "Take ntk."}}
 
-    monkeypatch.setattr(auto, "search", too_short)
+    monkeypatch.setattr(import_module("ctxext.search.run"), "search", too_short)
     monkeypatch.setattr(import_module("ctxext.compare.run"), "compare", compared)
     monkeypatch.setattr(auto, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     result = run("convert", source, tmp_path / "out", "--method", "auto", *FAR, "--minutes", 5)

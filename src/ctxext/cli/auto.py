@@ -3,18 +3,18 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ctxext.cli.options import option_name
 from ctxext.cli.output import Output
 from ctxext.errors import CtxextError, NothingMeasuredError
-from ctxext.evaluate.loading import Loading
 from ctxext.files.extras import is_installed
 from ctxext.files.length import format_length
 from ctxext.options import option
 from ctxext.recipes.recipe import Recipe, recipe_from_dict
-from ctxext.search.options import SearchOptions
-from ctxext.search.run import figures, search
+
+if TYPE_CHECKING:
+    from ctxext.evaluate.loading import Loading
 
 AUTO = "auto"
 DEFAULT_MINUTES = 5.0
@@ -49,7 +49,7 @@ def searched_recipe(
     source: str,
     given: Mapping[str, Any],
     budget: Budget,
-    loading: Loading,
+    loading: "Loading",
     out: Output,
     *,
     original_length: int | None = None,
@@ -61,7 +61,9 @@ def searched_recipe(
             f"--method auto chooses {others} itself." if others else "--method auto needs to know how far to reach.",
             hint="Give it --target-length alone, for example 32k.",
         )
-    from ctxext.cli.search import watching
+    from ctxext.cli.search import watching  # A conversion by a named method needs none of these.
+    from ctxext.search.options import SearchOptions
+    from ctxext.search.run import figures, search
 
     started = time.monotonic()
     minutes = DEFAULT_MINUTES if budget == Budget() else budget.minutes
