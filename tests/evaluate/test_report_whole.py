@@ -1,5 +1,6 @@
 """A small report, worked out by hand or by other formulas, and everything that is drawn and written from it."""
 
+import io
 import math
 import random
 import re
@@ -8,7 +9,9 @@ from importlib import import_module
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from ctxext.cli.eval_tables import report_tables
 from ctxext.evaluate.report import pictures
 from ctxext.evaluate.report.findings import findings
 from ctxext.evaluate.report.intervals import wilson_interval
@@ -435,3 +438,14 @@ def test_files_of_a_report(tmp_path, monkeypatch):
     assert [path.name for path in write_report(report(("other",)), alone)][2:] == [
         *("ruler-vt-other.png", "needle-other.png", "perplexity.png")
     ]
+
+
+def test_masked_tokens_are_read_without_windows_whatever_the_stride():
+    record = losses("stock", "pseudo-perplexity", 256, width=256, buckets=[[510.0, 255]], lengths={"256": [510.0, 255]})
+    settings = Settings(tasks=("pseudo-perplexity",), lengths=(256,), stride=64)
+    made = report_of(["stock"], [record], settings)
+    assert "Sliding" not in render_page(made)
+    console = Console(width=100, file=io.StringIO())
+    console.print(*report_tables(made, 100))
+    assert "7.39" in console.file.getvalue()
+    assert "sliding" not in console.file.getvalue()

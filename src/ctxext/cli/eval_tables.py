@@ -105,7 +105,9 @@ def _width(texts: Sequence[str]) -> int:
 def _perplexity(report: Report) -> tables.Table:
     (task, lengths, curves), rows = tables.perplexities(report), []
     stride = report["settings"].get("stride")
-    kinds = {"lengths": "", **({"sliding": f" (sliding, stride {stride})"} if stride else {})}
+    kinds = {"lengths": ""}
+    if any("sliding" in curve for *_, curve in curves):  # Masked tokens are read without windows.
+        kinds["sliding"] = f" (sliding, stride {stride})"
     for model, text, curve in curves:
         for kind, note in kinds.items():
             name = f"  {text}" if text else model["name"]

@@ -296,7 +296,7 @@ def _perplexity(report: Report) -> str:
         for model, text, curve in curves
     ]
     stride = report["settings"]["stride"]
-    sliding = f" Sliding: a window of that length moves on by {stride} tokens." if stride else ""
+    sliding = f" Sliding: a window of that length moves on by {stride} tokens." if "sliding" in kinds else ""
     picture = f"""{_losses(report)}
 <p class="soft">Faint points are measured, lines are smoothed over three of them. Perplexity over the first so many
 tokens.{sliding}</p>
