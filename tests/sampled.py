@@ -35,9 +35,6 @@ SAMPLED = {
         r"|^(roberta|xlm-roberta)-1000-False$"
     ),
     "finetune/test_finetune.py::test_muon_learns_and_goes_on_where_it_was": "True",
-    "finetune/test_merge.py::test_merged_equals_the_adapter_on_its_base": (
-        r"^(lora|rslora|dora|norms and embeddings)-True$|embeddings-False$"
-    ),
     "finetune/test_merge_kinds.py::test_merged_equals_the_adapter": "^tied-|embedding|head|both",
     "finetune/test_merge_kinds.py::test_what_cannot_be_merged_is_refused_with_its_reason": "^tied-|rows",
     "finetune/test_stopping.py::test_sigterm_saves_the_last_whole_step": "^0$",
