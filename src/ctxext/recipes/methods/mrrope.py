@@ -26,10 +26,10 @@ class MrRope(Divided):
         search=("pro", "uni"),
     )
     beta_fast: float = param(
-        32.0, help="Dimensions with more rotations than this within the original context stay unchanged.", min=0
+        32.0, help="Dimensions with more rotations than this within the original context stay unchanged.", min=0.01
     )
     beta_slow: float = param(
-        1.0, help="Dimensions with fewer rotations than this are divided by the whole factor.", min=0
+        1.0, help="Dimensions with fewer rotations than this are divided by the whole factor.", min=0.01
     )
 
     def __post_init__(self) -> None:

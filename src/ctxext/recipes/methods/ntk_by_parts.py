@@ -33,17 +33,18 @@ class NtkByParts(Scaling):
     paper = "https://arxiv.org/abs/2309.00071"
     rope_type = "yarn"
 
+    # transformers reads an end of 0 as one that is not given.
     beta_fast: float | None = param(
         None,
         help="Dimensions with more rotations than this within the original context stay unchanged.",
-        min=0,
+        min=0.01,
         search=(8, 64),
         usual=_BETA_FAST,
     )
     beta_slow: float | None = param(
         None,
         help="Dimensions with fewer rotations than this are divided by the whole factor.",
-        min=0,
+        min=0.01,
         search=(0.5, 4),
         usual=_BETA_SLOW,
     )

@@ -20,11 +20,14 @@ class Resonance(Divided):
     paper = "https://arxiv.org/abs/2403.00071"
     is_experimental = True
 
+    # transformers reads an end of YaRN's ramp of 0 as one that is not given.
     beta_fast: float = param(
-        32.0, help="YaRN leaves dimensions with more rotations than this within the original context unchanged.", min=0
+        32.0,
+        help="YaRN leaves dimensions with more rotations than this within the original context unchanged.",
+        min=0.01,
     )
     beta_slow: float = param(
-        1.0, help="YaRN divides dimensions with fewer rotations than this by the whole factor.", min=0
+        1.0, help="YaRN divides dimensions with fewer rotations than this by the whole factor.", min=0.01
     )
 
     def __post_init__(self) -> None:
