@@ -36,6 +36,12 @@ def converted(originals, tmp_path):
 
 
 @pytest.fixture
+def extended(converted) -> Path:
+    """A copy of the one by configuration alone."""
+    return converted("yarn")
+
+
+@pytest.fixture
 def server(tmp_path):
     """A Hub on which `me` and `you` may write."""
     with hub({}, tmp_path / "hub") as running:

@@ -37,10 +37,9 @@ def digest(path) -> str:
 
 @pytest.mark.parametrize("name", ["config.json", "ctxext.json"])
 @pytest.mark.parametrize("key", ["recipe", "source", "revision"])
-def test_either_record_may_tell_another_story(converted, name, key):
-    folder = converted("yarn")
-    assert file_checks.check_record(subject_of(folder)).status == "passed"
-    content = read_json(folder / name)
+def test_either_record_may_tell_another_story(extended, name, key):
+    assert file_checks.check_record(subject_of(extended)).status == "passed"
+    content = read_json(extended / name)
     noted = content["ctxext"] if name == "config.json" else content
     if key == "recipe":
         noted["recipe"]["steps"][0]["factor"] = 8.0
@@ -48,9 +47,9 @@ def test_either_record_may_tell_another_story(converted, name, key):
         noted[key] = COMMIT
     else:
         noted["source"][{"source": "name"}.get(key, key)] = COMMIT
-    change_json(folder / name, **content)
+    change_json(extended / name, **content)
     problem = f'"ctxext.json" and "config.json" disagree about {key}'
-    assert file_checks.check_record(subject_of(folder)) == Finding("record", "failed", problem)
+    assert file_checks.check_record(subject_of(extended)) == Finding("record", "failed", problem)
 
 
 FILES = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "README.md", "model.safetensors")
@@ -58,14 +57,13 @@ FILES = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "REA
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("what", ["changed", "missing"])
-def test_files_that_changed_or_are_missing(converted, what, name):
+def test_files_that_changed_or_are_missing(extended, what, name):
     """The card may be edited or left out; the bytes of weights have a check of their own."""
-    folder = converted("yarn")
-    subject = subject_of(folder)
+    subject = subject_of(extended)
     if what == "missing":
-        (folder / name).unlink()
+        (extended / name).unlink()
     else:
-        (folder / name).write_bytes((folder / name).read_bytes() + b" ")
+        (extended / name).write_bytes((extended / name).read_bytes() + b" ")
     finding = file_checks.check_files(subject)
     if name == "README.md" or (what, name) == ("changed", "model.safetensors"):
         assert finding.status == "passed"
@@ -74,42 +72,39 @@ def test_files_that_changed_or_are_missing(converted, what, name):
         assert (finding.status, finding.detail) == ("failed", f'{what}: "{name}"')
 
 
-def test_files_that_nobody_recorded(converted):
-    folder = converted("yarn")
-    (folder / ".gitattributes").write_text("")
-    assert file_checks.check_files(subject_of(folder)).status == "passed"
-    (folder / "deep").mkdir()
+def test_files_that_nobody_recorded(extended):
+    (extended / ".gitattributes").write_text("")
+    assert file_checks.check_files(subject_of(extended)).status == "passed"
+    (extended / "deep").mkdir()
     for name in ("model-2.safetensors", "deep/config.json"):
-        (folder / name).write_text("")
-    finding = file_checks.check_files(subject_of(folder))
+        (extended / name).write_text("")
+    finding = file_checks.check_files(subject_of(extended))
     assert finding.detail == 'not recorded: "deep/config.json", "model-2.safetensors"'
 
 
 @pytest.mark.parametrize(("name", "status"), [("evaluation/report.json", "passed"), ("evaluations/x.json", "failed")])
 @pytest.mark.parametrize("what", ["changed", "missing", "not recorded"])
-def test_a_folder_that_is_about_to_be_written_again_is_not_checked(converted, name, status, what):
-    folder = converted("yarn")
-    (folder / name).parent.mkdir()
-    (folder / name).write_text("{}")
-    manifest = read_json(folder / "ctxext.json")
+def test_a_folder_that_is_about_to_be_written_again_is_not_checked(extended, name, status, what):
+    (extended / name).parent.mkdir()
+    (extended / name).write_text("{}")
+    manifest = read_json(extended / "ctxext.json")
     if what != "not recorded":
-        change_json(folder / "ctxext.json", files={**manifest["files"], name: "0" * 64})
+        change_json(extended / "ctxext.json", files={**manifest["files"], name: "0" * 64})
     if what == "missing":
-        (folder / name).unlink()
-    assert file_checks.check_files(subject_of(folder, rewritten="evaluation")).status == status
-    assert file_checks.check_files(subject_of(folder)).detail == f'{what}: "{name}"'
+        (extended / name).unlink()
+    assert file_checks.check_files(subject_of(extended, rewritten="evaluation")).status == status
+    assert file_checks.check_files(subject_of(extended)).detail == f'{what}: "{name}"'
 
 
 @pytest.fixture
-def sharded(converted):
+def sharded(extended):
     """A checkpoint with three weight files and their stamps, `a` with a digest."""
-    folder = converted("yarn")
-    content = (folder / "model.safetensors").read_bytes()
+    content = (extended / "model.safetensors").read_bytes()
     names = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
     for name in names:
-        (folder / name).write_bytes(content)
-    (folder / "model.safetensors").unlink()
-    return folder, names
+        (extended / name).write_bytes(content)
+    (extended / "model.safetensors").unlink()
+    return extended, names
 
 
 @pytest.mark.parametrize("known", [(), (0,), (0, 1), (0, 1, 2)])
@@ -455,20 +450,18 @@ def test_what_cannot_be_read_is_a_failure_of_its_check(llama_source, error):
         (None, None, {}),
     ],
 )
-def test_a_training_is_known_from_either_record(converted, recorded, noted, training):
-    folder = converted("yarn")
-    change_json(folder / "ctxext.json", finetune=recorded)
-    change_json(folder / "config.json", ctxext={**read_json(folder / "config.json")["ctxext"], "finetune": noted})
-    assert training_of(subject_of(folder)) == training
+def test_a_training_is_known_from_either_record(extended, recorded, noted, training):
+    change_json(extended / "ctxext.json", finetune=recorded)
+    change_json(extended / "config.json", ctxext={**read_json(extended / "config.json")["ctxext"], "finetune": noted})
+    assert training_of(subject_of(extended)) == training
 
 
-def test_what_describes_far_more_than_it_holds_is_not_loaded(converted, monkeypatch):
+def test_what_describes_far_more_than_it_holds_is_not_loaded(extended, monkeypatch):
     """Asked before anything else is, so that leave for code does not load it either."""
-    folder = converted("yarn")
-    change_json(folder / "config.json", hidden_size=32_768, intermediate_size=100_000, num_hidden_layers=400)
+    change_json(extended / "config.json", hidden_size=32_768, intermediate_size=100_000, num_hidden_layers=400)
     monkeypatch.setattr(import_module("ctxext.verify.clean_load"), "answer_of", None)
     for leave in (False, True):
-        assert "describes far more weights" in subject_of(folder, trust_remote_code=leave).loaded.error
+        assert "describes far more weights" in subject_of(extended, trust_remote_code=leave).loaded.error
 
 
 @pytest.mark.parametrize("leave", [False, True])

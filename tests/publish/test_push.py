@@ -85,9 +85,8 @@ def test_weights_that_were_just_compared_are_not_read_again(converted, monkeypat
     assert read_json(folder / "ctxext.json")["weights"] == before
 
 
-def test_a_broken_connection_then_the_same_command(commands, server, converted):
-    folder = converted("yarn")
-    line = ["push", folder, "me/tiny", "--token", TOKEN]
+def test_a_broken_connection_then_the_same_command(commands, server, extended):
+    line = ["push", extended, "me/tiny", "--token", TOKEN]
     server.cut, server.cut_times = "/commit/", 1000
     [[code, _, err]] = commands(line)
     assert code == 1
@@ -100,27 +99,26 @@ def test_a_broken_connection_then_the_same_command(commands, server, converted):
     [[code, _, err], [again, output, _]] = commands(line, line)
     assert code == 0, err
     assert "notes.txt" in err
-    assert held(server) == {**local(folder), "notes.txt": b"mine"}
+    assert held(server) == {**local(extended), "notes.txt": b"mine"}
     assert len(asked(server, "PUT /objects/")) == sent == 1  # What had arrived was not sent twice.
     assert again == 0
     assert "all there already" in output
     assert len(server.commits) == 1
 
 
-def test_what_is_refused_is_told_in_one_line_and_no_token_is_shown(commands, server, converted):
-    folder = converted("yarn")
+def test_what_is_refused_is_told_in_one_line_and_no_token_is_shown(commands, server, extended):
     lines = {
-        ("push", folder, "me/tiny", "--token", TOKEN): "",
-        ("push", folder, "me/tiny", "--token", "hf_wrongwrong"): "does not accept the token",
-        ("push", folder, "me/tiny", "--token", STRANGER): '"me/tiny" is not yours to write to',
-        ("push", folder, "someone/tiny", "--token", STRANGER): '"someone/tiny" is not yours to write to',
-        ("push", folder, "me/ti ny", "--token", TOKEN): "not a name that the Hub allows",
-        ("push", folder, "tiny", "--token", TOKEN): "not a name that the Hub allows",
-        ("push", folder, "a/b/c", "--token", TOKEN): "not a name that the Hub allows",
-        ("push", folder, "me/tiny", "--token", "hf_bro\nken"): "characters that no token has",
-        ("push", folder, "me/tiny"): "needs a Hub token",
-        ("push", folder, "me/tiny", "--token", TOKEN, "--private"): "exists and is public",
-        ("push", folder, "me/tiny", "--token", TOKEN, "--create-pr", "--revision", "v2"): "against main",
+        ("push", extended, "me/tiny", "--token", TOKEN): "",
+        ("push", extended, "me/tiny", "--token", "hf_wrongwrong"): "does not accept the token",
+        ("push", extended, "me/tiny", "--token", STRANGER): '"me/tiny" is not yours to write to',
+        ("push", extended, "someone/tiny", "--token", STRANGER): '"someone/tiny" is not yours to write to',
+        ("push", extended, "me/ti ny", "--token", TOKEN): "not a name that the Hub allows",
+        ("push", extended, "tiny", "--token", TOKEN): "not a name that the Hub allows",
+        ("push", extended, "a/b/c", "--token", TOKEN): "not a name that the Hub allows",
+        ("push", extended, "me/tiny", "--token", "hf_bro\nken"): "characters that no token has",
+        ("push", extended, "me/tiny"): "needs a Hub token",
+        ("push", extended, "me/tiny", "--token", TOKEN, "--private"): "exists and is public",
+        ("push", extended, "me/tiny", "--token", TOKEN, "--create-pr", "--revision", "v2"): "against main",
     }
     before = None
     for (line, wanted), (code, out, err) in zip(lines.items(), commands(*lines), strict=True):
@@ -139,11 +137,10 @@ def test_a_network_that_is_switched_off(commands, converted):
     assert err.count("error:") == 1
 
 
-def test_branches_private_repositories_and_pull_requests(commands, server, converted):
-    folder = converted("yarn")
-    hidden = ["push", folder, "me/hidden", "--token", TOKEN, "--private"]
-    branch = ["push", folder, "me/tiny", "--token", TOKEN, "--revision", "long"]
-    request = ["push", folder, "me/asked", "--token", TOKEN, "--create-pr", "--message", "Longer"]
+def test_branches_private_repositories_and_pull_requests(commands, server, extended):
+    hidden = ["push", extended, "me/hidden", "--token", TOKEN, "--private"]
+    branch = ["push", extended, "me/tiny", "--token", TOKEN, "--revision", "long"]
+    request = ["push", extended, "me/asked", "--token", TOKEN, "--create-pr", "--message", "Longer"]
     answers = commands(hidden, branch, request, request)
     assert [code for code, _, _ in answers] == [0] * 4, answers
     assert server.private == {"me/hidden"}
@@ -154,52 +151,47 @@ def test_branches_private_repositories_and_pull_requests(commands, server, conve
     assert server.folder("me/asked", "refs/pr/1").joinpath("model.safetensors").exists()
 
 
-def test_what_a_record_says_of_this_machine_is_not_published(converted):
+def test_what_a_record_says_of_this_machine_is_not_published(extended):
     """Times of files and places on this disk."""
-    folder = converted("yarn")
     places = {"model.safetensors": "/home/me/models/model.safetensors"}
-    change_json(folder / "ctxext.json", links=places, stamps={"config.json": [1, 2]})
-    seal(prepare(folder, "me/tiny", PushOptions(check=False)))
-    assert not {"links", "stamps"} & read_json(folder / "ctxext.json").keys()
-    assert "/home/me" not in (folder / "ctxext.json").read_text() + (folder / "README.md").read_text()
+    change_json(extended / "ctxext.json", links=places, stamps={"config.json": [1, 2]})
+    seal(prepare(extended, "me/tiny", PushOptions(check=False)))
+    assert not {"links", "stamps"} & read_json(extended / "ctxext.json").keys()
+    assert "/home/me" not in (extended / "ctxext.json").read_text() + (extended / "README.md").read_text()
 
 
-def test_options_that_contradict_each_other(converted):
-    folder = converted("yarn")
+def test_options_that_contradict_each_other(extended):
     assert PushOptions() == PushOptions(private=False, create_pr=False, adapter=False, check=True)
     with pytest.raises(CtxextError, match="against main"):
-        prepare(folder, "me/tiny", PushOptions(create_pr=True, revision="v2"))
-    assert prepare(folder, "me/tiny", PushOptions(create_pr=True, revision="main")).names
+        prepare(extended, "me/tiny", PushOptions(create_pr=True, revision="v2"))
+    assert prepare(extended, "me/tiny", PushOptions(create_pr=True, revision="main")).names
     with pytest.raises(CtxextError, match="no evaluation results"):
-        prepare(folder, "me/tiny", PushOptions(adapter=True, report=folder))
+        prepare(extended, "me/tiny", PushOptions(adapter=True, report=extended))
 
 
-def test_no_verify_shares_what_was_changed(run, converted):
-    folder = converted("yarn")
-    (folder / "config.json").write_text((folder / "config.json").read_text() + "\n")
-    refused = run("push", folder, "me/tiny", "--dry-run")
+def test_no_verify_shares_what_was_changed(run, extended):
+    (extended / "config.json").write_text((extended / "config.json").read_text() + "\n")
+    refused = run("push", extended, "me/tiny", "--dry-run")
     assert refused.exit_code == 1
     assert "is not what was recorded" in refused.exception.message
     assert 'files: changed: "config.json"' in refused.exception.message
     assert "ctxext verify" in refused.exception.hint
-    assert run("push", folder, "me/tiny", "--dry-run", "--no-verify").exit_code == 0
+    assert run("push", extended, "me/tiny", "--dry-run", "--no-verify").exit_code == 0
 
 
-def test_dry_run_shows_everything_and_writes_nothing(commands, server, converted):
-    folder = converted("yarn")
-    before = local(folder)
-    [[code, out, err]] = commands(["push", folder, "me/tiny", "--dry-run"])
+def test_dry_run_shows_everything_and_writes_nothing(commands, server, extended):
+    before = local(extended)
+    [[code, out, err]] = commands(["push", extended, "me/tiny", "--dry-run"])
     assert code == 0, err
     assert "model.safetensors" in out
     assert 'from_pretrained("me/tiny")' in out
-    assert local(folder) == before
+    assert local(extended) == before
     assert server.requests == []
 
 
-def test_a_card_that_a_person_wrote_stays(converted):
-    folder = converted("yarn")
-    (folder / "README.md").write_text("# Mine\n")
-    plan = prepare(folder, "me/tiny", PushOptions())
+def test_a_card_that_a_person_wrote_stays(extended):
+    (extended / "README.md").write_text("# Mine\n")
+    plan = prepare(extended, "me/tiny", PushOptions())
     assert plan.card == "# Mine\n"
     assert "edited by hand" in plan.warnings[0]
 
@@ -210,13 +202,12 @@ def test_what_is_no_checkpoint_of_ours_is_refused(llama_source, tmp_path):
             prepare(folder, "me/tiny", PushOptions())
 
 
-def test_the_card_of_a_trained_checkpoint_says_how(converted):
-    folder = converted("yarn")
-    change_json(folder / "ctxext.json", finetune={"trained": "LoRA rank 4", "steps": 3})
+def test_the_card_of_a_trained_checkpoint_says_how(extended):
+    change_json(extended / "ctxext.json", finetune={"trained": "LoRA rank 4", "steps": 3})
     options = {"length": 512, "steps": 3, "rank": 4, "targets": ["q_proj", "v_proj"], "dora": True, "device": "cpu"}
-    (folder / "finetune.json").write_text(json.dumps({"options": options, "data": {"name": "books.jsonl"}}))
-    (folder / "loss.png").write_bytes(b"picture")
-    card = prepare(folder, "me/tiny", PushOptions(check=False)).card
+    (extended / "finetune.json").write_text(json.dumps({"options": options, "data": {"name": "books.jsonl"}}))
+    (extended / "loss.png").write_bytes(b"picture")
+    card = prepare(extended, "me/tiny", PushOptions(check=False)).card
     command = "ctxext finetune EXTENDED OUT --data books.jsonl --length 512 --steps 3 --rank 4 --targets q_proj,v_proj"
     assert f"{command} --dora" in card.replace(" \\\n   ", "")
     assert "ctxext convert llama EXTENDED --method yarn --factor 4" in card

@@ -74,21 +74,19 @@ def test_a_checkpoint_that_ctxext_did_not_make_is_not_loaded(llama_source, monke
         ("lengths", lambda config: config.update(max_position_embeddings=1024)),
     ],
 )
-def test_configuration_that_contradicts_its_recipe_is_found_even_if_recorded(converted, check, change):
-    folder = converted("yarn")
-    rewrite(folder, "config.json", change)
-    results = results_of(folder, load=False)
+def test_configuration_that_contradicts_its_recipe_is_found_even_if_recorded(extended, check, change):
+    rewrite(extended, "config.json", change)
+    results = results_of(extended, load=False)
     assert results["files"][0] == "passed"
     assert results[check][0] == "failed", results
 
 
 @pytest.mark.parametrize("length", [128, 511, 513, 4096])
-def test_a_tokenizer_of_another_length_is_found_even_if_recorded(converted, length):
+def test_a_tokenizer_of_another_length_is_found_even_if_recorded(extended, length):
     """Shorter or longer: one cuts what the model reads, the other hands it more than it can."""
-    folder = converted("yarn")
-    assert results_of(folder, load=False)["lengths"] == ("passed", "all files say 512 tokens")
-    rewrite(folder, "tokenizer_config.json", lambda config: config.update(model_max_length=length))
-    results = results_of(folder, load=False)
+    assert results_of(extended, load=False)["lengths"] == ("passed", "all files say 512 tokens")
+    rewrite(extended, "tokenizer_config.json", lambda config: config.update(model_max_length=length))
+    results = results_of(extended, load=False)
     assert results["files"][0] == "passed"
     assert results["lengths"] == ("failed", f'"config.json" says 512, "tokenizer_config.json" {length}')
 
@@ -191,17 +189,16 @@ def test_a_model_that_lacks_weights_or_does_not_load_is_found(config, report, st
 
 
 @pytest.mark.parametrize("key", ["load_in_4bit", "load_in_8bit"])
-def test_weights_that_only_an_accelerator_quantizes_are_not_loaded_on_a_cpu(key, converted, monkeypatch):
+def test_weights_that_only_an_accelerator_quantizes_are_not_loaded_on_a_cpu(key, extended, monkeypatch):
     """bitsandbytes fails in the first forward, with an assertion."""
-    folder = converted("yarn")
-    change_json(folder / "config.json", quantization_config={"quant_method": "bitsandbytes", key: True})
+    change_json(extended / "config.json", quantization_config={"quant_method": "bitsandbytes", key: True})
     monkeypatch.setattr(subject, "load_in_clean_process", None)
-    one = Subject(open_checkpoint(str(folder)))
+    one = Subject(open_checkpoint(str(extended)))
     finding = check_loading(one)
     assert (finding.status, key in finding.detail) == ("not checked", True)
     with pytest.raises(CtxextError, match=f'cannot be loaded on a CPU: config.json has "{key}"'):
-        load_model(open_infos([str(folder)])[0], Loading(device="cpu"))
-    compared = clean_load.compare_logits(folder, one.checkpoint, one.recipe, one.expected, one.plain)
+        load_model(open_infos([str(extended)])[0], Loading(device="cpu"))
+    compared = clean_load.compare_logits(extended, one.checkpoint, one.recipe, one.expected, one.plain)
     assert key in compared.skipped
 
 

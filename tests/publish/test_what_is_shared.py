@@ -65,13 +65,12 @@ def test_nor_is_an_adapter_that_is_a_link_itself(secret, tmp_path):
 
 @pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize("name", ["notes.txt", "tokenizer.json", "sub/notes.txt"])
-def test_links_in_a_checkpoint_are_not_shared_with_or_without_the_checks(name, check, secret, converted):
-    folder = converted("yarn")
-    (folder / name).parent.mkdir(exist_ok=True)
-    (folder / name).unlink(missing_ok=True)
-    (folder / name).symlink_to(secret)
+def test_links_in_a_checkpoint_are_not_shared_with_or_without_the_checks(name, check, secret, extended):
+    (extended / name).parent.mkdir(exist_ok=True)
+    (extended / name).unlink(missing_ok=True)
+    (extended / name).symlink_to(secret)
     with pytest.raises(CtxextError, match="is a link out of the folder"):
-        prepare(folder, "me/tiny", PushOptions(check=check))
+        prepare(extended, "me/tiny", PushOptions(check=check))
 
 
 def with_report(folder: Path, place: Path) -> Path:
@@ -90,44 +89,41 @@ def with_report(folder: Path, place: Path) -> Path:
     return place
 
 
-def test_a_report_is_shared_with_the_pictures_that_the_card_shows(converted, tmp_path):
-    folder = converted("yarn")
-    plan = prepare(folder, "me/tiny", PushOptions(report=with_report(folder, tmp_path / "r")))
+def test_a_report_is_shared_with_the_pictures_that_the_card_shows(extended, tmp_path):
+    plan = prepare(extended, "me/tiny", PushOptions(report=with_report(extended, tmp_path / "r")))
     assert {name for name in plan.texts if name != "README.md"} == {
         *("report/report.json", "report/report.html", "report/needle-mine.png")
     }
     assert "needle-mine.png" in plan.card
     seal(plan)
-    record = read_json(folder / "ctxext.json")
+    record = read_json(extended / "ctxext.json")
     assert record["files"].keys() >= {"report/report.html", "config.json"}
     assert "report/report.html" not in record["weights"]
-    again = prepare(folder, "me/tiny", PushOptions(report=tmp_path / "r"))
+    again = prepare(extended, "me/tiny", PushOptions(report=tmp_path / "r"))
     assert again.texts == plan.texts, "the report that was shared is no part of what was measured"
     seal(again)
-    assert read_json(folder / "ctxext.json") == record
+    assert read_json(extended / "ctxext.json") == record
 
 
-def test_a_report_that_was_shared_may_be_replaced_and_nothing_else(converted, tmp_path):
-    folder = converted("yarn")
-    place = with_report(folder, tmp_path / "r")
-    seal(prepare(folder, "me/tiny", PushOptions(report=place)))
-    (folder / "report" / "report.html").write_text("of an older evaluation")
+def test_a_report_that_was_shared_may_be_replaced_and_nothing_else(extended, tmp_path):
+    place = with_report(extended, tmp_path / "r")
+    seal(prepare(extended, "me/tiny", PushOptions(report=place)))
+    (extended / "report" / "report.html").write_text("of an older evaluation")
     with pytest.raises(CtxextError, match="is not what was recorded"):
-        prepare(folder, "me/tiny", PushOptions())
-    assert prepare(folder, "me/tiny", PushOptions(report=place)).texts["report/report.html"] == b"report.html"
-    (folder / "config.json").write_text((folder / "config.json").read_text() + " ")
+        prepare(extended, "me/tiny", PushOptions())
+    assert prepare(extended, "me/tiny", PushOptions(report=place)).texts["report/report.html"] == b"report.html"
+    (extended / "config.json").write_text((extended / "config.json").read_text() + " ")
     with pytest.raises(CtxextError, match=r'changed: "config\.json"'):
-        prepare(folder, "me/tiny", PushOptions(report=place))
+        prepare(extended, "me/tiny", PushOptions(report=place))
 
 
 @pytest.mark.parametrize("measured_with_it", [True, False])
-def test_what_lies_in_the_folder_of_a_report_is_no_other_checkpoint(measured_with_it, converted, tmp_path):
-    folder = converted("yarn")
-    place = None if measured_with_it else with_report(folder, tmp_path / "r")
-    (folder / "report").mkdir()
-    (folder / "report" / "notes.txt").write_text("notes")
-    place = place or with_report(folder, tmp_path / "r")
-    assert "needle-mine.png" in prepare(folder, "me/tiny", PushOptions(report=place, check=False)).card
+def test_what_lies_in_the_folder_of_a_report_is_no_other_checkpoint(measured_with_it, extended, tmp_path):
+    place = None if measured_with_it else with_report(extended, tmp_path / "r")
+    (extended / "report").mkdir()
+    (extended / "report" / "notes.txt").write_text("notes")
+    place = place or with_report(extended, tmp_path / "r")
+    assert "needle-mine.png" in prepare(extended, "me/tiny", PushOptions(report=place, check=False)).card
 
 
 @pytest.mark.parametrize("is_adapter", [True, False])
@@ -156,13 +152,12 @@ def test_the_card_is_told_all_that_the_record_says(is_adapter, converted, monkey
 
 
 @pytest.mark.parametrize("name", ["report.json", "report.html", "needle-mine.png"])
-def test_links_in_a_report_s_folder_are_not_shared(name, secret, converted, tmp_path):
-    folder = converted("yarn")
-    place = with_report(folder, tmp_path / "r")
+def test_links_in_a_report_s_folder_are_not_shared(name, secret, extended, tmp_path):
+    place = with_report(extended, tmp_path / "r")
     (place / name).rename(secret.with_name(name))
     (place / name).symlink_to(secret.with_name(name))
     with pytest.raises(CtxextError, match=f'"{name}" of .* is a link out of the folder'):
-        prepare(folder, "me/tiny", PushOptions(report=place))
+        prepare(extended, "me/tiny", PushOptions(report=place))
 
 
 @pytest.mark.parametrize(
@@ -204,33 +199,31 @@ def test_which_adapter_is_meant(tmp_path):
         prepare(tmp_path, "me/tiny", PushOptions())  # A checkpoint is meant where there is one.
 
 
-def test_a_card_of_unknown_origin_is_written_again(converted):
-    folder = converted("yarn")
-    (folder / "README.md").write_text("# Who wrote this?\n")
-    change_json(folder / "ctxext.json", files={})
-    plan = prepare(folder, "me/tiny", PushOptions(check=False))
+def test_a_card_of_unknown_origin_is_written_again(extended):
+    (extended / "README.md").write_text("# Who wrote this?\n")
+    change_json(extended / "ctxext.json", files={})
+    plan = prepare(extended, "me/tiny", PushOptions(check=False))
     assert plan.warnings == ()
     assert 'from_pretrained("me/tiny")' in plan.card
 
 
-def test_weights_are_read_unless_a_look_is_enough(converted):
+def test_weights_are_read_unless_a_look_is_enough(extended):
     """A dry run compares all but the weights; what was compared, and that alone, is not read again."""
-    folder = converted("yarn")
-    assert prepare(folder, "me/tiny", PushOptions()).known.keys() == {"model.safetensors"}
-    assert prepare(folder, "me/tiny", PushOptions(check=False)).known == {}
-    assert prepare(folder, "me/tiny", PushOptions(), read_weights=False).known == {}
-    content = bytearray((folder / "model.safetensors").read_bytes())
+    assert prepare(extended, "me/tiny", PushOptions()).known.keys() == {"model.safetensors"}
+    assert prepare(extended, "me/tiny", PushOptions(check=False)).known == {}
+    assert prepare(extended, "me/tiny", PushOptions(), read_weights=False).known == {}
+    content = bytearray((extended / "model.safetensors").read_bytes())
     content[-1] ^= 1
-    (folder / "model.safetensors").write_bytes(content)
+    (extended / "model.safetensors").write_bytes(content)
     with pytest.raises(CtxextError, match="is not what was recorded"):
-        prepare(folder, "me/tiny", PushOptions())
-    plan = prepare(folder, "me/tiny", PushOptions(), read_weights=False)
+        prepare(extended, "me/tiny", PushOptions())
+    plan = prepare(extended, "me/tiny", PushOptions(), read_weights=False)
     steps = []
     seal(plan, lambda what, done, in_all: steps.append((done, in_all)))
-    assert prepare(folder, "me/tiny", PushOptions()).known, "the record has the digest of what is there"
+    assert prepare(extended, "me/tiny", PushOptions()).known, "the record has the digest of what is there"
     assert [done for done, _ in steps] == sorted({done for done, _ in steps})
     assert steps[-1][0] == steps[-1][1]
-    files = read_json(folder / "ctxext.json")["files"]
+    files = read_json(extended / "ctxext.json")["files"]
     assert "ctxext.json" not in files
 
 
