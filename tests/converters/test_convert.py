@@ -3,7 +3,6 @@
 import errno
 import hashlib
 import importlib
-import json
 import os
 import shutil
 import signal
@@ -306,60 +305,30 @@ def test_without_the_check_converting_imports_no_torch(llama, tmp_path):
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
-def broken_shard_name(folder: Path) -> None:
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../evil.safetensors"}}))
+INDEX = "model.safetensors.index.json"
 
 
-def missing_shard(folder: Path) -> None:
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
-
-
-def truncated(folder: Path) -> None:
-    data = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(data[:-100])
-
-
-def no_header(folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes(b"\xff" * 40)
-
-
-def no_weights(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-
-
-def broken_config(folder: Path) -> None:
-    (folder / "config.json").write_text('{"model_type": ')
-
-
-def no_config(folder: Path) -> None:
-    (folder / "config.json").unlink()
-
-
-def listed_config(folder: Path) -> None:
-    (folder / "config.json").write_text("[1]")
-
-
-def no_model_type(folder: Path) -> None:
-    (folder / "config.json").write_text("{}")
-
-
-BROKEN = {
-    broken_shard_name: "outside the folder",
-    missing_shard: "which is not there",
-    truncated: "truncated",
-    no_header: "truncated",
-    no_weights: "no weights",
-    broken_config: "not valid JSON",
-    no_config: "no config.json",
-    listed_config: "JSON object",
-    no_model_type: "model_type",
-}
-
-
-@pytest.mark.parametrize("damage", BROKEN, ids=lambda damage: damage.__name__)
-def test_broken_checkpoints_get_one_line(damage, llama, tmp_path):
-    damage(llama)
-    with pytest.raises(CtxextError, match=BROKEN[damage]) as caught:
+@pytest.mark.parametrize(
+    ("name", "damaged", "reason"),
+    [
+        (INDEX, lambda _: b'{"weight_map": {"a": "../evil.safetensors"}}', "outside the folder"),
+        (INDEX, lambda _: b'{"weight_map": {"a": "gone.safetensors"}}', "which is not there"),
+        ("model.safetensors", lambda data: data[:-100], "truncated"),
+        ("model.safetensors", lambda _: b"\xff" * 40, "truncated"),
+        ("model.safetensors", None, "no weights"),
+        ("config.json", lambda _: b'{"model_type": ', "not valid JSON"),
+        ("config.json", None, "no config.json"),
+        ("config.json", lambda _: b"[1]", "JSON object"),
+        ("config.json", lambda _: b"{}", "model_type"),
+    ],
+)
+def test_broken_checkpoints_get_one_line(name, damaged, reason, llama, tmp_path):
+    before = b"" if name == INDEX else (llama / name).read_bytes()
+    if damaged is None:
+        (llama / name).unlink()
+    else:
+        (llama / name).write_bytes(damaged(before))
+    with pytest.raises(CtxextError, match=reason) as caught:
         convert(str(llama), tmp_path / "out", YARN)
     assert "\n" not in caught.value.message
     assert not (tmp_path / "out").exists()
