@@ -163,24 +163,29 @@ def test_the_command_of_llama_cpp_has_the_arguments_that_make_it_right(llama_sou
     assert shlex.split(line)[-1].startswith("llama.rope.scaling.attn_factor=float:0.87")
 
 
-def test_weights_that_were_trained_are_not_served_from_the_source(llama_source):
-    """The source with overrides has other weights."""
+def facts_of(llama_source, **facts) -> CardFacts:
+    """The facts of a card for YaRN, and others."""
     plan = make_plan(open_checkpoint(str(llama_source)), Recipe([Yarn(factor=4)]))
-    facts = CardFacts(
-        source="me/llama",
-        revision="abc",
+    return CardFacts(
+        source="maker/tiny",
+        revision="c" * 40,
         recipe=plan.recipe,
         encoding=plan.model.encoding,
         config=plan.model.config,
         serving=plan.serving,
         inherited={},
         cautions=(),
-        unconverted={"vLLM": "vllm serve me/llama"},
+        **facts,
     )
+
+
+def test_weights_that_were_trained_are_not_served_from_the_source(llama_source):
+    """The source with overrides has other weights."""
+    facts = facts_of(llama_source, unconverted={"vLLM": "vllm serve maker/tiny"})
     assert "The source itself can be served" in render(facts)
     trained = render(dataclasses.replace(facts, training={"steps": 3}))
     assert "The source itself can be served" not in trained
-    assert "vllm serve me/llama" not in trained
+    assert "vllm serve maker/tiny" not in trained
 
 
 def test_a_broken_card_of_the_source_does_no_harm(llama):
@@ -287,20 +292,8 @@ def test_exact_arguments(llama_source, recipe, engine, status, arguments):
 
 
 def test_an_adapter_is_tagged_as_one(llama_source):
-    plan = make_plan(open_checkpoint(str(llama_source)), Recipe([Yarn(factor=4)]))
-    facts = CardFacts(
-        source="maker/tiny",
-        revision="c" * 40,
-        inherited={},
-        recipe=plan.recipe,
-        encoding=plan.encoding,
-        serving=plan.serving,
-        cautions=(),
-        training={"steps": 3},
-        is_adapter=True,
-        measured=Measured(body="", command="", missing=()),
-    )
-    front = front_matter(facts)
+    measured = Measured(body="", command="", missing=())
+    front = front_matter(facts_of(llama_source, training={"steps": 3}, is_adapter=True, measured=measured))
     assert (front["library_name"], front["base_model_relation"]) == ("peft", "adapter")
     assert LongRope.name not in front["tags"]
 
