@@ -6,7 +6,6 @@ sing: loaded as it came, a folder runs or fetches what stands behind a door. All
 
 import contextlib
 import shutil
-from importlib import import_module
 from pathlib import Path
 
 import doors
@@ -15,6 +14,7 @@ import transformers
 from doors import DOORS, INNER, TOGETHER, WITH_CODE
 
 from ctxext.recipes.code.own_code import module_of
+from ctxext.verify import carried
 from tiny_base import write_jsonl
 
 IS_4 = transformers.__version__.startswith("4.")
@@ -83,9 +83,7 @@ def test_what_is_converted_verified_and_measured_stays_silent(method, strangers,
 @pytest.mark.parametrize("door", INNER, ids=lambda door: door.__name__)
 def test_a_configuration_inside_another_stays_silent(door, strangers, silent, tmp_path, monkeypatch):
     """Issue: `convert` and `verify` contacted the Hub for a backbone, or asked whether to run its code."""
-    monkeypatch.setattr(
-        import_module("ctxext.verify.carried"), "measured_rotations", lambda *_: None
-    )  # The class itself is built.
+    monkeypatch.setattr(carried, "measured_rotations", lambda *_: None)  # The class itself is built.
     source, out = strangers(door), tmp_path / "out"
     silent("inspect", source, may_fail=True)
     silent("convert", source, out, *convert_words("yarn"), may_fail=True)

@@ -4,7 +4,6 @@ import json
 import random
 import re
 import zlib
-from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +17,7 @@ from ctxext.evaluate.checkpoint_info import open_infos
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.plan import check_kind, default_tasks
 from ctxext.evaluate.run import evaluate
+from ctxext.evaluate.scoring import similarity
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.passages import Passages
 from ctxext.evaluate.tasks.perplexity import PseudoPerplexity
@@ -69,9 +69,7 @@ def test_who_sees_all_finds_all_and_who_sees_half_that_half(words):
 
 def test_who_guesses_is_right_by_chance(words, monkeypatch):
     torch.manual_seed(0)
-    monkeypatch.setattr(
-        import_module("ctxext.evaluate.scoring.similarity"), "pooled", lambda _, texts: torch.randn(len(texts), 8)
-    )
+    monkeypatch.setattr(similarity, "pooled", lambda _, texts: torch.randn(len(texts), 8))
     task, model = Passages(), LoadedModel("dice", None, Encoder(words), can_share=False, kind="encoder")
     questions = make_questions(task, model.encoder, 64, range(400), SETTINGS)
     (_, right), *_ = task.score(model, questions, [0], generate=False)

@@ -5,7 +5,6 @@ import math
 import random
 import re
 from html import unescape
-from importlib import import_module
 
 import numpy as np
 import pytest
@@ -334,14 +333,8 @@ def test_the_title_names_three_models_at_most(count, title):
 
 
 def test_every_reader_gets_the_picture_of_the_own_theme(monkeypatch):
-    monkeypatch.setattr(
-        import_module("ctxext.evaluate.report.pictures"),
-        "draw_losses",
-        lambda report, *, theme, has_legend: Figure(theme),
-    )
-    monkeypatch.setattr(
-        import_module("ctxext.evaluate.report.pictures"), "as_png", lambda figure: figure.theme.encode()
-    )
+    monkeypatch.setattr(pictures, "draw_losses", lambda report, *, theme, has_legend: Figure(theme))
+    monkeypatch.setattr(pictures, "as_png", lambda figure: figure.theme.encode())
     page = render_page(report())
     assert 'scheme: dark)" srcset="data:image/png;base64,ZGFyaw=="' in page
     assert '<img src="data:image/png;base64,bGlnaHQ=" width="960"' in page

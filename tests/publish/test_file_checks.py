@@ -2,12 +2,10 @@
 
 import dataclasses
 import hashlib
-import importlib
 import json
 import os
 import pathlib
 import types
-from importlib import import_module
 
 import pytest
 
@@ -19,6 +17,7 @@ from ctxext.files.content import stamp_of
 from ctxext.methods import MsPoE, Yarn
 from ctxext.recipes.registry import method_named
 from ctxext.verify import carried, clean_load, file_checks, loading_checks, run
+from ctxext.verify import subject as subject_module
 from ctxext.verify.checks_process import rotary_modules
 from ctxext.verify.clean_load import LoadReport
 from ctxext.verify.subject import Finding, Subject, training_of
@@ -273,9 +272,7 @@ def test_which_rotary_embeddings_are_compared(originals, monkeypatch, modules, s
         for name, kind, what in modules
     ]
     report = LoadReport(name="LlamaForCausalLM", rotary=entries)
-    monkeypatch.setattr(
-        import_module("ctxext.verify.subject"), "load_in_clean_process", lambda *_args, **_options: report
-    )
+    monkeypatch.setattr(subject_module, "load_in_clean_process", lambda *_args, **_options: report)
     assert loading_checks.check_frequencies(subject).status == status
 
 
@@ -418,7 +415,7 @@ def test_revision_and_token_reach_what_they_are_for(llama_source, monkeypatch):
         calls.append((name, options.get("revision"), options.get("token")))
         return dataclasses.replace(local, name=name)
 
-    monkeypatch.setattr(importlib.import_module("ctxext.verify.run"), "open_checkpoint", opened)
+    monkeypatch.setattr(run, "open_checkpoint", opened)
     run.verify("me/out", against="you/source", revision="v1", token="hf_x", load=False)
     assert calls == [("me/out", "v1", "hf_x"), ("you/source", None, "hf_x")]
 
@@ -459,7 +456,7 @@ def test_a_training_is_known_from_either_record(extended, recorded, noted, train
 def test_what_describes_far_more_than_it_holds_is_not_loaded(extended, monkeypatch):
     """Asked before anything else is, so that leave for code does not load it either."""
     change_json(extended / "config.json", hidden_size=32_768, intermediate_size=100_000, num_hidden_layers=400)
-    monkeypatch.setattr(import_module("ctxext.verify.clean_load"), "answer_of", None)
+    monkeypatch.setattr(clean_load, "answer_of", None)
     for leave in (False, True):
         assert "describes far more weights" in subject_of(extended, trust_remote_code=leave).loaded.error
 
@@ -472,10 +469,8 @@ def test_logits_are_compared_with_the_stock_steps_of_the_recipe(converted, monke
     recipe = Recipe([Yarn(factor=4), MsPoE(first_layer=0, head_order="fixed")])
     model = recipe.edit(subject_of(folder).plain)
     subject = Subject(Checkpoint("out", folder, model.config), trust_remote_code=leave)
-    monkeypatch.setattr(import_module("ctxext.verify.subject"), "runs_only_own_code", lambda _: is_own)
-    monkeypatch.setattr(
-        import_module("ctxext.verify.subject"), "load_in_clean_process", lambda *_args, **_options: LoadReport()
-    )
+    monkeypatch.setattr(subject_module, "runs_only_own_code", lambda _: is_own)
+    monkeypatch.setattr(subject_module, "load_in_clean_process", lambda *_args, **_options: LoadReport())
 
     def compare(*given, **options):
         asked.append((*given, options))
