@@ -16,7 +16,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ctxext import Recipe, convert
-from ctxext.converters import links
 from ctxext.errors import CtxextError
 from ctxext.files.output_directory import beside, recover
 from ctxext.methods import DynamicNtk, PositionInterpolation, Yarn
@@ -117,13 +116,6 @@ def test_a_link_that_does_not_exist_is_named(llama, tmp_path):
     with pytest.raises(CtxextError, match='"magic"') as caught:
         convert(str(llama), tmp_path / "out", YARN, link="magic")
     assert "reflink" in caught.value.hint
-
-
-def test_a_disk_without_clones_says_so(llama, tmp_path, monkeypatch):
-    monkeypatch.setitem(links.LINKS, "reflink", (lambda *_: None,))
-    with pytest.raises(CtxextError, match="cannot be cloned"):
-        convert(str(llama), tmp_path / "out", YARN, link="reflink")
-    assert leftovers(tmp_path) == []
 
 
 @pytest.fixture
