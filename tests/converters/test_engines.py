@@ -60,19 +60,23 @@ def test_a_tick_is_a_cell(method):
         assert (row(model, engine).status != WRONG) == is_right, engine
 
 
-def test_a_cell_without_a_run_is_not_known_and_never_another_method_s(monkeypatch):
+@pytest.fixture
+def cells(monkeypatch):
+    """The measured cells, of which a test may take some away."""
     data = copy.deepcopy(dict(measured()))
-    del data["cells"]["mrrope"]["vLLM"]
     monkeypatch.setattr(engines, "measured", lambda: data)
+    return data["cells"]
+
+
+def test_a_cell_without_a_run_is_not_known_and_never_another_method_s(cells):
+    del cells["mrrope"]["vLLM"]
     served = row(model_of(step_of("mrrope")), "vLLM")
     assert (served.status, served.remark) == (UNKNOWN, "mrrope was not tried")
     assert row(model_of(step_of("resonance")), "vLLM").status == EXACT
 
 
-def test_a_method_that_nobody_measured_is_not_known(monkeypatch):
-    data = copy.deepcopy(dict(measured()))
-    del data["cells"]["mrrope"]
-    monkeypatch.setattr(engines, "measured", lambda: data)
+def test_a_method_that_nobody_measured_is_not_known(cells):
+    del cells["mrrope"]
     for engine in ("vLLM", "llama.cpp", "MLX"):
         assert row(model_of(step_of("mrrope")), engine).status == UNKNOWN
 
@@ -141,8 +145,6 @@ def test_what_was_only_read_in_sglangs_source_is_not_exact():
 
 
 def test_an_attention_factor_of_1_alone_is_not_by_parts():
-    """Without a note of ctxext; ntk-by-parts writes an mscale of 0 beside it."""
+    """Without a note of ctxext; ntk-by-parts, asked above, writes an mscale of 0 beside it."""
     yarn = model_of(Yarn(factor=4, attention_factor=1.0), recipe=False)
     assert schedules_of(yarn)[-1].startswith("yarn with attention_factor")
-    parts = model_of(step_of("ntk-by-parts"), recipe=False)
-    assert schedules_of(parts) == ("ntk-by-parts",)

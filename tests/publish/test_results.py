@@ -35,6 +35,11 @@ def report(loading=None, **changes):
     return report_of(models, records, {**SETTINGS.to_dict(), **changes}, loading=loading or {}, versions=dict(VERSIONS))
 
 
+@pytest.fixture
+def content():
+    return report()
+
+
 def mine(content):
     return entry_of(content, ["b" * 64])
 
@@ -49,8 +54,7 @@ def rows(table):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:1] == "|"][2:]
 
 
-def test_right_answers_by_length_over_all_depths_and_the_weakest():
-    content = report()
+def test_right_answers_by_length_over_all_depths_and_the_weakest(content):
     needle = table(content, "needle")
     assert rows(needle) == [
         ["demo (demo's)", "256", "100", "44–100", ""],
@@ -63,8 +67,7 @@ def test_right_answers_by_length_over_all_depths_and_the_weakest():
     assert "![" not in table(content, "needle", ["loss.png"])
 
 
-def test_a_depth_like_the_mean_hides_no_weaker_one():
-    content = report()
+def test_a_depth_like_the_mean_hides_no_weaker_one(content):
     cells = content["models"][1]["cells"]
     strong = {**cells[0], "depth": 1.0, "correct": 4, "share": 1.0}
     even = [{**cells[0], "correct": 2, "share": 0.5}, {**cells[0], "depth": 0.5, "correct": 0, "share": 0.0}, strong]
@@ -73,8 +76,7 @@ def test_a_depth_like_the_mean_hides_no_weaker_one():
     assert (row[2], row[4]) == ("50", "0 at depth 50 %")
 
 
-def test_perplexity_by_length_and_the_cost_inside():
-    content = report()
+def test_perplexity_by_length_and_the_cost_inside(content):
     long = table(content, "perplexity")
     assert rows(long) == [["demo (demo's)", "2.72", "7.39"], ["**mine (mine's)**", "7.39", "7.39"]]
     assert "| perplexity over the first | 256 tokens | 512 tokens |" in long
@@ -88,8 +90,7 @@ def test_perplexity_by_length_and_the_cost_inside():
     assert table(content, "perplexity") == table(content, "At the original context length") == ""
 
 
-def test_effective_lengths_stand_beside_each_other():
-    content = report()
+def test_effective_lengths_stand_beside_each_other(content):
     effective = table(content, "effective length")
     assert [row[0] for row in rows(effective)] == ["demo (demo's)", "**mine (mine's)**"]
     assert "its own figure at 256 tokens" in effective
@@ -98,8 +99,7 @@ def test_effective_lengths_stand_beside_each_other():
     assert table(content, "effective length") == ""
 
 
-def test_the_hub_s_model_index_has_every_figure_of_this_model_alone():
-    content = report()
+def test_the_hub_s_model_index_has_every_figure_of_this_model_alone(content):
     results = measured(content, mine(content), PICTURES).results
     figures = [(one.dataset_type, one.dataset_config, one.metric_type, one.metric_value) for one in results]
     assert figures == [
@@ -117,8 +117,7 @@ def test_the_hub_s_model_index_has_every_figure_of_this_model_alone():
     assert {one.task_type for one in encoder} == {"feature-extraction"}
 
 
-def test_what_was_not_measured_is_said():
-    content = report()
+def test_what_was_not_measured_is_said(content):
     missing = measured(content, mine(content), PICTURES).missing
     assert missing[0] == "Beyond 512 tokens: the context length is 1024."
     assert "Finding a pass key in a text that repeats itself (`passkey`)." in missing
@@ -182,8 +181,7 @@ def test_what_is_not_as_by_default_stands_in_the_command(settings, words):
     assert content == [*plain[:-2], *words, *plain[-2:]]
 
 
-def test_conditions():
-    content = report()
+def test_conditions(content):
     text = conditions(content, mine(content))
     assert text.startswith("4 samples per cell, seed 3; answers scored in one forward pass")
     assert "float32 on cpu with sdpa attention, transformers 5.23, torch 2.9." in text
@@ -194,8 +192,7 @@ def test_conditions():
     assert "torch 2.9, run by vLLM 0.32." in conditions(written, mine(written))
 
 
-def test_a_report_is_about_a_checkpoint_as_it_stands():
-    content = report()
+def test_a_report_is_about_a_checkpoint_as_it_stands(content):
     assert entry_of(content, ["c" * 64, "a" * 64])["name"] == "demo"
     with pytest.raises(CtxextError, match='measured "demo", "mine", but not this'):
         entry_of(content, ["c" * 64])
@@ -219,8 +216,7 @@ def test_what_is_read_and_which_files_go_along(tmp_path):
 @pytest.mark.parametrize(
     "data", ["https://me:hunter2@host/x.jsonl", "hf://datasets/x?token=hunter2", "s3://a:hunter2@b"]
 )
-def test_a_report_whose_settings_hold_a_password_is_not_published(data, tmp_path):
-    content = report()
+def test_a_report_whose_settings_hold_a_password_is_not_published(content, data, tmp_path):
     content["settings"] = {**content["settings"], "data": data}
     (tmp_path / "report.json").write_text(json.dumps(content))
     with pytest.raises(CtxextError, match="hold a password or a token") as caught:
