@@ -1,8 +1,6 @@
 import io
 import json
 import math
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,8 +17,6 @@ from ctxext.evaluate.scoring import token_losses as scoring
 from ctxext.evaluate.scoring.token_losses import token_losses
 from ctxext.evaluate.tasks.perplexity import LongPerplexity, bucket_width
 from hand_made import one_that_sees_length, tiny_llama
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 
 def plain_losses(model, ids):

@@ -115,9 +115,6 @@ import sys
 from pathlib import Path
 from ctxext import Settings, evaluate
 from ctxext.evaluate.model import Loading
-from ctxext.evaluate.tasks.base import keys_of
-from ctxext import Recipe
-from ctxext.methods import Yarn
 evaluate([sys.argv[1]], Settings(**eval(sys.argv[3])), loading=Loading(device="cpu"), out=Path(sys.argv[2]))
 """
 
