@@ -392,6 +392,7 @@ ANSWERS = [
     (OSError("[Errno 111] Connection refused by peer."), "cannot be reached: Connection refused.", AGAIN),
     (OSError(), "cannot be reached: OSError.", AGAIN),
     (OSError("x" * 500), f"cannot be reached: {'x' * 120}.", AGAIN),
+    (OSError(f"{'x' * 100} https://me:password@host is away"), "x https://me:…@", AGAIN),  # Cut within the password.
     (errors.OfflineModeIsEnabled("off"), "HF_HUB_OFFLINE is set", "Unset it"),
     (errors.HFValidationError("bad"), '"me/x" is not a name that the Hub allows', "at most 96"),
     (caused(answer(403)), '"me/x" is not yours to write to', "hf auth login"),
