@@ -892,7 +892,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     (
         "checkpoint/loading.py",
         "                patched.callback(setattr, place, name, getattr(place, name))\n",
-        "        pass\n",
+        "                pass\n",
         _LOADING,
     ),
     ("recipes/code/staging.py", 'key.endswith(("_token_id", "_token_ids"))', 'key.endswith("_token_id")', _STAGING),
