@@ -103,7 +103,8 @@ class Relation(Method):
         """The plan of this call by a map, computed once per forward. Unless traced, it reads positions and masks."""
         if torch.compiler.is_compiling():
             return self.traced_plan(call, rules, query, key, mask)
-        name = (self.name, id(rules), id(mask), query.shape[2], key.shape[2], query.device)
+        # Reentrant checkpointing comes twice: without gradients, then with them, which tiles do not have.
+        name = (self.name, id(rules), id(mask), query.shape[2], key.shape[2], query.device, trains(query, key, value))
         if name not in call.memory:
             m = next_position(call, key, mask) if query.shape[2] == 1 else None
             plan = self.next_plan(call, rules, m, query, key, value, kwargs) if m is not None else None
@@ -168,9 +169,8 @@ class Relation(Method):
         served = 0 if bool(changed.all()) else int((~changed).any(0).nonzero().amax()) + 1
         served = served_rows(call.backend, served, length, mask)
         plain = plain_base(places, mask, total, base)
-        trains = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
-        start = int(m[0, first])
-        if not trains and plain == start - first and is_tiled(call, query, value, total, kwargs):
+        start, has_gradients = int(m[0, first]), trains(query, key, value)
+        if not has_gradients and plain == start - first and is_tiled(call, query, value, total, kwargs):
             if length == 1:
                 if plain == total - 1 and can_keep(call):
                     state_of(call.cache).common["counted"] = total
@@ -181,7 +181,7 @@ class Relation(Method):
             return Tiles(rules, places, rows, scales, plain, first, served, to_do)
         rows, scales = rules.rows(m, places.rotated), scales_of(rules, m)
         if length == 1 and (not rules.drops_keys or plain is not None or getattr(mask, "ndim", 0) == 4):
-            return self.one_plan(rules, places, rows, scales, plain, len(key), trains)
+            return self.one_plan(rules, places, rows, scales, plain, len(key), has_gradients)
         blocks = block_pieces(rows, places.keys, mask, base, first)
         return Blocks(rules, places, rows, scales, base, first, served, blocks)
 
@@ -246,7 +246,7 @@ class Relation(Method):
         """The plan of a single row at m after keys of which none is hidden, or None where it takes no step."""
         if m < rules.first:
             return Inside()
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value)):
+        if trains(query, key, value):
             return None
         return self.step_plan(call, rules, m, query) if is_tiled(call, query, value, m + 1, kwargs) else None
 
@@ -435,6 +435,11 @@ class Relation(Method):
         if call.backend != "eager":
             return output, None
         return output, torch.nn.functional.pad(weights, (0, key.shape[2] - end))
+
+
+def trains(*tensors):
+    """Whether gradients are wanted of what is computed from these."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def vectors(size, device):
