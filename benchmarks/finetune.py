@@ -48,9 +48,9 @@ def run_side(options):
     from peft import LoraConfig, get_peft_model
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
+    from ctxext.files.memory import peak_memory
     from ctxext.finetune.attention import register_shifted
     from ctxext.finetune.loss import use_chunked_loss
-    from ctxext.finetune.watch import memory_in_use
 
     ours = options.side != "trainer"
     shifted = register_shifted(options.length // 4) if options.side == "ctxext shifted" else "sdpa"
@@ -70,7 +70,7 @@ def run_side(options):
         def on_log(self, args, state, control, logs=None, **kwargs):
             losses.extend([logs["loss"]] if "loss" in logs else [])
 
-    before = memory_in_use() if options.device == "cpu" else torch.cuda.memory_allocated()
+    before = peak_memory(adapted.device) if options.device == "cpu" else torch.cuda.memory_allocated()
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             folder,
@@ -88,8 +88,8 @@ def run_side(options):
     found = {
         "seconds": seconds,
         "cpu": cpu,
-        "memory": memory_in_use() - before,
-        "peak": memory_in_use(),
+        "memory": peak_memory(adapted.device) - before,
+        "peak": peak_memory(adapted.device),
         "loss": losses[0],
     }
     sys.stderr.write(json.dumps(found) + "\n")

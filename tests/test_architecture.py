@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -156,3 +157,11 @@ def test_a_command_loads_what_it_needs(words):
     script += f"sys.exit(','.join(sorted({set(STARTS[words])!r} & sys.modules.keys())) or 0)"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("folder", ["tools", "benchmarks"])
+def test_what_scripts_import_is_there(folder):
+    """Inside functions too, which nothing else runs in the tests."""
+    wanted = {name for path in (PACKAGE.parents[1] / folder).glob("*.py") for name in imports(path)}
+    for name in (name for name in wanted if name.startswith("ctxext.")):
+        pkgutil.resolve_name(name)
