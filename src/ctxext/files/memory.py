@@ -1,5 +1,6 @@
 """The most memory that was in use for a while."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ def peak_memory(device: "torch.device") -> int:
     if not _STATUS.exists():
         import resource
 
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2): macOS counts bytes.
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     lines = _STATUS.read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
