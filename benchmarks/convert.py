@@ -18,8 +18,7 @@ import time
 from pathlib import Path
 
 CTXEXT = (
-    "from ctxext import convert\n"
-    "from ctxext import Recipe\nfrom ctxext.methods import Yarn\n"
+    "from ctxext import Recipe, convert\nfrom ctxext.methods import Yarn\n"
     "convert(source, out, Recipe([Yarn(factor=4)]))\n"
 )
 ASKED = "from ctxext.verify import measured\nmeasured.measured = dict\n" + CTXEXT

@@ -16,8 +16,7 @@ from pathlib import Path
 from convert import measure
 
 CTXEXT = (
-    "from ctxext import convert\n"
-    "from ctxext import Recipe\n"
+    "from ctxext import Recipe, convert\n"
     "from ctxext.recipes.methods.table import Table\n"
     "convert(source, out, Recipe([Table(factor=4, fill='hierarchical')]))\n"
 )

@@ -262,7 +262,7 @@ class Hub(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def settings(self, cache: Path) -> dict[str, str]:
-        """What the Hub's client is told in its environment, to ask this server and nobody else."""
+        """Return the environment variables that point the Hub's client to this server alone."""
         place = {"HF_ENDPOINT": self.url, "HF_HOME": str(cache)}
         return {**place, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
 

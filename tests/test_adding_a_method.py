@@ -177,8 +177,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 import ctxext
-from ctxext import convert
-from ctxext import Recipe
+from ctxext import Recipe, convert
 from ctxext.methods import MsPoE
 from ctxext.recipes.recipe import step_from_dict
 

@@ -4,7 +4,6 @@ import json
 import shlex
 import shutil
 import sys
-from importlib import import_module
 
 import pytest
 import torch
@@ -32,6 +31,7 @@ from ctxext.engines import in_engine
 from ctxext.engines.in_engine import Compared, _read
 from ctxext.methods import DynamicNtk, Llama3, LongRope, MsPoE, Ntk, NtkByParts, PositionInterpolation, Yarn
 from ctxext.recipes.encodings.rotary import model_config
+from ctxext.verify import run as verify_run
 
 
 @pytest.fixture
@@ -73,8 +73,8 @@ def test_a_difference_fails_and_is_shown(vllm, run, yarn, monkeypatch):
 )
 def test_one_prompt_that_differs_fails_all(vllm, run, yarn, monkeypatch, numbers):
     rows = [Compared("OUT", "inside", 9, number, number / 2, 3) for number in numbers]
-    monkeypatch.setattr(import_module("ctxext.engines.in_engine"), "compare_in_engine", lambda *_args, **_options: rows)
-    monkeypatch.setattr(import_module("ctxext.verify.run"), "verify", lambda *_args, **_options: [])
+    monkeypatch.setattr(in_engine, "compare_in_engine", lambda *_args, **_options: rows)
+    monkeypatch.setattr(verify_run, "verify", lambda *_args, **_options: [])
     result = run("verify", yarn, "--no-load", "--engine", "vllm", "--json")
     passes = all(number <= 1e-3 for number in numbers)
     assert (result.exit_code, json.loads(result.stdout)["passed"]) == (int(not passes), passes)
@@ -136,9 +136,7 @@ def test_a_source_is_not_served_for_a_result_that_was_trained(yarn, tmp_path, mo
     config = json.loads((out / "config.json").read_text())
     config["ctxext"] |= {"finetune": {"steps": 10}} if trained else {}
     (out / "config.json").write_text(json.dumps(config))
-    monkeypatch.setattr(
-        import_module("ctxext.engines.in_engine"), "compare_in_engine", lambda out, served, **options: list(served)
-    )
+    monkeypatch.setattr(in_engine, "compare_in_engine", lambda out, served, **options: list(served))
     checkpoints = open_checkpoint(str(out)), open_checkpoint("demo")
     assert compared_in_engine(*checkpoints, trust_remote_code=False, arguments={}) == expected
 
@@ -151,8 +149,8 @@ def test_pieces_read_the_same(monkeypatch, yarn):
     ids = torch.randint(5, 3000, (1, 130), generator=torch.Generator().manual_seed(0))
     whole = _read(model, ids)
     assert len(whole) == 129
-    monkeypatch.setattr(import_module("ctxext.engines.in_engine"), "_MOST_LOGITS", 1)
-    monkeypatch.setattr(import_module("ctxext.engines.in_engine"), "_PIECE", 40)
+    monkeypatch.setattr(in_engine, "_MOST_LOGITS", 1)
+    monkeypatch.setattr(in_engine, "_PIECE", 40)
     assert _read(model, ids) == pytest.approx(whole, abs=1e-4)
 
 

@@ -77,8 +77,7 @@ def test_no_command_shows_a_token(words, our_processes, llama_source, tmp_path):
     """The Hub refuses, is not there, or the token cannot be sent at all: nothing that is said or written holds it."""
     with hub({"me/other": llama_source}) as server:
         for place, given in ((server.url, AWKWARD[0]), (server.url, AWKWARD[3]), ("http://127.0.0.1:9", AWKWARD[1])):
-            environment = {**os.environ, "HF_ENDPOINT": place, "HF_HOME": str(tmp_path / "cache")}
-            environment |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+            environment = {**os.environ, **server.settings(tmp_path / "cache"), "HF_ENDPOINT": place}
             command = [sys.executable, "-m", "ctxext", *words, "--token", given]
             result = our_processes.run(
                 command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
@@ -101,8 +100,7 @@ def test_a_traceback_of_ours_holds_no_token(our_processes):
 
 def test_a_token_from_a_windows_file_is_sent_as_it_is_meant(llama_source, tmp_path, our_processes):
     with hub({"me/tiny": llama_source}) as server:
-        environment = {**os.environ, "HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "cache")}
-        environment |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+        environment = {**os.environ, **server.settings(tmp_path / "cache")}
         command = [sys.executable, "-m", "ctxext", "inspect", "me/tiny", "--token", f"{SECRET}\r\n"]
         # A fork cannot read the settings of the Hub's client again under transformers 4.
         processes = subprocess if version("huggingface_hub") < "1" else our_processes

@@ -57,7 +57,7 @@ def moved(text: str, place: Path, to: Path) -> str:
 
 
 def api_page() -> str:
-    """What `ctxext` and `ctxext.methods` reach, with its docstrings."""
+    """Return the API page: the public names of `ctxext` and `ctxext.methods`."""
     top = _entries("__init__.py", r"^    from (ctxext\.[\w.]+) import (\w+) as \w+$")
     methods = _entries("recipes/registry.py", r"^from (ctxext\.recipes\.methods\.\w+) import (\w+)$")
     head = "# Python API\n\nWhat `from ctxext import` reaches; [python.md](python.md) shows it in use.\n"
@@ -65,7 +65,7 @@ def api_page() -> str:
 
 
 def _entries(file: str, imports: str) -> list[str]:
-    """The docstrings of what a file of the package imports, by name."""
+    """Return mkdocstrings entries for the names that a file of the package imports, sorted."""
     text = (ROOT / "src" / "ctxext" / file).read_text(encoding="utf-8")
     names = sorted((name, module) for module, name in re.findall(imports, text, re.MULTILINE))
     return [f"::: {module}.{name}\n    options: {{heading_level: 2}}\n" for name, module in names]

@@ -26,7 +26,7 @@ PACKAGE = str(Path(ctxext.__file__).parent) + os.sep
 
 
 def holds(value: Any, depth: int = 6) -> bool:
-    """Whether a value is the factor or has it inside, at most so many objects deep."""
+    """Return whether a value is the factor or contains it, at most `depth` containers deep."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = vars(value)
     if isinstance(value, dict):
@@ -38,7 +38,7 @@ def holds(value: Any, depth: int = 6) -> bool:
 
 def main() -> None:
     """Run the command, and print what was counted."""
-    called, holding, ends, found = list[CodeType](), list[CodeType](), list[int](), set[FrameType]()
+    called, holding, ends, frames = list[CodeType](), list[CodeType](), list[int](), set[FrameType]()
 
     def listen(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open" and str(arguments[0]).endswith("config.json") and "w" in str(arguments[1]):
@@ -50,11 +50,11 @@ def main() -> None:
             return
         if event == "call":
             called.append(code)
-        if frame not in found and any(map(holds, frame.f_locals.values())):
-            found.add(frame)
+        if frame not in frames and any(map(holds, frame.f_locals.values())):
+            frames.add(frame)
             holding.append(code)
         if event == "return":
-            found.discard(frame)
+            frames.discard(frame)
 
     sys.addaudithook(listen)
     with tempfile.TemporaryDirectory() as folder:

@@ -75,7 +75,7 @@ _NAMES = {
     "verify.run": ("verify",),
     "verify.subject": ("Finding",),
 }
-"""What the imports above bring for type checkers, by the module that is imported for it."""
+"""Public names by module: the same as the imports above, which are for type checkers."""
 
 _MODULES = {name: f"ctxext.{module}" for module, names in _NAMES.items() for name in names}
 __all__ = ["__version__", "methods", *_MODULES]
@@ -96,10 +96,10 @@ if not TYPE_CHECKING:
 
 
 class _Package(ModuleType):
-    """This package, where a function stands above the package of its name: `ctxext.evaluate` is what is called.
+    """Keep functions from being replaced by subpackages of the same name, such as `ctxext.evaluate`.
 
-    The import system makes every module that is imported an attribute of its package, and `__getattr__` is not asked
-    where there is one. `from ctxext.evaluate.run import evaluate` finds the package all the same.
+    The import system sets each imported submodule as an attribute of its package, which would bypass `__getattr__`.
+    `from ctxext.evaluate.run import evaluate` still works.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -24,6 +24,11 @@ _Class = TypeVar("_Class", bound=type)
 _Result = TypeVar("_Result")
 
 
+def option_name(name: str) -> str:
+    """Return the command-line option of a field."""
+    return "--" + name.replace("_", "-")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Option:
     """How a field is offered on the command line.
@@ -33,14 +38,14 @@ class Option:
         panel: The group of options under which help shows it; the first one where empty.
         flags: Its names, where they are not the field's own.
         kind: What its text means where typer does not read the field's type: "length" (tokens, as 32k), "lengths" or
-            "names" (several, with commas), or "depths".
+            "names" (several, with commas), "depths", or "json"; the class parses the last two itself.
         shown: The text that stands for the field's default, where it has a kind.
         min: The smallest number.
         repeats: Whether it may be given several times.
         metavar: What help shows in the place of the value.
         advanced: Whether only `--help-all` shows it.
         kept: Whether it belongs to a run that is repeated, and so to a file of options; not to a single call.
-        missing: What is asked where it has no default and is not given, and how to answer.
+        missing: Message and hint of the error where it has no default and is not given.
     """
 
     help: str
@@ -88,7 +93,7 @@ def with_documented_options(owner: _Class) -> _Class:
 @with_documented_options
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HubOptions:
-    """Where a model lies on the Hub."""
+    """Revision and token for the Hub."""
 
     revision: str | None = option(None, help="Branch, tag or commit on the Hub.", panel="Hub")
     token: str | None = option(
@@ -135,7 +140,7 @@ def accepts_options(owner: type, name: str = "options") -> Callable[[Callable[..
 
 
 def check_numbers(options: Any) -> None:
-    """Refuse numbers that nothing can be computed with, and those below what is declared.
+    """Refuse numbers that are out of range or below their declared minimum.
 
     Args:
         options: A dataclass; its whole and broken numbers are looked at.

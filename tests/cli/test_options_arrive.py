@@ -5,7 +5,6 @@ option that no table names fails `test_every_option_is_in_a_table`.
 """
 
 import dataclasses
-import importlib
 import shlex
 from importlib import import_module
 from pathlib import Path
@@ -133,7 +132,7 @@ def arrived(run, tmp_path, monkeypatch):
 
     def call(words, place):
         module, _, name = place.rpartition(".")
-        monkeypatch.setattr(importlib.import_module(module), name, arriving)
+        monkeypatch.setattr(import_module(module), name, arriving)
         with pytest.raises(Arrived) as caught:
             run(*words)
         return caught.value.args
@@ -250,7 +249,7 @@ def test_a_search_that_was_stopped_goes_on_as_it_was(run, arrived, monkeypatch):
 
     line = [word for word in SEARCH if word not in ("--gradient", "--resume", "--overwrite", "--token", TOKEN)]
     first, named = arrived(line, "ctxext.cli.search.search")
-    monkeypatch.setattr(importlib.import_module("ctxext.cli.search"), "search", stopped)
+    monkeypatch.setattr(import_module("ctxext.cli.search"), "search", stopped)
     (shown,) = [one for one in run(*line).stderr.splitlines() if one.startswith("Stopped; go on with: ctxext ")]
     again, more = arrived(shlex.split(shown)[5:], "ctxext.cli.search.search")
     assert again == first
@@ -289,7 +288,7 @@ def test_push(arrived, monkeypatch):
     _, named = arrived((*PUSH, "--dry-run"), "ctxext.publish.push.prepare")
     assert named == {"read_weights": False}
     plan = UploadPlan(Path("out"), (), {}, warnings=("Mind this.",))
-    monkeypatch.setattr(importlib.import_module("ctxext.publish.push"), "prepare", lambda *given, **more: plan)
+    monkeypatch.setattr(import_module("ctxext.publish.push"), "prepare", lambda *given, **more: plan)
     given, named = arrived(PUSH, "ctxext.publish.push.send")
     assert given == (plan, "me/name", options)
     assert named.pop("token") == TOKEN
@@ -310,7 +309,7 @@ def test_verify(arrived, monkeypatch):
     (folder,), named = arrived(VERIFY, "ctxext.verify.run.verify")
     assert callable(named.pop("progress"))
     assert (folder, named) == ("out", {"against": "some", "load": False, "trust_remote_code": True, **GIVEN})
-    monkeypatch.setattr(importlib.import_module("ctxext.verify.run"), "verify", lambda *given, **more: [])
+    monkeypatch.setattr(import_module("ctxext.verify.run"), "verify", lambda *given, **more: [])
     opened = []
     monkeypatch.setattr("ctxext.cli.verify.open_checkpoint", lambda name, **more: opened.append((name, more)) or name)
     given, named = arrived(VERIFY, "ctxext.cli.verify._in_engine")
@@ -368,12 +367,12 @@ def test_each_option_of_a_conversion_does_its_part(monkeypatch):
             calls[name] = (given, named)
             return result
 
-        monkeypatch.setattr(importlib.import_module("ctxext.converters.convert"), name, recorder)
+        monkeypatch.setattr(import_module("ctxext.converters.convert"), name, recorder)
 
     record("open_checkpoint", checkpoint)
     record("check_out", None)
     record("calibrated", recipe)
-    monkeypatch.setattr(importlib.import_module("ctxext.converters.convert"), "make_plan", arriving)
+    monkeypatch.setattr(import_module("ctxext.converters.convert"), "make_plan", arriving)
     fields = {"overwrite": True, "replace_scaling": True, "allow_shorter": True, "original_length": 4096}
     options = ConvertOptions(**fields)
     for given in ({"options": options}, fields, {"options": ConvertOptions(overwrite=True), **fields}):

@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import importlib
 import os
 import shutil
 import signal
@@ -16,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ctxext import Recipe, convert
+from ctxext.converters import convert as convert_module
 from ctxext.errors import CtxextError
 from ctxext.files.output_directory import beside, recover
 from ctxext.methods import DynamicNtk, PositionInterpolation, Yarn
@@ -205,7 +205,7 @@ def test_interruption_leaves_nothing(llama, tmp_path, monkeypatch):
     def interrupt(*_args, **_options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(importlib.import_module("ctxext.converters.convert"), "_bring_weights", interrupt)
+    monkeypatch.setattr(convert_module, "_bring_weights", interrupt)
     with pytest.raises(KeyboardInterrupt):
         convert(str(llama), tmp_path / "out", YARN)
     assert not (tmp_path / "out").exists()
@@ -214,7 +214,7 @@ def test_interruption_leaves_nothing(llama, tmp_path, monkeypatch):
 
 def test_kill_leaves_no_half_made_folder_and_the_next_run_clears_up(llama, tmp_path):
     script = (
-        "import sys, time\nfrom ctxext import convert\nfrom ctxext import Recipe\nfrom ctxext.methods import Yarn\n"
+        "import sys, time\nfrom ctxext import Recipe, convert\nfrom ctxext.methods import Yarn\n"
         "from ctxext.files import output_directory\n"
         "output_directory.give_name = lambda *_, **__: (print('ready', flush=True), time.sleep(60))\n"
         f"convert({str(llama)!r}, {str(tmp_path / 'out')!r}, Recipe([Yarn(factor=4)]), check=False)\n"
@@ -290,7 +290,7 @@ def test_sharded_checkpoint(tmp_path):
 
 def test_without_the_check_converting_imports_no_torch(llama, tmp_path):
     script = (
-        "import sys\nfrom ctxext import convert\nfrom ctxext import Recipe\nfrom ctxext.methods import Yarn\n"
+        "import sys\nfrom ctxext import Recipe, convert\nfrom ctxext.methods import Yarn\n"
         f"convert({str(llama)!r}, {str(tmp_path / 'out')!r}, Recipe([Yarn(factor=4)]), check=False)\n"
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )

@@ -2,13 +2,11 @@
 
 import contextlib
 import dataclasses
-import importlib
 import json
 import math
 import random
 import signal
 from collections import Counter
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +17,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.evaluate.report.colours import series_style
-from ctxext.finetune import prepare
+from ctxext.finetune import merge as card
+from ctxext.finetune import prepare, watch
 from ctxext.finetune.batches import Reading, pose_positions, restarting_positions
 from ctxext.finetune.data import DataReport, sequence_file
 from ctxext.finetune.documents import Source, parse_source
@@ -31,8 +30,6 @@ from ctxext.finetune.prepare import check_fits, data_lines, num_tokens_of, with_
 from ctxext.finetune.run import _notes, _settings, draw_losses, smoothed
 from ctxext.finetune.watch import LiveLine, PositionLosses, StopAfterStep, needle_probe, span
 from tiny_base import SIZES, make_base
-
-card = importlib.import_module("ctxext.finetune.merge")  # Its package has a function of that name.
 
 
 def settled(**choices) -> TrainingOptions:
@@ -431,8 +428,8 @@ def state(step=3, last=10, first=True):
 
 def test_the_line_of_a_step(tmp_path, monkeypatch):
     shown, clock = [], iter([100.0, 108.0])
-    monkeypatch.setattr(import_module("ctxext.finetune.watch").time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(import_module("ctxext.finetune.watch"), "peak_memory", lambda device: 3 << 29)
+    monkeypatch.setattr(watch.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(watch, "peak_memory", lambda device: 3 << 29)
     path = tmp_path / "steps.jsonl"
     path.write_text("".join(json.dumps({"step": n}) + "\n" for n in (1, 2, 3)) + '{"step": 2\n')
     line = LiveLine(Reporter(progress=lambda *given: shown.append(given)), 1000, path, PositionLosses())

@@ -151,7 +151,7 @@ def test_a_launcher_s_words_are_not_the_command_s(base, data, tmp_path, monkeypa
         (tmp_path / "out.training").mkdir()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(import_module("ctxext.finetune.run"), "finetune", stopped)
+    monkeypatch.setattr(finetune_run, "finetune", stopped)
     monkeypatch.setenv("WORLD_SIZE", processes)
     assert f"Stopped; {says}: " in run("finetune", base, tmp_path / "out", "--data", data).stderr
 

@@ -47,7 +47,7 @@ def lay_models(place: Path) -> Path:
 
 @contextlib.contextmanager
 def server_with_hub(place: Path) -> Iterator[Server]:
-    """Start a server whose commands reach a Hub of their own."""
+    """Start a server with its own Hub for the commands."""
     (place / "hub").mkdir()
     with hub({}, place / "hub") as running:
         running.tokens = {TOKEN: "me"}

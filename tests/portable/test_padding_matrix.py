@@ -577,7 +577,8 @@ def test_gradients_do_not_depend_on_checkpointing(models, name):
             model(ids, labels=ids, use_cache=False).loss.backward()
             gradients.append({name: weight.grad.clone() for name, weight in model.named_parameters()})
             model.zero_grad()
-            model.disable_input_require_grads() if reentrant is not None else None
+            if reentrant is not None:
+                model.disable_input_require_grads()
     finally:
         model.gradient_checkpointing_disable()
         model.eval()

@@ -3,7 +3,6 @@
 Reads a JSON list of command lines from stdin and prints a JSON list of [exit code, stdout, stderr].
 """
 
-import importlib
 import json
 import sys
 
@@ -13,8 +12,9 @@ from typer.testing import CliRunner
 from ctxext.cli.push import push
 from ctxext.cli.verify import verify
 from ctxext.errors import CtxextError
+from ctxext.publish import push as push_module
 
-importlib.import_module("ctxext.publish.push").time.sleep = lambda _seconds: None
+push_module.time.sleep = lambda _seconds: None
 app = typer.Typer()
 app.command()(push)
 app.command()(verify)

@@ -1,6 +1,5 @@
 """`ctxext push`, by the Hub's own client, against a Hub on loopback."""
 
-import importlib
 import json
 import os
 import subprocess
@@ -16,7 +15,6 @@ from ctxext.publish.push import PushOptions, prepare
 from ctxext.publish.upload_plan import seal
 from small_llama import change_json, read_json
 
-push_module = importlib.import_module("ctxext.publish.push")
 TOKEN, STRANGER = "hf_goodgoodgood", "hf_otherother"
 
 LOGITS = """

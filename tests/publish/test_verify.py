@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import importlib
 import json
 
 import pytest
@@ -19,6 +18,7 @@ from ctxext.methods import MsPoE, Yarn
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.verify import clean_load, subject
+from ctxext.verify import run as verify_run
 from ctxext.verify.clean_load import LoadReport
 from ctxext.verify.file_checks import check_configuration
 from ctxext.verify.loading_checks import check_loading
@@ -158,7 +158,7 @@ def test_converting_runs_no_code_of_the_source(llama, tmp_path):
 def test_foreign_code_from_the_hub_needs_a_pinned_revision(llama_source, monkeypatch):
     local = open_checkpoint(str(llama_source))
     from_hub = dataclasses.replace(local, name="evil/model", revision="a" * 40)
-    module = importlib.import_module("ctxext.verify.run")
+    module = verify_run
     monkeypatch.setattr(module, "open_checkpoint", lambda *_args, **_options: from_hub)
     for revision in (None, "main", "v1"):
         with pytest.raises(CtxextError, match="pinned revision"):

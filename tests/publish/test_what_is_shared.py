@@ -1,6 +1,5 @@
 """What a push sends, asks and says, piece by piece: links, names, answers of the Hub, and what is tried again."""
 
-import importlib
 import json
 import re
 import shlex
@@ -17,12 +16,12 @@ from ctxext.cli.app import app
 from ctxext.cli.options import built
 from ctxext.errors import CtxextError
 from ctxext.finetune.options import TrainingOptions
+from ctxext.publish import push as push_module
 from ctxext.publish.push import Push, PushOptions, hub_errors_in_one_line, prepare
 from ctxext.publish.upload_plan import UploadPlan, adapter_in, seal, total, training_command
 from records_by_hand import answers, report_of
 from small_llama import change_json, read_json
 
-push_module = importlib.import_module("ctxext.publish.push")
 CARD = '---\nbase_model: "me/base"\n---\nWritten by hand.\n'
 
 

@@ -3,18 +3,15 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ctxext.cli.options import option_name
 from ctxext.cli.output import Output
 from ctxext.errors import CtxextError, NothingMeasuredError
+from ctxext.evaluate.loading import Loading
 from ctxext.files.extras import is_installed
 from ctxext.files.length import format_length
-from ctxext.options import option
+from ctxext.options import option, option_name
 from ctxext.recipes.recipe import Recipe, recipe_from_dict
-
-if TYPE_CHECKING:
-    from ctxext.evaluate.loading import Loading
 
 AUTO = "auto"
 DEFAULT_MINUTES = 5.0
@@ -49,7 +46,7 @@ def searched_recipe(
     source: str,
     given: Mapping[str, Any],
     budget: Budget,
-    loading: "Loading",
+    loading: Loading,
     out: Output,
     *,
     original_length: int | None = None,

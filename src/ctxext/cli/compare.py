@@ -53,8 +53,16 @@ def compare(
 
     output, out = Output(as_json=as_json, quiet=quiet, verbose=verbose), place.folder()
     with resumable(out, output), output.progress("comparing") as progress:
-        told = {"progress": progress, "tell": output.note}
-        report = run(source, options=options, loading=loading, **{**vars(place), "out": out}, **told)
+        report = run(
+            source,
+            options=options,
+            loading=loading,
+            out=out,
+            resume=place.resume,
+            overwrite=place.overwrite,
+            progress=progress,
+            tell=output.note,
+        )
     if report:
         print_comparison(report, source, out, output, loading.revision)
         if not report["comparison"]["is_measured"]:

@@ -41,7 +41,7 @@ class ReportPlace:
     overwrite: bool = option(False, help="Replace what is in OUT.", panel=_RESULTS)
 
     def folder(self) -> Path:
-        """The folder that was named, or one that does not exist yet."""
+        """Return the named folder, or the first default one that does not exist."""
         if self.out is not None:
             return self.out
         if self.resume or num_processes() > 1:
@@ -85,7 +85,15 @@ def eval_(
 
     output, out = Output(as_json=as_json, quiet=quiet, verbose=verbose), place.folder()
     with resumable(out, output), output.progress("evaluating") as progress:
-        report = evaluate(models, settings, loading=loading, progress=progress, **{**vars(place), "out": out})
+        report = evaluate(
+            models,
+            settings,
+            loading=loading,
+            out=out,
+            resume=place.resume,
+            overwrite=place.overwrite,
+            progress=progress,
+        )
     if report:
         _print_report(report, out, models, output)
 

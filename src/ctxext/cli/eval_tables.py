@@ -10,7 +10,7 @@ from rich.text import Text
 from ctxext.evaluate.report import tables
 from ctxext.evaluate.report.colours import hexadecimal, ink, shade
 from ctxext.evaluate.report.findings import percent
-from ctxext.evaluate.report.report import HeatMap, Report, heat_map
+from ctxext.evaluate.report.report import HeatMap, Report, heat_map, tasks_of
 
 _CELL = 5
 _POOLED = 13
@@ -39,7 +39,7 @@ def report_tables(report: Report, width: int) -> Iterator[RenderableType]:
 def heat_maps(report: Report, width: int) -> Iterator[Text]:
     """The scores by length and depth, task after task: as many lengths side by side as fit, and the others below."""
     models = report["models"]
-    for task in tables.tasks_of(report):
+    for task in tasks_of(report):
         scores = heat_map(models, task)
         longest = max(len(name) for name in (task, *(model["name"] for model in scores.models)))
         names = max(12, min(_MAX_NAME, longest + 2))
@@ -81,7 +81,7 @@ def _cut(name: str, width: int) -> str:
 
 def _effective(report: Report, width: int) -> Iterator[RichTable]:
     """The effective length of each model, over all tasks and of each: as many side by side as fit, the others below."""
-    models, tasks = report["models"], tables.tasks_of(report)
+    models, tasks = report["models"], tasks_of(report)
     longest = max(cell["length"] for model in models for cell in model["cells"])
     shown = [model for model in models if model.get("effective")]
     columns = [("all", [model["effective"] for model in shown])] if len(tasks) > 1 else []
@@ -127,7 +127,7 @@ def _short(report: Report) -> tables.Table:
 
 
 def results_table(table: tables.Table, *, no_wrap: bool = False, strong: str | None = None) -> RichTable:
-    """A table without lines: names on the left below its title, figures on the right, a row of one name in bold."""
+    """Return a table without lines: names on the left, figures on the right, and the row named `strong` in bold."""
     shown = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     shown.add_column(Text(table.title, style="bold not dim"), no_wrap=no_wrap)
     for column in table.head:

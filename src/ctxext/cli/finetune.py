@@ -17,7 +17,6 @@ from ctxext.evaluate.loading import Loading
 from ctxext.evaluate.settings import Settings
 from ctxext.files.content import Progress
 from ctxext.files.extras import install_command
-from ctxext.files.length import names_in
 from ctxext.files.output_directory import short_name
 from ctxext.files.processes import alone, num_processes, rank
 from ctxext.finetune.options import Reporter, RunOptions, TrainingOptions, presets
@@ -142,7 +141,6 @@ def finetune(
     held_out = None
     if measured.eval_data is not None:
         held_out = dataclasses.replace(chosen, words=(measured.eval_data,), split=None, long_share=None)
-    if held_out is not None:
         held_out.reader(training)  # Refuses what cannot be read, in a dry run too.
     if dry_run:
         from ctxext.finetune.dry_run import dry_run as plan_of
@@ -189,7 +187,7 @@ def _questions(tasks: str, model: str, training: TrainingOptions, run: RunOption
     """What base and result will be asked, and how they are loaded; refused before hours of training."""
     from ctxext.evaluate.plan import plan_questions
 
-    settings = Settings(tasks=names_in(tasks), seed=training.seed, original_length=training.original_length)
+    settings = Settings(tasks=(tasks,), seed=training.seed, original_length=training.original_length)
     loading = Loading(revision=run.revision, token=run.token)
     plan_questions([model], settings, loading)
     return settings, loading

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, get_origin
 import typer
 
 from ctxext.cli.help import Row
-from ctxext.cli.options import keyword, option_name
+from ctxext.cli.options import keyword
 from ctxext.errors import CtxextError
 from ctxext.files.length import parse_length
 from ctxext.files.strict import parse_yaml, read_text
+from ctxext.options import option_name
 from ctxext.recipes.base import Method
 from ctxext.recipes.param import default_of, limits_of, options_of, value_type
 from ctxext.recipes.registry import METHODS, method_named

@@ -13,7 +13,7 @@ import typer
 from ctxext.cli.completion import COMPLETIONS
 from ctxext.cli.help import HelpAllOption
 from ctxext.errors import CtxextError
-from ctxext.options import Option, options_of
+from ctxext.options import Option, option_name, options_of
 from ctxext.recipes.param import value_type
 
 HelpFor = Callable[[Sequence[str], bool], tuple[list[tuple[str, list[tuple[str, str]]]], Collection[str]]]
@@ -30,11 +30,6 @@ QuietOption = Annotated[
     bool, typer.Option("-q", "--quiet", help="No progress, notes or suggestions.", rich_help_panel=_REPORTING)
 ]
 VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="Say more.", rich_help_panel=_REPORTING)]
-
-
-def option_name(name: str) -> str:
-    """The option of a parameter, by its Python name."""
-    return "--" + name.replace("_", "-")
 
 
 def keyword(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
@@ -68,7 +63,7 @@ def _parameter(owner: type, field: "dataclasses.Field[Any]", option: Option) -> 
 
 
 def built(owner: type, given: Mapping[str, Any]) -> Any:
-    """A dataclass from the values of a command line."""
+    """Create a dataclass from command-line values; raise if a required option is missing."""
     options = options_of(owner)
     values = {name: given[name] for name in options if given.get(name) not in (None, (), [])}
     for name, option in options.items():
@@ -87,14 +82,14 @@ def takes_options(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Let a command take the options of each dataclass among its parameters one by one, and give it the objects.
 
-    Where two of them have an option of the same name it is the first one's, and both get its value.
+    If two dataclasses have an option of the same name, the first declaration is used and both receive the value.
 
     Args:
         order: Names in the order of help; ... stands for those that are not named, as they are declared.
         without: Options that the command does not have.
-        more: What the command's `**keywords` stand for.
+        more: Parameters that replace the command's `**` parameter.
         help_for: Says from the words of a command line what help shows beside the parameters, and which it leaves out.
-        prepare: Settles values before objects are made of them.
+        prepare: Completes the values before the objects are created.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -104,9 +99,9 @@ def takes_options(
         options = {name: option for owner in owners.values() for name, option in options_of(owner).items()}
         taken = {*options, "help_all"}
         parameters: dict[str, inspect.Parameter] = {}
-        for one in declared:
-            of_others = more if one.kind is inspect.Parameter.VAR_KEYWORD else [one]
-            for parameter in _parameters_of(owners[one.name]) if one.name in owners else of_others:
+        for argument in declared:
+            others = more if argument.kind is inspect.Parameter.VAR_KEYWORD else [argument]
+            for parameter in _parameters_of(owners[argument.name]) if argument.name in owners else others:
                 if parameter.name not in without:
                     parameters.setdefault(parameter.name, parameter)
 

@@ -15,11 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ctxext.cli.interrupts import answered_at_once
-from ctxext.cli.options import JsonOption, QuietOption, SourceArgument, VerboseOption, option_name, takes_options
+from ctxext.cli.options import JsonOption, QuietOption, SourceArgument, VerboseOption, takes_options
 from ctxext.cli.output import Output, done_line
 from ctxext.evaluate.loading import Loading
 from ctxext.files.extras import install_command, is_installed
-from ctxext.options import option
+from ctxext.options import option, option_name
 from ctxext.search.options import SearchOptions
 from ctxext.search.run import Found, figures, search
 from ctxext.search.storage import StudyPlace, shown_storage, study_beside
@@ -122,7 +122,7 @@ _STUDY = "Study"
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """Where a study is kept, and what happens to one that is there."""
+    """Location of a study, and whether to resume or overwrite it."""
 
     study: str | None = option(
         None,
@@ -193,8 +193,16 @@ def search_(
         output.next_step("ctxext", "search", source, out, *given, "--resume", why="Stopped; go on with")
 
     with answered_at_once(tell_how_to_go_on), watching(output) as watch:
-        of_study = {"study": place, "resume": kept.resume, "overwrite": kept.overwrite}
-        result = search(source, options, out=out, loading=loading, watch=watch, **of_study)
+        result = search(
+            source,
+            options,
+            out=out,
+            study=place,
+            resume=kept.resume,
+            overwrite=kept.overwrite,
+            loading=loading,
+            watch=watch,
+        )
     from ctxext.search.study import pareto_front
 
     points = list(result.standing.points)

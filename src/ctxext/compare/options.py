@@ -65,17 +65,15 @@ class CompareOptions(Settings):
 
     def settings(self, tasks: Sequence[str], trained_length: int | None) -> Settings:
         """What every model is asked; these tasks unless the user named some."""
+        shared = {field.name: getattr(self, field.name) for field in dataclasses.fields(Settings)}
         return Settings(
             **{
-                **self._of_settings(),
+                **shared,
                 "tasks": self.tasks or tuple(tasks),
                 "lengths": self.lengths or doubled(trained_length, self.target_length),
                 "allow_beyond": True,
             }
         )
-
-    def _of_settings(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(Settings)}
 
 
 def doubled(trained_length: int | None, target_length: int) -> tuple[int, ...]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from ctxext.compare.verdict import engines_of, inside_of, signed
 from ctxext.evaluate.report.findings import percent, pooled
-from ctxext.evaluate.report.report import HeatMap, Report, heat_map
-from ctxext.evaluate.report.tables import Table, in_percent, tasks_of
+from ctxext.evaluate.report.report import HeatMap, Report, heat_map, tasks_of
+from ctxext.evaluate.report.tables import Table, in_percent
 from ctxext.files.strict import in_markdown
 
 PAGE, BENCH = "comparison.md", "bench.jsonl"

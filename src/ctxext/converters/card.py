@@ -114,7 +114,7 @@ def declared_base(config: Mapping[str, Any]) -> str:
 
 
 def render(facts: CardFacts) -> str:
-    """The whole README.md: `card.md.jinja` with the facts."""
+    """Render README.md from `card.md.jinja` and the facts."""
     from jinja2 import Environment, StrictUndefined
 
     facts = dataclasses.replace(
@@ -201,7 +201,7 @@ def front_matter(facts: CardFacts) -> dict[str, Any]:
 
 
 def _commands(facts: CardFacts) -> list[str]:
-    """The commands that make the checkpoint, train it and measure it, as far as they are known."""
+    """Return the known commands that create, train and evaluate the checkpoint."""
     name = EXTENDED if facts.training or facts.is_adapter else "OUT"
     converted = convert_command(facts.source, facts.revision, facts.recipe, name) if facts.recipe else ""
     measured = facts.measured.command if facts.measured else ""
@@ -229,7 +229,7 @@ def _engine_commands(facts: CardFacts) -> list[str]:
 
 
 def _recipe_file(recipe: Recipe | None) -> str:
-    """The recipe as a file, where the command refers to one; else empty."""
+    """Return the text of the recipe file if the command refers to one, else nothing."""
     if recipe is None or not needs_file(recipe):
         return ""
     return yaml.safe_dump(recipe.to_dict(), sort_keys=False, allow_unicode=True, default_flow_style=None, width=100)
@@ -273,5 +273,5 @@ def wrapped(command: str, width: int = 88) -> str:
 
 
 def needs_file(recipe: Recipe) -> bool:
-    """Whether options cannot say a recipe."""
+    """Return whether options cannot express a recipe."""
     return not command_options(recipe.to_dict()["steps"])

@@ -208,7 +208,7 @@ def check_frequencies(plan: Plan) -> Verification | None:
 
 
 def card_of(plan: Plan) -> str:
-    """The model card of what is planned."""
+    """Return the model card of a plan."""
     source = plan.source
     return render(
         CardFacts(

@@ -55,13 +55,13 @@ class Plan:
         recipe: The steps with every number filled in.
         start: The configuration that the steps begin with: the source's, or what it was before a schedule of its own.
         stock: The configuration with those steps only that stock transformers carries.
-        model: The configuration of the result, which is what config.json will say.
+        model: The configuration of the result, as written to config.json.
         texts: Content of the other files whose content is new, by name, without the card.
         weights: Files to link or copy, relative to the source.
         rewritten: The tensors among them that are written anew; all else of them is the source's.
         others: Files to copy unchanged, relative to the source.
-        replaced: What was taken away of the source before the first step, for people; empty where nothing was.
-        left_out: The files of the source that the result will not have although nothing replaces them, by the reason.
+        replaced: Description of the scaling removed from the source; empty if none was.
+        left_out: Files of the source omitted from the result without a replacement, by reason.
     """
 
     source: Checkpoint
@@ -137,7 +137,7 @@ def make_plan(
         _check_reach(source, before, start, model.encoding)
     lengths = length_files(source.folder, before.encoding, model.encoding)
     texts = {**lengths, **code, **index_files(source.folder, rewritten)}
-    weights, others, left_out = _sorted_files(source, recipe, texts, has_code=bool(before.code))
+    weights, others, omitted = _sorted_files(source, recipe, texts, has_code=bool(before.code))
     return Plan(
         source=source,
         recipe=recipe,
@@ -149,14 +149,14 @@ def make_plan(
         rewritten=rewritten,
         others=others,
         replaced="" if start is before else _replaced(source, before, model.encoding, kept),
-        left_out=left_out,
+        left_out=omitted,
     )
 
 
 def _start(
     source: Checkpoint, before: ModelConfig, recipe: Recipe, *, replace_scaling: bool
 ) -> tuple[ModelConfig, Recipe, Mapping[str, Any]]:
-    """The configuration to start from, the recipe with the numbers that it keeps of what it replaces, and those."""
+    """Return the configuration to start from, the recipe with the numbers that it takes over, and those."""
     if not before.code and not (before.encoding.is_scaled and recipe.replaces_encoding):
         return before, recipe, {}
     if not replace_scaling:
@@ -175,7 +175,7 @@ def _start(
 
 
 def _noting(source: Checkpoint, recipe: Recipe, start: ModelConfig, model: ModelConfig) -> ModelConfig:
-    """The configuration of the result with what is noted of its source and its recipe."""
+    """Return the configuration of the result with its source and recipe recorded."""
     noted, declared = provenance(source.config), model.encoding.declared_length
     trained = noted.get("finetune") or noted.get("source_finetune")
     config = {
@@ -196,7 +196,7 @@ def _noting(source: Checkpoint, recipe: Recipe, start: ModelConfig, model: Model
 def _sorted_files(
     source: Checkpoint, recipe: Recipe, texts: Collection[str], *, has_code: bool
 ) -> tuple[tuple[Path, ...], tuple[Path, ...], Mapping[str, Sequence[str]]]:
-    """The weight files and the other files that the result keeps, and those that it must not keep, by the reason."""
+    """Return the weight files and other files to keep, and the omitted files by reason."""
     weights = tuple(source.weight_files) or tuple(Path(name) for name in source.remote_sizes)
     names = [path.as_posix() for path in (*weights, *source.files)]
     stale: list[str] = []
@@ -222,7 +222,7 @@ def _sorted_files(
 
 
 def _replaced(source: Checkpoint, before: ModelConfig, after: Encoding, kept: Mapping[str, Any]) -> str:
-    """What --replace-scaling took away, and what of it the recipe kept."""
+    """Describe the scaling that --replace-scaling removed and the numbers that the recipe kept."""
     steps = ", ".join(map(describe_step, (provenance(source.config).get("recipe") or {}).get("steps", [])))
     what = steps or f"{before.encoding.schedule_summary}, with which the weights were trained"
     left = f"; kept of it: {', '.join(f'{name} {value}' for name, value in kept.items())}" if kept else ""

@@ -83,9 +83,10 @@ class LoadedModel:
 
     def may_share(self, common: int, length: int) -> bool:
         """Whether prompts may share a cache, by their length and by how many tokens they have in common."""
+        if self.can_share:
+            return True
         config = self.model.config.to_dict()
-        is_static_here = not is_static(config) and is_static_for(config, common, length)
-        return self.can_share or (is_static_here and new_cache(self.model) is not None)
+        return not is_static(config) and is_static_for(config, common, length) and new_cache(self.model) is not None
 
     def rows_that_fit(self, length: int) -> int:
         """How many prompts of a length fit into memory together.
@@ -97,7 +98,7 @@ class LoadedModel:
         def size(name: str, default: int) -> int:
             try:
                 value = getattr(config, name, None) or default
-            except RuntimeError:  # Gemma 4 refuses to tell what is not the same in all layers.
+            except RuntimeError:  # Gemma 4 raises for values that differ between layers.
                 value = config.to_dict()[name] or default
             return max(value) if isinstance(value, list) else int(value)  # Gemma 3n lists one for each layer.
 

@@ -130,7 +130,7 @@ def _open(models: Sequence[str], loading: "Loading", original_length: int | None
 
 
 _WRITTEN = ("needle",)
-"""What engines are asked by default, which only generate answers."""
+"""The default tasks of engines, which only generate answers."""
 
 
 def default_tasks(models: Sequence[str], loading: "Loading") -> tuple[str, ...]:

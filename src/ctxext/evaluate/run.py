@@ -24,6 +24,7 @@ from ctxext.files.content import Progress
 from ctxext.files.memory import forget_peak, peak_memory
 from ctxext.files.output_directory import only_run_in
 from ctxext.notebook import table
+from ctxext.options import accepts_options
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel, Loading
@@ -44,28 +45,27 @@ class EvaluationReport(dict[str, Any]):
         return table(dict(enumerate(findings(self), 1)))
 
 
+@accepts_options(Settings, "settings")
 def evaluate(
     models: str | Path | Sequence[str | Path],
-    settings: Settings | None = None,
+    settings: Settings,
     *,
     loading: "Loading | None" = None,
     out: str | Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
-    **options: Any,
 ) -> Report:
     """Measure whether checkpoints use their context, and what extending it costs.
 
     Args:
         models: A folder, a Hub id or `demo`; or several.
-        settings: Tasks, lengths, depths and samples.
+        settings: Tasks, lengths, depths and samples. Each field is a keyword of this function too, as samples=50.
         loading: How to load the models.
         out: A folder for results, pictures and the report; None writes nothing.
         resume: Continue with the results in `out`.
         overwrite: Replace the results in `out`.
         progress: Called with a label, the work done and the work in all.
-        options: Each field of the settings is a keyword of this function too, as samples=50.
 
     Returns:
         The content of report.json.
@@ -79,7 +79,6 @@ def evaluate(
     if not sources:
         raise CtxextError("There is no model to evaluate: the list is empty.", hint="Name a folder, a Hub id or demo.")
     out, loading = None if out is None else Path(out), loading or Loading()
-    settings = dataclasses.replace(settings or Settings(), **options)
     if not settings.tasks:
         settings = dataclasses.replace(settings, tasks=default_tasks(sources, loading))
     if loading.engine != "transformers":
@@ -233,7 +232,7 @@ class Run:
 
 
 def rounds(num_samples: int) -> Iterator[range]:
-    """The samples that are asked in each round: one of every cell, then two more, then four, and so on."""
+    """Yield the samples of each round: one of every cell, then two more, then four, and so on."""
     first, size = 0, 1
     while first < num_samples:
         yield range(first, min(first + size, num_samples))
@@ -346,7 +345,7 @@ class Meter:
 
 
 def cost_of(config: Mapping[str, Any]) -> Callable[[int], int]:
-    """Return what a prompt of a length costs a model, at least 1: a token of a long prompt costs more."""
+    """Return a function from a prompt's length to its cost, at least 1: a token of a long prompt costs more."""
     at = break_even(config)
     return lambda length: 1 + round(length * (1 + length / at) / _UNIT)
 

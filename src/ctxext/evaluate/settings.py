@@ -25,7 +25,7 @@ _ASKED, _RUN = "What is asked", "How it is run"
 class Settings:
     """The settings of an evaluation.
 
-    In Python `depths` are shares, from 0 to 1. Without `tasks` a model is asked those that suit it.
+    In Python `depths` are shares, from 0 to 1. `tasks` are by default those that suit the model.
     """
 
     tasks: tuple[str, ...] = option(

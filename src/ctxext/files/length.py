@@ -29,7 +29,7 @@ def as_length(value: int | str) -> int:
 
 
 def read_words(options: Any) -> None:
-    """Replace the words of an options object by what they mean, while it is constructed.
+    """Parse the text values of an options object during construction.
 
     A length may be text. Several lengths may be a list, a single length, or text with commas: then each counts once,
     the shortest first. Names may be text with commas, or several such texts.

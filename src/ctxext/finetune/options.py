@@ -12,7 +12,14 @@ from ctxext.files.content import Progress
 from ctxext.files.length import read_words
 from ctxext.files.output_directory import OverwriteOptions
 from ctxext.files.strict import parse_yaml
-from ctxext.options import HubOptions, check_numbers, option, original_length_option, with_documented_options
+from ctxext.options import (
+    HubOptions,
+    check_numbers,
+    option,
+    option_name,
+    original_length_option,
+    with_documented_options,
+)
 
 _CHOICES = {
     "pack": ("off", "run-on", "restart"),
@@ -216,17 +223,17 @@ class TrainingOptions:
         check_numbers(self)
         for name, choices in _CHOICES.items():
             if (value := getattr(self, name)) not in choices:
-                raise CtxextError(f'{_option(name)} "{value}" is not known.', hint=f"Choose {', '.join(choices)}.")
+                raise CtxextError(f'{option_name(name)} "{value}" is not known.', hint=f"Choose {', '.join(choices)}.")
         for name in _AT_LEAST_ONE:
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise CtxextError(f'{_option(name)} must be at least 1, not "{value}".')
+                raise CtxextError(f'{option_name(name)} must be at least 1, not "{value}".')
         for name in _SHARES:
             if not 0 <= (value := getattr(self, name)) < 1:
-                raise CtxextError(f'{_option(name)} is a share from 0 to 1, not "{value}".')
+                raise CtxextError(f'{option_name(name)} is a share from 0 to 1, not "{value}".')
         for name in ("learning_rate", "alpha", "neftune", "epochs", "mlm_probability", "save_minutes", "serve_factor"):
             if (value := getattr(self, name)) is not None and not value > 0:
-                raise CtxextError(f'{_option(name)} must be above 0, not "{value}".')
+                raise CtxextError(f'{option_name(name)} must be above 0, not "{value}".')
         if self.device not in ("auto", "cpu"):
             raise CtxextError(f'"{self.device}" is not a device to train on.', hint="Choose auto or cpu.")
         self._check_together()
@@ -368,10 +375,6 @@ class Reporter:
 
     progress: Progress | None = None
     tell: Callable[[str], None] | None = None
-
-
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 @dataclass(frozen=True)

@@ -382,15 +382,16 @@ class WholeChanges:
 def stored_name(owner: str, stored: Iterable[str]) -> str | None:
     """The name under which a checkpoint stores a parameter.
 
-    Some leave out the name of the base model; the first BERT calls the weights of its norms gamma and beta; models that
-    see were saved as language_model.model and are loaded as model.language_model.
+    Some leave out the name of the base model; the first BERT calls the weights of its norms gamma and beta;
+    vision-language models were saved as language_model.model and are loaded as model.language_model.
     """
     names = set(stored)
     old = owner.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
     candidates = (owner, owner.partition(".")[2], f"model.{owner}", old)
     if found := next((name for name in candidates if name in names), None):
         return found
-    alike = [name for name in names if _within_text(name) == _within_text(owner)]
+    place = _within_text(owner)
+    alike = [name for name in names if _within_text(name) == place]
     return alike[0] if len(alike) == 1 else None
 
 

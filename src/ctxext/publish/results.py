@@ -11,18 +11,19 @@ from ctxext.converters.card import Measured
 from ctxext.errors import CtxextError
 from ctxext.evaluate.report import tables
 from ctxext.evaluate.report.findings import findings, percent, pooled
-from ctxext.evaluate.report.report import Report, explain_malformed
+from ctxext.evaluate.report.report import Report, explain_malformed, tasks_of
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, expanded
 from ctxext.files.schemas import read_json_object
 from ctxext.files.strict import in_markdown
+from ctxext.options import option_name, options_of
 from ctxext.redaction import redacted
 
 _ASKED = (
     *("num_needles", "kv_ids", "stride", "haystack", "data", "documents", "filler", "generate", "allow_beyond"),
     *("repeat_question", "harness"),
 )
-"""Options of `ctxext eval` that decide what is asked, and stand in its command where they are not as by default."""
+"""Options of `ctxext eval` that change the questions. Its command contains those that are not the default."""
 _TASK_TYPES = {"masked": "fill-mask", "encoder": "feature-extraction"}
 FOLDER = "report"
 """The folder of a report's files inside the repository."""
@@ -196,7 +197,7 @@ def measured(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) 
         harness = [row[1:] for row in tables.harness_rows([entry])]
         parts = [
             f"`{in_markdown(entry['name'])}` is the name under which this checkpoint was measured.\n\n{summary}",
-            *(_section(_retrieval(named, task), _picture(task, task, pictures)) for task in tables.tasks_of(report)),
+            *(_section(_retrieval(named, task), _picture(task, task, pictures)) for task in tasks_of(report)),
             _section(_effective(named)),
             _section(_perplexity(named), _picture("perplexity", "Loss by position", pictures)),
             _section(_short(named)),
@@ -212,7 +213,7 @@ def measured(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) 
 
 
 def _named(model: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
-    """A model called by its name and its recipe, in bold where it is the one that the card is about."""
+    """Return a model named by its name and recipe, in bold if the card describes it."""
     name = f"{model['name']} ({model['summary']})"
     return {**model, "name": f"**{name}**" if model["digest"] == entry["digest"] else name}
 
@@ -250,7 +251,7 @@ def _missing(report: Report, entry: Mapping[str, Any]) -> list[str]:
 
 
 def command_of(words: Sequence[str], options: Mapping[str, Any]) -> str:
-    """A command with its options, without those that are None or False; of a true one the name alone says all."""
+    """Return a command with its options. None and False are left out, and True adds only the name."""
     for name, value in options.items():
         if value is True:
             words = [*words, name]
@@ -275,8 +276,8 @@ def _command(report: Report, entry: Mapping[str, Any]) -> str:
     }
     for name in _ASKED:
         if (value := settings.get(name)) not in (None, [], getattr(Settings, name)):
-            flag = "needles" if name == "num_needles" else name.replace("_", "-")
-            given[f"--{flag}"] = value["name"] if isinstance(value, dict) else value
+            flag = next(iter(options_of(Settings)[name].flags), option_name(name))
+            given[flag] = value["name"] if isinstance(value, dict) else value
     given["--dtype"] = loading.get("dtype") if loading.get("dtype") != "auto" else None
     if loading.get("engine"):
         arguments = loading.get("engine_arguments")

@@ -16,7 +16,7 @@ from ctxext.files.content import MANIFEST, Progress, as_json, sha256_of
 from ctxext.files.output_directory import explain_disk_errors, write_whole
 from ctxext.files.schemas import read_json_object
 from ctxext.finetune.options import TrainingOptions
-from ctxext.options import options_of
+from ctxext.options import option_name, options_of
 from ctxext.publish.results import FOLDER, command_of, entry_of, files_of, measured, read_report
 from ctxext.verify.file_checks import CARD, check_weights
 from ctxext.verify.run import READING, failures, run_checks
@@ -48,7 +48,7 @@ def training_command(folder: Path, trained: str = EXTENDED) -> str:
     for name in options_of(TrainingOptions):
         value = options.get(name)
         if name not in _OF_THE_MACHINE and value not in ([], getattr(TrainingOptions, name)):
-            given["--" + name.replace("_", "-")] = value
+            given[option_name(name)] = value
     names = str(data.get("name") or "DATA").split(", ")
     return command_of(["ctxext", "finetune", trained, "OUT", *(w for name in names for w in ("--data", name))], given)
 

@@ -15,6 +15,7 @@ from ctxext.errors import CtxextError
 from ctxext.files.length import check_length, parse_length
 from ctxext.files.strict import parse_yaml, read_text
 from ctxext.files.tensor_files import NewTensor
+from ctxext.options import option_name
 from ctxext.recipes.base import Method, Scaling
 from ctxext.recipes.code.layout import SHARED_FILES, STUB_FILE, family_classes, render_stub, without_code
 from ctxext.recipes.code.method import PORTABLE, CodeMethod
@@ -174,9 +175,9 @@ def _check_order(steps: Sequence[Method]) -> None:
 
 
 def command_options(steps: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The options of `ctxext convert` that make some steps of a recipe file; none where only a file can say them.
+    """Return the options of `ctxext convert` that equal some steps of a recipe file; none where a file is needed.
 
-    A file must say lists, what was measured, one number with two values, and factors that multiply.
+    A file is needed for lists, measured values, one number with two values, and factors that multiply.
     """
     methods = [(method_named(str(step["method"])), step) for step in steps]
     fields = [
@@ -196,12 +197,11 @@ def command_options(steps: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _option(name: str, value: Any) -> list[str]:
-    name = name.replace("_", "-")
     if isinstance(value, bool):
-        return [f"--{name}" if value else f"--no-{name}"]
+        return [option_name(name if value else f"no_{name}")]
     # As people write it: 4, not 4.0; all its digits all the same.
     is_whole = isinstance(value, float) and value == int(value) and abs(value) < 1e15
-    return [f"--{name}", str(int(value) if is_whole else value)]
+    return [option_name(name), str(int(value) if is_whole else value)]
 
 
 def multiplied(steps: Iterable[Method | type[Method]]) -> list[str]:

@@ -28,7 +28,7 @@ def load_stock(out: Path, config: dict[str, Any], **options: Any) -> Any:
 
 
 def differences(logits: Any, unchanged: Any, expected: Any) -> dict[str, float]:
-    """How far a converted model's logits are from the expected ones, their scale, and how far those of stock are."""
+    """Return how far the logits of the converted and the stock model are from the expected ones, and their scale."""
     numbers = {"difference": logits - expected, "scale": expected, "change": unchanged - expected}
     return {name: number.abs().max().item() for name, number in numbers.items()}
 

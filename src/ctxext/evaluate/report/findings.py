@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ctxext.evaluate.report.intervals import share_interval
-from ctxext.evaluate.report.report import Report, texts_of
+from ctxext.evaluate.report.report import Report, tasks_of, texts_of
 from ctxext.evaluate.tasks.registry import GROUPS
 
 _UNEVEN = 0.3
@@ -17,8 +17,8 @@ _MAX_NAMED = 4
 def findings(report: Report) -> list[str]:
     """One sentence for each task, and one for the cost of extending; first of all which method a comparison takes."""
     models = report["models"]
-    tasks = dict.fromkeys(cell["task"] for model in models for cell in model["cells"])
-    ruler = GROUPS["ruler"] if tasks.keys() >= {*GROUPS["ruler"]} else ()
+    tasks = tasks_of(report)
+    ruler = GROUPS["ruler"] if {*tasks} >= {*GROUPS["ruler"]} else ()
     sentences = [_retrieval("RULER, its thirteen tasks", ruler, models)] if ruler else []
     sentences += [_retrieval(task, (task,), models) for task in tasks if task not in ruler]
     sentences = [report.get("comparison", {}).get("verdict", ""), *sentences, _long_text(models), _cost(models)]

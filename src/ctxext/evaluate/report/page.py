@@ -14,7 +14,7 @@ from typing import Any
 from ctxext.evaluate.report import tables
 from ctxext.evaluate.report.colours import hexadecimal, ink, series_style, shade
 from ctxext.evaluate.report.findings import findings, percent, pooled
-from ctxext.evaluate.report.report import HeatMap, Report, heat_map
+from ctxext.evaluate.report.report import HeatMap, Report, heat_map, tasks_of
 from ctxext.evaluate.tasks.perplexity import LongPerplexity, Short
 from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS, TASKS
 from ctxext.files.extras import install_command, is_installed
@@ -38,7 +38,7 @@ def write_report(report: Report, folder: Path) -> list[Path]:
     if is_installed("matplotlib"):
         from ctxext.evaluate.report.pictures import as_png, draw_heat_maps, draw_losses
 
-        for task in tables.tasks_of(report):
+        for task in tasks_of(report):
             if len(report["models"]) > 1:
                 files[f"{task}.png"] = as_png(draw_heat_maps(heat_map(report["models"], task)))
             for model in report["models"]:
@@ -59,7 +59,7 @@ def render_page(report: Report) -> str:
     models, settings, versions = report["models"], report["settings"], report["versions"]
     items = "\n".join(f"<li>{escape(sentence)}</li>" for sentence in findings(report))
     sections = [summary(report), f'<div class="findings"><ul>\n{items}\n</ul></div>' if items else ""]
-    sections += [maps(report, task) for task in tables.tasks_of(report)]
+    sections += [maps(report, task) for task in tasks_of(report)]
     sections += [_perplexity(report), _section(_longppl(report)), _section(_short(report)), _section(_harness(report))]
     sections += [_section(_models(report), words=(1, 4)), _settings(report)]
     listed = ", ".join(model["name"] for model in models)
@@ -79,7 +79,7 @@ def render_page(report: Report) -> str:
 
 
 def _with_short_names(report: Report) -> Report:
-    """A report whose models are called by short names, and by their own under "whole"."""
+    """Return a report with short model names, and the full name of each under "whole"."""
     names = short_names([model["name"] for model in report["models"]])
     models = [{**model, "name": names[model["name"]], "whole": model["name"]} for model in report["models"]]
     return {**report, "models": models, "names": names}
@@ -146,7 +146,7 @@ def summary(report: Report) -> str:
     models = [model for model in report["models"] if model["cells"]]
     if not models:
         return ""
-    tasks = tables.tasks_of(report)
+    tasks = tasks_of(report)
     lengths = sorted({cell["length"] for model in models for cell in model["cells"]})
     costs = {model["name"]: (model["short"] or {}).get("against") for model in models}
     head = ["model", *(f"{format_length(length)} tokens" for length in lengths)]
@@ -289,7 +289,7 @@ def _perplexity(report: Report) -> str:
     task = TASKS[name]
     kinds = {"lengths": "", **({"sliding": ", sliding"} if "sliding" in curves[0][2] else {})}
     head = ["", "model", "documents", *(f"{length}{note}" for note in kinds.values() for length in lengths)]
-    lines = iter([_line(number) for number in range(len(report["models"]))])
+    lines = map(_line, range(len(report["models"])))
     rows = [
         ["" if text else next(lines), f"{model['name']}{text and f', {text}'}", curve["documents"]]
         + [figure for kind in kinds for figure in tables.figures(curve[kind], lengths)]

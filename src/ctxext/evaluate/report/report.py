@@ -283,6 +283,11 @@ class HeatMap:
         return [self.cells.get((model["name"], length, depth)) for depth in self.depths]
 
 
+def tasks_of(report: Report) -> list[str]:
+    """Return the retrieval tasks that were asked, in order."""
+    return list(dict.fromkeys(cell["task"] for model in report["models"] for cell in model["cells"]))
+
+
 def heat_map(models: Sequence[dict[str, Any]], task: str) -> HeatMap:
     """Collect the cells of a task."""
     cells = {

@@ -15,10 +15,10 @@ class Table:
     """A table, before it is printed as HTML, as Markdown or in a terminal.
 
     Attributes:
-        title: What it shows.
-        head: The headings of its columns.
-        rows: Its cells as text, without anything that a printer's form asks for.
-        note: What the reader must know of it.
+        title: Its title; in a terminal the heading of the first column.
+        head: The headings of its columns; in a terminal without the first.
+        rows: Its cells.
+        note: A paragraph above it.
     """
 
     title: str
@@ -27,7 +27,7 @@ class Table:
     note: str = ""
 
     def as_markdown(self, rule: str) -> str:
-        """The head and the rows, with a rule between them that says where the text of each column stands."""
+        """Return the head and the rows as Markdown, with a rule between them that aligns the columns."""
         head, *rows = (f"| {' | '.join(map(in_markdown, line))} |" for line in (self.head, *self.rows))
         return "\n".join([head, rule, *rows])
 
@@ -36,11 +36,6 @@ def in_percent(cells: Sequence[dict[str, Any]]) -> tuple[str, str]:
     """The share of correct answers over several cells, and its 95 % interval."""
     share, low, high = pooled(cells)
     return percent(share), f"{percent(low)}–{percent(high)}"
-
-
-def tasks_of(report: Report) -> list[str]:
-    """The retrieval tasks that were asked, in order."""
-    return list(dict.fromkeys(cell["task"] for model in report["models"] for cell in model["cells"]))
 
 
 def effective_text(effective: Mapping[str, Any] | None, longest: int) -> str:
@@ -60,9 +55,9 @@ def effective_text(effective: Mapping[str, Any] | None, longest: int) -> str:
 
 
 def perplexities(report: Report) -> tuple[str, list[int], list[tuple[dict[str, Any], str, dict[str, Any]]]]:
-    """The task that read long texts, its context lengths, and what it says of each model.
+    """Return the task that read long texts, its context lengths, and the curves of each model.
 
-    That is a curve of report.json on all texts (""), and one on each kind of text by its name.
+    Each model has a curve for all texts (""), and one for each kind of text by its name.
     """
     models = [model for model in report["models"] if model["perplexity"]]
     task = next((str(model["perplexity"].get("task", "perplexity")) for model in models), "")

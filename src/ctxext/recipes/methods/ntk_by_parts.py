@@ -63,9 +63,8 @@ class NtkByParts(Scaling):
 
     def resolved(self, encoding: Encoding) -> Self:
         """The same step with the ends of its ramp filled in."""
-        step, (fast, slow) = super().resolved(encoding), self._ends
-        is_filled = (self.beta_fast, self.beta_slow) == (fast, slow)
-        return step if is_filled else dataclasses.replace(step, beta_fast=fast, beta_slow=slow)
+        fast, slow = self._ends
+        return dataclasses.replace(super().resolved(encoding), beta_fast=fast, beta_slow=slow)
 
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
         """The `yarn` type of transformers with its temperature switched off.
