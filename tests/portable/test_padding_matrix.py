@@ -22,7 +22,7 @@ from transformers import DynamicCache, GenerationConfig, StaticCache
 import tiny_encodings
 from ctxext.recipes.methods.relation import Relation
 from ctxext.recipes.registry import METHODS, method_named
-from portable_checkpoints import MODERN, load, plain_source, tokens, write
+from portable_checkpoints import MODERN, line_of, load, plain_source, tokens, write
 
 LENGTH = 32
 TOLERANCE = 1e-4  # Of the largest logit.
@@ -586,11 +586,6 @@ def test_gradients_do_not_depend_on_checkpointing(models, name):
     for others in gradients[1:]:
         for name, gradient in others.items():
             torch.testing.assert_close(gradient, gradients[0][name], rtol=1e-3, atol=1e-5)
-
-
-def line_of(number):
-    """CI asks one half under transformers 5 and the other under 4.57, `make slow` both under each."""
-    return pytest.mark.thorough if number % 2 == MODERN else pytest.mark.slow
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=line_of(at)) for at, name in enumerate(NAMES)])

@@ -183,7 +183,9 @@ def test_a_few(name, tmp_path):
 
 @pytest.mark.thorough
 def test_all_of_them(tmp_path):
-    counts = [sweep(name, tmp_path / str(number)) for number, name in enumerate(READ)]
+    """Under transformers 4 a third of them."""
+    names = READ[:: 3 if IS_OLD else 1]
+    counts = [sweep(name, tmp_path / str(number)) for number, name in enumerate(names)]
     right, refused, elsewhere = (sum(column) for column in zip(*counts, strict=True))
-    print(f"{len(READ)} models: {right} right, {refused} refused, {elsewhere} not for this transformers")  # noqa: T201
-    assert right + refused + elsewhere == len(READ) * len(METHODS) * 2
+    print(f"{len(names)} models: {right} right, {refused} refused, {elsewhere} not for this transformers")  # noqa: T201
+    assert right + refused + elsewhere == len(names) * len(METHODS) * 2
