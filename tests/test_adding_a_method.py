@@ -4,7 +4,6 @@ A config method, one that states a divisor per pair, a code method, and a relati
 are touched by hand are counted, then the pages are made and the quick tests of the rooms concerned run in the copy.
 """
 
-import ast
 import os
 import re
 import shutil
@@ -19,7 +18,6 @@ from ctxext.recipes.registry import BY_NAME
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "adding-a-method.md"
-METHODS = "src/ctxext/recipes/registry.py"
 REFERENCES = "src/ctxext/verify/references"
 TABLE = "REFERENCES = {\n"
 NAMES = ("soft-pi", "bent", "quiet", "layered")
@@ -73,7 +71,6 @@ def follow(root: Path) -> set[str]:
     """Do what the page says in a checkout; gives the files that were touched."""
     page = PAGE.read_text(encoding="utf-8")
     files = code_of(page)
-    methods = (root / METHODS).read_text(encoding="utf-8")
     for path, text in files.items():
         if path.startswith(REFERENCES):
             before, table, lines = (root / path).read_text(encoding="utf-8").partition(TABLE)
@@ -82,16 +79,7 @@ def follow(root: Path) -> set[str]:
             continue
         assert not (root / path).exists(), path
         (root / path).write_text(text, encoding="utf-8")
-        if path.startswith("src/ctxext/recipes/"):
-            (name,) = (node.name for node in ast.parse(text).body if isinstance(node, ast.ClassDef))
-            lines = methods.split("\n")
-            module = path.removeprefix("src/").removesuffix(".py").replace("/", ".")
-            imported = f"from {module} import {name}"
-            imports = [at for at, line in enumerate(lines) if line.startswith("from ctxext.recipes.")]
-            lines.insert(next((at for at in imports if lines[at] > imported), imports[-1] + 1), imported)
-            methods = "\n".join(lines).replace("\n)\n", f"\n    {name},\n)\n", 1)  # The end of the tuple.
-    (root / METHODS).write_text(methods, encoding="utf-8")
-    return {*files, METHODS}
+    return {*files}
 
 
 def copy_of_the_checkout(root: Path) -> Path:
@@ -131,23 +119,22 @@ def ran(root: Path, *words: object, path: tuple[Path, ...] = ()) -> str:
 
 
 def test_the_page_asks_for_these_files_and_a_name(tmp_path):
-    """The recipe, the portable code of what needs some, the reference, and the registry."""
+    """The recipe, the portable code of what needs some, and the reference."""
     (tmp_path / "src").mkdir()
     shutil.copytree(ROOT / "src" / "ctxext", tmp_path / "src" / "ctxext", ignore=shutil.ignore_patterns("__pycache__"))
     before = {path: path.read_bytes() for path in (tmp_path / "src").rglob("*") if path.is_file()}
     touched = follow(tmp_path)
     now = {path for path in (tmp_path / "src").rglob("*") if path.is_file()}
     changed = {str(path.relative_to(tmp_path)) for path in now if before.get(path) != path.read_bytes()}
-    wanted = {METHODS, *(f"{REFERENCES}/{name}.py" for name in ("frequencies", "attention"))}
+    wanted = {f"{REFERENCES}/{name}.py" for name in ("frequencies", "attention")}
     wanted |= {f"src/ctxext/recipes/methods/{name.replace('-', '_')}.py" for name in NAMES}
     assert changed == touched == wanted | {"src/ctxext/portable/quiet.py", "src/ctxext/portable/layered.py"}
-    ast.parse((tmp_path / METHODS).read_text())
 
 
 @pytest.mark.thorough
 def test_pages_are_made_and_say_what_was_not_swept(documented):
     page, methods = ((documented / "docs" / name).read_text() for name in ("families.md", "methods.md"))
-    assert re.search(r"Not swept: `soft-pi`, `bent`, `quiet`, `layered` under transformers 5\S+; .* 4\S+\.\n", page)
+    assert re.search(r"Not swept: `bent`, `layered`, `quiet`, `soft-pi` under transformers 5\S+; .* 4\S+\.\n", page)
     assert methods.count("not swept under transformers") == 2 * len(NAMES)
     assert "| `--loudness` | 0.5 | What scores are multiplied by." in methods
     assert (documented / "docs" / "maps" / "layered.png").is_file()
@@ -161,9 +148,7 @@ def test_linters_like_the_code_of_the_page(checkout):
         pytest.skip("ruff is not installed")
     files = [checkout / path for path in code_of(PAGE.read_text(encoding="utf-8"))]
     for words in (["check"], ["format", "--check"]):
-        done = subprocess.run(
-            [ruff, *words, *files, METHODS], cwd=checkout, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run([ruff, *words, *files], cwd=checkout, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
 
 

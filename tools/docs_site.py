@@ -58,14 +58,24 @@ def moved(text: str, place: Path, to: Path) -> str:
 
 def api_page() -> str:
     """Return the API page: the public names of `ctxext` and `ctxext.methods`."""
-    top = _entries("__init__.py", r"^    from (ctxext\.[\w.]+) import (\w+) as \w+$")
-    methods = _entries("recipes/registry.py", r"^from (ctxext\.recipes\.methods\.\w+) import (\w+)$")
+    text = (ROOT / "src/ctxext/__init__.py").read_text(encoding="utf-8")
+    top = _entries(re.findall(r"^    from (ctxext\.[\w.]+) import (\w+) as \w+$", text, re.MULTILINE))
+    methods = _entries(_find_methods())
     head = "# Python API\n\nWhat `from ctxext import` reaches; [python.md](python.md) shows it in use.\n"
     return "\n".join([head, *top, "What `from ctxext.methods import` reaches:\n", *methods])
 
 
-def _entries(file: str, imports: str) -> list[str]:
-    """Return mkdocstrings entries for the names that a file of the package imports, sorted."""
-    text = (ROOT / "src" / "ctxext" / file).read_text(encoding="utf-8")
-    names = sorted((name, module) for module, name in re.findall(imports, text, re.MULTILINE))
-    return [f"::: {module}.{name}\n    options: {{heading_level: 2}}\n" for name, module in names]
+def _find_methods() -> list[tuple[str, str]]:
+    """Return the module and class of each method: the classes that state a `name`."""
+    return [
+        (f"ctxext.recipes.methods.{path.stem}", text.partition("(")[0])
+        for path in (ROOT / "src/ctxext/recipes/methods").glob("*.py")
+        for text in re.split(r"^class ", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+        if "\n    name = " in text
+    ]
+
+
+def _entries(names: list[tuple[str, str]]) -> list[str]:
+    """Return mkdocstrings entries for modules and their names, sorted by name."""
+    ordered = sorted(names, key=lambda pair: pair[1])
+    return [f"::: {module}.{name}\n    options: {{heading_level: 2}}\n" for module, name in ordered]

@@ -1,65 +1,33 @@
-"""The methods, in the order of help. To add a method, write its file and name it here."""
+"""The methods: every class with a name of its own in the files of recipes/methods."""
 
 import difflib
+import importlib
+import pkgutil
 
 from ctxext.errors import CtxextError
+from ctxext.recipes import methods
 from ctxext.recipes.base import Method
-from ctxext.recipes.methods.abf import AdjustedBase
-from ctxext.recipes.methods.adaptive import Adaptive
-from ctxext.recipes.methods.alibi_interpolation import AlibiInterpolation
-from ctxext.recipes.methods.bifocal import Bifocal
-from ctxext.recipes.methods.buckets import WiderBuckets
-from ctxext.recipes.methods.cope import Cope
-from ctxext.recipes.methods.distance_aware import DistanceAware
-from ctxext.recipes.methods.dual_chunk import DualChunk
-from ctxext.recipes.methods.dynamic import DynamicNtk
-from ctxext.recipes.methods.llama3 import Llama3
-from ctxext.recipes.methods.longrope import LongRope
-from ctxext.recipes.methods.mrrope import MrRope
-from ctxext.recipes.methods.mspoe import MsPoE
-from ctxext.recipes.methods.ntk import Ntk
-from ctxext.recipes.methods.ntk_alibi import NtkAlibi
-from ctxext.recipes.methods.ntk_by_parts import NtkByParts
-from ctxext.recipes.methods.pi import PositionInterpolation
-from ctxext.recipes.methods.range import Range
-from ctxext.recipes.methods.rerope import ReRope
-from ctxext.recipes.methods.resonance import Resonance
-from ctxext.recipes.methods.self_extend import SelfExtend
-from ctxext.recipes.methods.sinks import Sinks
-from ctxext.recipes.methods.string import String
-from ctxext.recipes.methods.table import Table
-from ctxext.recipes.methods.window import Window
-from ctxext.recipes.methods.yarn import Yarn
 
-METHODS: tuple[type[Method], ...] = (
-    PositionInterpolation,
-    Ntk,
-    AdjustedBase,
-    NtkByParts,
-    Yarn,
-    Llama3,
-    LongRope,
-    MrRope,
-    Resonance,
-    Cope,
-    DynamicNtk,
-    MsPoE,
-    SelfExtend,
-    Bifocal,
-    DualChunk,
-    ReRope,
-    String,
-    Adaptive,
-    Sinks,
-    Window,
-    DistanceAware,
-    Table,
-    Range,
-    NtkAlibi,
-    AlibiInterpolation,
-    WiderBuckets,
+_ORDER = (
+    *("pi", "ntk", "abf", "ntk-by-parts", "yarn", "llama3", "longrope", "mrrope", "resonance", "cope", "dynamic"),
+    *("mspoe", "self-extend", "bifocal", "dca", "rerope", "string", "adaptive", "sinks", "window", "distance-aware"),
+    *("table", "range", "ntk-alibi", "alibi-interpolation", "buckets"),
 )
+"""The order in which help shows them; other methods follow by name."""
 
+
+def _find_methods() -> list[type[Method]]:
+    found = []
+    for file in pkgutil.iter_modules(methods.__path__, f"{methods.__name__}."):
+        classes = [value for value in vars(importlib.import_module(file.name)).values() if isinstance(value, type)]
+        found += [
+            cls for cls in classes if issubclass(cls, Method) and cls.__module__ == file.name and "name" in vars(cls)
+        ]
+    return sorted(found, key=lambda cls: (_ORDER.index(cls.name) if cls.name in _ORDER else len(_ORDER), cls.name))
+
+
+METHODS = tuple(_find_methods())
+"""The methods, in the order of help."""
 
 BY_NAME = {key: method for method in METHODS for key in (method.name, *method.aliases)}
 """The methods by their names and aliases."""
