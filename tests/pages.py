@@ -15,6 +15,14 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     [*ROOT.glob("[!C]*.md"), ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"), *ROOT.glob("benchmarks/*.md")]
 )
+# Given last, so that they replace what the page says: here everything must run, and is measured elsewhere.
+SMALL = {
+    "finetune": ["--steps", "2"],
+    "eval": ["--samples", "1", "--depths", "1"],
+    "compare": ["--samples", "2", "--depths", "1"],
+    "search": ["--trials", "1", "--samples", "1", "--checked", "2"],
+    "tools/train_small.py": ["--scale", "0.002"],
+}
 _BLOCK = re.compile(r"(?:^<!-- needs: ([^\n]+) -->\n)?^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _LEFT_OUT = ("…", "...")
 

@@ -18,21 +18,13 @@ from ctxext.cli.app import app
 from ctxext.data.prose import sentence
 from ctxext.methods import Yarn
 from gguf_files import TENSORS, gguf_bytes, keys_of
-from pages import PAGES, ROOT, arguments, blocks, mentioned, programs
+from pages import PAGES, ROOT, SMALL, arguments, blocks, mentioned, programs
 from small_llama import change_json
 from tiny_base import write_jsonl
 from tiny_encodings import save, save_tokenizer
 
 COMMANDS = typer.main.get_command(app)
 OF_DOCS = [page for page in PAGES if page.is_relative_to(ROOT / "docs")]
-# Given last, so that they replace what the page says: here everything must run, and is measured elsewhere.
-SMALL = {
-    "convert": ["--overwrite"],
-    "finetune": ["--steps", "2", "--overwrite"],
-    "eval": ["--samples", "1", "--depths", "1"],
-    "search": ["--trials", "1", "--samples", "1", "--checked", "2", "--overwrite"],
-    "tools/train_small.py": ["--scale", "0.002"],
-}
 NEEDS = {"a GPU", "llama.cpp", "vLLM", "the network", "a large model", "sentence-transformers"}
 
 
@@ -130,9 +122,8 @@ def test_every_command_of_a_page_runs(page, tmp_path):
     commands, runs = runnable(page), []
     for words in commands:
         if words[0] == "ctxext":
-            runs.append(
-                [*program, *words[1:], *SMALL.get(words[1], []), *(["--overwrite"] if "--out" in words else [])]
-            )
+            writes = words[1] in ("convert", "finetune", "search") or "--out" in words
+            runs.append([*program, *words[1:], *SMALL.get(words[1], []), *(["--overwrite"] if writes else [])])
         else:
             script = [str(ROOT / words[1])] if words[1].endswith(".py") else [words[1]]
             runs.append([python, *script, *words[2:], *SMALL.get(words[1], [])])
