@@ -21,7 +21,7 @@ from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import info_of
 from ctxext.methods import AdjustedBase, Llama3, LongRope, MsPoE, Ntk, Yarn
-from ctxext.publish.upload_plan import pack
+from ctxext.publish.push import plan_push
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.registry import method_named
 from small_llama import change_json, read_json
@@ -131,15 +131,15 @@ def test_a_folder_that_says_its_own_id_has_it_as_base(llama, declared, base, tmp
     change_json(llama / "config.json", _name_or_path=declared)
     convert(str(llama), tmp_path / "out", Recipe([Yarn(factor=4)]), check=False)
     written = parts((tmp_path / "out" / "README.md").read_text())[0]
-    pushed = parts(pack(tmp_path / "out", "me/x", check=False).card)[0]
+    pushed = parts(plan_push(tmp_path / "out", "me/x", check=False).card)[0]
     assert written.get("base_model") == pushed.get("base_model") == base
-    named = pack(tmp_path / "out", "me/x", check=False, base="maker/other")
+    named = plan_push(tmp_path / "out", "me/x", check=False, base="maker/other")
     assert parts(named.card)[0]["base_model"] == named.base == "maker/other"
 
 
 def test_the_commands_of_each_engine_that_is_exact(llama_source, tmp_path):
     convert(str(llama_source), tmp_path / "out", Recipe([Yarn(factor=4)]), check=False)
-    block = pack(tmp_path / "out", "me/x", check=False).card.split("## Serve it")[1].split("```console\n")[1]
+    block = plan_push(tmp_path / "out", "me/x", check=False).card.split("## Serve it")[1].split("```console\n")[1]
     assert block.split("```")[0].splitlines() == [
         "$ vllm serve me/x",
         "$ hf download me/x --local-dir x",
@@ -148,14 +148,14 @@ def test_the_commands_of_each_engine_that_is_exact(llama_source, tmp_path):
         "$ mlx_lm.chat --model me/x",
     ]
     convert(str(llama_source), tmp_path / "code", recipe_of("self-extend"), check=False)
-    served = pack(tmp_path / "code", "me/x", check=False).card.split("## Serve it")[1].split("##")[0]
+    served = plan_push(tmp_path / "code", "me/x", check=False).card.split("## Serve it")[1].split("##")[0]
     assert "$ vllm serve me/x --trust-remote-code\n```" in served
     assert "gguf" not in served
 
 
 def test_the_command_of_llama_cpp_has_the_arguments_that_make_it_right(llama_source, tmp_path):
     convert(str(llama_source), tmp_path / "out", recipe_of("ntk-by-parts"), check=False)
-    card = pack(tmp_path / "out", "me/x", check=False).card
+    card = plan_push(tmp_path / "out", "me/x", check=False).card
     block = card.split("## Serve it")[1].split("```console\n")[1].split("```")[0].replace("\\\n", " ")
     line = next(line for line in block.splitlines() if "llama-server" in line)
     assert shlex.split(line.removeprefix("$ "))[:5] == ["llama-server", "-m", "x.gguf", "-c", "512"]
@@ -218,7 +218,7 @@ def publishable(llama_source, tmp_path):
 
 def test_results_stand_on_the_card_with_intervals_and_in_the_front_matter(llama_source, tmp_path):
     out, folder = publishable(llama_source, tmp_path)
-    plan = pack(out, "me/tiny-yarn", report=folder)
+    plan = plan_push(out, "me/tiny-yarn", report=folder)
     front, page = parts(plan.card)
     assert '<td style="text-align:right">83–99</td>' in page
     assert '<img src="report/needle.png" alt="needle" />' in page
@@ -246,9 +246,9 @@ def test_a_report_about_another_checkpoint_is_refused(llama_source, tmp_path):
     report["models"][1]["digest"] = "0" * 64
     (folder / "report.json").write_text(json.dumps(report))
     with pytest.raises(CtxextError, match="but not this checkpoint in its present state"):
-        pack(out, "me/tiny-yarn", report=folder)
+        plan_push(out, "me/tiny-yarn", report=folder)
     with pytest.raises(CtxextError, match="has no report"):
-        pack(out, "me/tiny-yarn", report=tmp_path)
+        plan_push(out, "me/tiny-yarn", report=tmp_path)
 
 
 # Engines
@@ -310,7 +310,7 @@ def test_words_of_a_report_are_no_part_of_the_pages_form(llama_source, tmp_path)
     (folder / "report.json").write_text(json.dumps(report))
     (folder / "needle-x](y).png").write_bytes(b"picture")
     (folder / "needle.png").unlink()
-    plan = pack(out, "me/tiny-yarn", report=folder)
+    plan = plan_push(out, "me/tiny-yarn", report=folder)
     assert not [line for line in plan.card.splitlines() if line.startswith(("# Heading", "$(id)"))]
     assert "<b>" not in plan.card.split("---", 2)[2]
     assert "![x](y)" not in plan.card
@@ -344,7 +344,7 @@ def test_a_report_of_another_form_is_refused_in_one_line(part, change, llama_sou
     model |= {} if part in ("settings", "cells") else {part: {**(model.get(part) or {}), **change}}
     (folder / "report.json").write_text(json.dumps(report))
     with pytest.raises(CtxextError, match="is not a report of ctxext eval"):
-        pack(out, "me/tiny-yarn", report=folder)
+        plan_push(out, "me/tiny-yarn", report=folder)
 
 
 def test_numbers_at_their_defaults_are_not_in_the_command():

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ctxext import methods as methods
     from ctxext.checkpoint.opening import Checkpoint as Checkpoint
     from ctxext.checkpoint.opening import open_checkpoint as open_checkpoint
-    from ctxext.compare.options import CompareOptions as CompareOptions
+    from ctxext.compare.candidates import CompareOptions as CompareOptions
     from ctxext.compare.run import compare as compare
     from ctxext.converters.convert import Conversion as Conversion
     from ctxext.converters.convert import convert as convert
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "checkpoint.opening": ("Checkpoint", "open_checkpoint"),
-    "compare.options": ("CompareOptions",),
+    "compare.candidates": ("CompareOptions",),
     "compare.run": ("compare",),
     "converters.convert": ("Conversion", "convert", "plan_conversion"),
     "converters.inspection": ("Inspection", "inspect_checkpoint"),

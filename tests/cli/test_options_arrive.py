@@ -16,7 +16,7 @@ import typer
 from ctxext import Recipe
 from ctxext.cli.app import app
 from ctxext.cli.method_options import option_owners
-from ctxext.compare.options import CompareOptions
+from ctxext.compare.candidates import CompareOptions
 from ctxext.converters.convert import convert, plan_conversion
 from ctxext.converters.options import Calibration, ConvertOptions
 from ctxext.evaluate.model import Loading
@@ -25,8 +25,7 @@ from ctxext.files.output_directory import OverwriteOptions
 from ctxext.finetune.options import RunOptions, TrainingOptions
 from ctxext.finetune.training_data import TrainingData
 from ctxext.methods import MsPoE, Yarn
-from ctxext.publish.push import PushOptions
-from ctxext.publish.upload_plan import UploadPlan
+from ctxext.publish.upload_plan import PushOptions, UploadPlan
 from ctxext.search.options import SearchOptions
 from ctxext.search.storage import StudyPlace
 

@@ -4,8 +4,7 @@ import pytest
 
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.method_options import build_recipe
-from ctxext.compare.candidates import DEFAULTS, candidates_of
-from ctxext.compare.options import CompareOptions, doubled
+from ctxext.compare.candidates import DEFAULTS, CompareOptions, candidates_of, doubled
 from ctxext.errors import CtxextError
 from ctxext.methods import MsPoE, SelfExtend, Yarn
 from ctxext.recipes.recipe import recipe_of

@@ -13,10 +13,8 @@ import tiny_encodings
 from aligned import aligned
 from ctxext import Recipe, Settings, compare, convert, evaluate
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.compare import estimate
 from ctxext.compare import run as compare_run
-from ctxext.compare.candidates import STOCK
-from ctxext.compare.options import CompareOptions
+from ctxext.compare.candidates import STOCK, CompareOptions
 from ctxext.errors import CtxextError, NothingMeasuredError
 from ctxext.evaluate import model as evaluate_model
 from ctxext.evaluate import run as evaluate_run
@@ -141,7 +139,7 @@ def slow(monkeypatch):
     """A clock that only reading moves: by some seconds for each token that the unmodified model reads."""
     now, pace = [0.0], [0.0]
     clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=lambda: now[0])
-    for module in (compare_run, estimate, evaluate_run):
+    for module in (compare_run, evaluate_model, evaluate_run):
         monkeypatch.setattr(module, "time", clock)
     load = evaluate_model.load_model
 
@@ -190,7 +188,7 @@ def test_a_text_is_read_once_for_all_depths_where_they_share_a_cache(can_share, 
     entry = SimpleNamespace(
         settings=settings, tasks=(task,), lengths=(640,), documents=(), info=SimpleNamespace(trained_length=512)
     )
-    told = estimate.estimate(
+    told = compare_run.estimate(
         entry, [Recipe([Yarn(factor=2)])], can_share=can_share, seconds=lambda length: 5.0, left=3600.0
     )
     assert told == f"All of it takes about {seconds} s."

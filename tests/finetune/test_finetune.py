@@ -19,7 +19,7 @@ from ctxext.finetune.loop import MuonAndAdamW, newest_save
 from ctxext.finetune.prepare import check_mergeable
 from ctxext.finetune.run import training_folder
 from ctxext.methods import MsPoE, PositionInterpolation, Yarn
-from ctxext.publish.upload_plan import pack
+from ctxext.publish.push import plan_push
 from ctxext.recipes.encodings.rotary import model_config
 from tiny_base import QUICK, Stopped, Tokens, change, documents, load, logits, make_base, save_llama, stop_after, tune
 
@@ -244,7 +244,7 @@ def test_a_source_is_trained_within_its_window(tmp_path):
     assert "trained within its context length" in (out / "adapter" / "README.md").read_text()
     assert (logits(load(out), length=32) - logits(load(source), length=32)).abs().max() > 1e-3
     assert [finding for finding in verify(str(out)) if finding.status == "failed"] == []
-    page = pack(out, "me/stock-tuned").texts["README.md"].decode()
+    page = plan_push(out, "me/stock-tuned").texts["README.md"].decode()
     assert "ctxext finetune stock OUT" in page
     assert not any(word in page for word in ("`None`", "extended", "long-context", "## Papers", "means |"))
     tune(out, tmp_path / "again", change(length=None, steps=1))

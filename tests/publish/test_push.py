@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from ctxext.errors import CtxextError
-from ctxext.publish.push import PushOptions, prepare
-from ctxext.publish.upload_plan import seal
+from ctxext.publish.push import prepare
+from ctxext.publish.upload_plan import PushOptions, seal
 from small_llama import change_json, read_json
 
 TOKEN, STRANGER = "hf_goodgoodgood", "hf_otherother"

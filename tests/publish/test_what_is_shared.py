@@ -17,8 +17,8 @@ from ctxext.cli.options import built
 from ctxext.errors import CtxextError
 from ctxext.finetune.options import TrainingOptions
 from ctxext.publish import push as push_module
-from ctxext.publish.push import Push, PushOptions, hub_errors_in_one_line, prepare
-from ctxext.publish.upload_plan import UploadPlan, adapter_in, seal, total, training_command
+from ctxext.publish.push import Push, hub_errors_in_one_line, prepare
+from ctxext.publish.upload_plan import PushOptions, UploadPlan, adapter_in, seal, total, training_command
 from records_by_hand import answers, report_of
 from small_llama import change_json, read_json
 

@@ -12,7 +12,7 @@ from ctxext.cli.eval import ReportPlace, resumable
 from ctxext.cli.eval_tables import heat_maps, results_table
 from ctxext.cli.options import JsonOption, QuietOption, SourceArgument, VerboseOption, takes_options
 from ctxext.cli.output import Output
-from ctxext.compare.options import CompareOptions
+from ctxext.compare.candidates import CompareOptions
 from ctxext.compare.page import PAGE, beyond_by_text, ratios
 from ctxext.compare.verdict import inside_of
 from ctxext.converters.engines import EXACT, PARTLY

@@ -9,8 +9,7 @@ from rich.text import Text
 from ctxext.cli.options import JsonOption, QuietOption, takes_options
 from ctxext.cli.output import Output
 from ctxext.options import HubOptions
-from ctxext.publish.push import PushOptions
-from ctxext.publish.upload_plan import UploadPlan, total
+from ctxext.publish.upload_plan import PushOptions, UploadPlan, total
 
 
 @takes_options()

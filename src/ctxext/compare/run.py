@@ -5,22 +5,24 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ctxext.compare.candidates import STOCK, AppliedInfo, Candidate, candidates_of
-from ctxext.compare.estimate import estimate, first_pace
-from ctxext.compare.options import CompareOptions
+from ctxext.compare.candidates import STOCK, Candidate, CompareOptions, candidates_of
 from ctxext.compare.page import BENCH, PAGE, bench, markdown
 from ctxext.compare.verdict import comparison
-from ctxext.errors import CtxextError
+from ctxext.converters.calibration import calibrated_lengths
+from ctxext.errors import CtxextError, NothingMeasuredError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo, open_infos
 from ctxext.evaluate.plan import ModelPlan, plans_of
 from ctxext.evaluate.report.report import Report
-from ctxext.evaluate.run import Run, cost_of
+from ctxext.evaluate.run import Run, cost_of, in_words, rounds
 from ctxext.evaluate.tasks.harness import check_harness
 from ctxext.evaluate.tasks.perplexity import Perplexity
 from ctxext.evaluate.tasks.registry import DEFAULTS
+from ctxext.evaluate.tasks.retrieval import num_questions
 from ctxext.files.content import Progress
 from ctxext.files.extras import is_installed
 from ctxext.files.output_directory import write_whole
@@ -35,6 +37,29 @@ if TYPE_CHECKING:
 _MINUTE = 60
 _PICTURE = 0.5
 """Seconds for the pictures of a model and a task, and of the page."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppliedInfo(CheckpointInfo):
+    """A checkpoint with a recipe that is applied in memory, as reports name a converted one.
+
+    Attributes:
+        stock: The checkpoint.
+        recipe: The recipe, with everything measured filled in.
+    """
+
+    stock: CheckpointInfo
+    recipe: Recipe
+
+    @cached_property
+    def digest(self) -> str:
+        """That of the checkpoint: the recipe stands beside it in reports."""
+        return self.stock.digest
+
+    def facts(self) -> dict[str, Any]:
+        """The entry in reports, before anything is measured."""
+        applied = {"recipe": self.recipe.to_dict(), "summary": self.recipe.summary(), "source": STOCK}
+        return {**super().facts(), **applied}
 
 
 @accepts_options(CompareOptions)
@@ -96,14 +121,22 @@ def compare(
 
     # The source of a converted checkpoint follows; here all is against the checkpoint as it is.
     asked, *_ = plans_of([endless], settings, loading)
-    if progress is not None:
-        progress("loading the model", 0, 1)
+    _begin(progress, "loading the model")
     stock, read_first = load_model(info, loading), None
     if options.minutes is not None:
-        if progress is not None:
-            progress("estimating the time", 0, 1)
-        recipes = [candidate.recipe for candidate in candidates if candidate.plan is not None and candidate.recipe]
-        read_first = _fits(asked, recipes, stock, end_with(1 + len(recipes)), tell)
+        _begin(progress, "estimating the time")
+        recipes = [candidate.recipe for candidate in candidates if candidate.recipe]
+        read_first = tokens, seconds = stock.first_pace(min([*asked.lengths, *asked.measured_lengths]))
+        cost = cost_of(info.checkpoint.config)
+        sentence = estimate(
+            asked,
+            recipes,
+            can_share=stock.can_share,
+            seconds=lambda length: seconds / cost(tokens) * cost(length),
+            left=end_with(1 + len(recipes)) - time.monotonic(),
+        )
+        if tell is not None:
+            tell(sentence)
     with tempfile.TemporaryDirectory() as folder:
         applied, candidates = _applied(info, stock, candidates, Path(folder) / Path(folder).name, progress)
         plans = [_reached(dataclasses.replace(asked, info=dataclasses.replace(info, name=STOCK)), info)]
@@ -139,26 +172,9 @@ def compare(
         return report
 
 
-def _fits(
-    plan: ModelPlan,
-    recipes: Sequence[Recipe],
-    stock: "LoadedModel",
-    end: float,
-    tell: Callable[[str], None] | None,
-) -> tuple[int, float]:
-    """Estimate what is asked before the time is up, from some tokens that the model reads first; return those."""
-    tokens, seconds = first_pace(stock, min([*plan.lengths, *plan.measured_lengths]))
-    cost = cost_of(plan.info.checkpoint.config)
-    sentence = estimate(
-        plan,
-        recipes,
-        can_share=stock.can_share,
-        seconds=lambda length: seconds / cost(tokens) * cost(length),
-        left=end - time.monotonic(),
-    )
-    if tell is not None:
-        tell(sentence)
-    return tokens, seconds
+def _begin(progress: Progress | None, stage: str) -> None:
+    if progress is not None:
+        progress(stage, 0, 1)
 
 
 def _applied(
@@ -177,8 +193,7 @@ def _applied(
         judged.append(candidate)
         if candidate.recipe is None or candidate.plan is None:
             continue
-        if progress is not None:
-            progress(f"applying {candidate.name}", 0, 1)
+        _begin(progress, f"applying {candidate.name}")
         try:
             recipe = bench.prepared(candidate.recipe, progress)
             model = bench.apply(recipe).model
@@ -209,3 +224,51 @@ def _reached(entry: ModelPlan, info: CheckpointInfo) -> ModelPlan:
     lengths = tuple(length for length in entry.lengths if length <= reach)
     documents = tuple(work for work in entry.documents if all(key.length <= reach for key in work.keys))
     return dataclasses.replace(entry, lengths=lengths, documents=documents)
+
+
+def estimate(
+    plan: ModelPlan, applied: Sequence[Recipe], *, can_share: bool, seconds: Callable[[int], float], left: float
+) -> str:
+    """Return what fits into the time, in a sentence; texts are read in the order of `Run`: rounds, shortest first.
+
+    Args:
+        plan: What every model is asked.
+        applied: The recipes.
+        can_share: Whether the questions about a text read it once.
+        seconds: Returns how long a text of a length takes one model.
+        left: The seconds that are left.
+
+    Raises:
+        NothingMeasuredError: One text does not fit for each model.
+    """
+    models, settings = 1 + len(applied), plan.settings
+    trained = plan.info.trained_length or max(plan.lengths)
+    before = math.fsum(seconds(length) for recipe in applied for length in calibrated_lengths(recipe, trained))
+    groups: dict[int, list[tuple[int, float]]] = {sample: [] for sample in range(settings.samples)}
+    for sample, group in groups.items():
+        for task in plan.tasks:
+            per_sample = num_questions(task, settings) // settings.samples
+            texts = per_sample * (len(settings.depths) if task.has_depths and not can_share else 1)
+            group += [(length, texts * seconds(length)) for length in plan.lengths]
+        group += [
+            (key.length, seconds(key.length)) for work in plan.documents for key in work.keys if key.sample == sample
+        ]
+    reached, spent, least = dict[int, int](), before, math.inf
+    for samples in rounds(settings.samples):
+        asked = sorted(entry for sample in samples for entry in groups[sample])
+        for length, each in asked:
+            spent += models * each
+            least = min(least, spent)
+            reached[length] = reached.get(length, 0) + (spent <= left)
+    if least > left:
+        raise NothingMeasuredError(
+            f"The time is too short: {in_words(max(0.0, left))} are left after loading, and one text for each of "
+            f"{models} models takes about {in_words(least)}"
+            + (", with the calibration of a head order." if before else "."),
+            hint="Give more --minutes, or fewer --methods, or shorter --lengths.",
+        )
+    planned = {length: sum(entry[0] == length for group in groups.values() for entry in group) for length in reached}
+    if reached == planned:
+        return f"All of it takes about {in_words(spent)}."
+    parts = [f"{100 * count // planned[length]} % at {length} tokens" for length, count in sorted(reached.items())]
+    return f"All of it takes about {in_words(spent)}; in the time left, about {', '.join(parts)}."

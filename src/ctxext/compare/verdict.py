@@ -13,7 +13,7 @@ from ctxext.evaluate.report.findings import pooled
 from ctxext.evaluate.report.intervals import mean_interval, paired_interval, together
 from ctxext.evaluate.report.report import Report
 from ctxext.evaluate.report.tables import in_percent
-from ctxext.evaluate.run import cost_of
+from ctxext.evaluate.run import Meter
 from ctxext.evaluate.tasks.base import Record, texts_asked
 
 _SAME_COST = 3
@@ -34,13 +34,8 @@ class Difference:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON, without an interval where there is none."""
-        finite = math.isfinite(self.high)
-        return {
-            "difference": self.mean,
-            "low": self.low if finite else None,
-            "high": self.high if finite else None,
-            "texts": self.texts,
-        }
+        low, high = (self.low, self.high) if math.isfinite(self.high) else (None, None)
+        return {"difference": self.mean, "low": low, "high": high, "texts": self.texts}
 
 
 @dataclass(frozen=True)
@@ -83,9 +78,8 @@ class Measured:
 
     def loses_more(self, other: "Measured", confidence: float = 0.95, text: str | None = None) -> Difference | None:
         """The difference in the loss beyond the original context length, paired by document; of one kind of text."""
-        documents = sorted(
-            document for document in self.losses.keys() & other.losses.keys() if text in (None, document[0])
-        )
+        shared = self.losses.keys() & other.losses.keys()
+        documents = sorted(document for document in shared if text in (None, document[0]))
         if not documents:
             return None
         differences = [self.losses[document] - other.losses[document] for document in documents]
@@ -118,12 +112,8 @@ def measured(records: Sequence[Record], trained_length: int | None, lengths: Seq
         for sample, text, right in zip(samples, texts_asked(record), record.get("correct") or (), strict=False):
             asked = answers.setdefault((record["task"], record["length"], text), {})
             asked[record["depth"], sample] = float(right)
-        starts = [number * record["width"] for number in range(len(record.get("buckets") or ()))]
-        beyond = [
-            sums
-            for start, sums in zip(starts, record.get("buckets") or (), strict=True)
-            if trained_length and start >= trained_length
-        ]
+        buckets = enumerate(record.get("buckets") or () if trained_length else ())
+        beyond = [sums for number, sums in buckets if number * record["width"] >= (trained_length or 0)]
         if count := sum(pair[1] for pair in beyond):
             losses[record.get("text", ""), samples[0]] = math.fsum(pair[0] for pair in beyond) / count
     far = frozenset(length for length in lengths if trained_length and length > trained_length)
@@ -208,34 +198,26 @@ def _choice(
 ) -> tuple[str | None, str | None, str]:
     """The method to take, if any is better beyond doubt, the one that comes nearest, and both in a sentence."""
 
-    def cheapest(names: Sequence[str]) -> str:
+    def price(name: str) -> tuple[float, float, int]:
         """Of methods that are equally good: the cheapest inside, then the one with the least loss beyond."""
+        inside, beyond = inside_of(rows[name]).get("difference", 0.0), losses[name].mean if name in losses else 0.0
+        return round(inside, _SAME_COST), round(beyond, _SAME_COST), -len(engines_of(rows[name]))
 
-        def price(name: str) -> tuple[float, float, int]:
-            loss = losses[name].mean if name in losses else 0.0
-            return (
-                round(inside_of(rows[name]).get("difference", 0.0), _SAME_COST),
-                round(loss, _SAME_COST),
-                -len(engines_of(rows[name])),
-            )
-
-        return min(names, key=price)
-
-    if sure := [name for name, gain in found.items() if gain.low > 0]:
-        best = _best_of({name: asked[name] for name in sure})
-        apart = {name: asked[best].finds_more(asked[name], confidence) for name in sure}
-        alike = [name for name, gain in apart.items() if name == best or gain is None or gain.low <= 0]
-        taken = cheapest(alike)
-        where = f" beyond {trained_length} tokens" if stock.beyond else ""
-        more = f"finds {shares[taken]} of what was asked{where}, where stock finds {shares[STOCK]}"
-        return taken, taken, _sentence(taken, more, alike, rows, trained_length)
+    sure = [name for name, gain in found.items() if gain.low > 0]
     # Where documents differ by the same, an interval may lie below 0 by less than anyone would show.
     lower = [
         name
         for name, drop in losses.items()
         if round(drop.high, _SAME_COST) < 0 and not (name in found and found[name].high < 0)
     ]
-    if lower:
+    if sure:
+        best = _best_of({name: asked[name] for name in sure})
+        apart = {name: asked[best].finds_more(asked[name], confidence) for name in sure}
+        alike = [name for name, gain in apart.items() if name == best or gain is None or gain.low <= 0]
+        taken = min(alike, key=price)
+        where = f" beyond {trained_length} tokens" if stock.beyond else ""
+        more = f"finds {shares[taken]} of what was asked{where}, where stock finds {shares[STOCK]}"
+    elif lower:
         best = min(lower, key=lambda name: losses[name].mean)
         behind = {name: asked[name].loses_more(asked[best], confidence) for name in lower}
         fewer = {name: asked[best].finds_more(asked[name], confidence) for name in lower}
@@ -244,10 +226,12 @@ def _choice(
             for name in lower
             if name == best or not any(worse and worse.low > 0 for worse in (behind[name], fewer[name]))
         ]
-        taken, drop = cheapest(alike), losses[cheapest(alike)]
-        more = f"reads on beyond {trained_length} tokens with {signed(drop.to_dict())} nats per token against stock"
+        taken = min(alike, key=price)
+        drop = signed(losses[taken].to_dict())
+        more = f"reads on beyond {trained_length} tokens with {drop} nats per token against stock"
         if found:
             more += f" ({shares[taken]} found, stock {shares[STOCK]}: not apart)"
+    if sure or lower:
         return taken, taken, _sentence(taken, more, alike, rows, trained_length)
     if found:
         nearest = max(found, key=lambda name: found[name].mean)
@@ -323,12 +307,11 @@ def _listed(words: Sequence[str]) -> str:
 
 def _minutes_of_a_round(plans: Sequence[ModelPlan], records: Sequence[Record]) -> int:
     """How long one sample of every cell takes all models, from those that were asked; 0 if none was."""
-    costs = {entry.info.name: cost_of(entry.info.checkpoint.config) for entry in plans}
-    total = sum(sum(map(costs[entry.info.name], entry.measured_lengths)) for entry in plans)
-    measured = [record for record in records if "task" in record]
-    spent = sum(costs[record["model"]](record["length"]) * len(record["samples"]) for record in measured)
-    seconds = math.fsum(record["seconds"] for record in measured)
-    return math.ceil(seconds / spent * total / plans[0].settings.samples / 60) if spent else 0
+    samples = plans[0].settings.samples
+    meter, answered = Meter(plans, None, samples), [record for record in records if "task" in record]
+    spent = sum(meter.cost(record["model"], [record["length"]] * len(record["samples"])) for record in answered)
+    seconds = math.fsum(record["seconds"] for record in answered)
+    return math.ceil(seconds / spent * meter.total / samples / 60) if spent else 0
 
 
 def _beyond_stock(plans: Sequence[ModelPlan]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -40,6 +41,9 @@ _MAX_ROWS = 32
 _SHARE = 0.4
 _STATES = 16
 """A generous estimate of the activations of a layer, in hidden states per token."""
+_FIRST = 64
+_ENOUGH = 1.0
+"""Seconds that a measured step should take: shorter ones are mostly overhead."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,20 @@ class LoadedModel:
             "attention": str(getattr(self.model.config, "_attn_implementation", None)),
             "chat_template": "yes" if self.encoder.uses_chat else "no",
         }
+
+    def first_pace(self, longest: int) -> tuple[int, float]:
+        """Return a number of tokens, at most `longest`, and how many seconds the model takes to read them when warm."""
+        length = min(_FIRST, longest)
+        with torch.inference_mode():
+            while True:
+                ids = torch.ones((1, length), dtype=torch.long, device=self.device)
+                self.model(input_ids=ids[:, :8])
+                began = time.monotonic()
+                float(self.model(input_ids=ids)[0].flatten()[0])  # A number on this side, so that a GPU is waited for.
+                seconds = time.monotonic() - began
+                if seconds >= _ENOUGH or length >= longest:
+                    return length, seconds
+                length = min(2 * length, longest)
 
     def may_share(self, common: int, length: int) -> bool:
         """Whether prompts may share a cache, by their length and by how many tokens they have in common."""

@@ -15,8 +15,8 @@ from ctxext.checkpoint.opening import LOG_IN, hub_token
 from ctxext.errors import CtxextError
 from ctxext.files.content import Progress
 from ctxext.notebook import table
-from ctxext.options import accepts_options, option, with_documented_options
-from ctxext.publish.upload_plan import UploadPlan, adapter_in, pack, pack_adapter, seal
+from ctxext.options import accepts_options
+from ctxext.publish.upload_plan import PushOptions, UploadPlan, adapter_in, pack, pack_adapter, seal
 from ctxext.redaction import redacted
 
 if TYPE_CHECKING:
@@ -107,25 +107,6 @@ _Result = TypeVar("_Result")
 _MESSAGE = "Upload a checkpoint made by ctxext"
 
 
-@with_documented_options
-@dataclass(frozen=True, kw_only=True)
-class PushOptions:
-    """How to share a checkpoint."""
-
-    private: bool = option(False, help="Make the repository private.")
-    revision: str | None = option(None, help="The branch to push to; made if it is not there.")
-    create_pr: bool = option(False, help="Open a pull request instead.")
-    message: str | None = option(None, help="The commit's title.")
-    report: Path | str | None = option(None, help="Results of ctxext eval, for the model card.", metavar="DIR")
-    adapter: bool = option(False, help="Push the LoRA adapter alone.")
-    base: str | None = option(
-        None, help="The model it comes from, for the card; an adapter's checkpoint.", metavar="USER/NAME"
-    )
-    check: bool = option(
-        True, help="Refuse a checkpoint that is not what was recorded.", flags=("--verify/--no-verify",)
-    )
-
-
 @dataclass(frozen=True)
 class Push:
     """The result of a push.
@@ -173,15 +154,7 @@ def prepare(
         raise CtxextError("An adapter alone has no evaluation results.", hint="Leave out --adapter or --report.")
     if is_adapter:
         return pack_adapter(folder, repository, options.base)
-    return pack(
-        folder,
-        repository,
-        base=options.base,
-        report=Path(options.report) if options.report else None,
-        check=options.check,
-        read_weights=read_weights,
-        progress=progress,
-    )
+    return pack(folder, repository, options, read_weights=read_weights, progress=progress)
 
 
 @accepts_options(PushOptions)

@@ -16,7 +16,7 @@ from ctxext.files.content import MANIFEST, Progress, as_json, sha256_of
 from ctxext.files.output_directory import explain_disk_errors, write_whole
 from ctxext.files.schemas import read_json_object
 from ctxext.finetune.options import TrainingOptions
-from ctxext.options import option_name, options_of
+from ctxext.options import option, option_name, options_of, with_documented_options
 from ctxext.publish.results import FOLDER, command_of, entry_of, files_of, measured, read_report
 from ctxext.verify.file_checks import CARD, check_weights
 from ctxext.verify.run import READING, failures, run_checks
@@ -57,6 +57,25 @@ ADAPTER = "adapter"
 _ADAPTER_CONFIG, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _OF_ADAPTERS = ("lora_", "modules_to_save", "norm", "embed_tokens", "lm_head")
 _OF_THE_DISK = ("stamps", "links")
+
+
+@with_documented_options
+@dataclass(frozen=True, kw_only=True)
+class PushOptions:
+    """How to share a checkpoint."""
+
+    private: bool = option(False, help="Make the repository private.")
+    revision: str | None = option(None, help="The branch to push to; made if it is not there.")
+    create_pr: bool = option(False, help="Open a pull request instead.")
+    message: str | None = option(None, help="The commit's title.")
+    report: Path | str | None = option(None, help="Results of ctxext eval, for the model card.", metavar="DIR")
+    adapter: bool = option(False, help="Push the LoRA adapter alone.")
+    base: str | None = option(
+        None, help="The model it comes from, for the card; an adapter's checkpoint.", metavar="USER/NAME"
+    )
+    check: bool = option(
+        True, help="Refuse a checkpoint that is not what was recorded.", flags=("--verify/--no-verify",)
+    )
 
 
 @dataclass(frozen=True)
@@ -116,17 +135,16 @@ class _AsMeasured(Checkpoint):
 def pack(
     folder: Path,
     repository: str,
+    options: PushOptions,
     *,
-    base: str | None = None,
-    report: Path | None = None,
-    check: bool = True,
     read_weights: bool = True,
     progress: Progress | None = None,
 ) -> UploadPlan:
-    """Plan the push of a whole checkpoint, with options as in `PushOptions`. Writes nothing."""
+    """Plan the push of a whole checkpoint. Writes nothing."""
+    report = Path(options.report) if options.report else None
     subject = _subject(folder, rewritten=FOLDER if report else None, progress=progress)
     subject.checkpoint.check_files()  # Without the checks too: what a link leads to elsewhere is not to be shared.
-    checks = [item for item in READING if check and (read_weights or item is not check_weights)]
+    checks = [item for item in READING if options.check and (read_weights or item is not check_weights)]
     failed = failures(run_checks(checks, subject))
     if failed:
         raise CtxextError(
@@ -144,11 +162,11 @@ def pack(
     texts = {f"{FOLDER}/{path.name}": path.read_bytes() for path in files}
     edited = _edited_card(subject)
     warnings = [f"{CARD} was edited by hand and stays as it is; delete it to have it written again."] if edited else []
-    card = edited or render(_facts(subject, repository, results, base=base))
+    card = edited or render(_facts(subject, repository, results, base=options.base))
     names = tuple(path.as_posix() for path in subject.checkpoint.files)
     known = {name: digest for name, digest in subject.recorded("weights").items() if digest}
     known = known if check_weights in checks else {}
-    return UploadPlan(folder, names, {**texts, CARD: card.encode()}, tuple(warnings), base=base, known=known)
+    return UploadPlan(folder, names, {**texts, CARD: card.encode()}, tuple(warnings), base=options.base, known=known)
 
 
 def pack_adapter(folder: Path, repository: str, base: str | None = None) -> UploadPlan:

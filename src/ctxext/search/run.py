@@ -164,13 +164,12 @@ def _check_time(
     """
     if math.isinf(end):
         return
-    from ctxext.compare.estimate import first_pace
     from ctxext.evaluate.run import cost_of, in_words
 
     documents, length = trial_set.documents.shape
     texts = trial_set.num_questions * (1 if stock.can_share else trial_set.num_depths)
     cost = cost_of(info.checkpoint.config)
-    tokens, seconds = first_pace(stock, length)
+    tokens, seconds = stock.first_pace(length)
     read = [*[length] * documents, *(length for length in trial_set.lengths for _ in range(texts))]
     each, left = seconds / cost(tokens) * sum(map(cost, read)), end - time.monotonic()
     if 2 * each > left:
