@@ -48,3 +48,21 @@ def scheduled(folder: Path, **keys: object) -> Path:
         config.pop(key, None)
     (folder / "config.json").write_text(json.dumps(config | keys))
     return folder
+
+
+ADAPTER_CARD = '---\nbase_model: "me/base"\n---\nWritten by hand.\n'
+
+
+def write_adapter(
+    folder: Path, base: str = "me/base", tensor: str = "base_model.model.q_proj.lora_A.weight", **config
+) -> Path:
+    """Write a LoRA adapter of one tensor, with a card."""
+    import torch
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({tensor: torch.ones(2, 2)}, folder / "adapter_model.safetensors")
+    content = {"base_model_name_or_path": base, "revision": "main", **config}
+    (folder / "adapter_config.json").write_text(json.dumps(content))
+    (folder / "README.md").write_text(ADAPTER_CARD)
+    return folder

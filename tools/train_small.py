@@ -2,7 +2,7 @@
 
     python tools/train_small.py gpt2 --work work-folder --out gpt2-small
 
-All learn on 128 tokens with the demo checkpoint's tokenizer. The decoders learn what it learned (`ctxext.demo.corpus`).
+All learn on 128 tokens with the demo checkpoint's tokenizer. The decoders learn what it learned.
 The encoder learns to fill in masked tokens of the package's prose: looking facts up both ways was not learned within an
 hour. Every batch is made from the seed and the number of its step; run it again with the same work folder and it goes
 on from its last state.
@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerFast
 
 import ctxext.demo
 from ctxext.data import prose
-from ctxext.demo.corpus import Example, make_example
+from ctxext.finetune.demo_documents import Example, make_example
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("kind", choices=("bloom", "gpt2", "bert"))

@@ -10,8 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import ctxext.demo
 from ctxext.data.encoding import Encoder
-from ctxext.demo.corpus import TASKS, make_example, make_prompt
-from ctxext.finetune.demo_documents import _facts_then_questions, long_documents
+from ctxext.finetune.demo_documents import TASKS, _facts_then_questions, long_documents, make_example, make_prompt
 
 CHECKPOINT = Path(ctxext.demo.__file__).parent / "checkpoint"
 LARGEST = 8 * 1024 * 1024

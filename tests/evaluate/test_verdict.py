@@ -6,8 +6,8 @@ import pytest
 
 from ctxext.compare.candidates import Candidate
 from ctxext.compare.verdict import comparison, measured
-from ctxext.evaluate.report.report import make_report
 from ctxext.evaluate.settings import Settings
+from records_by_hand import answers, facts, losses, report_of
 
 TRAINED, TARGET, TEXTS = 512, 2048, 12
 EXACT = SimpleNamespace(to_dict=lambda: {"engine": "vLLM", "status": "exact", "arguments": "", "remark": ""})
@@ -16,18 +16,16 @@ EXACT = SimpleNamespace(to_dict=lambda: {"engine": "vLLM", "status": "exact", "a
 def cells(model, share, length=TARGET, samples=range(TEXTS)):
     """Two depths of every text: that many texts of all are answered, first to last."""
     right = [int(sample < share * TEXTS) for sample in samples]
-    line = {"model": model, "task": "needle", "length": length, "samples": list(samples), "correct": right}
-    return [{**line, "depth": depth, "seconds": 2.0 if model == "stock" else 3.0} for depth in (0.0, 1.0)]
+    seconds = 2.0 if model == "stock" else 3.0
+    return [{**answers(model, length, depth, right), "seconds": seconds} for depth in (0.0, 1.0)]
 
 
 def document(model, task, sample, beyond, inside=1.0):
     """Four stretches of 512 tokens, of which one is inside the original context length."""
     if task == "short":
-        sums = {"loss": [inside * 511], "tokens": [511], "length": TRAINED}
-    else:
-        buckets = [[inside * 512, 512], *[[beyond * 512, 512]] * 3]
-        sums = {"buckets": buckets, "width": 512, "lengths": {"2048": [1.0, 2047]}, "length": TARGET}
-    return {"model": model, "task": task, "depth": None, "samples": [sample], "seconds": 1.0, **sums}
+        return losses(model, task, TRAINED, sample, loss=[inside * 511], tokens=[511])
+    buckets = [[inside * 512, 512], *[[beyond * 512, 512]] * 3]
+    return losses(model, task, TARGET, sample, buckets=buckets, width=512, lengths={"2048": [1.0, 2047]})
 
 
 def documents(model, beyond, inside=1.0):
@@ -39,10 +37,8 @@ def documents(model, beyond, inside=1.0):
 def judged(records, names=("yarn", "dca"), refused=(), samples=TEXTS, reach=TARGET, lengths=(TARGET,), serving=None):
     """The comparison that records make."""
     settings = Settings(tasks=("needle", "perplexity", "short"), samples=samples, depths=(0.0, 1.0))
-    common = {"recipe": {"steps": []}, "trained_length": TRAINED, "kind": "causal", "context_length": TARGET}
-    models = [{"name": name, "summary": name, "source": "stock", **common} for name in ("stock", *names)]
-    models[0] |= {"source": None, "recipe": None}
-    header = {"settings": settings.to_dict(), "loading": {}, "models": models, "versions": {}}
+    models = [facts(name, recipe={"steps": []}, source="stock", context_length=TARGET) for name in names]
+    report = report_of([facts("stock", context_length=TARGET), *models], records, settings)
     served = serving or {}
     candidates = [
         Candidate(name, ("--method", name), plan=SimpleNamespace(serving=served.get(name, [EXACT]))) for name in names
@@ -60,7 +56,7 @@ def judged(records, names=("yarn", "dca"), refused=(), samples=TEXTS, reach=TARG
         )
         for name in ("stock", *names)
     ]
-    return comparison(make_report(header, records), records, candidates, plans)
+    return comparison(report, records, candidates, plans)
 
 
 def test_a_stretch_that_begins_at_the_length_is_beyond_it():
@@ -98,8 +94,8 @@ def test_lengths_at_which_nothing_fails_do_not_hide_a_difference():
         for length, share in zip(lengths, of_model, strict=True)
         for line in cells(name, share, length)
     ]
-    losses = documents("stock", 5.0) + documents("ntk", 2.0) + documents("self-extend", 2.0, inside=1.01)
-    content = judged(records + losses, names, lengths=lengths)
+    read = documents("stock", 5.0) + documents("ntk", 2.0) + documents("self-extend", 2.0, inside=1.01)
+    content = judged(records + read, names, lengths=lengths)
     assert content["taken"] == "self-extend"
     assert "ntk" not in content["verdict"], "it is surely behind, though cheaper inside"
     assert "finds 100 % (92–100) of what was asked beyond 512 tokens, where stock finds 25 %" in content["verdict"]
@@ -132,8 +128,8 @@ def test_the_one_that_finds_the_most_beyond_is_taken_whatever_it_finds_within():
 def test_a_lower_loss_does_not_make_the_one_that_finds_less_as_good():
     """Neither finds surely more than stock; one finds surely less than the other."""
     found = cells("stock", 0.5) + cells("yarn", 0.7) + cells("dca", 0.3)
-    losses = documents("stock", 5.0) + documents("yarn", 2.0, inside=1.02) + documents("dca", 2.0)
-    content = judged(found + losses)
+    read = documents("stock", 5.0) + documents("yarn", 2.0, inside=1.02) + documents("dca", 2.0)
+    content = judged(found + read)
     assert content["taken"] == "yarn"
     assert "dca" not in content["verdict"]
 
@@ -142,9 +138,9 @@ def test_equal_is_decided_at_the_corrected_confidence():
     """At 95 % a difference in 5 texts of 12 is significant; with seven methods it is not."""
     names = ("yarn", "dca", "m3", "m4", "m5", "m6", "m7")
     records = cells("stock", 0.0) + cells("yarn", 1.0) + cells("dca", 7 / 12)
-    losses = documents("stock", 5.0) + documents("yarn", 2.0, inside=1.05) + documents("dca", 2.0)
-    few = judged(records + losses)
-    many = judged(records + losses + [line for name in names[2:] for line in cells(name, 0.0)], names)
+    read = documents("stock", 5.0) + documents("yarn", 2.0, inside=1.05) + documents("dca", 2.0)
+    few = judged(records + read)
+    many = judged(records + read + [line for name in names[2:] for line in cells(name, 0.0)], names)
     assert few["taken"] == "yarn"
     assert many["taken"] == "dca", "the cheaper one, which is not surely worse any more"
 
@@ -164,17 +160,17 @@ def test_of_equal_methods_the_one_that_runs_in_more_engines_is_taken():
     other = SimpleNamespace(to_dict=lambda: {"engine": "MLX", "status": "exact", "arguments": "", "remark": ""})
     untried = SimpleNamespace(to_dict=lambda: {"engine": "SGLang", "status": "untried", "arguments": "", "remark": ""})
     records = cells("stock", 0.0) + cells("yarn", 1.0) + cells("dca", 1.0)
-    losses = documents("stock", 5.0) + documents("yarn", 2.0) + documents("dca", 2.0)
+    read = documents("stock", 5.0) + documents("yarn", 2.0) + documents("dca", 2.0)
     for more, fewer in (("yarn", "dca"), ("dca", "yarn")):
         serving = {more: [EXACT, other], fewer: [EXACT, untried, untried]}
         assert judged(records, serving=serving)["taken"] == more
-        assert judged(losses, serving=serving)["taken"] == more
+        assert judged(read, serving=serving)["taken"] == more
 
 
 def test_of_two_that_find_as_much_the_cheaper_is_taken():
     found = cells("stock", 0.0) + cells("yarn", 1.0) + cells("dca", 0.92)
-    losses = documents("stock", 5.0) + documents("yarn", 2.0, inside=1.02) + documents("dca", 2.1)
-    content = judged(found + losses)
+    read = documents("stock", 5.0) + documents("yarn", 2.0, inside=1.02) + documents("dca", 2.1)
+    content = judged(found + read)
     assert content["taken"] == "dca"
     assert "costs nothing at 512 tokens" in content["verdict"]
     assert "no worse within what these questions can tell: yarn (+0.020)" in content["verdict"]
@@ -185,8 +181,8 @@ def test_of_two_that_find_as_much_the_cheaper_is_taken():
 
 
 def test_no_zero_has_a_minus():
-    losses = documents("stock", 5.0) + documents("yarn", 2.0, inside=0.9999) + documents("dca", 5.0, inside=0.9999)
-    content = judged(cells("stock", 0.0) + cells("yarn", 1.0) + cells("dca", 1.0) + losses)
+    read = documents("stock", 5.0) + documents("yarn", 2.0, inside=0.9999) + documents("dca", 5.0, inside=0.9999)
+    content = judged(cells("stock", 0.0) + cells("yarn", 1.0) + cells("dca", 1.0) + read)
     assert "it costs +0.000 nats per token" in content["verdict"]
     assert "(+0.000)" in content["verdict"]
     same = judged(documents("stock", 5.0) + documents("yarn", 5.0 - 1e-5) + documents("dca", 5.0))
@@ -227,8 +223,8 @@ def test_nothing_is_taken_that_may_be_chance():
 
 
 def test_what_is_found_less_is_not_taken_for_its_loss():
-    losses = documents("stock", 5.0) + documents("yarn", 2.0) + documents("dca", 5.0)
-    content = judged(cells("stock", 1.0) + cells("yarn", 0.0) + cells("dca", 1.0) + losses)
+    read = documents("stock", 5.0) + documents("yarn", 2.0) + documents("dca", 5.0)
+    content = judged(cells("stock", 1.0) + cells("yarn", 0.0) + cells("dca", 1.0) + read)
     assert content["taken"] is None
 
 

@@ -7,13 +7,11 @@ import sys
 from importlib.metadata import version
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from ctxext.errors import CtxextError
 from ctxext.publish.push import prepare
 from ctxext.publish.upload_plan import PushOptions, seal
-from small_llama import change_json, read_json
+from small_llama import change_json, read_json, write_adapter
 
 TOKEN, STRANGER = "hf_goodgoodgood", "hf_otherother"
 
@@ -215,17 +213,9 @@ def test_the_card_of_a_trained_checkpoint_says_how(extended):
     assert "config-only" not in card
 
 
-def with_adapter(folder, base, tensor="base_model.model.q_proj.lora_A.weight"):
-    (folder / "adapter").mkdir(exist_ok=True)
-    save_file({tensor: torch.ones(2, 2)}, folder / "adapter" / "adapter_model.safetensors")
-    (folder / "adapter" / "training_args.bin").write_bytes(b"of this machine")
-    config = {"base_model_name_or_path": base, "revision": "main"}
-    (folder / "adapter" / "adapter_config.json").write_text(json.dumps(config))
-    return folder
-
-
 def test_an_adapter_alone_names_its_base_and_no_folder_of_this_machine(commands, server, converted, tmp_path):
-    folder = with_adapter(converted("yarn"), str(tmp_path / "b"))
+    folder = converted("yarn")
+    (write_adapter(folder / "adapter", str(tmp_path / "b")) / "training_args.bin").write_bytes(b"of this machine")
     before = local(folder)
     line = ["push", folder, "me/lora", "--adapter", "--token", TOKEN]
     [[_, _, refused], [_, _, unknown]] = commands(line, [*line, "--base", "me/b"])
@@ -246,12 +236,7 @@ def test_an_adapter_alone_names_its_base_and_no_folder_of_this_machine(commands,
         prepare(tmp_path, "me/lora", PushOptions(adapter=True))
 
 
-def test_an_adapter_that_was_never_merged_is_known_by_itself(tmp_path):
-    folder = with_adapter(tmp_path, "me/base")
-    plan = prepare(folder, "me/lora", PushOptions())
-    assert set(plan.sizes) == {"README.md", "adapter_config.json", "adapter_model.safetensors"}
-    assert plan.is_adapter
-    assert 'base_model: "me/base"' in plan.card
-    with_adapter(folder, "me/base", "model.layers.0.self_attn.q_proj.weight")
+def test_weights_that_are_no_adapter_s_are_refused(tmp_path):
+    folder = write_adapter(tmp_path, tensor="model.layers.0.self_attn.q_proj.weight")
     with pytest.raises(CtxextError, match="no part of an adapter"):
         prepare(folder, "me/lora", PushOptions())

@@ -7,10 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 import typer
 from huggingface_hub import errors
-from safetensors.torch import save_file
 
 from ctxext.cli.app import app
 from ctxext.cli.options import built
@@ -20,30 +18,19 @@ from ctxext.publish import push as push_module
 from ctxext.publish.push import Push, hub_errors_in_one_line, prepare
 from ctxext.publish.upload_plan import PushOptions, UploadPlan, adapter_in, seal, total, training_command
 from records_by_hand import answers, report_of
-from small_llama import change_json, read_json
-
-CARD = '---\nbase_model: "me/base"\n---\nWritten by hand.\n'
-
-
-def adapter(folder: Path, base: str = "me/base", **config) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file({"base_model.model.q_proj.lora_A.weight": torch.ones(2, 2)}, folder / "adapter_model.safetensors")
-    content = {"base_model_name_or_path": base, "revision": "main", **config}
-    (folder / "adapter_config.json").write_text(json.dumps(content))
-    (folder / "README.md").write_text(CARD)
-    return folder
+from small_llama import ADAPTER_CARD, change_json, read_json, write_adapter
 
 
 @pytest.fixture
 def secret(tmp_path) -> Path:
     """A file of this user outside of what is shared, whose content would pass for any of the shared ones."""
-    return adapter(tmp_path / "private") / "README.md"
+    return write_adapter(tmp_path / "private") / "README.md"
 
 
 @pytest.mark.parametrize("name", ["README.md", "adapter_config.json", "adapter_model.safetensors"])
 @pytest.mark.parametrize("inside", [False, True])
 def test_links_in_an_adapter_s_folder_are_not_shared(name, inside, secret, tmp_path):
-    folder = adapter(tmp_path / "lora" / "adapter") if inside else adapter(tmp_path / "lora")
+    folder = write_adapter(tmp_path / "lora" / "adapter") if inside else write_adapter(tmp_path / "lora")
     assert prepare(tmp_path / "lora", "me/lora", PushOptions(adapter=True)).sizes
     (folder / name).unlink()
     (folder / name).symlink_to(secret.with_name(name))
@@ -133,7 +120,7 @@ def test_the_card_is_told_all_that_the_record_says(is_adapter, converted, monkey
     source = {"name": "me/llama", "revision": "abc"}
     change_json(folder / "ctxext.json", source=source, rewritten={"wpe.weight": [4, 2]})
     (folder / "loss.png").write_bytes(b"picture")
-    adapter(folder / "adapter")
+    write_adapter(folder / "adapter")
     monkeypatch.setattr(upload_plan, "render", lambda fact: facts.append(fact) or "card")
     monkeypatch.setattr(upload_plan, "cautions_of", lambda checkpoint, recipe, model: ("Mind the gap.",))
     monkeypatch.setattr(upload_plan, "training_of", lambda subject: {"steps": 3})
@@ -164,7 +151,7 @@ def test_links_in_a_report_s_folder_are_not_shared(name, secret, extended, tmp_p
     [("me/base", None, "me/base", "main"), ("me/base", "you/other", "you/other", None)],
 )
 def test_the_base_of_an_adapter(named, base, base_name, revision, tmp_path):
-    folder = adapter(tmp_path / "lora", named, r=4)
+    folder = write_adapter(tmp_path / "lora", named, r=4)
     plan = prepare(folder, "me/lora", PushOptions(base=base))
     contents = {
         name: content if isinstance(content, bytes) else content.read_bytes() for name, content in plan.contents.items()
@@ -175,7 +162,7 @@ def test_the_base_of_an_adapter(named, base, base_name, revision, tmp_path):
         "r": 4,
     }
     assert plan.base == base_name
-    assert contents["README.md"].decode() == CARD.replace("me/base", base_name)
+    assert contents["README.md"].decode() == ADAPTER_CARD.replace("me/base", base_name)
     assert contents["adapter_model.safetensors"] == (folder / "adapter_model.safetensors").read_bytes()
     (folder / "README.md").unlink()
     assert f'base_model: "{base_name}"' in prepare(folder, "me/lora", PushOptions(base=base)).card
@@ -184,14 +171,14 @@ def test_the_base_of_an_adapter(named, base, base_name, revision, tmp_path):
 @pytest.mark.parametrize("named", ["/b", "b", "/home/me/b", "a/b/c", ""])
 def test_bases_that_nobody_finds(named, tmp_path):
     with pytest.raises(CtxextError, match="which is not a Hub id"):
-        prepare(adapter(tmp_path / "lora", named), "me/lora", PushOptions())
+        prepare(write_adapter(tmp_path / "lora", named), "me/lora", PushOptions())
 
 
 def test_which_adapter_is_meant(tmp_path):
     assert adapter_in(tmp_path) is None
-    adapter(tmp_path)
+    write_adapter(tmp_path)
     assert adapter_in(tmp_path) == tmp_path
-    adapter(tmp_path / "adapter")
+    write_adapter(tmp_path / "adapter")
     assert adapter_in(tmp_path) == tmp_path / "adapter", "that of a training"
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(CtxextError, match="was not made by ctxext"):

@@ -1,1 +1,1 @@
-"""The small checkpoint that ships with the package, and the text it was trained on."""
+"""The small checkpoint that ships with the package."""

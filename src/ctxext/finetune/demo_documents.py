@@ -1,22 +1,247 @@
-"""Synthetic long documents to fine-tune on, full of facts and questions about them, for any tokenizer."""
+"""The training text of the demo checkpoint, and long documents like it to fine-tune on, for any tokenizer.
+
+Documents have an exact number of tokens and are full of facts and questions. Half of the demo's are evaluation prompts
+with one question each; the others hold many facts and many questions, so that most of their tokens teach retrieval.
+Keys and values are random, so that no answer can be memorized.
+"""
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import cycle
+from itertools import accumulate, chain, cycle, islice
 from typing import Any
 
 from ctxext.data import prose
 from ctxext.data.encoding import Encoder, no_tokens
-from ctxext.data.prose import random_number
-from ctxext.demo.corpus import Encode, Example, make_example
-from ctxext.evaluate.tasks.needle import OPENING, PHRASINGS
+from ctxext.data.prompt import Pieces
+from ctxext.evaluate.tasks import documents, kv
+from ctxext.evaluate.tasks.base import RetrievalTask
+from ctxext.evaluate.tasks.documents import Documents, random_document
+from ctxext.evaluate.tasks.kv import KeyValue
+from ctxext.evaluate.tasks.needle import OPENING, PHRASINGS, Needle, PassKey
 from ctxext.finetune.documents import Document
+
+Encode = Callable[[str], list[int]]
+
+TASKS: dict[str, tuple[RetrievalTask, float]] = {
+    "passkey": (PassKey(), 0.05),
+    "needle": (Needle(num_needles=4), 0.12),
+    "needle-any": (Needle(num_needles=6, phrasing="any"), 0.08),
+    "kv-number": (KeyValue(ids="number"), 0.45),
+    "documents-which": (Documents(ask="which"), 0.1),
+    "documents-fact": (Documents(ask="fact"), 0.1),
+    "kv-uuid": (KeyValue(ids="uuid"), 0.1),
+}
 
 _FAR_SHARE = 0.4
 _PROMPT_SHARE = 0.1
 _TEXT_SHARE = 0.05
 _MOST_FACTS = 200
+
+
+@dataclass(frozen=True)
+class Example:
+    """Token ids, and for each whether it belongs to an answer that is given earlier in the text."""
+
+    ids: list[int]
+    is_answer: list[bool]
+
+
+def make_example(
+    encode: Encode,
+    start: list[int],
+    rng: random.Random,
+    length: int,
+    prompt_share: float,
+    variety: float = 1.0,
+    first_share: float = 0.0,
+) -> Example:
+    """A training document of exactly `length` tokens.
+
+    Args:
+        encode: Text to token ids, without special tokens.
+        start: Ids that begin every document.
+        rng: Decides the document.
+        length: The number of tokens, `start` included.
+        prompt_share: The share of documents that are evaluation prompts, if one fits into the length.
+        variety: The share of all numbers and names that facts use. Recall is learned sooner from few of them.
+        first_share: The share of evaluation prompts that ask for the first fact, the hardest one to retrieve.
+    """
+    if rng.random() < prompt_share:
+        names = list(TASKS)
+        task = TASKS[rng.choices(names, [TASKS[name][1] for name in names])[0]][0]
+        depth = 0.0 if rng.random() < first_share else rng.random()
+        example = make_prompt(encode, start, rng, length, task, depth)
+        if example is not None:
+            return example
+    shares = (0.25, 0.3, 0.15, 0.25, 0.05) if length < 96 else (0.17, 0.45, 0.28, 0.02, 0.08)
+    texts_of = rng.choices((_facts, _records, _search_results, _repeats, _prose), shares)[0]
+    ids, is_answer = list(start), [False] * len(start)
+    for text, answer in texts_of(rng, length, variety):
+        piece = encode(text)
+        ids += piece
+        is_answer += [answer] * len(piece)
+        if len(ids) >= length:
+            break
+    return Example(ids[:length], is_answer[:length])
+
+
+def make_prompt(
+    encode: Encode, start: list[int], rng: random.Random, length: int, task: RetrievalTask, depth: float
+) -> Example | None:
+    """A question as in evaluation, `length` tokens long with its answer; None if it does not fit.
+
+    It is a little shorter if the tokenizer returns several tokens for the padding.
+    """
+    pieces = task.pieces(rng)
+    needle, *distractors = [encode(needle) for needle in pieces.needles]
+    opening, answer = start + encode(pieces.opening), encode(pieces.asks[0].answer)
+    question = encode(pieces.asks[0].question) + answer
+    room = length - len(opening) - len(needle) - sum(map(len, distractors)) - len(question)
+    if room < 0:
+        return None
+    units = _fill(encode, pieces, room)
+    for distractor in distractors:
+        units.insert(rng.randint(0, len(units)), distractor)
+    before, after = _split(units, depth, may_cut=not pieces.padding and rng.random() < 0.5)
+    pad = encode(pieces.padding)
+    padding = pad * ((room - sum(map(len, units)) + sum(map(len, distractors))) // max(1, len(pad)))
+    ids = [*opening, *before, *needle, *after, *padding, *question]
+    return Example(ids, [False] * (len(ids) - len(answer)) + [True] * len(answer))
+
+
+def _fill(encode: Encode, pieces: Pieces, room: int) -> list[list[int]]:
+    """Filler units that fill the room, the last one cut if that is allowed."""
+    units: list[list[int]] = []
+    for text in pieces.haystack:
+        unit = encode(text)
+        if len(unit) > room:
+            if not pieces.padding:
+                units.append(unit[:room])
+            return units
+        units.append(unit)
+        room -= len(unit)
+    return units
+
+
+def _split(units: list[list[int]], depth: float, may_cut: bool) -> tuple[list[int], list[int]]:
+    """The tokens of the units, split at a depth: between two units, or anywhere."""
+    tokens = list(chain.from_iterable(units))
+    at = round(depth * len(tokens))
+    if not may_cut:
+        at = min([0, *accumulate(map(len, units))], key=lambda end: abs(end - at))
+    return tokens[:at], tokens[at:]
+
+
+def _facts(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
+    """Sentences with numbers, questions about them and some filler, in any order."""
+    names = _names(rng, variety)
+    asks: list[tuple[str, str, str]] = []
+    phrasings = rng.sample(list(PHRASINGS.values()), rng.randint(1, len(PHRASINGS)))
+    fact_share, filler_share = rng.uniform(0.2, 0.6), rng.uniform(0, 0.25)
+    while True:
+        if not asks or rng.random() < fact_share:
+            key, value, phrasing = next(names), _number(rng, 5, variety), rng.choice(phrasings)
+            yield " " + phrasing.fact.format(key=key, value=value), False
+            question = "\n" + phrasing.question if rng.random() < 0.6 else " " + phrasing.fact.split(" {value}")[0]
+            asks.append((question.format(key=key), f" {value}", rng.choice([".", "\n", ".\n"])))
+        elif rng.random() < filler_share:
+            yield " " + prose.sentence(rng), False
+        else:
+            question, answer, end = rng.choice(asks)
+            yield question, False
+            yield answer, True
+            yield end, False
+
+
+def _records(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
+    """JSON objects, each with many questions about its records."""
+    while True:
+        # A record of numbers takes about 10 tokens, a question 14; uuids are cut so that several fit.
+        if rng.random() < 0.25 and length >= 96:
+            num_characters = rng.choice([4, 8, 13, 18, 36] if length >= 256 else [4, 8])
+            pairs = islice(KeyValue(ids="uuid").records(rng), max(2, round(length / num_characters / 3)))
+            records = {key[:num_characters]: value[:num_characters] for key, value in pairs}
+        else:
+            count = max(2, round(length * rng.uniform(0.02, 0.07)))
+            records = {_number(rng, 3, variety): _number(rng, 3, variety) for _ in range(count)}
+        if rng.random() < 0.5 and length >= 128:
+            yield kv.OPENING, False
+        yield "{" + ",\n ".join(f'"{key}": "{value}"' for key, value in records.items()) + "}\n", False
+        # A record repeated in another order is the shortest question: recall starts from those.
+        question, end = rng.choice([('\nKey: "{}"\nCorresponding value:', '"\n'), (' "{}":', '",\n')])
+        for key in rng.sample(list(records), k=len(records)):
+            yield question.format(key), False
+            yield f' "{records[key]}', True
+            yield end, False
+
+
+def _search_results(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
+    """Documents with numbers, and questions about them."""
+    names = _names(rng, variety)
+    while True:
+        if rng.random() < 0.5 and length >= 128:
+            yield documents.OPENING, False
+        asked: list[tuple[str, str]] = []
+        # Which of several documents is the hardest question, and easiest from bare documents and this question alone.
+        bare, only_which = rng.random() < 0.5, rng.random() < 0.5
+        count = max(2 if length >= 96 else 1, round(length * rng.uniform(0.006, 0.02)))
+        for number in rng.sample(range(100, 1000 + 10 * count), count):
+            document, questions = random_document(rng, next(names), number, bare=bare)
+            yield document.unit(number), False
+            asked += questions[:1] if only_which else questions
+        for question, answer in rng.sample(asked, k=len(asked)):
+            yield f"\nQuestion: {question}\nAnswer:", False
+            yield answer, True
+            yield "]\n" if "[" in answer else "\n", False
+
+
+def _repeats(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
+    """A random list, repeated: recall is learned from that first."""
+    while True:
+        count = max(2, round(length * rng.uniform(0.1, 0.4)))
+        kind = rng.randrange(4)
+        if kind == 0:
+            text = " " + " ".join(islice(_names(rng, variety), count // 2 + 1))
+        elif kind == 1:
+            text = " " + "".join(_number(rng, 3, variety) for _ in range(count))
+        elif kind == 2:
+            records = ((_number(rng, 3, variety), _number(rng, 3, variety)) for _ in range(count // 8 + 1))
+            text = "".join(f' "{key}": "{value}",\n' for key, value in records)
+        else:
+            text = "".join(f" {prose.person_name(rng)}," for _ in range(count // 3 + 1))
+        yield text, False
+        yield "\n", False
+        yield text, True
+        yield "\n", False
+
+
+def _prose(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
+    """Prose alone."""
+    for sentence in prose.sentences(rng):
+        yield " " + sentence, False
+
+
+def _number(rng: random.Random, num_digits: int, variety: float) -> str:
+    """A number of groups of three digits and a rest, from a share of all groups."""
+    head, rest = min(num_digits, 3), num_digits - 3
+    first = 10 ** (head - 1)
+    number = str(first + rng.randrange(max(min(30, 9 * first), round(variety * 9 * first))))
+    return number + (_number(rng, rest, variety) if rest > 0 else "")
+
+
+def _names(rng: random.Random, variety: float) -> Iterator[str]:
+    """Names of things, all different while there are any left."""
+    adjectives, objects = (
+        words[: max(12, round(4 * variety * len(words)))] for words in (prose.ADJECTIVES, prose.OBJECTS)
+    )
+    used: set[str] = set()
+    while True:
+        name = f"{rng.choice(adjectives)} {rng.choice(objects)}"
+        if name not in used or len(used) == len(adjectives) * len(objects):
+            used.add(name)
+            yield name
 
 
 def long_documents(tokenizer: Any, wanted: Mapping[int, int], seed: int, learn: str = "answers") -> Iterator[Document]:
@@ -58,7 +283,7 @@ def _facts_then_questions(encode: Encode, start: list[int], rng: random.Random, 
     fact_share, end = rng.uniform(0.05, 0.5), length * rng.uniform(0.5, 0.9)
     # Enough names for any document: a fact takes more than 16 tokens.
     for key in prose.object_names(rng, min(max(4, length // 16), _MOST_FACTS)):
-        value = random_number(rng, 5)
+        value = prose.random_number(rng, 5)
         ids += encode(" " + phrasing.fact.format(key=key, value=value))
         facts.append((key, value))
         while rng.random() > fact_share and len(ids) < end:
