@@ -170,9 +170,7 @@ def facts_of(llama_source, **facts) -> CardFacts:
         source="maker/tiny",
         revision="c" * 40,
         recipe=plan.recipe,
-        encoding=plan.model.encoding,
-        config=plan.model.config,
-        serving=plan.serving,
+        model=plan.model,
         inherited={},
         cautions=(),
         **facts,
@@ -181,7 +179,7 @@ def facts_of(llama_source, **facts) -> CardFacts:
 
 def test_weights_that_were_trained_are_not_served_from_the_source(llama_source):
     """The source with overrides has other weights."""
-    facts = facts_of(llama_source, unconverted={"vLLM": "vllm serve maker/tiny"})
+    facts = facts_of(llama_source)
     assert "The source itself can be served" in render(facts)
     trained = render(dataclasses.replace(facts, training={"steps": 3}))
     assert "The source itself can be served" not in trained

@@ -124,17 +124,16 @@ def test_the_card_is_told_all_that_the_record_says(is_adapter, converted, monkey
     monkeypatch.setattr(upload_plan, "render", lambda fact: facts.append(fact) or "card")
     monkeypatch.setattr(upload_plan, "cautions_of", lambda checkpoint, recipe, model: ("Mind the gap.",))
     monkeypatch.setattr(upload_plan, "training_of", lambda subject: {"steps": 3})
-    monkeypatch.setattr(upload_plan, "unconverted_lines", lambda source, model, serving: {"vLLM": source})
     plan = prepare(folder, "me/x", PushOptions(check=False, adapter=is_adapter, base="me/b" if is_adapter else None))
     assert plan.card == "card"
     (fact,) = facts
     expected = {
         **{"source": "me/llama", "revision": "abc", "rewritten": ["wpe.weight"], "cautions": ("Mind the gap.",)},
-        **{"training": {"steps": 3}, "unconverted": {"vLLM": "me/llama"}, "curve": "" if is_adapter else "loss.png"},
-        **{"model_id": "me/x", "is_adapter": is_adapter, "measured": None, "config": read_json(folder / "config.json")},
+        **{"training": {"steps": 3}, "curve": "" if is_adapter else "loss.png"},
+        **{"model_id": "me/x", "is_adapter": is_adapter, "measured": None},
     }
     assert {name: getattr(fact, name) for name in expected} == expected
-    assert fact.recipe.summary() == "yarn ×4"
+    assert (fact.recipe.summary(), fact.model.config) == ("yarn ×4", read_json(folder / "config.json"))
 
 
 @pytest.mark.parametrize("name", ["report.json", "report.html", "needle-mine.png"])

@@ -1,7 +1,6 @@
 """`ctxext compare`: which of the published methods suits a model, and what does it cost?"""
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -63,14 +62,8 @@ def compare(
             progress=progress,
             tell=output.note,
         )
-    if report:
-        print_comparison(report, source, out, output, loading.revision)
-        if not report["comparison"]["is_measured"]:
-            raise typer.Exit(1)
-
-
-def print_comparison(report: "Report", source: str, out: Path, output: Output, revision: str | None = None) -> None:
-    """Print the tables, which method to take, and the command that converts with it."""
+    if not report:
+        return
     content = report["comparison"]
     if report.get("skipped_lines"):
         output.warning(f"{report['skipped_lines']} lines of {out} are incomplete or of another run, and left out.")
@@ -78,8 +71,10 @@ def print_comparison(report: "Report", source: str, out: Path, output: Output, r
     output.note(Text(f"Pictures and tables: {out / 'report.html'}; as Markdown: {out / PAGE}"))
     taken = next((row for row in content["models"] if row["name"] == content["taken"]), None)
     if taken and taken["convert"]:
-        of = ("--revision", revision) if revision else ()
+        of = ("--revision", loading.revision) if loading.revision else ()
         output.next_step("ctxext", "convert", source, *taken["convert"], *of, why="Convert with it")
+    if not content["is_measured"]:
+        raise typer.Exit(1)
 
 
 def comparison_tables(report: "Report", width: int) -> Iterator[RenderableType]:

@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,12 @@ from typing import Any
 import yaml
 
 from ctxext.checkpoint.auto_class import auto_class, pipeline_tag
-from ctxext.converters.engines import EXACT, MARKS, Serving
+from ctxext.converters.engines import EXACT, MARKS, Serving, serving_of, unconverted_lines
 from ctxext.errors import CtxextError
 from ctxext.files.strict import in_markdown, parse_yaml, read_text
 from ctxext.files.tensor_files import grouped
 from ctxext.recipes.base import Method
-from ctxext.recipes.encodings.base import Encoding
+from ctxext.recipes.encodings.rotary import ModelConfig
 from ctxext.recipes.param import limits_of
 from ctxext.recipes.recipe import Recipe, command_options
 from ctxext.version import __version__
@@ -54,12 +55,9 @@ class CardFacts:
         base: The Hub id of the model that it descends from, where the source is a folder; empty where nobody says it.
         inherited: Front matter of the source's card, or of the card that stands there now.
         recipe: What was applied, resolved; None where somebody else extended the model, or nobody.
-        encoding: The encoding of the result.
-        serving: Which engines run it.
+        model: The configuration of the result.
         cautions: What a user must know.
-        config: The content of its config.json.
         rewritten: The tensors that a method wrote anew, by name.
-        unconverted: By engine the line that serves the source as it is, with the recipe on the command line.
         training: What is known of a fine-tuning; empty where the weights are the source's.
         training_command: The command that did it; empty where it is not known.
         curve: The picture of its loss, by file name; empty where there is none.
@@ -72,19 +70,21 @@ class CardFacts:
     revision: str | None
     inherited: Mapping[str, Any]
     recipe: Recipe | None
-    encoding: Encoding
-    serving: Sequence[Serving]
+    model: ModelConfig
     cautions: Sequence[str]
-    config: Mapping[str, Any] = field(default_factory=dict)
     rewritten: Sequence[str] = ()
-    unconverted: Mapping[str, str] = field(default_factory=dict)
     training: Mapping[str, Any] = field(default_factory=dict)
     training_command: str = ""
     curve: str = ""
     base: str = ""
     model_id: str = ANY_ID
     is_adapter: bool = False
-    measured: Measured | None = field(default=None)
+    measured: Measured | None = None
+
+    @cached_property
+    def serving(self) -> tuple[Serving, ...]:
+        """The engines, and whether they run it."""
+        return serving_of(self.model)
 
     @property
     def steps(self) -> tuple[Method, ...]:
@@ -94,7 +94,7 @@ class CardFacts:
     @property
     def is_extended(self) -> bool:
         """Whether its context was extended; a model may be trained within its window too."""
-        return bool(self.steps) or self.encoding.is_scaled
+        return bool(self.steps) or self.model.encoding.is_scaled
 
     @property
     def needs_code(self) -> bool:
@@ -117,6 +117,7 @@ def render(facts: CardFacts) -> str:
     """Render README.md from `card.md.jinja` and the facts."""
     from jinja2 import Environment, StrictUndefined
 
+    unconverted = unconverted_lines(facts.source, facts.model, facts.serving)
     facts = dataclasses.replace(
         facts,
         source=in_markdown(facts.source),
@@ -143,6 +144,7 @@ def render(facts: CardFacts) -> str:
         auto_class=auto_class,
         marks=MARKS,
         engine_commands=_engine_commands(facts),
+        unconverted=unconverted,
         lists={"Not measured": facts.measured.missing if facts.measured else (), "Mind": facts.cautions},
         papers=[*dict.fromkeys(f"{step.title}: <{step.paper}>" for step in facts.steps)],
     )
@@ -188,7 +190,7 @@ def front_matter(facts: CardFacts) -> dict[str, Any]:
         **({"base_model": base} if base else {}),
         **({"base_model_relation": relation} if base and relation else {}),
         "library_name": "peft" if facts.is_adapter else "transformers",
-        "pipeline_tag": pipeline_tag(facts.config),
+        "pipeline_tag": pipeline_tag(facts.model.config),
         "tags": list(dict.fromkeys([*tags, *ours])),
     }
     if not (facts.measured and facts.measured.results):
@@ -217,7 +219,7 @@ def _engine_commands(facts: CardFacts) -> list[str]:
     if "vLLM" in arguments:
         commands.append(["vllm", "serve", place, *arguments["vLLM"]])
     if "llama.cpp" in arguments:
-        length = str(facts.encoding.usable_length)
+        length = str(facts.model.encoding.usable_length)
         commands += [
             *([["hf", "download", place, "--local-dir", folder]] if place != ANY_ID else []),
             ["python", "convert_hf_to_gguf.py", folder, "--outfile", f"{folder}.gguf"],

@@ -16,7 +16,6 @@ from ctxext.checkpoint.loading import check_complete, check_described
 from ctxext.checkpoint.opening import Checkpoint, fingerprint, open_checkpoint
 from ctxext.converters.calibration import calibrated, in_order
 from ctxext.converters.card import CardFacts, card_metadata, declared_base, render
-from ctxext.converters.engines import unconverted_lines
 from ctxext.converters.links import COPIED, HARD, REWRITTEN, bring
 from ctxext.converters.options import ConvertOptions, SaveOptions
 from ctxext.converters.plan import Plan, make_plan
@@ -217,10 +216,7 @@ def card_of(plan: Plan) -> str:
             base="" if source.revision else declared_base(source.config),
             inherited=card_metadata(source.folder),
             recipe=plan.recipe,
-            encoding=plan.encoding,
-            config=plan.model.config,
-            serving=plan.serving,
-            unconverted=unconverted_lines(source.public_name, plan.model, plan.serving),
+            model=plan.model,
             cautions=plan.cautions,
             rewritten=[tensor.name for tensor in plan.rewritten],
         )

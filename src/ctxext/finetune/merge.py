@@ -26,7 +26,6 @@ from ctxext.converters.card import (
     render,
     wrapped,
 )
-from ctxext.converters.engines import serving_of
 from ctxext.converters.plan import cautions_of
 from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST, Progress, as_json, copy_whole
@@ -62,9 +61,7 @@ def render_card(base: Checkpoint, notes: Mapping[str, Any]) -> str:
             base="" if noted.get("revision") or base.revision else declared_base(base.config),
             inherited=card_metadata(base.folder),
             recipe=recipe,
-            encoding=model.encoding,
-            config=model.config,
-            serving=serving_of(model),
+            model=model,
             cautions=cautions_of(base, recipe, model) if recipe else (),
             training=notes,
         )

@@ -8,7 +8,6 @@ from typing import Any
 
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters.card import EXTENDED, CardFacts, Measured, card_metadata, declared_base, render
-from ctxext.converters.engines import serving_of, unconverted_lines
 from ctxext.converters.plan import cautions_of
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import info_of
@@ -248,7 +247,6 @@ def _facts(
 ) -> CardFacts:
     checkpoint, manifest = subject.checkpoint, subject.manifest
     source = manifest.get("source") or manifest.get("base") or {}
-    serving = serving_of(subject.model)
     recipe = subject.recipe if subject.has_recipe else None
     trained = EXTENDED if recipe else str(source.get("name"))
     return CardFacts(
@@ -257,11 +255,8 @@ def _facts(
         base=base or ("" if source.get("revision") else declared_base(subject.model.config)),
         inherited=card_metadata(checkpoint.folder),
         recipe=recipe,
-        encoding=subject.model.encoding,
-        config=subject.model.config,
+        model=subject.model,
         rewritten=[*(subject.manifest.get("rewritten") or {})],
-        serving=serving,
-        unconverted=unconverted_lines(str(source.get("name")), subject.model, serving),
         cautions=cautions_of(checkpoint, recipe, subject.model) if recipe else (),
         training=training_of(subject),
         training_command=training_command(checkpoint.folder, trained),
