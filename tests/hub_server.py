@@ -178,9 +178,6 @@ class Handler(BaseHTTPRequestHandler):
         for line in lines[1:]:
             value = line["value"]
             target = folder / value["path"]
-            if line["key"] == "deletedFile":
-                target.unlink()
-                continue
             target.parent.mkdir(parents=True, exist_ok=True)
             large = line["key"] == "lfsFile"
             target.write_bytes(self.server.objects[value["oid"]] if large else base64.b64decode(value["content"]))

@@ -238,17 +238,6 @@ def test_results_stand_on_the_card_with_intervals_and_in_the_front_matter(llama_
     assert len(figures) == len(index[0]["results"]) == 5
 
 
-def test_a_report_about_another_checkpoint_is_refused(llama_source, tmp_path):
-    out, folder = publishable(llama_source, tmp_path)
-    report = read_json(folder / "report.json")
-    report["models"][1]["digest"] = "0" * 64
-    (folder / "report.json").write_text(json.dumps(report))
-    with pytest.raises(CtxextError, match="but not this checkpoint in its present state"):
-        plan_push(out, "me/tiny-yarn", report=folder)
-    with pytest.raises(CtxextError, match="has no report"):
-        plan_push(out, "me/tiny-yarn", report=tmp_path)
-
-
 # Engines
 
 

@@ -34,6 +34,11 @@ _MESSAGES: Mapping[int, tuple[str, str]] = {
     429: ("The Hub asks to slow down.", "Wait a few minutes, then run the same command again."),
 }
 _AGAIN = "Run the same command again: what has arrived is not sent twice."
+_ATTEMPTS = 3
+_DEFAULT_BRANCH = "main"
+_OF_THE_HUB = (".gitattributes",)
+_Result = TypeVar("_Result")
+_MESSAGE = "Upload a checkpoint made by ctxext"
 
 
 @contextlib.contextmanager
@@ -88,7 +93,7 @@ def _of_status(error: Exception, name: str) -> CtxextError:
     said = _clean(getattr(error, "server_message", None) or str(error))
     # A repository that does not exist and a token that is wrong look alike, save for the status.
     if status == 401 and "nvalid" not in said and "username or password" not in said and "expired" not in said:
-        return CtxextError(f'The Hub knows no "{name}" that this token may see.', hint=LOG_IN)
+        status = 404
     if status >= 500:
         return CtxextError(f"The Hub has an internal error (status {status}).", hint=_AGAIN)
     message, hint = _MESSAGES.get(status, ("The Hub refused (status {status}): {said}", ""))
@@ -98,13 +103,6 @@ def _of_status(error: Exception, name: str) -> CtxextError:
 def _clean(text: str) -> str:
     """A message on one line and without anything that looks like a token."""
     return redacted(" ".join(text.split()))
-
-
-_ATTEMPTS = 3
-_DEFAULT_BRANCH = "main"
-_OF_THE_HUB = (".gitattributes",)
-_Result = TypeVar("_Result")
-_MESSAGE = "Upload a checkpoint made by ctxext"
 
 
 @dataclass(frozen=True)

@@ -35,23 +35,6 @@ _OF_THE_DATA = {
     "eval": "--eval-data",
 }
 """What finetune.json says of how data was read, and the options that ask for it."""
-
-
-def training_command(folder: Path, trained: str = EXTENDED) -> str:
-    """The `ctxext finetune` line of a training's result; empty where the folder does not say how it was trained."""
-    if not (folder / REPORT).is_file():
-        return ""
-    report = read_json_object(folder / REPORT)
-    options, data = report.get("options") or {}, report.get("data") or {}
-    given = {option: data.get(key) for key, option in _OF_THE_DATA.items()}
-    for name in options_of(TrainingOptions):
-        value = options.get(name)
-        if name not in _OF_THE_MACHINE and value not in ([], getattr(TrainingOptions, name)):
-            given[option_name(name)] = value
-    names = str(data.get("name") or "DATA").split(", ")
-    return command_of(["ctxext", "finetune", trained, "OUT", *(w for name in names for w in ("--data", name))], given)
-
-
 ADAPTER = "adapter"
 _ADAPTER_CONFIG, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _OF_ADAPTERS = ("lora_", "modules_to_save", "norm", "embed_tokens", "lm_head")
@@ -265,6 +248,21 @@ def _facts(
         is_adapter=is_adapter,
         measured=results,
     )
+
+
+def training_command(folder: Path, trained: str = EXTENDED) -> str:
+    """The `ctxext finetune` line of a training's result; empty where the folder does not say how it was trained."""
+    if not (folder / REPORT).is_file():
+        return ""
+    report = read_json_object(folder / REPORT)
+    options, data = report.get("options") or {}, report.get("data") or {}
+    given = {option: data.get(key) for key, option in _OF_THE_DATA.items()}
+    for name in options_of(TrainingOptions):
+        value = options.get(name)
+        if name not in _OF_THE_MACHINE and value not in ([], getattr(TrainingOptions, name)):
+            given[option_name(name)] = value
+    names = str(data.get("name") or "DATA").split(", ")
+    return command_of(["ctxext", "finetune", trained, "OUT", *(w for name in names for w in ("--data", name))], given)
 
 
 def seal(plan: UploadPlan, progress: Progress | None = None) -> None:
