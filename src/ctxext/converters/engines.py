@@ -1,10 +1,10 @@
 """Which engines can run a converted checkpoint, and how they must be started.
 
 What is said of methods that configuration carries is read from engines.json, which `tools/measure_engines.py` writes:
-a cell for each method and engine, never one method's for another. What was not run is "not known". Methods with code
-were tried by `make engines`: vLLM 0.32.0 (log-probabilities within 9e-5 of transformers'). SGLang was read in its
-source and not tried: what would be right there is "not known", and says so. ALiBi by the row was run in transformers
-alone: what the other engines take is one slope for each head.
+a cell for each method and engine, never one method's for another. What was not run is "not known". The rest is read
+from engines.toml. Methods with code were tried by `make engines`: vLLM 0.32.0 (log-probabilities within 9e-5 of
+transformers'). SGLang was read in its source and not tried: what would be right there is "not known", and says so.
+ALiBi by the row was run in transformers alone: what the other engines take is one slope for each head.
 """
 
 import dataclasses
@@ -12,6 +12,7 @@ import functools
 import json
 import math
 import shlex
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -31,17 +32,6 @@ UNTRIED = "not tried with"
 ENGINES = ("transformers", "vLLM", "SGLang", "llama.cpp", "MLX")
 TOLERANCE = 1e-3
 """Up to so many nats a log-probability may differ from transformers'."""
-
-_GGUF_NAMES: Mapping[str, str] = {"gpt_neox": "gptneox", "mistral": "llama", "phi": "phi2"}
-"""What llama.cpp's metadata calls families that it does not call by their model type."""
-
-# Families whose configurations every engine was shown, or whose layout was read in the engines' own sources.
-TRIED_FAMILIES = frozenset(
-    {"falcon", "gemma2", "gpt_neox", "granite", "llama", "mistral", "phi", "phi3"}
-    | {"qwen2", "qwen3", "smollm3", "stablelm"}
-)
-_TRIED_IN: Mapping[str, frozenset[str]] = {"MLX": frozenset({"llama"})}
-"""Engines that were tried with fewer."""
 
 _BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
 
@@ -72,122 +62,14 @@ class Serving:
         return dict(vars(self))
 
 
-_Row = tuple[str, str, str]
-_EXACT: _Row = (EXACT, "", "")
-_CLAIMS_TOO_MUCH = "without, it claims factor times too much"
-_CLAIMS_TRAINED = "without, it stops at the original context length; the long list is chosen once"
-_TRUST = "--trust-remote-code"
-_REFUSED: _Row = (WRONG, "", "its converter refuses, rightly")
-_NOT_SERVE = "not transformers serve, which looks for its class in transformers itself"
-_WHOLE = "one whole prompt at a time; not invariant under caching"
+_Row = tuple[str, ...]
+"""A status, arguments and a remark."""
 
+_TRUST = "--trust-remote-code"
 _BARE = " without redundant keys"
 _PLAIN, _TWO_LISTS, _FACTOR = "plain", " with two lists", " with attention_factor"
 _METHOD_OF: Mapping[str, str] = {"default": _PLAIN, "linear": "pi"}
 """The method that writes a rope type, where it is called otherwise."""
-
-# How an engine is started with a rope type, and what must be known of it.
-_STARTED: Mapping[tuple[str, str], tuple[str, str]] = {
-    ("linear", "vLLM"): ("--max-model-len {length}", _CLAIMS_TOO_MUCH),
-    ("linear", "SGLang"): ("--context-length {length}", _CLAIMS_TOO_MUCH),
-    ("longrope", "vLLM"): ("--max-model-len {length}", _CLAIMS_TRAINED),
-    ("dynamic", "transformers"): ("", _WHOLE),
-    ("dynamic", "MLX"): ("", _WHOLE),
-}
-_METADATA: Mapping[str, _Row] = {
-    "yarn": (
-        EXACT,
-        "--override-kv {gguf}.rope.scaling.attn_factor=float:{attn_factor}",
-        "without, its converter's attention_factor is overwritten",
-    ),
-    "longrope": (
-        PARTLY,
-        "--override-kv {gguf}.rope.scaling.attn_factor=float:{scaling}",
-        "as converted its lists are silently left out; exact where the GGUF also holds a tensor rope_freqs.weight, the "
-        "long list, and no rope.scaling.type",
-    ),
-}
-"""What makes a GGUF right, where that was measured."""
-_READ_ROPE_FREQS = frozenset({"llama", "granite"})
-"""What llama.cpp calls the tried families for which it reads rope_freqs.weight, by its source."""
-_REMEDIES: Mapping[tuple[str, str], str] = {
-    ("longrope", "MLX"): "its longrope leaves attention_factor unread; yarn or ntk-by-parts is exact there",
-    ("yarn", "MLX"): "it leaves attention_factor unread and takes its own from mscale",
-    ("dynamic", "llama.cpp"): "its converter loses it",
-    ("longrope", "llama.cpp"): "its lists are silently left out",
-}
-_SGLANG: Mapping[str, _Row] = {
-    "yarn" + _FACTOR: (WRONG, "", "ignores attention_factor"),
-    "ntk-by-parts": (WRONG, "", "ignores attention_factor"),
-    "dynamic": (WRONG, "", "treats it as static"),
-}
-"""What was read in SGLang's source, where it is not right."""
-
-# What was tried or read of what is not a rotary schedule. Whatever is not here is not known.
-_TABLE: Mapping[str, Mapping[str, _Row]] = {
-    "table": {"transformers": _EXACT},
-    "alibi": {"transformers": _EXACT},
-    "buckets": {"transformers": _EXACT},
-    "mspoe": {
-        "transformers": (EXACT, "trust_remote_code=True", _NOT_SERVE),
-        "vLLM": (EXACT, _TRUST, "past its context length only with VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"),
-        "SGLang": (UNKNOWN, _TRUST, "by its source; not tried"),
-        "llama.cpp": _REFUSED,
-    },
-    "mspoe with learned heads": {
-        "transformers": (EXACT, "trust_remote_code=True", _NOT_SERVE),
-        "vLLM": (UNKNOWN, _TRUST, "heads with curves of their own were not tried"),
-        "SGLang": (UNKNOWN, _TRUST, "heads with curves of their own were not tried"),
-        "llama.cpp": _REFUSED,
-    },
-    "mspoe by the prompt": {
-        "transformers": (
-            PARTLY,
-            "trust_remote_code=True",
-            "one whole prompt at a time, with a cache, and with a mask where rows are padded: assistant_model, "
-            "prompt_lookup_num_tokens, prefill_chunk_size, use_cache=False and lm-eval's log-likelihoods in batches "
-            "answer otherwise, generate_batch refuses; --head-order calibrated suits all of them",
-        ),
-        "vLLM": (WRONG, "", "needs --head-order calibrated or fixed"),
-        "SGLang": (WRONG, "", "needs --head-order calibrated or fixed"),
-        "llama.cpp": _REFUSED,
-    },
-}
-_RELATION: Mapping[str, _Row] = {
-    "transformers": (EXACT, "trust_remote_code=True", f"continuous batching (generate_batch) refuses it; {_NOT_SERVE}"),
-    "vLLM": (EXACT, _TRUST, "with ctxext installed beside vLLM, whose attention it completes; refused without"),
-}
-_OWN_SCORES = "its attention shows no scores, and these change with the distance"
-_LEARNED: Mapping[str, _Row] = {
-    "transformers": _RELATION["transformers"],
-    **dict.fromkeys(("vLLM", "SGLang"), (WRONG, "", _OWN_SCORES)),
-    "llama.cpp": _REFUSED,
-}
-_ONE_SLOPE = "its ALiBi has one slope for each head, whichever row reads"
-_SLOPES: Mapping[str, _Row] = {
-    "transformers": (EXACT, "trust_remote_code=True", _NOT_SERVE),
-    **dict.fromkeys(("vLLM", "SGLang"), (WRONG, "", _ONE_SLOPE)),
-    "llama.cpp": _REFUSED,
-}
-_RELATIONS = ("self-extend", "bifocal", "dca", "rerope", "string", "adaptive", "sinks", "window")
-"""Methods of `portable/relation.py`, which tests/portable/test_relation*.py run in transformers."""
-
-_ALIKE: Mapping[tuple[str, ...], Mapping[str, _Row]] = {
-    _RELATIONS: _RELATION,
-    ("alibi-interpolation", "ntk-alibi"): _SLOPES,
-    ("distance-aware",): _LEARNED,
-}
-
-# What some families fare worse with than the one that was measured.
-_LLAMA_ONLY: Mapping[tuple[str, str], _Row] = {
-    ("llama3", "llama.cpp"): (PARTLY, "", "exact for Llama classes, others are silently left plain"),
-}
-_CODE: Mapping[str, _Row] = {
-    "transformers": (UNKNOWN, "trust_remote_code=True", "not tried beyond the check after converting"),
-    "llama.cpp": _REFUSED,
-    "MLX": (WRONG, "", "its loader refuses, rightly"),
-}
-"""What is so of every checkpoint with code."""
 
 
 @functools.cache
@@ -202,16 +84,28 @@ def measured() -> Mapping[str, Any]:
     return json.loads(files("ctxext.converters").joinpath("engines.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
+@functools.cache
+def _noted() -> Mapping[str, Any]:
+    """Return the content of engines.toml, whose comments say what each part is."""
+    return tomllib.loads(files("ctxext.converters").joinpath("engines.toml").read_text(encoding="utf-8"))
+
+
+def _said_of(part: str, thing: str, engine: str) -> _Row | None:
+    """Return the row of a part of engines.toml; None without one."""
+    row = _noted()[part].get(thing, {}).get(engine)
+    return tuple(row) if row else None
+
+
 def worst(variant: str, engine: str) -> float | None:
     """The largest difference of a variant in an engine, in nats; None where it was not run."""
     return max(measured()["cells"].get(variant, {}).get(engine, {}).get("differences", ()), default=None)
 
 
-def tried_in(engine: str) -> frozenset[str]:
+def tried_in(engine: str) -> set[str]:
     """The families with which an engine was tried and is right."""
     rows = {name: cells.get(engine, {}).get("differences") for name, cells in measured()["families"].items()}
     right = {name for name, differences in rows.items() if differences and max(differences) <= TOLERANCE}
-    return _TRIED_IN.get(engine, TRIED_FAMILIES).union(right)
+    return right.union(_noted()["tried_in"].get(engine, _noted()["tried_families"]))
 
 
 def schedules_of(model: ModelConfig) -> tuple[str, ...]:
@@ -239,12 +133,6 @@ def schedules_of(model: ModelConfig) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*(name for name in bases if name != schedule), schedule]))
 
 
-def carried(model: ModelConfig) -> tuple[str, ...]:
-    """What a checkpoint carries, as the engines see it: its schedules, and the methods of its code."""
-    first = schedules_of(model) if isinstance(model.encoding, Rotary) else (model.encoding.carrier,)
-    return (*first, *_steps_of(model))
-
-
 def _steps_of(model: ModelConfig) -> tuple[str, ...]:
     kinds = {"per_prompt": " by the prompt", "heads": " with learned heads"}
     return tuple(
@@ -256,8 +144,7 @@ def _steps_of(model: ModelConfig) -> tuple[str, ...]:
 def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
     """Who can serve a checkpoint: for each engine the worst of what it carries allows."""
     order, family, steps = (EXACT, PARTLY, UNKNOWN, WRONG), model.family.model_type, _steps_of(model)
-    things = carried(model)
-    schedules = things[: len(things) - len(steps)]
+    schedules = schedules_of(model) if isinstance(model.encoding, Rotary) else (model.encoding.carrier,)
     is_longrope = model.encoding.carrier == "longrope"
     numbers = {
         "length": model.encoding.context_length,
@@ -296,19 +183,20 @@ def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
 def _of_schedule(variant: str, engine: str, model: ModelConfig) -> _Row:
     """What an engine makes of a schedule: by its cell, or by its source in SGLang."""
     carrier, family = model.encoding.carrier, model.family.model_type
-    arguments, remark = _STARTED.get((carrier, engine), ("", ""))
+    arguments, remark = _noted()["started"].get(carrier, {}).get(engine, ("", ""))
+    if row := _said_of("schedules", variant, engine):
+        return row
     if engine == "transformers":
-        if variant == "dynamic":
-            return (PARTLY, "", _WHOLE)
-        return (PARTLY, "", "not invariant under caching, as its two lists differ") if _TWO_LISTS in variant else _EXACT
+        two = (PARTLY, "", "not invariant under caching, as its two lists differ")
+        return two if _TWO_LISTS in variant else (EXACT, "", "")
     if engine == "SGLang":
         if variant.endswith(_BARE):
             return (WRONG, "", "ignores attention_factor; convert again, which writes the keys that it reads")
-        return _SGLANG.get(variant, (EXACT, arguments, remark))
+        return (EXACT, arguments, remark)
     if (family, carrier, engine) == ("phi3", "longrope", "llama.cpp"):
         return (UNKNOWN, "", BY_SOURCE)
-    if family != "llama" and (variant, engine) in _LLAMA_ONLY:
-        return _LLAMA_ONLY[variant, engine]
+    if family != "llama" and (row := _said_of("only_llama", variant, engine)):
+        return row
     data, difference, better = measured(), worst(variant, engine), worst(variant, f"{engine} with metadata")
     if reason := data["cells"].get(variant, {}).get(engine, {}).get("refused"):
         return (WRONG, "", reason)
@@ -316,8 +204,9 @@ def _of_schedule(variant: str, engine: str, model: ModelConfig) -> _Row:
         return (UNKNOWN, arguments, f"{variant} was not tried")
     if difference <= TOLERANCE:
         return (PARTLY if variant == "dynamic" else EXACT, arguments, remark)
-    if better is not None and better <= TOLERANCE and (carrier == "yarn" or gguf_name(model) in _READ_ROPE_FREQS):
-        return _METADATA[carrier]
+    reads_metadata = carrier == "yarn" or gguf_name(model) in _noted()["read_rope_freqs"]
+    if better is not None and better <= TOLERANCE and reads_metadata:
+        return tuple(_noted()["metadata"][carrier])
     differs = f"log-probabilities differ by up to {difference:.2g}"
     # Of the prompts beyond the original context length.
     pairs = zip(data["prompts"], data["cells"][variant][engine]["differences"], strict=True)
@@ -325,13 +214,13 @@ def _of_schedule(variant: str, engine: str, model: ModelConfig) -> _Row:
     if _TWO_LISTS in variant and beyond <= TOLERANCE:
         return (PARTLY, arguments, f"{remark}; below the original context length {differs}")
     remedy = "convert again, which writes the keys that it reads" if variant.endswith(_BARE) else ""
-    remedy = remedy or _REMEDIES.get((carrier, engine), "")
+    remedy = remedy or _noted()["remedies"].get(carrier, {}).get(engine, "")
     return (WRONG, "", "; ".join(part for part in (differs, remedy) if part))
 
 
 def gguf_name(model: ModelConfig) -> str:
     """What llama.cpp's metadata calls the family."""
-    return _GGUF_NAMES.get(model.family.model_type, model.family.model_type)
+    return str(_noted()["gguf_names"].get(model.family.model_type, model.family.model_type))
 
 
 def attn_factor(model: ModelConfig) -> float | None:
@@ -347,9 +236,9 @@ def attn_factor(model: ModelConfig) -> float | None:
 
 def _row(thing: str, engine: str, *, has_code: bool) -> _Row:
     """What one engine makes of one thing that is carried; not known unless somebody tried it."""
-    unknown: _Row = (UNKNOWN, "", f"{thing} was not tried")
-    table = _TABLE.get(thing) or next((rows for names, rows in _ALIKE.items() if thing in names), {})
-    return table.get(engine) or (_CODE.get(engine, (UNKNOWN, _TRUST, unknown[2])) if has_code else unknown)
+    rows = next((entry for entry in _noted()["carried"] if thing in entry["names"]), {})
+    row = rows.get(engine) or (_noted()["code"].get(engine) if has_code else None)
+    return tuple(row) if row else (UNKNOWN, _TRUST if has_code else "", f"{thing} was not tried")
 
 
 def unconverted_lines(source: str, model: ModelConfig, serving: Sequence[Serving]) -> dict[str, str]:
