@@ -48,7 +48,7 @@ def run_side(options):
     from peft import LoraConfig, get_peft_model
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    from ctxext.files.memory import peak_memory
+    from ctxext.files.processes import peak_memory
     from ctxext.finetune.attention import register_shifted
     from ctxext.finetune.loss import use_chunked_loss
 

@@ -12,7 +12,7 @@ import pytest
 from ctxext.data.records import read_records
 from ctxext.errors import CtxextError
 from ctxext.evaluate.report.page import write_report
-from ctxext.files.extras import EXTRAS
+from ctxext.files.packages import EXTRAS
 from ctxext.finetune.run import finetune
 from ctxext.finetune.tensors import AdapterConfig
 from ctxext.search.run import search

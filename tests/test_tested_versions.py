@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxext.files import tested
+from ctxext.files import packages
 
 ROOT = Path(__file__).parents[1]
 
@@ -16,13 +16,13 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture
 def newer(monkeypatch):
     """As if a later release were installed."""
-    monkeypatch.setattr(tested, "installed_version", lambda package: "99.1.0")
+    monkeypatch.setattr(packages, "installed_version", lambda package: "99.1.0")
 
 
 def test_the_constant_names_the_versions_of_the_constraints():
     files = ("constraints.txt", "constraints-transformers-4.txt")
     texts = [(ROOT / name).read_text(encoding="utf-8") for name in files]
-    assert tuple(re.search(r"^transformers==(.+)$", text, re.MULTILINE)[1] for text in texts) == tested.TESTED
+    assert tuple(re.search(r"^transformers==(.+)$", text, re.MULTILINE)[1] for text in texts) == packages.TESTED
 
 
 @pytest.mark.parametrize(
@@ -30,19 +30,19 @@ def test_the_constant_names_the_versions_of_the_constraints():
     [("5.24.0", False), ("4.57.6", False), ("5.3.0", False), ("5.24.1", True), ("5.100.0", True), ("", False)],
 )
 def test_versions_are_compared_as_versions(version, newer, monkeypatch):
-    monkeypatch.setattr(tested, "installed_version", lambda package: version)
-    monkeypatch.setattr(tested, "TESTED", ("5.24.0", "4.57.6"))
-    assert bool(tested.untested_notice()) is newer
+    monkeypatch.setattr(packages, "installed_version", lambda package: version)
+    monkeypatch.setattr(packages, "TESTED", ("5.24.0", "4.57.6"))
+    assert bool(packages.untested_notice()) is newer
 
 
 def test_env_reports_a_newer_version(run, newer):
     result = run("env", "--json")
-    assert json.loads(result.stdout)["tested transformers"] == ", ".join(tested.TESTED)
+    assert json.loads(result.stdout)["tested transformers"] == ", ".join(packages.TESTED)
     assert "transformers 99.1.0 is newer than" in " ".join(result.stderr.split())
 
 
 def test_env_reports_nothing_of_a_tested_version(run, monkeypatch):
-    monkeypatch.setattr(tested, "installed_version", lambda package: tested.TESTED[1])
+    monkeypatch.setattr(packages, "installed_version", lambda package: packages.TESTED[1])
     assert "newer" not in run("env").output
 
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.known_models import known_models
+from ctxext.checkpoint.geometry import known_models
 from ctxext.cli.method_options import option_name
 from ctxext.cli.methods import carried_by, summary_of
 from ctxext.converters.engines import TOLERANCE, measured

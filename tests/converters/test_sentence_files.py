@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from ctxext import Recipe, convert, verify
 from ctxext.checkpoint.families import family_of
 from ctxext.checkpoint.opening import claimed_lengths, open_checkpoint
-from ctxext.checkpoint.sentence_files import read_pipeline, stated_lengths
+from ctxext.checkpoint.other_files import read_pipeline, stated_lengths
 from ctxext.converters.convert import plan_conversion
 from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.errors import CtxextError

@@ -50,7 +50,7 @@ REAL = """
 import sys
 import torch
 sys.path.insert(0, {tests!r})
-from ctxext.files.memory import peak_memory
+from ctxext.files.processes import peak_memory
 from ctxext.finetune.options import RunOptions
 from ctxext import TrainingOptions, finetune
 from ctxext.finetune.documents import Document

@@ -67,7 +67,7 @@ def test_a_run_with_tiles_learns_the_same(base, tmp_path):
 _PEAK = """
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
-from ctxext.files.memory import forget_peak, peak_memory
+from ctxext.files.processes import forget_peak, peak_memory
 from ctxext.finetune.tiles import tile_mlps
 
 torch.set_num_threads(1)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ctxext import METHODS
 from ctxext.checkpoint.families import FAMILIES, Family
-from ctxext.checkpoint.known_models import known_models
+from ctxext.checkpoint.geometry import known_models
 from ctxext.cli.app import FAULT, NO_MEMORY, TOO_DEEP, TRACEBACK
 from ctxext.files.schemas import CONFIG, SCALING, SIZES
 from ctxext.recipes.encodings.rotary import SENTINEL

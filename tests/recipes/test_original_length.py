@@ -6,7 +6,7 @@ import pytest
 
 from ctxext import Recipe, convert
 from ctxext.checkpoint.families import family_of
-from ctxext.checkpoint.known_models import known_model, known_models
+from ctxext.checkpoint.geometry import known_model, known_models
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.method_options import build_recipe
 from ctxext.errors import CtxextError

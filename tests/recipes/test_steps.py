@@ -19,6 +19,7 @@ from ctxext.recipes.methods.distance_aware import DistanceAware
 from ctxext.recipes.methods.rerope import ReRope
 from ctxext.recipes.methods.table import Table
 from ctxext.recipes.recipe import step_from_dict
+from ctxext.recipes.registry import method_named
 from small_llama import read_json
 
 LENGTH = 128
@@ -68,6 +69,27 @@ def test_code_is_for_layers_that_look_back_over_everything():
     assert MsPoE.refusal({**sliding, "sliding_window": None}, FAMILIES["mistral"]) == ""
     with pytest.raises(CtxextError, match=f'"mistral" cannot carry mspoe: {told}'):
         MsPoE().edit(model_config({**sliding, "rope_theta": 1e4, "head_dim": 8}))
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, '"use_bidirectional_attention": true'),
+        ({"model_type": "gemma2", "use_bidirectional_attention": True}, '"use_bidirectional_attention": true'),
+        ({"model_type": "gemma4_text", "use_bidirectional_attention": "all"}, '"use_bidirectional_attention": "all"'),
+        ({"model_type": "gemma3", "text_config": {"use_bidirectional_attention": True}}, "use_bidirectional_attention"),
+        ({"model_type": "paligemma", "text_config": {"model_type": "gemma"}}, "use_bidirectional_attention"),
+        ({"model_type": "llama", "is_causal": False}, '"is_causal": false'),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": False}, ""),
+        ({"model_type": "gemma4_text", "use_bidirectional_attention": "vision"}, ""),
+        ({"model_type": "llama", "use_bidirectional_attention": True}, ""),
+    ],
+)
+@pytest.mark.parametrize("name", ["self-extend", "adaptive", "sinks", "distance-aware"])
+def test_bidirectional_decoders_are_refused_with_the_key_that_makes_them_so(config, said, name):
+    reason = method_named(name).refusal(config, family_of(config))
+    assert said in reason
+    assert ("is for causal attention" in reason) == bool(said)
 
 
 def test_a_schedule_that_a_family_does_not_carry():

@@ -15,7 +15,7 @@ from typing import Any
 
 from ctxext.checkpoint.families import Family, named_type
 from ctxext.checkpoint.geometry import check_sizes, claimed_length
-from ctxext.checkpoint.sentence_files import stated_lengths
+from ctxext.checkpoint.other_files import stated_lengths
 from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST, is_text, open_regular
 from ctxext.files.length import as_length

@@ -8,8 +8,8 @@ from typing import Any
 from ctxext.cli.output import Output
 from ctxext.errors import CtxextError, NothingMeasuredError
 from ctxext.evaluate.loading import Loading
-from ctxext.files.extras import is_installed
 from ctxext.files.length import format_length
+from ctxext.files.packages import is_installed
 from ctxext.options import option, option_name
 from ctxext.recipes.recipe import Recipe, recipe_from_dict
 

@@ -25,8 +25,8 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import KINDS
 from ctxext.evaluate.loading import Loading
 from ctxext.files.output_directory import check_out
+from ctxext.files.packages import untested_notice
 from ctxext.files.tensor_files import grouped
-from ctxext.files.tested import untested_notice
 from ctxext.gguf import is_gguf
 from ctxext.options import HubOptions
 

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from ctxext.cli.options import JsonOption
 from ctxext.cli.output import Output, bold
-from ctxext.files.tested import TESTED, installed_version, untested_notice
+from ctxext.files.packages import TESTED, installed_version, untested_notice
 from ctxext.version import __version__
 
 _PACKAGES = (

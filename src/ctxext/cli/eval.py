@@ -16,9 +16,9 @@ from ctxext.cli.output import Output
 from ctxext.errors import CtxextError
 from ctxext.evaluate.loading import Loading
 from ctxext.evaluate.settings import Settings
-from ctxext.files.extras import install_command, is_installed
 from ctxext.files.length import format_length
 from ctxext.files.output_directory import explain_disk_errors
+from ctxext.files.packages import install_command, is_installed
 from ctxext.files.processes import num_processes
 from ctxext.gguf import is_gguf
 from ctxext.options import option

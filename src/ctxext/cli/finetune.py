@@ -16,8 +16,8 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.loading import Loading
 from ctxext.evaluate.settings import Settings
 from ctxext.files.content import Progress
-from ctxext.files.extras import install_command
 from ctxext.files.output_directory import short_name
+from ctxext.files.packages import install_command
 from ctxext.files.processes import alone, num_processes, rank
 from ctxext.finetune.options import Reporter, RunOptions, TrainingOptions, presets
 from ctxext.finetune.stopping import Terminated, raised_when_terminated

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ctxext.checkpoint.known_models import MAXIMUM
+from ctxext.checkpoint.geometry import MAXIMUM
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.methods import experimental_names
 from ctxext.cli.options import JsonOption, QuietOption, SourceArgument, takes_options

@@ -18,7 +18,7 @@ from ctxext.cli.interrupts import answered_at_once
 from ctxext.cli.options import JsonOption, QuietOption, SourceArgument, VerboseOption, takes_options
 from ctxext.cli.output import Output, done_line
 from ctxext.evaluate.loading import Loading
-from ctxext.files.extras import install_command, is_installed
+from ctxext.files.packages import install_command, is_installed
 from ctxext.options import option, option_name
 from ctxext.search.options import SearchOptions
 from ctxext.search.run import Found, figures, search

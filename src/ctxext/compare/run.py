@@ -24,8 +24,8 @@ from ctxext.evaluate.tasks.perplexity import Perplexity
 from ctxext.evaluate.tasks.registry import DEFAULTS
 from ctxext.evaluate.tasks.retrieval import num_questions
 from ctxext.files.content import Progress
-from ctxext.files.extras import is_installed
 from ctxext.files.output_directory import write_whole
+from ctxext.files.packages import is_installed
 from ctxext.files.processes import num_processes
 from ctxext.options import accepts_options
 from ctxext.recipes.recipe import Recipe

@@ -22,8 +22,8 @@ from ctxext.converters.plan import Plan, make_plan
 from ctxext.files.content import MANIFEST, Progress, as_json, check_room, copy_whole, sha256_of, stamp_of
 from ctxext.files.length import format_length
 from ctxext.files.output_directory import check_out, output_directory
+from ctxext.files.packages import installed_version
 from ctxext.files.tensor_files import rewrite
-from ctxext.files.tested import installed_version
 from ctxext.notebook import table
 from ctxext.options import accepts_options
 from ctxext.recipes.base import Method

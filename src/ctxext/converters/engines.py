@@ -236,7 +236,7 @@ def attn_factor(model: ModelConfig) -> float | None:
 
 def _row(thing: str, engine: str, *, has_code: bool) -> _Row:
     """What one engine makes of one thing that is carried; not known unless somebody tried it."""
-    rows = next((entry for entry in _noted()["carried"] if thing in entry["names"]), {})
+    rows: Mapping[str, Any] = next((entry for entry in _noted()["carried"] if thing in entry["names"]), {})
     row = rows.get(engine) or (_noted()["code"].get(engine) if has_code else None)
     return tuple(row) if row else (UNKNOWN, _TRUST if has_code else "", f"{thing} was not tried")
 

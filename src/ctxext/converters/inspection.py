@@ -10,7 +10,7 @@ from ctxext.checkpoint.auto_class import is_causal
 from ctxext.checkpoint.families import Family, family_of, full_attention_layers, read, sliding_layers, text_config
 from ctxext.checkpoint.geometry import cache_numbers, default_length
 from ctxext.checkpoint.opening import Checkpoint, claimed_lengths
-from ctxext.checkpoint.sentence_files import SentencePipeline, read_pipeline
+from ctxext.checkpoint.other_files import SentencePipeline, read_pipeline
 from ctxext.converters.engines import Serving, serving_of, unconverted_lines
 from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.frequencies import inverse_frequencies

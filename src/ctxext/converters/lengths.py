@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.sentence_files import read_pipeline, stated_lengths
+from ctxext.checkpoint.other_files import read_pipeline, stated_lengths
 from ctxext.errors import CtxextError
 from ctxext.files.content import as_json
 from ctxext.files.schemas import read_json_object

@@ -12,8 +12,7 @@ from ctxext.checkpoint.families import idle_window, read, text_config
 from ctxext.checkpoint.geometry import default_length
 from ctxext.checkpoint.loading import hub_kernels
 from ctxext.checkpoint.opening import Checkpoint
-from ctxext.checkpoint.other_files import VERSIONED, left_out, other_formats
-from ctxext.checkpoint.sentence_files import LENGTHS
+from ctxext.checkpoint.other_files import LENGTHS, VERSIONED, left_out, other_formats
 from ctxext.converters.engines import Serving, serving_of, unconverted_lines
 from ctxext.converters.lengths import index_files, length_files
 from ctxext.errors import CtxextError

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ctxext.errors import CtxextError
-from ctxext.files.extras import require
+from ctxext.files.packages import require
 from ctxext.files.strict import check_characters
 
 Record = Mapping[str, Any]

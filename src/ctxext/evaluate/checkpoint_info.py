@@ -9,7 +9,7 @@ from typing import Any
 
 from ctxext.checkpoint.auto_class import CAUSAL, MASKED, auto_class
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
-from ctxext.checkpoint.sentence_files import SentencePipeline, read_pipeline
+from ctxext.checkpoint.other_files import SentencePipeline, read_pipeline
 from ctxext.errors import CtxextError
 from ctxext.files.content import sha256_of
 from ctxext.gguf.model import open_gguf

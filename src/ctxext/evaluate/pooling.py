@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ctxext.checkpoint.sentence_files import stated_lengths
+from ctxext.checkpoint.other_files import stated_lengths
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo
 

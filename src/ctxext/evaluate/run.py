@@ -21,8 +21,8 @@ from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.harness import check_harness
 from ctxext.files import processes
 from ctxext.files.content import Progress
-from ctxext.files.memory import forget_peak, peak_memory
 from ctxext.files.output_directory import only_run_in
+from ctxext.files.processes import forget_peak, peak_memory
 from ctxext.notebook import table
 from ctxext.options import accepts_options
 

@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 
 from ctxext.checkpoint.head import positions_at_once
 from ctxext.errors import CtxextError
-from ctxext.files.memory import forget_peak, peak_memory
+from ctxext.files.processes import forget_peak, peak_memory
 from ctxext.finetune.batches import Tensors
 from ctxext.finetune.data import DataReport
 from ctxext.finetune.documents import DocumentReader

@@ -13,7 +13,6 @@ from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.files.content import as_json, keys_that_differ
-from ctxext.files.extras import is_installed, require
 from ctxext.files.output_directory import (
     beside,
     check_out,
@@ -26,6 +25,7 @@ from ctxext.files.output_directory import (
     short_name,
     staging_directory,
 )
+from ctxext.files.packages import is_installed, require
 from ctxext.files.processes import rank
 from ctxext.files.schemas import read_json_object
 from ctxext.finetune.base import Base

@@ -16,7 +16,7 @@ from ctxext.checkpoint.opening import WEIGHT_SUFFIXES, Checkpoint
 from ctxext.checkpoint.other_files import is_of_trainer
 from ctxext.errors import CtxextError
 from ctxext.files.content import open_regular
-from ctxext.files.extras import require
+from ctxext.files.packages import require
 from ctxext.files.schemas import NUMBER, WORD, Schema, checked, read_json_object
 from ctxext.files.tensor_files import TORCH_NAMES, NewTensor, read_safetensors_header, read_tensor
 from ctxext.recipes.code.layout import without_code

@@ -18,7 +18,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.needle import Needle
 from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
-from ctxext.files.memory import peak_memory
+from ctxext.files.processes import peak_memory
 from ctxext.finetune.options import Reporter
 from ctxext.finetune.stopping import Terminated, raise_terminated
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.families import family_of
-from ctxext.checkpoint.known_models import MAXIMUM, known_model
+from ctxext.checkpoint.geometry import MAXIMUM, known_model
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.length import format_length

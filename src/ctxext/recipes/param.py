@@ -9,6 +9,7 @@ import typing
 from typing import Any
 
 from ctxext.errors import CtxextError
+from ctxext.files.length import parse_length
 
 _LARGEST = 1e30
 """The largest number, so that all results stay finite; the same as for files of others."""
@@ -135,8 +136,6 @@ def checked(owner: type, label: str, field: "dataclasses.Field[Any]", value: Any
         return tuple(_checked_numbers(option, row, typing.get_args(inner)[0]) for row in rows)
     else:
         if isinstance(value, str) and field.name.endswith("_length"):
-            from ctxext.files.length import parse_length
-
             value = parse_length(value)
         value = _checked_number(option, value, wanted)
     if limits.choices and value not in limits.choices:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
-from ctxext.files.length import check_length, parse_length
+from ctxext.files.length import check_length
 from ctxext.files.strict import parse_yaml, read_text
 from ctxext.files.tensor_files import NewTensor
 from ctxext.options import option_name
@@ -244,9 +244,7 @@ def step_from_dict(entry: Any, place: str) -> Method:
                 f'{place}: {method.name} has no number "{key}".',
                 hint=f'Did you mean "{near[0]}"?' if near else f"It takes: {', '.join(sorted(names))}.",
             )
-        if key.endswith("_length") and isinstance(numbers[key], str):
-            numbers[key] = parse_length(numbers[key])
-        elif value_type(method, key) is float and isinstance(numbers[key], str):
+        if value_type(method, key) is float and isinstance(numbers[key], str):
             with contextlib.suppress(ValueError):  # YAML 1.1 reads "1e6" as text; other text is left to the checks.
                 numbers[key] = float(numbers[key])
     required = [

@@ -16,9 +16,9 @@ from ctxext.converters.plan import already_extended
 from ctxext.errors import CtxextError, NothingMeasuredError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo, open_infos
 from ctxext.files.content import sha256_of
-from ctxext.files.extras import is_installed, require
 from ctxext.files.length import format_length
 from ctxext.files.output_directory import write_whole
+from ctxext.files.packages import is_installed, require
 from ctxext.notebook import table
 from ctxext.options import accepts_options
 from ctxext.recipes.encodings.rotary import model_config

@@ -18,7 +18,7 @@ from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.content import as_json
 from ctxext.files.isolated import fault_within, last_line_of_errors, run_isolated
-from ctxext.files.tested import TESTED
+from ctxext.files.packages import TESTED
 from ctxext.recipes.base import Method
 from ctxext.recipes.code.staging import staged
 from ctxext.recipes.encodings.rotary import ModelConfig, Rotary

@@ -8,7 +8,7 @@ from typing import Any
 
 from ctxext.checkpoint.families import read, text_config
 from ctxext.checkpoint.opening import Checkpoint, claimed_lengths, is_loadable
-from ctxext.checkpoint.sentence_files import LENGTHS
+from ctxext.checkpoint.other_files import LENGTHS
 from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST, Progress, has_stamp, same_value, sha256_of
 from ctxext.files.tensor_files import grouped, read_tensors

@@ -6,8 +6,8 @@ from ctxext.checkpoint.auto_class import auto_class
 from ctxext.checkpoint.families import serves_sliding
 from ctxext.checkpoint.loading import needs_accelerator
 from ctxext.errors import CtxextError
+from ctxext.files.packages import untested_notice
 from ctxext.files.tensor_files import read_safetensors_header
-from ctxext.files.tested import untested_notice
 from ctxext.recipes.encodings.biases import Buckets
 from ctxext.recipes.encodings.learned import LearnedTable
 from ctxext.verify.carried import OTHER_TOWERS, TOLERANCE, expected_rotation, largest_difference

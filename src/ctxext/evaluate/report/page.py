@@ -17,9 +17,9 @@ from ctxext.evaluate.report.findings import findings, percent, pooled
 from ctxext.evaluate.report.report import HeatMap, Report, heat_map, tasks_of
 from ctxext.evaluate.tasks.perplexity import LongPerplexity, Short
 from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS, TASKS
-from ctxext.files.extras import install_command, is_installed
 from ctxext.files.length import format_length
 from ctxext.files.output_directory import write_whole
+from ctxext.files.packages import install_command, is_installed
 
 _LONG_NAME = 24
 _COMMON = 0.8

@@ -24,8 +24,7 @@ from ctxext.checkpoint.families import (
     sliding_layers,
     text_config,
 )
-from ctxext.checkpoint.geometry import claimed_length, reached_length
-from ctxext.checkpoint.known_models import MAXIMUM, original_length_of
+from ctxext.checkpoint.geometry import MAXIMUM, claimed_length, original_length_of, reached_length
 from ctxext.errors import CtxextError
 from ctxext.recipes.code.guards import CODE_KEY as CODE_KEY
 from ctxext.recipes.code.guards import SENTINEL as SENTINEL

@@ -1,0 +1,55 @@
+"""Packages: the extras that only some commands need, and the versions that ctxext was tested with."""
+
+import contextlib
+import importlib.metadata
+import importlib.util
+from collections.abc import Mapping
+
+from ctxext.errors import CtxextError
+
+EXTRAS: Mapping[str, str] = {"datasets": "train", "matplotlib": "plot", "optuna": "search", "peft": "train"}
+"""The extra that brings each package."""
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported; it is not imported."""
+    return importlib.util.find_spec(package) is not None
+
+
+def install_command(package: str) -> str:
+    """The command that installs a package of an extra."""
+    return f'pip install "ctxext[{EXTRAS[package]}]"'
+
+
+def require(package: str, purpose: str) -> None:
+    """Refuse to go on without a package.
+
+    Args:
+        package: A key of `EXTRAS`.
+        purpose: What needs it, as the beginning of a sentence.
+    """
+    if not is_installed(package):
+        raise CtxextError(f"{purpose} needs {package}, which is not installed.", hint=install_command(package))
+
+
+TESTED = ("5.24.0", "4.57.6")
+"""The newest tested release of each major version of transformers, the newest first."""
+
+
+def installed_version(package: str) -> str | None:
+    """Return the installed version of a package; None without one."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def untested_notice() -> str:
+    """Return one sentence if the installed transformers is newer than the newest tested one; otherwise empty."""
+    from packaging.version import InvalidVersion, Version
+
+    version = installed_version("transformers") or ""
+    with contextlib.suppress(InvalidVersion):
+        if Version(version) > Version(TESTED[0]):
+            return f"transformers {version} is newer than {TESTED[0]}, the newest version that ctxext was tested with"
+    return ""
