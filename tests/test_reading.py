@@ -138,20 +138,6 @@ def test_only_regular_files_are_read(kind, name, llama, tmp_path, our_processes)
     assert not (tmp_path / "out").exists()
 
 
-def test_links_out_of_the_source_are_refused_by_name(llama, tmp_path):
-    (tmp_path / "secret").write_text("mine")
-    (llama / "notes.txt").symlink_to(tmp_path / "secret")
-    with pytest.raises(CtxextError, match=r'"notes\.txt" of .* is a link out of the folder, to ".*secret"'):
-        convert(str(llama), tmp_path / "out", YARN)
-    (llama / "notes.txt").unlink()
-    (llama / "notes.txt").symlink_to("nowhere")
-    with pytest.raises(CtxextError, match="leads nowhere"):
-        convert(str(llama), tmp_path / "out", YARN)
-    (llama / "notes.txt").unlink()
-    (llama / "notes.txt").symlink_to(llama / "README.md")
-    convert(str(llama), tmp_path / "out", YARN)
-
-
 def test_recipes_are_read_strictly(tmp_path):
     (tmp_path / "bomb.yaml").write_text(BOMB)
     with pytest.raises(CtxextError, match="aliases"):

@@ -1,9 +1,14 @@
 """Convert a checkpoint: one function behind the command and the Python interface.
 
-The result is written beside its place and renamed when it is complete, so that no half-made folder is ever seen.
+The result is written beside its place and renamed when it is complete, so that no half-made folder is ever seen. What
+it is edited to never reaches the source unasked: a hard link shares its bytes with the source for ever, so it is made
+only when asked for, never to a file of the Hub's cache or of this package, and it loses its write bit. docs/security.md
+gives the reasons.
 """
 
 import hashlib
+import os
+import stat
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,17 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.loading import check_complete, check_described
-from ctxext.checkpoint.opening import Checkpoint, fingerprint, open_checkpoint
+from ctxext.checkpoint.opening import Checkpoint, fingerprint, is_cached, open_checkpoint
 from ctxext.converters.calibration import calibrated, in_order
 from ctxext.converters.card import CardFacts, card_metadata, declared_base, render
-from ctxext.converters.links import COPIED, HARD, REWRITTEN, bring
-from ctxext.converters.options import ConvertOptions, SaveOptions
+from ctxext.converters.options import CLONED, COPIED, HARD, LINKS, ConvertOptions, SaveOptions
 from ctxext.converters.plan import Plan, make_plan
+from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST, Progress, as_json, check_room, copy_whole, sha256_of, stamp_of
 from ctxext.files.length import format_length
 from ctxext.files.output_directory import check_out, output_directory
 from ctxext.files.packages import installed_version
-from ctxext.files.tensor_files import rewrite
+from ctxext.files.tensor_files import CANNOT, copy_range, rewrite
 from ctxext.notebook import table
 from ctxext.options import accepts_options
 from ctxext.recipes.base import Method
@@ -37,6 +42,10 @@ from ctxext.version import __version__
 _RECORDED_PACKAGES = ("transformers", "torch", "safetensors", "huggingface_hub")
 _MANY = 4
 """Files copied at once; the kernel does the work."""
+REWRITTEN = "rewritten"
+"""How a weight file came there in which a method changed tensors."""
+_FICLONE = 0x40049409
+_PACKAGE = Path(__file__).parents[1]
 
 _HARD_NOTE = (
     "the weight files are hard links: one file with the source's. They lost their write bit, in the source too; "
@@ -285,10 +294,73 @@ def _bring_weights(plan: Plan, work: Path, link: str, progress: Progress | None)
         brought = {}
         for path, origin in origins.items():
             tensors = [tensor for tensor in plan.rewritten if tensor.path == path]
-            way = partial(rewrite, tensors=tensors) if tensors else partial(bring, link=link)
+            way = partial(rewrite, tensors=tensors) if tensors else partial(_bring, link=link)
             brought[path] = pool.submit(way, origin, work / path, progress=report)
         try:
             return {path.as_posix(): future.result() or REWRITTEN for path, future in brought.items()}
         finally:  # Where one has failed, or Ctrl-C was pressed, no other begins, and those under way end at a piece.
             is_over.set()
             pool.shutdown(cancel_futures=True)
+
+
+def _clone(origin: Path, target: Path, _progress: Progress | None) -> bool:
+    """Clone a file, which shares its blocks until one of the two is written: Btrfs, XFS, bcachefs, ZFS."""
+    try:
+        import fcntl
+    except ImportError:
+        return False
+    with origin.open("rb") as reading, target.open("wb") as writing:
+        try:
+            fcntl.ioctl(writing.fileno(), _FICLONE, reading.fileno())
+        except OSError as error:
+            if error.errno in CANNOT:
+                return False
+            raise
+    return True
+
+
+def _hard(origin: Path, target: Path, _progress: Progress | None) -> bool:
+    """Give the user's own file a second name; it loses its write bit, under both."""
+    status = origin.stat()
+    # What belongs to the Hub's cache or to this package is not the user's to share.
+    if is_cached(origin) or _PACKAGE in origin.parents or status.st_uid != os.geteuid():
+        return False
+    try:
+        os.link(origin, target)
+        target.chmod(stat.S_IMODE(status.st_mode) & ~0o222)
+    except OSError as error:
+        if error.errno in CANNOT:
+            return False
+        raise
+    return True
+
+
+def _copy(origin: Path, target: Path, progress: Progress | None) -> bool:
+    """Copy a file, in the kernel where that is possible."""
+    size, done = origin.stat().st_size, 0
+    check_room(target.parent, size)
+    with origin.open("rb") as reading, target.open("wb", buffering=0) as writing:
+        for count in copy_range(reading, writing, 0, size):
+            done += count
+            if progress is not None:
+                progress(target.name, done, size)
+    return True
+
+
+_WAYS: Mapping[str, Callable[[Path, Path, Progress | None], bool]] = {CLONED: _clone, HARD: _hard, COPIED: _copy}
+"""Each brings a file to a place, and returns whether it can be done this way."""
+
+
+def _bring(origin: Path, target: Path, link: str, progress: Progress | None = None) -> str:
+    """Bring a resolved file to a new place by one of `LINKS`, with its time, and return how it was done."""
+    for how in LINKS[link]:
+        if _WAYS[how](origin, target, progress):
+            if how != HARD:
+                status = origin.stat()
+                os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+            return how
+        target.unlink(missing_ok=True)
+    raise CtxextError(
+        f'"{origin.name}" cannot be cloned: the file system of "{target.parent.parent}" does not do it.',
+        hint="Leave --link out to copy, or choose --link hard.",
+    )

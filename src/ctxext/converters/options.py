@@ -1,13 +1,22 @@
 """The options of a conversion: how its checkpoint is written, and what may be given up of the source."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ctxext.converters.links import LINKS
 from ctxext.errors import CtxextError
 from ctxext.files.length import read_words
 from ctxext.files.output_directory import OverwriteOptions
 from ctxext.options import option, original_length_option, with_documented_options
+
+CLONED, HARD, COPIED = "cloned", "hard-linked", "copied"
+LINKS: Mapping[str, tuple[str, ...]] = {
+    "auto": (CLONED, COPIED),
+    "reflink": (CLONED,),
+    "hard": (HARD, COPIED),
+    "copy": (COPIED,),
+}
+"""The words of `--link`, and how each brings the weights: what is tried, in order."""
 
 _CALIBRATION = "Calibration of the head order"
 
