@@ -1,34 +1,24 @@
 """Check what this package uses of each file that others may have written, and report the first fault in one line.
 
 Unnamed keys are carried along unread. A null stands for a missing key. The checks are those of pydantic's strict mode,
-by its core: importing pydantic itself would take a third of the time of `ctxext inspect`.
+by its core: importing pydantic itself would take a third of the time of `ctxext inspect`, and the core is imported when
+a file is first checked.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from pydantic_core import PydanticCustomError, SchemaValidator, ValidationError
-from pydantic_core.core_schema import (
-    CoreSchema,
-    any_schema,
-    bool_schema,
-    dict_schema,
-    float_schema,
-    int_schema,
-    list_schema,
-    no_info_after_validator_function,
-    none_schema,
-    nullable_schema,
-    str_schema,
-    typed_dict_field,
-    typed_dict_schema,
-    union_schema,
-)
+from typing import TYPE_CHECKING, Any
 
 from ctxext.errors import CtxextError
 from ctxext.files.length import LONGEST
 from ctxext.files.strict import parse_json, read_text
+
+if TYPE_CHECKING:
+    from pydantic_core import SchemaValidator
+
+Kind = dict[str, Any]
+"""What a value must be, in pydantic's words."""
 
 _ARM = "\0"
 """The label of a union's alternatives in pydantic's places, which name no key."""
@@ -43,50 +33,67 @@ class Schema:
         check: Raises a `PydanticCustomError` if the keys are right one by one and not together.
     """
 
-    def __init__(self, fields: Mapping[str, CoreSchema], required: Sequence[str] = (), check: Any = None) -> None:
+    def __init__(self, fields: Mapping[str, Any], required: Sequence[str] = (), check: Any = None) -> None:
         self.fields = fields
         entries = {
-            key: typed_dict_field(kind if key in required else nullable_schema(kind), required=key in required)
+            key: {"type": "typed-dict-field", "schema": kind if key in required else _or_null(kind)}
+            | {"required": key in required}
             for key, kind in fields.items()
         }
-        self.kind: CoreSchema = typed_dict_schema(entries)
+        self.kind: Kind = {"type": "typed-dict", "fields": entries}
         if check is not None:
-            self.kind = no_info_after_validator_function(check, self.kind)
-        self.validator = SchemaValidator(self.kind)
+            function = {"type": "no-info", "function": check}
+            self.kind = {"type": "function-after", "function": function, "schema": self.kind}
+
+    @functools.cached_property
+    def validator(self) -> "SchemaValidator":
+        """What checks it, made when it is first used: some commands read no file."""
+        from pydantic_core import SchemaValidator
+
+        kind: Any = self.kind
+        return SchemaValidator(kind)
 
 
-def _either(*kinds: CoreSchema) -> CoreSchema:
-    return union_schema([(kind, _ARM) for kind in kinds])
+def _or_null(kind: Kind) -> Kind:
+    return {"type": "nullable", "schema": kind}
 
 
-def _list(kind: CoreSchema, *, least: int | None = None, most: int | None = None) -> CoreSchema:
-    return list_schema(kind, min_length=least, max_length=most, fail_fast=True)
+def _either(*kinds: Kind) -> Kind:
+    return {"type": "union", "choices": [(kind, _ARM) for kind in kinds]}
 
 
-def _dict(kind: CoreSchema) -> CoreSchema:
-    return dict_schema(str_schema(), kind)
+def _list(kind: Kind, **limits: int) -> Kind:
+    return {"type": "list", "items_schema": kind, "fail_fast": True, **limits}
 
 
-def _all(kind: CoreSchema, *keys: str) -> dict[str, CoreSchema]:
+def _dict(kind: Kind, **limits: Any) -> Kind:
+    return {"type": "dict", "keys_schema": _STR, "values_schema": kind, **limits}
+
+
+def _int(least: int, most: int) -> Kind:
+    return {"type": "int", "ge": least, "le": most}
+
+
+def _all(kind: Kind, *keys: str) -> dict[str, Kind]:
     return dict.fromkeys(keys, kind)
 
 
-_ANY, _BOOL, _INT = any_schema(), bool_schema(), int_schema()
-_COUNT = int_schema(ge=1, le=10_000_000)
-_LAYERS = int_schema(ge=1, le=10_000)
-_INDEX = int_schema(ge=0, le=10_000)
-_LENGTH = int_schema(ge=1, le=LONGEST)
-_WINDOW = int_schema(ge=0, le=LONGEST)
-_SIZE = int_schema(ge=0, le=10_000_000)
-_OFFSET = int_schema(ge=0, le=2**63 - 1)
-NUMBER = float_schema(allow_inf_nan=False)
-_POSITIVE = float_schema(gt=0, le=1e30)
-_BASE = float_schema(gt=1, le=1e30)
-_SHARE = float_schema(gt=0, le=1)
-WORD = str_schema(max_length=10_000)
-_PLACE = str_schema(pattern=r"^[a-z][A-Za-z0-9_]{0,99}(\.[a-z][A-Za-z0-9_]{0,99}){0,5}$")
-_DIGEST = str_schema(pattern=r"^[0-9a-f]{64}$")
-_PAIR = _list(_OFFSET, least=2, most=2)
+_ANY, _BOOL, _INT, _STR, _NONE = ({"type": name} for name in ("any", "bool", "int", "str", "none"))
+_COUNT = _int(1, 10_000_000)
+_LAYERS = _int(1, 10_000)
+_INDEX = _int(0, 10_000)
+_LENGTH = _int(1, LONGEST)
+_WINDOW = _int(0, LONGEST)
+_SIZE = _int(0, 10_000_000)
+_OFFSET = _int(0, 2**63 - 1)
+NUMBER: Kind = {"type": "float", "allow_inf_nan": False}
+_POSITIVE: Kind = {"type": "float", "gt": 0, "le": 1e30}
+_BASE: Kind = {"type": "float", "gt": 1, "le": 1e30}
+_SHARE: Kind = {"type": "float", "gt": 0, "le": 1}
+WORD: Kind = {**_STR, "max_length": 10_000}
+_PLACE: Kind = {**_STR, "pattern": r"^[a-z][A-Za-z0-9_]{0,99}(\.[a-z][A-Za-z0-9_]{0,99}){0,5}$"}
+_DIGEST: Kind = {**_STR, "pattern": r"^[0-9a-f]{64}$"}
+_PAIR = _list(_OFFSET, min_length=2, max_length=2)
 _COUNTS = _either(_COUNT, _list(_SIZE))
 _OBJECT = _dict(_ANY)
 
@@ -116,7 +123,7 @@ _STEP = Schema(
 """One step of a recipe that config.json or ctxext.json notes; `recipes` checks the numbers of its method."""
 
 _RECIPE = Schema(
-    {**_all(WORD, "description", "source"), "steps": _list(_STEP.kind, least=1, most=100)},
+    {**_all(WORD, "description", "source"), "steps": _list(_STEP.kind, min_length=1, max_length=100)},
     required=["steps"],
 )
 """A recipe as it was applied."""
@@ -140,15 +147,17 @@ def _check_hidden(block: dict[str, Any]) -> dict[str, Any]:
     """Refuse a block that hides nothing."""
     if any(block.get(key) not in (None, {}) for key in ("rope", "hidden")):
         return block
+    from pydantic_core import PydanticCustomError
+
     raise PydanticCustomError("hides_nothing", "rope or hidden values")
 
 
 _CODE = Schema(
     {
         **_all(SCALING.kind, "rope", "held"),
-        "hidden": dict_schema(_PLACE, _either(WORD, _BOOL, _INT, NUMBER, none_schema()), max_length=10),
+        "hidden": _dict(_either(WORD, _BOOL, _INT, NUMBER, _NONE), keys_schema=_PLACE, max_length=10),
         "shown": _BOOL,
-        "steps": _list(_CODE_STEP.kind, least=1, most=100),
+        "steps": _list(_CODE_STEP.kind, min_length=1, max_length=100),
     },
     required=["steps"],
     check=_check_hidden,
@@ -159,7 +168,7 @@ CONFIG = Schema(
     {
         "model_type": WORD,
         "architectures": _list(WORD),
-        "auto_map": _dict(_either(WORD, _list(nullable_schema(WORD)))),
+        "auto_map": _dict(_either(WORD, _list(_or_null(WORD)))),
         "ctxext": _NOTE.kind,
         "ctxext_code": _CODE.kind,
         "text_config": _OBJECT,
@@ -169,7 +178,7 @@ CONFIG = Schema(
         **_all(_LAYERS, "num_hidden_layers", "n_layer", "n_layers", "num_layers"),
         **_all(_LENGTH, "max_position_embeddings", "n_positions", "max_seq_len", "original_max_position_embeddings"),
         **_all(_BASE, "rope_theta", "global_rope_theta", "local_rope_theta", "rope_local_base_freq", "rotary_emb_base"),
-        "layer_rope_theta": _list(nullable_schema(NUMBER)),
+        "layer_rope_theta": _list(_or_null(NUMBER)),
         **_all(_SHARE, "partial_rotary_factor", "rotary_pct"),
         **_all(_OBJECT, "rope_scaling", "rope_parameters"),
         **_all(_list(WORD), "layer_types", "layers_block_type"),
@@ -201,7 +210,7 @@ SIZES = Schema(
         **_all(_LENGTH, "max_position_embeddings", "model_max_length"),
         **_all(_WINDOW, "sliding_window", "attention_chunk_size"),
         "attention_layers": _list(_INDEX),
-        "per_layer_config": _dict(nullable_schema(Schema(_SIZES_OF_A_LAYER).kind)),
+        "per_layer_config": _dict(_or_null(Schema(_SIZES_OF_A_LAYER).kind)),
     }
 )
 """What `families` and `geometry` read, by the standard names of transformers, whatever a family calls it."""
@@ -225,7 +234,7 @@ MANIFEST = Schema(
         "recipe": _RECIPE.kind,
         "finetune": _OBJECT,
         "files": _dict(_DIGEST),
-        "weights": _dict(nullable_schema(_DIGEST)),
+        "weights": _dict(_or_null(_DIGEST)),
         "stamps": _dict(_PAIR),
         "links": _dict(WORD),
         "rewritten": _dict(_list(_OFFSET)),
@@ -240,6 +249,8 @@ def _check_losses(state: dict[str, Any]) -> dict[str, Any]:
     learned = [entry["step"] for entry in state["log_history"] if entry.get("loss") is not None]
     if learned and 1 <= min(learned) <= max(learned) <= state["global_step"] <= state["max_steps"]:
         return state
+    from pydantic_core import PydanticCustomError
+
     raise PydanticCustomError("other_steps", "losses of the steps until then")
 
 
@@ -294,6 +305,8 @@ def checked(
         prefix: Where the content stands in the file.
         aliases: The names in the file of keys that the schema has under another name.
     """
+    from pydantic_core import ValidationError
+
     try:
         schema.validator.validate_python(content, strict=True)
     except ValidationError as error:
