@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.geometry import known_models
-from ctxext.cli.method_options import option_name
-from ctxext.cli.methods import carried_by, summary_of
+from ctxext.cli.methods import carried_by, option_name, summary_of
 from ctxext.converters.engines import TOLERANCE, measured
 from ctxext.recipes.base import Method
 from ctxext.recipes.code.layout import SHARED_FILES, STUB_FILE

@@ -1071,7 +1071,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         ("tests/search/test_storage.py::test_a_recipe_that_is_being_tried_counts_among_the_trials",),
     ),
     (
-        "cli/method_options.py",
+        "cli/methods.py",
         'step.pop("factor" if name == "target_length" else "target_length", None)',
         'step.pop("factor", None)',
         (

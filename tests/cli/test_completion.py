@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ctxext.cli.completion import complete_methods, complete_recipe, complete_tasks
+from ctxext.cli.options import complete_methods, complete_recipe, complete_tasks
 
 CODE = "import sys; sys.argv = ['ctxext']\nfrom ctxext.cli.app import main\ntry:\n    main()\nfinally:\n    "
 CODE += "print('torch' in sys.modules or 'transformers' in sys.modules)"

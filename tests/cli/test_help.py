@@ -15,7 +15,7 @@ import typer
 from ctxext import METHODS
 from ctxext.cli.app import SUMMARIES, app, main
 from ctxext.cli.interrupts import INTERRUPTED
-from ctxext.cli.method_options import example_of, option_name
+from ctxext.cli.methods import example_of, option_name
 from ctxext.methods import LongRope, MsPoE, Yarn
 from ctxext.recipes.param import options_of
 

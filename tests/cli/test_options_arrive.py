@@ -15,7 +15,7 @@ import typer
 
 from ctxext import Recipe
 from ctxext.cli.app import app
-from ctxext.cli.method_options import option_owners
+from ctxext.cli.methods import option_owners
 from ctxext.compare.candidates import CompareOptions
 from ctxext.converters.convert import convert, plan_conversion
 from ctxext.converters.options import Calibration, ConvertOptions
@@ -195,14 +195,11 @@ def test_eval(arrived):
     assert named == {"loading": loading, "out": Path("there"), "resume": True, "overwrite": True}
 
 
-@pytest.mark.parametrize("engine", ["transformers", "vllm"])
-def test_tasks_and_a_folder_are_chosen_where_none_is_named(arrived, monkeypatch, engine):
-    encoder = SimpleNamespace(kind="masked")
-    monkeypatch.setattr(import_module("ctxext.evaluate.plan"), "_open", lambda models, loading: [encoder])
+def test_a_folder_is_chosen_where_none_is_named(arrived):
     Path("report").mkdir()
     Path("report-2").mkdir()
-    (_, settings), named = arrived(("eval", "one", "--engine", engine), "ctxext.evaluate.run.evaluate")
-    assert settings.tasks == {"transformers": ("passages", "short"), "vllm": ("needle",)}[engine]
+    (_, settings), named = arrived(("eval", "one"), "ctxext.evaluate.run.evaluate")
+    assert settings == Settings(), "evaluate chooses the tasks"
     assert (named["out"], named["resume"], named["overwrite"]) == (Path("report-3"), False, False)
 
 

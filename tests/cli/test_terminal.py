@@ -82,14 +82,14 @@ def test_no_way_out_shows_a_token(as_json, capsys, monkeypatch):
     for name in ("stdout", "stderr"):
         monkeypatch.setattr(sys, name, RedactedStream(getattr(sys, name)))
     secret = "hf_NobodyGaveThisSecret"
-    output = Output(as_json=as_json, verbose=True)
+    output = Output(as_json=as_json)
     output.result({"text": f"a {secret} b"}, f"a {secret} b")
-    for tell in (output.note, output.detail, output.warning, output.next_step):
+    for tell in (output.note, output.warning, output.next_step):
         tell(f"a {secret} b")
     with output.progress(f"a {secret} b") as advance:
         advance("", 1, 1)
     print_error(CtxextError(f"a {secret} b", hint=f"a {secret} b"))
     shown = capsys.readouterr()
     assert "a hf_… b" in shown.out
-    assert shown.err.count("a hf_… b") == 7
+    assert shown.err.count("a hf_… b") == 6
     assert secret[3:] not in shown.out + shown.err

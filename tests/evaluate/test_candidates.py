@@ -3,7 +3,7 @@
 import pytest
 
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.cli.method_options import build_recipe
+from ctxext.cli.methods import build_recipe
 from ctxext.compare.candidates import DEFAULTS, CompareOptions, candidates_of, doubled
 from ctxext.errors import CtxextError
 from ctxext.methods import MsPoE, SelfExtend, Yarn

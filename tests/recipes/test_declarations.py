@@ -7,7 +7,7 @@ import pytest
 
 from ctxext import METHODS
 from ctxext.checkpoint.families import FAMILIES
-from ctxext.cli.method_options import method_parameters
+from ctxext.cli.methods import method_parameters
 from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.param import default_of, options_of, search_ranges, search_start
 from ctxext.recipes.recipe import step_from_dict

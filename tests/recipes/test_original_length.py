@@ -8,7 +8,7 @@ from ctxext import Recipe, convert
 from ctxext.checkpoint.families import family_of
 from ctxext.checkpoint.geometry import known_model, known_models
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.cli.method_options import build_recipe
+from ctxext.cli.methods import build_recipe
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import open_infos
 from ctxext.finetune.base import open_base

@@ -3,7 +3,7 @@
 import pytest
 
 from ctxext import Recipe, load_recipe
-from ctxext.cli.method_options import build_recipe
+from ctxext.cli.methods import build_recipe
 from ctxext.errors import CtxextError
 from ctxext.methods import Yarn
 from ctxext.recipes.encodings.rotary import model_config

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ctxext.cli.eval import ReportPlace, resumable
 from ctxext.cli.eval_tables import heat_maps, results_table
-from ctxext.cli.options import JsonOption, QuietOption, SourceArgument, VerboseOption, takes_options
+from ctxext.cli.options import SourceArgument, takes_options
 from ctxext.cli.output import Output
 from ctxext.compare.candidates import CompareOptions
 from ctxext.compare.page import PAGE, beyond_by_text, ratios
@@ -35,9 +35,7 @@ def compare(
     options: CompareOptions,
     loading: Loading,
     place: ReportPlace,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
+    output: Output,
 ) -> None:
     """Show which published method suits a model, and what it costs: all applied in memory, all asked the same.
 
@@ -50,7 +48,7 @@ def compare(
     """
     from ctxext.compare.run import compare as run
 
-    output, out = Output(as_json=as_json, quiet=quiet, verbose=verbose), place.folder()
+    out = place.folder()
     with resumable(out, output), output.progress("comparing") as progress:
         report = run(
             source,

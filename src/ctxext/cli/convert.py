@@ -12,10 +12,9 @@ from rich.table import Table
 from ctxext.checkpoint.auto_class import auto_class
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.auto import Budget, searched_recipe, wants_search
-from ctxext.cli.completion import complete_method, complete_recipe
 from ctxext.cli.inspect import serving_line, unconverted_text
-from ctxext.cli.method_options import build_recipe, help_of_convert, method_parameters
-from ctxext.cli.options import JsonOption, QuietOption, SourceArgument, VerboseOption, takes_options
+from ctxext.cli.methods import build_recipe, help_of_convert, method_parameters
+from ctxext.cli.options import SourceArgument, complete_method, complete_recipe, takes_options
 from ctxext.cli.output import Output, bold, done_line, marked
 from ctxext.converters.convert import convert as run
 from ctxext.converters.convert import plan_conversion
@@ -63,9 +62,7 @@ def convert(
     calibration: Calibration,
     budget: Budget,
     hub: HubOptions,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
+    output: Output,
     **numbers: Any,
 ) -> None:
     """Rewrite a checkpoint's encoding of positions and save it as a portable one. Only table and range write weights.
@@ -77,7 +74,7 @@ def convert(
 
     ctxext convert demo out --method auto --target-length 2k
     """
-    output, started = Output(as_json=as_json, quiet=quiet, verbose=verbose), time.perf_counter()
+    started = time.perf_counter()
     if copy and options.link not in ("auto", "copy"):
         raise CtxextError(f"--copy contradicts --link {options.link}.", hint="Leave one of them out.")
     options = replace(options, calibration=calibration, link="copy" if copy else options.link)

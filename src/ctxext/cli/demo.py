@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.cli.options import JsonOption, QuietOption
+from ctxext.cli.options import takes_options
 from ctxext.cli.output import Output, done_line
 from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.recipes.methods.mspoe import MsPoE
@@ -24,18 +24,18 @@ _RECIPES = {
 }
 
 
+@takes_options(without=("verbose",))
 def demo(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Where the report goes.")] = Path("demo-out"),
     samples: Annotated[int, typer.Option(help="Questions per depth and length.")] = 12,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    *,
+    output: Output,
 ) -> None:
     """Extend the checkpoint in the package five ways, ask each for needles, and show who finds them where.
 
     Examples:
     ctxext demo
     """
-    output = Output(as_json=as_json, quiet=quiet)
     inspection = inspect_checkpoint(open_checkpoint("demo"))
     assert inspection.rotary is not None
     assert inspection.num_parameters is not None

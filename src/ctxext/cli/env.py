@@ -5,7 +5,7 @@ import platform
 
 from rich.table import Table
 
-from ctxext.cli.options import JsonOption
+from ctxext.cli.options import takes_options
 from ctxext.cli.output import Output, bold
 from ctxext.files.packages import TESTED, installed_version, untested_notice
 from ctxext.version import __version__
@@ -16,7 +16,8 @@ _PACKAGES = (
 )  # fmt: skip
 
 
-def env(as_json: JsonOption = False) -> None:
+@takes_options(without=("quiet", "verbose"))
+def env(*, output: Output) -> None:
     """Print versions, devices and cache folders; paste this into a bug report.
 
     Examples:
@@ -40,7 +41,6 @@ def env(as_json: JsonOption = False) -> None:
     table = Table.grid(padding=(0, 2))
     for key, value in facts.items():
         table.add_row(bold(key), str(value))
-    output = Output(as_json=as_json)
     output.result(facts, table)
     if notice := untested_notice():
         output.warning(f"{notice}.")

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ctxext.cli.interrupts import same_command
-from ctxext.cli.options import JsonOption, QuietOption, VerboseOption, built, takes_options
-from ctxext.cli.output import Output
+from ctxext.cli.options import takes_options
+from ctxext.cli.output import Output, same_command
 from ctxext.errors import CtxextError
 from ctxext.evaluate.loading import Loading
 from ctxext.evaluate.settings import Settings
@@ -50,23 +49,14 @@ class ReportPlace:
         return next(folder for folder in map(Path, names) if not folder.exists())
 
 
-def _with_tasks(given: dict[str, Any]) -> dict[str, Any]:
-    """Choose the tasks that suit the models where none are named, before anything else is refused."""
-    from ctxext.evaluate.plan import default_tasks
-
-    return {**given, "tasks": given["tasks"] or default_tasks(given["models"], built(Loading, given))}
-
-
-@takes_options(prepare=_with_tasks)
+@takes_options()
 def eval_(
     models: ModelsArgument,
     *,
     settings: Settings,
     loading: Loading,
     place: ReportPlace,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
+    output: Output,
 ) -> None:
     """Measure whether models find things anywhere in their context, and what extending it cost.
 
@@ -83,7 +73,7 @@ def eval_(
     """
     from ctxext.evaluate.run import evaluate
 
-    output, out = Output(as_json=as_json, quiet=quiet, verbose=verbose), place.folder()
+    out = place.folder()
     with resumable(out, output), output.progress("evaluating") as progress:
         report = evaluate(
             models,

@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from ctxext.cli.options import JsonOption, QuietOption, SourceArgument, takes_options
+from ctxext.cli.options import SourceArgument, takes_options
 from ctxext.cli.output import Output, done_line, marked
 from ctxext.errors import CtxextError
 from ctxext.files.output_directory import OverwriteOptions
 from ctxext.options import HubOptions
 
 
-@takes_options()
+@takes_options(without=("verbose",))
 def export(
     form: Annotated[str, typer.Argument(metavar="gguf", help="The format to write.")],
     source: SourceArgument,
@@ -28,8 +28,7 @@ def export(
     ] = None,
     options: OverwriteOptions,
     hub: HubOptions,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    output: Output,
 ) -> None:
     """Write a checkpoint as a GGUF file for llama.cpp, with the schedule that its own converter leaves out.
 
@@ -40,7 +39,7 @@ def export(
 
     if form != "gguf":
         raise CtxextError(f'There is no format "{form}".', hint="ctxext export gguf SOURCE OUT.gguf")
-    output, started = Output(as_json=as_json, quiet=quiet), time.perf_counter()
+    started = time.perf_counter()
     output.note("llama.cpp's converter is writing the weights")
     done = export_gguf(source, out, options=options, llama_cpp=llama_cpp, outtype=outtype, **vars(hub))
     checked = (

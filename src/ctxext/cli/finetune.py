@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ctxext.cli.interrupts import same_command
 from ctxext.cli.option_files import ConfigOption, PresetOption, WithoutOption, used_options
-from ctxext.cli.options import JsonOption, QuietOption, SourceArgument, VerboseOption, takes_options
-from ctxext.cli.output import Output, done_line
+from ctxext.cli.options import SourceArgument, takes_options
+from ctxext.cli.output import Output, done_line, same_command
 from ctxext.errors import CtxextError
 from ctxext.evaluate.loading import Loading
 from ctxext.evaluate.settings import Settings
@@ -121,9 +120,7 @@ def finetune(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Read the data, estimate memory and time, and stop before training.")
     ] = False,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
+    output: Output,
 ) -> None:
     """Train an extended model on long sequences, with LoRA by default, and write it as a portable checkpoint.
 
@@ -136,7 +133,7 @@ def finetune(
 
     if measured.evaluate and not run.merge:
         raise CtxextError("--eval asks a merged checkpoint, and --no-merge makes none.", hint="Leave one of them out.")
-    output = Output(as_json=as_json, quiet=quiet or rank() != 0, verbose=verbose)
+    output.quiet = output.quiet or rank() != 0
     questions = _questions(measured.evaluate, model, training, run) if measured.evaluate else None
     held_out = None
     if measured.eval_data is not None:

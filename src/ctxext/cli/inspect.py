@@ -9,7 +9,7 @@ from rich.table import Table
 from ctxext.checkpoint.geometry import MAXIMUM
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.methods import experimental_names
-from ctxext.cli.options import JsonOption, QuietOption, SourceArgument, takes_options
+from ctxext.cli.options import SourceArgument, takes_options
 from ctxext.cli.output import Output, bold
 from ctxext.converters.engines import MARKS, Serving
 from ctxext.converters.inspection import Inspection, inspect_checkpoint
@@ -38,13 +38,12 @@ class Opening(HubOptions):
         read_words(self)
 
 
-@takes_options()
+@takes_options(without=("verbose",))
 def inspect(
     source: SourceArgument,
     *,
     options: Opening,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    output: Output,
 ) -> None:
     """Show a checkpoint's position encoding, its context length, and which methods apply. Reads headers only.
 
@@ -53,7 +52,6 @@ def inspect(
 
     ctxext inspect Qwen/Qwen3-8B --json
     """
-    output = Output(as_json=as_json, quiet=quiet)
     if is_gguf(source):
         from ctxext.cli.gguf import inspect_file
 

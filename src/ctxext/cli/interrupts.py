@@ -3,11 +3,8 @@
 import contextlib
 import os
 import signal
-import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C."""
@@ -26,6 +23,8 @@ def answered_at_once(tell: Callable[[], None]) -> Iterator[None]:
     Args:
         tell: Says how to go on; called once, by whoever is first.
     """
+    import socket  # Most commands need none.
+
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -56,11 +55,3 @@ def answered_at_once(tell: Callable[[], None]) -> Iterator[None]:
         is_over.set()
         signal.set_wakeup_fd(before)
         ours.close()
-
-
-def same_command(*more: str) -> list[str]:
-    """The command that was typed, with some words behind it that it did not have."""
-    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    if words[0] in ("__main__.py", "-m", "-c"):
-        words[0] = "ctxext"
-    return [*(word for word in words if word not in more), *more]

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ctxext.cli.options import JsonOption, QuietOption, SourceArgument, VerboseOption, takes_options
+from ctxext.cli.options import SourceArgument, takes_options
 from ctxext.cli.output import Output, done_line
 from ctxext.files.output_directory import OverwriteOptions
 from ctxext.options import HubOptions
@@ -22,9 +22,7 @@ def merge(
     *,
     options: OverwriteOptions,
     hub: HubOptions,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
+    output: Output,
 ) -> None:
     """Merge a LoRA adapter into its base, tensor by tensor; recipe, tokenizer and modeling code stay.
 
@@ -33,7 +31,6 @@ def merge(
     """
     from ctxext.finetune.merge import merge as run
 
-    output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
     with output.progress("") as progress:
         done = run(model, adapter, out, options=options, progress=progress, **vars(hub))
     output.result(

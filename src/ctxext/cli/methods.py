@@ -1,26 +1,43 @@
-"""`ctxext methods`: the table of methods, generated from their classes."""
+"""`ctxext methods`, and the options of the methods, derived from their classes, with the recipe that they describe."""
 
+import dataclasses
+import functools
 import inspect
-from typing import Annotated
+import json
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_origin
 
 import typer
 
-from ctxext.cli.help import section
-from ctxext.cli.method_options import example_of, method_sections
-from ctxext.cli.options import JsonOption
+from ctxext.cli.help import Row, section
+from ctxext.cli.options import keyword, takes_options
 from ctxext.cli.output import Output
+from ctxext.errors import CtxextError
+from ctxext.files.length import parse_length
+from ctxext.files.strict import parse_yaml, read_text
+from ctxext.options import option_name
 from ctxext.recipes.base import Method
-from ctxext.recipes.param import limits_of, options_of
+from ctxext.recipes.param import default_of, limits_of, options_of, value_type
 from ctxext.recipes.registry import METHODS, method_named
 
+if TYPE_CHECKING:
+    from ctxext.recipes.recipe import Recipe
 
+_SHARED = ("factor", "target_length")
+_OF_AUTO = ("trials", "minutes")
+_OF_CALIBRATION = ("text", "device", "dtype")
+
+
+@takes_options(without=("quiet", "verbose"))
 def methods(
     name: Annotated[str | None, typer.Argument(metavar="METHOD", help="Show this method alone, in full.")] = None,
     *,
+    output: Output,
     experimental: Annotated[
         bool, typer.Option("--experimental", help="Show also those that gained nothing where they were measured.")
     ] = False,
-    as_json: JsonOption = False,
 ) -> None:
     """List the methods, what each needs and where it comes from.
 
@@ -31,7 +48,6 @@ def methods(
 
     ctxext methods --experimental
     """
-    output = Output(as_json=as_json)
     if name is not None:
         method = method_named(name)
         lines = [line for title, rows in method_sections(method) for line in section(title, rows, output.stdout)]
@@ -49,24 +65,24 @@ def methods(
 
 
 def experimental_names() -> list[str]:
-    """The names of experimental methods."""
+    """Return the names of experimental methods."""
     return [method.name for method in METHODS if method.is_experimental]
 
 
 def summary_of(method: type[Method]) -> str:
-    """The first line of a method's docstring."""
+    """Return the first line of a method's docstring."""
     return (inspect.getdoc(method) or "").splitlines()[0]
 
 
 def carried_by(method: type[Method]) -> str:
-    """What a checkpoint needs to carry the method."""
+    """Return what a checkpoint needs to carry the method."""
     if method.kind == "table":
         return "config.json and the table in the weights"
     return "code in the checkpoint" if method.needs_code() else "config.json"
 
 
 def method_data(method: type[Method]) -> dict[str, object]:
-    """A method as JSON."""
+    """Return a method as JSON."""
     return {
         "name": method.name,
         "aliases": list(method.aliases),
@@ -80,3 +96,179 @@ def method_data(method: type[Method]) -> dict[str, object]:
         "difference": method.difference,
         "example": example_of(method),
     }
+
+
+@functools.cache
+def option_owners() -> dict[str, list[type[Method]]]:
+    """Return every method option by its Python name, with the methods that take it."""
+    owners: dict[str, list[type[Method]]] = {}
+    for method in METHODS:
+        for field in options_of(method):
+            owners.setdefault(field.name, []).append(method)
+    return owners
+
+
+def method_parameters() -> list[inspect.Parameter]:
+    """Return a keyword parameter with its typer option for every method option, None where not given."""
+    parameters = []
+    for name, owners in option_owners().items():
+        kind, flag = value_type(owners[0], name), option_name(name)
+        usual = [method for method in owners if not method.is_experimental]
+        panel = f"Options of {_names(usual)}" if usual else "Options of experimental methods"
+        is_file = get_origin(kind) is tuple
+        option = typer.Option(
+            f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
+            help=_shared_help(name, usual or owners, always_named=not usual),
+            rich_help_panel="How far to reach" if name in _SHARED else panel,
+            show_default=False,
+            metavar="FILE" if is_file else None,
+        )
+        hint: Any = str if is_file or name.endswith("_length") else kind
+        parameters.append(keyword(name, Annotated[hint | None, option]))
+    return parameters
+
+
+def _names(methods: Collection[type[Method]]) -> str:
+    return ", ".join(method.name for method in methods)
+
+
+def help_of(field: "dataclasses.Field[Any]") -> str:
+    """Return what help says of a method's option, with its limits and its default."""
+    default = default_of(field)
+    if default is None or default is dataclasses.MISSING:
+        return limits_of(field).describe()
+    shown = f"{default:g}" if isinstance(default, float) else default
+    return f"{limits_of(field).describe()} Default: {shown}."
+
+
+def _shared_help(name: str, methods: Sequence[type[Method]], *, always_named: bool) -> str:
+    """Return the help of an option; if methods describe it differently, once for each of them."""
+    texts: dict[str, list[type[Method]]] = {}
+    for method in methods:
+        texts.setdefault(help_of(method.__dataclass_fields__[name]), []).append(method)
+    if len(texts) == 1 and not always_named:
+        return next(iter(texts))
+    return " ".join(f"{_names(named)}: {text}" for text, named in texts.items())
+
+
+def build_recipe(methods: Sequence[str], recipe: str | None, options: Mapping[str, Any]) -> "Recipe":
+    """Return the recipe of methods in order, or of a file or preset, with options by Python name above its numbers."""
+    from ctxext.recipes.recipe import load_recipe, multiplied, recipe_from_dict
+
+    if bool(methods) == bool(recipe):
+        raise CtxextError(
+            "Say what to apply: --method NAME, or --recipe FILE."
+            if not methods
+            else "Give --method or --recipe, not both.",
+            hint="ctxext methods lists the methods.",
+        )
+    if recipe:
+        content = load_recipe(recipe).to_dict()
+    else:
+        content = {"steps": [{"method": method_named(name).name} for name in methods]}
+    values = {name: _parsed(name, value) for name, value in options.items()}
+    for name, value in values.items():
+        owners = option_owners()[name]
+        takers = [step for step in content["steps"] if method_named(step["method"]) in owners]
+        if not takers:
+            raise CtxextError(
+                f"{option_name(name)} is an option of {_names(owners)}, "
+                f"not of {', '.join(step['method'] for step in content['steps'])}."
+            )
+        for step in takers:
+            step[name] = value
+            if name in _SHARED:
+                step.pop("factor" if name == "target_length" else "target_length", None)
+    if values.keys() >= {*_SHARED}:
+        raise CtxextError(
+            "Give --factor or --target-length, not both.",
+            hint="A recipe file may say both, where the context length is not the factor times the original one.",
+        )
+    steps = recipe_from_dict(content, recipe or "the command line")
+    reach = next((name for name in _SHARED if name in values), None)
+    if reach and (names := multiplied(steps.steps)):
+        raise CtxextError(
+            f"{option_name(reach)} says how far the whole recipe reaches, but {' and '.join(names)} each multiply the "
+            "context length.",
+            hint="Keep one of them, or give each a factor of its own in a recipe file: --recipe FILE.",
+        )
+    return steps
+
+
+def _parsed(name: str, value: Any) -> Any:
+    """Return an option's value as a recipe file would hold it: lengths as numbers, files as their lists."""
+    if name.endswith("_length"):
+        return parse_length(value)
+    if get_origin(value_type(option_owners()[name][0], name)) is not tuple:
+        return value
+    try:
+        content = parse_yaml(read_text(Path(value)), value)
+    except CtxextError as error:
+        raise CtxextError(
+            f'{option_name(name)}: "{value}" cannot be read as a list of numbers.', hint=error.message
+        ) from error
+    numbers = content.get(name) if isinstance(content, dict) else content
+    if not isinstance(numbers, list):
+        raise CtxextError(
+            f'{option_name(name)}: "{value}" holds no list of numbers.',
+            hint=f"Write a list, or an object with {json.dumps(name)}.",
+        )
+    return numbers
+
+
+def method_sections(method: type[Method], *, options: bool = True) -> list[tuple[str, list[Row]]]:
+    """Return a method under headings: what differs from its paper first, its options last."""
+    paragraphs = (inspect.getdoc(method) or "").split("\n\n")
+    lines = {
+        "not the paper's": method.difference,
+        "does": paragraphs[0],
+        "formula": " ".join(paragraphs[1:]),
+        "mind": method.caution,
+        "paper": method.paper,
+        "example": example_of(method),
+    }
+    sections = [(f"{method.title} ({method.name})", [(name, text) for name, text in lines.items() if text])]
+    rows = [(option_name(field.name), help_of(field)) for field in options_of(method)]
+    return [*sections, (f"Options of {method.name}", rows)] if options and rows else sections
+
+
+def example_of(method: type[Method]) -> str:
+    """Return a command that converts by the method."""
+    source = "demo" if method.encoding == "rotary" else "MODEL"
+    shown = {"factor", *(field.name for field in options_of(method) if field.default is dataclasses.MISSING)}
+    numbers = {name: value for name, value in method.example.items() if name in shown}
+    words = [word for name, value in numbers.items() for word in (option_name(name), f"{value:g}")]
+    return shlex.join(["ctxext", "convert", source, "--method", method.name, *words])
+
+
+def methods_in(words: Sequence[str]) -> list[str]:
+    """Return the methods that a command line names, before it is parsed."""
+    named: list[str] = []
+    for position, word in enumerate(words):
+        if word in ("--method", "-m"):
+            named += words[position + 1 : position + 2]
+        elif word.startswith("--method="):
+            named.append(word.removeprefix("--method="))
+        elif word.startswith("-m") and not word.startswith("--"):
+            named.append(word.removeprefix("-m"))
+    return named
+
+
+def help_of_convert(words: Sequence[str], everything: bool) -> tuple[list[tuple[str, list[Row]]], Collection[str]]:
+    """Return what the help of `convert` says beside its parameters, and which parameters it leaves out.
+
+    Without a method on the command line it lists them; with one it shows that method and its options.
+    """
+    if everything:
+        return [], ()
+    named = methods_in(words)
+    methods = [method_named(name) for name in named if name != "auto"]
+    taken = {name for name, owners in option_owners().items() if name in _SHARED or {*owners} & {*methods}}
+    hidden = {*option_owners()} - taken
+    if "auto" not in named:
+        hidden |= {*_OF_AUTO, *(() if "head_order" in taken else _OF_CALIBRATION)}
+    if named:
+        return [part for method in methods for part in method_sections(method, options=False)], hidden
+    rows = [(m.name, summary_of(m).split(". ")[0].rstrip(".") + ".") for m in METHODS if not m.is_experimental]
+    more = ("NAME", "ctxext convert --method NAME --help shows a method's options, --help-all those of all methods.")
+    return [("Methods", [*rows, more])], hidden

@@ -1,35 +1,76 @@
-"""Options that several commands share, and how a command takes the options of dataclasses."""
+"""Options that several commands share, what a shell offers for them, and how a command takes those of dataclasses."""
 
 import dataclasses
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import EllipsisType
 from typing import Annotated, Any
 
 import typer
 
-from ctxext.cli.completion import COMPLETIONS
 from ctxext.cli.help import HelpAllOption
+from ctxext.cli.output import REPORTING
 from ctxext.errors import CtxextError
 from ctxext.options import Option, option_name, options_of
 from ctxext.recipes.param import value_type
 
 HelpFor = Callable[[Sequence[str], bool], tuple[list[tuple[str, list[tuple[str, str]]]], Collection[str]]]
 
-_REPORTING = "Output"
-_LAST = ("Hub", _REPORTING)
+_LAST = ("Hub", REPORTING)
 """The panels that end each help."""
 
 SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="A folder, a Hub id (user/name), or demo.")]
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on stdout.", rich_help_panel=_REPORTING)
-]
-QuietOption = Annotated[
-    bool, typer.Option("-q", "--quiet", help="No progress, notes or suggestions.", rich_help_panel=_REPORTING)
-]
-VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="Say more.", rich_help_panel=_REPORTING)]
+
+
+def complete_method(incomplete: str) -> list[str]:
+    """The names of methods, and auto."""
+    from ctxext.recipes.registry import METHODS
+
+    return _beginning(incomplete, [*(method.name for method in METHODS), "auto"])
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """The presets in the package, and recipe files beside what is typed."""
+    from ctxext.recipes.recipe import presets
+
+    folder = Path(incomplete).parent if incomplete else Path()
+    try:
+        files = [str(path) for path in sorted(folder.iterdir()) if path.suffix in (".yaml", ".yml")]
+    except OSError:
+        files = []
+    return _beginning(incomplete, [*sorted(presets()), *files])
+
+
+def complete_methods(incomplete: str) -> list[str]:
+    """The names of methods in a list with commas."""
+    from ctxext.recipes.registry import METHODS
+
+    return _in_list(incomplete, [method.name for method in METHODS])
+
+
+def complete_tasks(incomplete: str) -> list[str]:
+    """The names of tasks in a list with commas."""
+    from ctxext.evaluate.tasks.registry import TASKS
+
+    return _in_list(incomplete, TASKS)
+
+
+_COMPLETIONS = {"--task": complete_tasks, "--eval": complete_tasks, "--methods": complete_methods}
+"""By the option that is declared on a dataclass."""
+
+
+def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _in_list(incomplete: str, names: Iterable[str]) -> list[str]:
+    """Names for the last entry of a list, without those that it has."""
+    before, comma, last = incomplete.rpartition(",")
+    taken = before.split(",")
+    return [f"{before}{comma}{name}" for name in names if name.startswith(last) and name not in taken]
 
 
 def keyword(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
@@ -38,7 +79,7 @@ def keyword(name: str, annotation: Any, default: Any = None) -> inspect.Paramete
 
 
 def _parameters_of(owner: type) -> list[inspect.Parameter]:
-    """A keyword parameter with its typer option for every option of a dataclass (`ctxext.options`)."""
+    """Return a keyword parameter with its typer option for every option of a dataclass (`ctxext.options`)."""
     fields = {field.name: field for field in dataclasses.fields(owner)}
     return [_parameter(owner, fields[name], option) for name, option in options_of(owner).items()]
 
@@ -51,7 +92,7 @@ def _parameter(owner: type, field: "dataclasses.Field[Any]", option: Option) -> 
     flags = option.flags or (option_name(field.name),)
     declared = typer.Option(
         *flags,
-        autocompletion=next((COMPLETIONS[flag] for flag in flags if flag in COMPLETIONS), None),
+        autocompletion=next((_COMPLETIONS[flag] for flag in flags if flag in _COMPLETIONS), None),
         help=option.help,
         rich_help_panel=option.panel or None,
         show_default=default is not None,
@@ -78,7 +119,6 @@ def takes_options(
     without: Collection[str] = (),
     more: Sequence[inspect.Parameter] = (),
     help_for: HelpFor | None = None,
-    prepare: Callable[[dict[str, Any]], dict[str, Any]] = dict,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Let a command take the options of each dataclass among its parameters one by one, and give it the objects.
 
@@ -89,7 +129,6 @@ def takes_options(
         without: Options that the command does not have.
         more: Parameters that replace the command's `**` parameter.
         help_for: Says from the words of a command line what help shows beside the parameters, and which it leaves out.
-        prepare: Completes the values before the objects are created.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -112,7 +151,6 @@ def takes_options(
 
         @functools.wraps(function)
         def command(**given: Any) -> None:
-            given = prepare(given)
             objects = {name: built(owner, given) for name, owner in owners.items()}
             function(**objects, **{name: value for name, value in given.items() if name not in taken})
 

@@ -9,6 +9,8 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -17,6 +19,7 @@ from rich.text import Text
 
 from ctxext.errors import CtxextError
 from ctxext.files.content import Progress
+from ctxext.options import option
 
 # Control characters, and those that turn the direction of reading around; surrogates cannot be written at all.
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -66,23 +69,28 @@ def marked(mark: str, colour: str, rest: str) -> Text:
     return Text.assemble((mark, colour), f" {rest}")
 
 
+REPORTING = "Output"
+"""The panel of these options, which ends each help."""
+
 _DAY = 86_400.0
 """Seconds of progress from which the time left is estimated: a single step may take minutes."""
 _TIME_LEFT = re.compile(r"\d (s|min|h) left\b")
 """A label that specifies the time left itself."""
 
 
+def _switch(*flags: str, help: str) -> Any:
+    return option(False, flags=flags, help=help, panel=REPORTING, kept=False)
+
+
+@dataclass
 class Output:
-    """Where a command writes.
+    """Where a command writes."""
 
-    Args:
-        as_json: Print one JSON object on stdout and nothing else there.
-        quiet: No progress, notes or next steps.
-        verbose: Notes that only a closer look needs.
-    """
+    as_json: bool = _switch("--json", help="Print one JSON object on stdout.")
+    quiet: bool = _switch("-q", "--quiet", help="No progress, notes or suggestions.")
+    verbose: bool = _switch("-v", "--verbose", help="Say more.")
 
-    def __init__(self, *, as_json: bool = False, quiet: bool = False, verbose: bool = False) -> None:
-        self.as_json, self.quiet, self.verbose = as_json, quiet, verbose
+    def __post_init__(self) -> None:
         self.stdout = SafeConsole()
         self.stderr = SafeConsole(stderr=True)
 
@@ -100,11 +108,6 @@ class Output:
         """Print progress or a remark."""
         if not self.quiet:
             self.stderr.print(text)
-
-    def detail(self, text: str) -> None:
-        """Print a detail, with `-v` only."""
-        if self.verbose:
-            self.stderr.print(text, style="dim")
 
     def warning(self, text: str) -> None:
         """Print a warning, in quiet mode too."""
@@ -185,3 +188,11 @@ def print_error(error: CtxextError) -> None:
     if error.hint:
         console.print("hint:  ", style="cyan", end="")
         console.print(in_one_line(error.hint))
+
+
+def same_command(*more: str) -> list[str]:
+    """Return the command that was typed, with some words behind it that it did not have."""
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    if words[0] in ("__main__.py", "-m", "-c"):
+        words[0] = "ctxext"
+    return [*(word for word in words if word not in more), *more]

@@ -6,13 +6,13 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from ctxext.cli.options import JsonOption, QuietOption, takes_options
+from ctxext.cli.options import takes_options
 from ctxext.cli.output import Output
 from ctxext.options import HubOptions
 from ctxext.publish.upload_plan import PushOptions, UploadPlan, total
 
 
-@takes_options()
+@takes_options(without=("verbose",))
 def push(
     folder: Annotated[Path, typer.Argument(metavar="OUT", help="A converted checkpoint.")],
     repository: Annotated[str, typer.Argument(metavar="USER/NAME", help="The repository; made if it is not there.")],
@@ -22,8 +22,7 @@ def push(
         bool, typer.Option("--dry-run", help="Show files, sizes and the model card; write and send nothing.")
     ] = False,
     hub: HubOptions,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    output: Output,
 ) -> None:
     """Put a finished checkpoint on the Hub, with its model card and the digest of every file.
 
@@ -38,11 +37,10 @@ def push(
 
     from ctxext.publish.push import prepare, send
 
-    output = Output(as_json=as_json, quiet=quiet)
     if dry_run:
         _show(output, prepare(folder, repository, options, read_weights=False))
         return
-    if quiet or as_json or not output.stderr.is_terminal:
+    if output.quiet or output.as_json or not output.stderr.is_terminal:
         disable_progress_bars()
     with output.progress("reading") as progress:
         plan = prepare(folder, repository, options, progress=progress)

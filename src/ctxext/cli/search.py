@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ctxext.cli.interrupts import answered_at_once
-from ctxext.cli.options import JsonOption, QuietOption, SourceArgument, VerboseOption, takes_options
+from ctxext.cli.options import SourceArgument, takes_options
 from ctxext.cli.output import Output, done_line
 from ctxext.evaluate.loading import Loading
 from ctxext.files.packages import install_command, is_installed
@@ -155,9 +155,7 @@ def search_(
     options: SearchOptions,
     loading: Loading,
     kept: StudyOptions,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
+    output: Output,
 ) -> None:
     """Try recipes on a model, without training, and write the best as an ordinary recipe file.
 
@@ -166,7 +164,6 @@ def search_(
 
     ctxext search my-model best.yaml --target-length 32k --methods yarn,mspoe --data my-texts.jsonl
     """
-    output = Output(as_json=as_json, quiet=quiet, verbose=verbose)
     place = kept.place(out)
 
     def tell_how_to_go_on() -> None:

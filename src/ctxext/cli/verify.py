@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
-from ctxext.cli.options import JsonOption, QuietOption, takes_options
+from ctxext.cli.options import takes_options
 from ctxext.cli.output import Output
 from ctxext.errors import CtxextError
 from ctxext.gguf import is_gguf
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _MARKS = {"passed": ("✓", "green"), "failed": ("✗", "red"), "not checked": ("-", "yellow")}
 
 
-@takes_options()
+@takes_options(without=("verbose",))
 def verify(
     folder: Annotated[str, typer.Argument(metavar="OUT", help="A converted checkpoint: a folder or a Hub id.")],
     *,
@@ -55,8 +55,7 @@ def verify(
         typer.Option("--engine-args", metavar="JSON", help="Arguments of vllm.LLM; max_model_len for shorter prompts."),
     ] = None,
     hub: HubOptions,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
+    output: Output,
 ) -> None:
     """Check that a converted checkpoint is what it says: files, configuration, code, frequencies, weights.
 
@@ -72,7 +71,6 @@ def verify(
     from ctxext.verify.run import failures
     from ctxext.verify.run import verify as run
 
-    output = Output(as_json=as_json, quiet=quiet)
     if is_gguf(folder):
         from ctxext.cli.gguf import verify_file
 
