@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from ctxext.cli import auto
+from ctxext.cli import convert
 from ctxext.cli.output import Output
 from ctxext.cli.search import watching
 from ctxext.errors import CtxextError, NothingMeasuredError
@@ -211,7 +211,7 @@ def test_auto_compares_published_methods_where_a_search_has_no_time(
 
     monkeypatch.setattr(import_module("ctxext.search.run"), "search", too_short)
     monkeypatch.setattr(import_module("ctxext.compare.run"), "compare", compared)
-    monkeypatch.setattr(auto, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(convert, "time", SimpleNamespace(monotonic=lambda: next(clock), perf_counter=lambda: 0.0))
     result = run("convert", source, tmp_path / "out", "--method", "auto", *FAR, "--minutes", 5)
     assert asked[0][0] == (str(source),)
     assert asked[0][1]["target_length"] == 640
