@@ -283,7 +283,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         _CHECKS,
     ),
     (
-        "verify/loading_checks.py",
+        "verify/run.py",
         "if report.error or report.missing:",
         "if report.error:",
         ("tests/publish/test_verify.py::test_a_model_that_lacks_weights_or_does_not_load_is_found",),
@@ -785,8 +785,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         'record = subject.manifest.get("finetune") or {}',
         _CHECKS,
     ),
-    ("verify/loading_checks.py", 'types = ("", *subject.family.full_types)', 'types = ("",)', _CHECKS),
-    ("verify/loading_checks.py", "    for entry in modules:\n", "    for entry in modules[:1]:\n", _CHECKS),
+    ("verify/run.py", 'types = ("", *subject.family.full_types)', 'types = ("",)', _CHECKS),
+    ("verify/run.py", "    for entry in modules:\n", "    for entry in modules[:1]:\n", _CHECKS),
     (
         "verify/carried.py",
         'OTHER_TOWERS = ("vision", "visual", "audio")',
@@ -794,12 +794,12 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         _CHECKS,
     ),
     (
-        "verify/loading_checks.py",
+        "verify/run.py",
         "            subject.recipe.edit(subject.plain, with_code=False),\n",
         "            subject.plain,\n",
         _CHECKS,
     ),
-    ("verify/loading_checks.py", "        foreign=subject.runs_foreign_code,\n", "", _CHECKS),
+    ("verify/run.py", "        foreign=subject.runs_foreign_code,\n", "", _CHECKS),
     ("verify/clean_load.py", "max(differences.values()), change", "min(differences.values()), change", _CHECKS),
     (
         "verify/run.py",

@@ -20,7 +20,7 @@ from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.alibi_interpolation import AlibiInterpolation
 from ctxext.recipes.methods.ntk_alibi import NtkAlibi
 from ctxext.verify import checks_process, clean_load
-from ctxext.verify.reference import reference_of
+from ctxext.verify.carried import reference_of
 from portable_checkpoints import load
 from small_llama import read_json
 from tiny_encodings import ALIBI, LENGTH, VOCABULARY

@@ -11,7 +11,7 @@ from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.buckets import WiderBuckets
-from ctxext.verify.loading_checks import check_buckets
+from ctxext.verify.run import check_buckets
 from ctxext.verify.subject import Subject
 from small_llama import read_json
 from tiny_encodings import BUCKETS, LENGTH, load, logits, save

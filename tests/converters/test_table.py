@@ -18,8 +18,8 @@ from ctxext.recipes.encodings.learned import LAYOUTS
 from ctxext.recipes.methods.fills import FILLS, KEEPS_ROWS, _rounded, continued, filled
 from ctxext.recipes.methods.range import Range
 from ctxext.recipes.methods.table import Table
-from ctxext.verify.loading_checks import check_tables
-from ctxext.verify.reference import reference_of
+from ctxext.verify.carried import reference_of
+from ctxext.verify.run import check_tables
 from ctxext.verify.subject import Subject
 from tiny_encodings import COMPUTED, LEARNED, LENGTH, load, logits, save
 

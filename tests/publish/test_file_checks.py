@@ -16,7 +16,7 @@ from ctxext.errors import CtxextError
 from ctxext.files.content import stamp_of
 from ctxext.methods import MsPoE, Yarn
 from ctxext.recipes.registry import method_named
-from ctxext.verify import carried, clean_load, file_checks, loading_checks, run
+from ctxext.verify import carried, clean_load, file_checks, run
 from ctxext.verify import subject as subject_module
 from ctxext.verify.checks_process import rotary_modules
 from ctxext.verify.clean_load import LoadReport
@@ -258,7 +258,7 @@ RIGHT, WRONG = "right", "wrong"
 )
 def test_which_rotary_embeddings_are_compared(originals, monkeypatch, modules, status):
     subject = subject_of(originals["yarn"])
-    wanted, scaling = loading_checks.expected_rotation(subject.recipe, subject.plain, subject.expected, 128)
+    wanted, scaling = run.expected_rotation(subject.recipe, subject.plain, subject.expected, 128)
     made = {
         RIGHT: (wanted, scaling),
         WRONG: ([*wanted[:-1], 1.0001 * wanted[-1]], scaling),
@@ -273,7 +273,7 @@ def test_which_rotary_embeddings_are_compared(originals, monkeypatch, modules, s
     ]
     report = LoadReport(name="LlamaForCausalLM", rotary=entries)
     monkeypatch.setattr(subject_module, "load_in_clean_process", lambda *_args, **_options: report)
-    assert loading_checks.check_frequencies(subject).status == status
+    assert run.check_frequencies(subject).status == status
 
 
 @pytest.mark.parametrize(
@@ -478,9 +478,9 @@ def test_logits_are_compared_with_the_stock_steps_of_the_recipe(converted, monke
 
     vars(subject)["recipe"], vars(subject)["expected"] = recipe, model
     vars(subject)["may_load"], vars(subject)["loaded"] = True, LoadReport()
-    monkeypatch.setattr(loading_checks, "compare_logits", compare)
+    monkeypatch.setattr(run, "compare_logits", compare)
     monkeypatch.setattr(Subject, "has_recipe", True)
-    assert loading_checks.check_logits(subject).status == "passed"
+    assert run.check_logits(subject).status == "passed"
     ((where, source, steps, result, stock, options),) = asked
     assert (where, source, steps, result) == (folder, subject.checkpoint, recipe, model)
     assert options == {"foreign": leave and not is_own}

@@ -21,8 +21,7 @@ from ctxext.verify import clean_load, subject
 from ctxext.verify import run as verify_run
 from ctxext.verify.clean_load import LoadReport
 from ctxext.verify.file_checks import check_configuration
-from ctxext.verify.loading_checks import check_loading
-from ctxext.verify.run import verify
+from ctxext.verify.run import check_loading, verify
 from ctxext.verify.subject import Subject
 from ctxext.version import __version__
 from small_llama import change_json, read_json

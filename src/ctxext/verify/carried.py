@@ -8,9 +8,11 @@ memory, however large the model is.
 
 import inspect
 import math
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.families import Family, named_family, serves_sliding
@@ -22,7 +24,7 @@ from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, attention_scali
 from ctxext.recipes.recipe import Recipe
 from ctxext.verify.measured import TOLERANCE as MEASURED_TOLERANCE
 from ctxext.verify.measured import measured_rotations
-from ctxext.verify.reference import reference_faults, reference_of
+from ctxext.verify.references import REFERENCES
 
 TOLERANCE = 2e-5
 """Largest relative difference of a frequency or of the factor on cos and sin."""
@@ -120,6 +122,36 @@ def expected_frequencies(steps: Sequence[Method], plain: Rotary, at: int) -> tup
                 model["theta"] = reference.base(step.to_dict(), model)
                 frequencies = [model["theta"] ** (-2 * i / plain.span) for i in range(plain.dim // 2)]
     return frequencies, scaling
+
+
+def reference_of(method: Method | type[Method]) -> Any:
+    """Return a method's reference, an object with the functions that references/README.md lists."""
+    if method.name not in REFERENCES:
+        raise CtxextError(
+            f'"{method.name}" has no reference to be compared with.',
+            hint="Write its functions, and list them in REFERENCES in verify/references.",
+        )
+    return REFERENCES[method.name]
+
+
+@contextmanager
+def reference_faults(method: Method | type[Method]) -> Iterator[None]:
+    """Report any error of a reference in one line, with the file and line."""
+    try:
+        yield
+    except Exception as error:  # A reference is a formula that anybody may have written.
+        trace = traceback.extract_tb(error.__traceback__)
+        frames = [frame for frame in trace if Path(frame.filename).parent.name == "references"]
+        place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+        raise reference_error([method.name], f"{type(error).__name__}: {error}{place}") from error
+
+
+def reference_error(names: Sequence[str], detail: str) -> CtxextError:
+    """The error for a fault in the reference of some methods."""
+    return CtxextError(
+        f"The reference of {' and '.join(names)} fails: {' '.join(detail.split())}",
+        hint="Nothing is known to be wrong with the checkpoint: mend the reference; --no-verify writes it unchecked.",
+    )
 
 
 def _is_sliding(entry: Rotation, config: Mapping[str, Any], family: Family, change: float) -> bool:

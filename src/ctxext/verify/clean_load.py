@@ -24,9 +24,8 @@ from ctxext.recipes.code.staging import staged
 from ctxext.recipes.encodings.rotary import ModelConfig, Rotary
 from ctxext.recipes.methods.relation import Relation
 from ctxext.recipes.recipe import Recipe
-from ctxext.verify.checks_process import LOADED
-from ctxext.verify.decoding_process import LENGTH
-from ctxext.verify.reference import reference_error, reference_faults, reference_of
+from ctxext.verify.carried import reference_error, reference_faults, reference_of
+from ctxext.verify.checks_process import LENGTH, LOADED
 
 SCRIPT = Path(__file__).with_name("clean_process.py")
 TOLERANCE = 1e-4

@@ -11,18 +11,31 @@ answers is compared by itself: to the states that the model has, after which the
 the checkpoint, and to states of known spread (`Samples`), the same in both models.
 """
 
+import contextlib
 import functools
 import inspect
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .checks_process import LOADED, compare_buckets, compare_slopes, compare_tables, differences, load, load_stock
-from .decoding_process import compare_decoding, explain_decoding
+import torch
+
+from .checks_process import (
+    LOADED,
+    compare_buckets,
+    compare_decoding,
+    compare_slopes,
+    compare_tables,
+    differences,
+    explain_decoding,
+    load,
+    load_stock,
+    replaced,
+)
 from .references import REFERENCES
 
 LEARNED = ".distance.weight"
@@ -33,8 +46,6 @@ SCALAR = 1e-3  # By how much of its length a state that a family only rescaled m
 
 def by_complex_numbers(states: Any, _: Any, cos: Any, sin: Any) -> Any:
     """Rotate neighbouring dimensions (b, h, l, d) as one complex number each."""
-    import torch
-
     pairs = torch.view_as_complex(states.double().unflatten(-1, (-1, 2))) * torch.complex(cos.double(), sin.double())
     return (torch.view_as_real(pairs).flatten(-2).to(states.dtype),)
 
@@ -47,8 +58,6 @@ class Rotation:
     """The rotary embedding of the stock model's full-attention layers, applied to given angles."""
 
     def __init__(self, model: Any, apply: Any, full_types: list[str]) -> None:
-        import torch
-
         modules = [(name, one) for name, one in model.named_modules() if "otary" in type(one).__name__]
         self.module = next(m for name, m in modules if not any(word in name for word in ("vision", "visual", "audio")))
         buffers = dict(self.module.named_buffers())
@@ -100,12 +109,10 @@ class Samples:
 
     def __init__(self, model: Any) -> None:
         self.model, self.count, self.current = model, 0, None
-        self.attentions = [module for module in model.modules() if _applies(module)]
+        self.attentions = attentions_of(model)
 
     def like(self, tensor: Any, spread: float = 1.0) -> Any:
         """Random numbers of the shape of a tensor, different ones for each call."""
-        import torch
-
         self.count += 1
         generator = torch.Generator().manual_seed(self.count)
         return spread * torch.randn(tensor.shape, generator=generator, dtype=torch.float32).to(tensor.dtype)
@@ -125,28 +132,20 @@ class Samples:
 
     def outputs(self, run: Any) -> list[Any]:
         """The outputs of all attentions while a model runs."""
-        import torch
-
         kept = []
-        hooks = [one.register_forward_pre_hook(self.enter, with_kwargs=True) for one in self.attentions]
-        try:
-            with torch.no_grad():
+        with watched(self.model, enter=self.enter), torch.no_grad():
+            try:
                 for weight in (w for one in self.attentions for w in one.parameters() if w.ndim == 1):
                     kept.append((weight, weight.clone()))
                     weight.copy_(1 + self.like(weight, 0.3))
-            return answers(self.model, run)[1]
-        finally:
-            with torch.no_grad():
+                return answers(self.model, run)[1]
+            finally:
                 for weight, before in reversed(kept):  # Attentions may share one.
                     weight.copy_(before)
-            for hook in hooks:
-                hook.remove()
 
 
 def answers(model: Any, run: Any, instead: list[Any] | None = None) -> tuple[Any, list[Any]]:
     """The result of a model's run and the outputs of its attentions; the model continues with others if given."""
-    import torch
-
     outputs, others = list[Any](), iter(instead or [])
 
     def leave(_: Any, __: Any, output: Any) -> Any:
@@ -155,13 +154,8 @@ def answers(model: Any, run: Any, instead: list[Any] | None = None) -> tuple[Any
             return None
         return (next(others), *output[1:]) if isinstance(output, tuple) else next(others)
 
-    hooks = [module.register_forward_hook(leave) for module in model.modules() if _applies(module)]
-    try:
-        with torch.no_grad():
-            return run(), outputs
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with watched(model, leave=leave), torch.no_grad():
+        return run(), outputs
 
 
 def largest_difference(answered: list[Any], asked: list[Any]) -> float:
@@ -170,8 +164,6 @@ def largest_difference(answered: list[Any], asked: list[Any]) -> float:
     Raises:
         ValueError: there is nothing to compare.
     """
-    import torch
-
     differences = [(a - b).abs().max() / b.abs().max().clamp(min=1e-30) for a, b in zip(answered, asked, strict=True)]
     if not differences:
         raise ValueError(f"no attention was observed: no module calls {' or '.join(APPLY)} in its forward")
@@ -217,28 +209,13 @@ class Expected:
 
     def logits(self, input_ids: Any, positions: Any) -> Any:
         """Run the stock model with its rotation, and if a method needs it its attention, computed here."""
-        import torch
-
-        self.positions = positions[0].tolist()
-        hooks = [
-            module.register_forward_pre_hook(self.enter, with_kwargs=True)
-            for module in self.model.modules()
-            if _applies(module)
-        ]
-        eager = getattr(self.modeling, "eager_attention_forward", None)
-        setattr(self.modeling, self.applied, self.apply)
+        self.positions, space = positions[0].tolist(), vars(self.modeling)
+        functions: dict[str, Any] = {self.applied: self.apply}
         if self.attention:
-            self.modeling.eager_attention_forward = lambda *args, **kwargs: self.attend(eager, *args, **kwargs)
-        try:
-            with torch.no_grad():
-                mask = torch.ones_like(input_ids)
-                return self.model(input_ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
-        finally:
-            setattr(self.modeling, self.applied, self.plain_apply)
-            if self.attention:
-                self.modeling.eager_attention_forward = eager
-            for hook in hooks:
-                hook.remove()
+            functions["eager_attention_forward"] = functools.partial(self.attend, space.get("eager_attention_forward"))
+        with watched(self.model, enter=self.enter), replaced(space, functions), torch.no_grad():
+            mask = torch.ones_like(input_ids)
+            return self.model(input_ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
 
     def outputs(self, input_ids: Any, positions: Any) -> list[Any]:
         """The output of every attention for sampled states."""
@@ -281,8 +258,6 @@ class Expected:
 
     def by_head(self, states: Any, chosen: list[Any], group: int) -> Any:
         """Rotate states (1, h, l, d), `group` heads of them alike."""
-        import torch
-
         heads = []
         for head in range(states.shape[1]):
             at, frequencies = self.of_head(chosen, head // group)
@@ -297,8 +272,6 @@ class Expected:
 
     def of_head(self, chosen: list[Any], head: int) -> tuple[Any, list[float]]:
         """The positions (l) and inverse frequencies of a KV head."""
-        import torch
-
         at, frequencies = torch.tensor(self.positions, dtype=torch.float32), self.rotation.frequencies.tolist()
         for (settings, reference), choice in zip(self.heads, chosen, strict=True):
             at, frequencies = reference.rotation(settings, choice, head, at, frequencies, self.theta)
@@ -306,8 +279,6 @@ class Expected:
 
     def attend(self, eager: Any, module: Any, query: Any, key: Any, value: Any, *masks: Any, **kwargs: Any) -> Any:
         """Replaces the family's attention: scores pair by pair, one softmax."""
-        import torch
-
         (settings, reference) = self.attention[0]
         mask = masks[0] if masks else kwargs.pop("attention_mask")  # Some families name it.
         if self.layer not in settings["layers"]:
@@ -360,8 +331,6 @@ class Expected:
 
     def pairs(self, settings: dict[str, Any], reference: Any, frequencies: tuple[float, ...]) -> Any:
         """The pairs of rows and keys that this layer reads, with the angles of query and key for each."""
-        import torch
-
         if (self.layer, frequencies) not in self.angles:
             entries = [
                 (i, j, reference.relation(settings, self.layer, m, n, frequencies))
@@ -390,14 +359,30 @@ def factor_between(before: Any, after: Any) -> Any:
 
 
 def code_of(module: Any) -> Any:
-    """The function behind a module's forward."""
+    """Return the function behind a module's forward."""
     return inspect.unwrap(type(module).forward)
 
 
-def _applies(module: Any) -> bool:
-    """Whether a module's forward applies the rotary embedding."""
-    code = getattr(code_of(module), "__code__", None)
-    return code is not None and not {*APPLY}.isdisjoint(code.co_names)
+def attentions_of(model: Any) -> list[Any]:
+    """Return the modules whose forward applies the rotary embedding."""
+    named = [(module, getattr(code_of(module), "__code__", None)) for module in model.modules()]
+    return [module for module, code in named if code is not None and not {*APPLY}.isdisjoint(code.co_names)]
+
+
+@contextlib.contextmanager
+def watched(model: Any, *, enter: Any = None, leave: Any = None) -> Iterator[None]:
+    """Call `enter` before each attention of a model, or `leave` after it."""
+    hooks = []
+    for attention in attentions_of(model):
+        if enter is not None:
+            hooks.append(attention.register_forward_pre_hook(enter, with_kwargs=True))
+        if leave is not None:
+            hooks.append(attention.register_forward_hook(leave))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def learned_numbers(model: Any, info: dict[str, Any]) -> dict[str, Any]:
@@ -406,8 +391,6 @@ def learned_numbers(model: Any, info: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: the weights in the files have other names than the model's.
     """
-    import torch
-
     lost = [name for key in ("missing_keys", "unexpected_keys") for name in info[key] if name.endswith(LEARNED)]
     if lost:
         raise ValueError(f"{lost[0]} is not where the model looks for it.")
@@ -422,7 +405,6 @@ def learned_numbers(model: Any, info: dict[str, Any]) -> dict[str, Any]:
 
 def compare(task: dict[str, Any]) -> dict[str, Any]:
     """Load a checkpoint and compare its logits with the references; `refused` says why that is impossible."""
-    import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
@@ -475,26 +457,21 @@ def compare(task: dict[str, Any]) -> dict[str, Any]:
 
 def sampled_outputs(loaded: Any, run: Any) -> list[Any]:
     """What every attention of a loaded checkpoint answers to sampled states."""
-    import torch
-
     samples = Samples(loaded)
     spaces = {id(space): space for space in (code_of(one).__globals__ for one in samples.attentions)}
-    before = [(space, name, space[name]) for space in spaces.values() for name in APPLY if name in space]
 
-    def replaced(rotate: Any) -> Any:
+    def sampled(rotate: Any) -> Any:
         def apply(*args: Any, **kwargs: Any) -> Any:
             count = 2 if torch.is_tensor(args[1]) and args[1].ndim == 4 else 1  # Keys, or already cos.
             return rotate(*samples.states(args[:count]), *args[count:], **kwargs)
 
         return apply
 
-    try:
-        for space, name, rotate in before:
-            space[name] = replaced(rotate)
+    with contextlib.ExitStack() as stack:
+        for space in spaces.values():
+            functions = {name: sampled(space[name]) for name in APPLY if name in space}
+            stack.enter_context(replaced(space, functions))
         return samples.outputs(run)
-    finally:
-        for space, name, rotate in before:
-            space[name] = rotate
 
 
 CHECKS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {

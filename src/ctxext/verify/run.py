@@ -1,14 +1,24 @@
-"""Verify a finished checkpoint: one finding per check."""
+"""Verify a finished checkpoint, one finding per check: its files, then the model in a process without ctxext."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+from ctxext.checkpoint.auto_class import auto_class
+from ctxext.checkpoint.families import serves_sliding
+from ctxext.checkpoint.loading import needs_accelerator
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.content import Progress
+from ctxext.files.packages import untested_notice
+from ctxext.files.tensor_files import read_safetensors_header
 from ctxext.recipes.code.own_code import check_pinned
-from ctxext.verify import file_checks, loading_checks
-from ctxext.verify.subject import FAILED, SKIPPED, Finding, Subject
+from ctxext.recipes.encodings.biases import Buckets
+from ctxext.recipes.encodings.learned import LearnedTable
+from ctxext.verify import file_checks
+from ctxext.verify.carried import OTHER_TOWERS, TOLERANCE, expected_rotation, largest_difference
+from ctxext.verify.clean_load import ScriptFailedError, answer_of, compare_logits, lacks_package
+from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, listed, training_of
 
 Check = Callable[[Subject], Finding | None]
 """A check returns None if it does not apply."""
@@ -23,13 +33,186 @@ READING: tuple[Check, ...] = (
 )
 """The checks that read files only, in the order in which they are shown."""
 
+_NOT_RUN = "it carries code that is not this version's own; --trust-remote-code runs it"
+
+
+def check_version(subject: Subject) -> Finding | None:
+    """Report an installed transformers that is newer than the newest tested version."""
+    notice = untested_notice()
+    return Finding("transformers", SKIPPED, notice) if notice else None
+
+
+def check_loading(subject: Subject) -> Finding:
+    """Whether the model loads without ctxext, with all its weights."""
+    if not subject.may_load:
+        return Finding("loading", SKIPPED, _NOT_RUN)
+    if reason := needs_accelerator(subject.checkpoint):
+        return Finding("loading", SKIPPED, f"cannot be checked here: {reason}")
+    report = subject.loaded
+    if package := lacks_package(subject.checkpoint.config, report.error):
+        return Finding("loading", SKIPPED, f"cannot be checked here: {package}")
+    if report.error or report.missing:
+        return Finding("loading", FAILED, report.error or f"weights are missing: {listed(list(report.missing))}")
+    flag = " with its own code" if subject.own_code else ""
+    return Finding("loading", PASSED, f"{report.name}, {report.parameters:,} parameters, without ctxext{flag}")
+
+
+def _unasked(subject: Subject) -> str:
+    """Why a loaded model cannot be compared; empty where it can."""
+    if not subject.may_load:
+        return _NOT_RUN
+    if reason := needs_accelerator(subject.checkpoint):
+        return reason
+    if not subject.has_recipe:
+        return '"config.json" has no recipe'
+    return "it does not load" if subject.loaded.error else ""
+
+
+def check_frequencies(subject: Subject) -> Finding | None:
+    """Whether the loaded model rotates by the recipe's inverse frequencies."""
+    name = "frequencies"
+    if subject.family.positions != "rotary":
+        return None
+    if reason := _unasked(subject):
+        return Finding(name, SKIPPED, reason)
+    types = ("", *subject.family.full_types)
+    modules = [
+        entry
+        for entry in subject.loaded.rotary
+        if entry["layer_type"] in types
+        and not any(word in entry["module"] for word in OTHER_TOWERS)
+        and not serves_sliding(subject.checkpoint.config, subject.family, entry["module"])
+    ]
+    if not modules:
+        return Finding(name, SKIPPED, "this family keeps no inverse frequencies that could be compared")
+    try:
+        wanted, scaling = expected_rotation(
+            subject.recipe, subject.plain, subject.expected, subject.plain.rotary.trained_length
+        )
+    except CtxextError as error:
+        return Finding(name, SKIPPED, error.message)
+    for entry in modules:
+        got = [frequency for frequency in entry["frequencies"] if frequency != 0]  # 0 does not rotate (Gemma 4).
+        if len(got) != len(wanted):
+            return Finding(name, FAILED, f"{entry['module']} has {len(got)}, the recipe {len(wanted)}")
+        pairs = [*zip(got, wanted, strict=True), (entry["scaling"], scaling)]
+        if (off := largest_difference(pairs)) >= TOLERANCE:
+            return Finding(name, FAILED, f"{entry['module']} differs from the recipe by up to {off:.1e}")
+    factor = f", cosine and sine × {scaling:.4g}" if scaling != 1 else ""
+    return Finding(name, PASSED, f"{len(wanted)} inverse frequencies as the recipe says{factor}")
+
+
+def check_logits(subject: Subject) -> Finding | None:
+    """Whether the logits of a checkpoint with code are what its method says, worked out the plain way."""
+    if not subject.has_recipe or not subject.recipe.needs_code:
+        return None
+    if reason := _unasked(subject):
+        return Finding("logits", SKIPPED, reason)
+    subject.tell_stage("comparing the logits with what the method specifies")
+    try:
+        report = compare_logits(
+            subject.checkpoint.folder,
+            subject.checkpoint,
+            subject.recipe,
+            subject.expected,
+            subject.recipe.edit(subject.plain, with_code=False),
+            foreign=subject.runs_foreign_code,
+        )
+    except CtxextError as error:
+        return Finding("logits", FAILED, error.message)
+    if report.skipped:
+        return Finding("logits", SKIPPED, report.skipped)
+    return Finding("logits", PASSED, f"as the method says (largest relative difference {report.difference:.0e})")
+
+
+def check_buckets(subject: Subject) -> Finding | None:
+    """Whether each stack of the family's class looks its biases up where the reference says."""
+    name = "buckets"
+    if not subject.has_recipe or all(step.kind != name for step in subject.recipe.steps):
+        return None
+    (step,) = (step for step in subject.recipe.steps if step.kind == name)
+    plain = subject.plain.encoding
+    assert isinstance(plain, Buckets)
+    task: dict[str, Any] = {
+        "check": name,
+        "numbers": step.to_dict(),
+        "source": {"distance": plain.distance, "num_buckets": plain.num_buckets},
+    }
+    try:
+        report = answer_of(subject.checkpoint, task, methods=[step.name])
+    except ScriptFailedError as error:
+        return Finding(name, FAILED, f"the buckets cannot be compared: {error}")
+    if not report["stacks"]:
+        return Finding(name, FAILED, "nothing was seen to look a bias up")
+    if report["wrong"]:
+        return Finding(name, FAILED, f"a distance of {report['wrong'][0]} tokens lies in another bucket")
+    return Finding(name, PASSED, f"{report['distances']} distances in {report['stacks']} stacks as the recipe says")
+
+
+def check_tables(subject: Subject) -> Finding | None:
+    """Whether each row of the loaded tables is what its reference says, by the source's rows where they are given."""
+    name = "tables"
+    if not subject.has_recipe or not subject.recipe.rewrites_weights:
+        return None
+    encoding = subject.model.encoding
+    # Without names of tables, the model makes them for any length.
+    if not isinstance(encoding, LearnedTable) or not encoding.layout.tensors:
+        return None
+    if not subject.may_load:
+        return Finding(name, SKIPPED, "it carries code that is not this version's own")
+    if subject.loaded.error:
+        return Finding(name, SKIPPED, "it does not load")
+    if training_of(subject):
+        return Finding(name, SKIPPED, "it was trained, so its rows are no longer those of the recipe")
+    (step,) = (step for step in subject.recipe.steps if step.kind == "table")
+    stored = [one for one in subject.new_tensors if one.endswith(encoding.layout.tensors)]
+    named = stored or encoding.layout.tensors  # Computed tables need not lie among the weights.
+    files: dict[str, str] = {}
+    if (source := subject.source) is not None:  # The files of the source that hold them.
+        for path in reversed(source.loaded_safetensors):
+            file = source.folder / path
+            files |= dict.fromkeys(read_safetensors_header(file), str(file.resolve()))
+    task = {
+        "check": name,
+        "auto": auto_class(subject.checkpoint.config),
+        "tables": {one: files.get(one) for one in named},
+        "endings": list(encoding.layout.tensors),
+        "special": encoding.num_special,
+        "length": encoding.trained_length,
+        "count": encoding.context_length,
+        "numbers": step.to_dict(),
+    }
+    try:
+        report = answer_of(subject.checkpoint, task, methods=[step.name])
+    except ScriptFailedError as error:
+        return Finding(name, FAILED, f"the tables cannot be compared: {error}")
+    tables = report["tables"]
+    for table in tables:
+        if table["rows"] != encoding.context_length:
+            problem = f'"{table["name"]}" has {table["rows"]} rows for positions, the recipe {encoding.context_length}'
+        elif table.get("unknown"):
+            return Finding(name, SKIPPED, "the source's rows are not all among the new ones; --against SOURCE compares")
+        elif not table["same"]:
+            problem = f'"{table["name"]}": the rows before position 0 are not the source\'s'
+        elif not table["difference"] <= report["epsilon"] * max(table["scale"], 1e-30):
+            problem = f'"{table["name"]}" differs from the recipe by up to {table["difference"]:.1e}'
+        else:
+            continue
+        return Finding(name, FAILED, problem)
+    rows = ", ".join(f"{table['name']}: {table['rows']} rows" for table in tables)
+    worst = max(table["difference"] for table in tables)
+    kept = subject.source is not None and all(table["kept"] for table in tables)
+    note = f", the first {encoding.trained_length} bit for bit the source's" if kept else ""
+    return Finding(name, PASSED, f"{rows} as the recipe says (largest difference {worst:.0e}){note}")
+
+
 LOADING: tuple[Check, ...] = (
-    loading_checks.check_version,
-    loading_checks.check_loading,
-    loading_checks.check_frequencies,
-    loading_checks.check_tables,
-    loading_checks.check_buckets,
-    loading_checks.check_logits,
+    check_version,
+    check_loading,
+    check_frequencies,
+    check_tables,
+    check_buckets,
+    check_logits,
 )
 """The checks that load the model."""
 
