@@ -176,6 +176,13 @@ def kept_here():
     return {name for name in kept() if name in CONFIG_MAPPING_NAMES}
 
 
+def check(outcomes, known):
+    """Nothing is silently wrong, and what is carried is what was known."""
+    silent = [f"{method}: {words}" for method, words in outcomes.items() if words.startswith("silent")]
+    assert silent == []
+    assert which(outcomes, known) == which(known, outcomes)
+
+
 def joined(kept, swept_now):
     """What is kept, with the outcomes of this sweep: methods that were not swept now stay as they were."""
     return {name: {**kept.get(name, {}), **row} for name, row in swept_now.items()}
@@ -183,10 +190,7 @@ def joined(kept, swept_now):
 
 @pytest.mark.parametrize("model_type", [name for name in QUICK if name in FAMILIES])
 def test_family(model_type, tmp_path):
-    outcomes = swept(model_type, tmp_path)
-    assert not any(words.startswith("silent") for words in outcomes.values())
-    known = kept().get(model_type, {})
-    assert which(outcomes, known) == which(known, outcomes)
+    check(swept(model_type, tmp_path), kept().get(model_type, {}))
 
 
 def third_of(methods, model_type):
@@ -199,11 +203,8 @@ def third_of(methods, model_type):
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_a_third_of_the_methods(model_type, tmp_path):
     methods = third_of(ROTARY, model_type)
-    results = swept(model_type, tmp_path, methods)
-    assert not any(words.startswith("silent") for words in results.values()), results
-    swept_before = kept().get(model_type, {})
-    known = {method.name: swept_before[method.name] for method in methods if method.name in swept_before}
-    assert which(results, known) == which(known, results)
+    names, known = {method.name for method in methods}, kept().get(model_type, {})
+    check(swept(model_type, tmp_path, methods), {name: words for name, words in known.items() if name in names})
 
 
 def test_every_method_is_in_the_third_of_some_families():
@@ -243,8 +244,7 @@ def test_all_families(tmp_path, request):
     assert silent == []
     assert outcomes.keys() == kept_here()
     for model_type, row in outcomes.items():
-        known = kept()[model_type]
-        assert which(row, known) == which(known, row), model_type
+        check(row, kept()[model_type])
 
 
 def test_a_sweep_of_one_method_keeps_the_others():

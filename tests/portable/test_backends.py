@@ -30,9 +30,12 @@ def test_backend(folders, order, implementation):
 
 
 @torch.no_grad()
-def check_compiled(model, backend, **near):
-    """A prompt and a step after it, in one graph each, against the model as it is."""
-    ids, step = tokens(24), tokens(1, seed=1)
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_without_a_graph_break(folders, order, backend):
+    """A prompt and a step after it, in one graph each, against the model as it is; `eager` generates no code."""
+    model, ids, step = load(folders[order]), tokens(24), tokens(1, seed=1)
+    near = {"rtol": 1e-4, "atol": 1e-4} if backend == "inductor" else {}
     expected = model(ids, use_cache=True)
     after = model(step, past_key_values=expected.past_key_values).logits
     torch._dynamo.reset()
@@ -40,18 +43,6 @@ def check_compiled(model, backend, **near):
     output = compiled(ids, use_cache=True)
     torch.testing.assert_close(output.logits, expected.logits, **near)
     torch.testing.assert_close(compiled(step, past_key_values=output.past_key_values).logits, after, **near)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("order", ORDERS)
-def test_compiled(folders, order):
-    check_compiled(load(folders[order]), "inductor", rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_traces_without_a_graph_break(folders, order):
-    """The quick half of the compilation test: dynamo alone, without generating code."""
-    check_compiled(load(folders[order]), "eager")
 
 
 @torch.no_grad()

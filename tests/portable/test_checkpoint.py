@@ -1,7 +1,5 @@
-"""The checkpoint as a whole: how it loads, saves, shares a process with others, and stands alone."""
+"""The checkpoint as a whole: how it loads, saves, and shares a process with others."""
 
-import os
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +15,6 @@ from transformers import (
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import tiny_models
-from ctxext.files.isolated import SETTINGS
 from ctxext.portable.private_copy import true_values
 from portable_checkpoints import convert, llama, load, tokens
 
@@ -117,32 +114,6 @@ def test_pipeline(folders):
     assert [outputs[0]["generated_text"] for outputs in together] == [
         generate(prompt, **options)[0]["generated_text"] for prompt in prompts
     ]
-
-
-CLEAN = """
-import sys
-class Refuse:
-    def find_spec(self, name, *_):
-        if name.split(".")[0] == "ctxext":
-            raise ImportError("ctxext is not here")
-sys.meta_path.insert(0, Refuse())
-import torch
-from transformers import AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True, dtype=torch.float32).eval()
-ids = torch.tensor([[int(token) for token in sys.argv[2].split(",")]])
-with torch.no_grad():
-    torch.save(model(ids).logits, sys.argv[3])
-assert not any(name.split(".")[0] == "ctxext" for name in sys.modules)
-"""
-
-
-def test_it_stands_alone(folders, tmp_path, clean_processes):
-    ids = ",".join(map(str, tokens(30)[0].tolist()))
-    arguments = [sys.executable, "-c", CLEAN, str(folders["prompt"]), ids, str(tmp_path / "logits.pt")]
-    environment = {**os.environ, **SETTINGS, "HF_MODULES_CACHE": str(tmp_path / "modules")}
-    done = clean_processes.run(arguments, capture_output=True, text=True, env=environment, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), logits(load(folders["prompt"])))
 
 
 @pytest.mark.parametrize("model_type", ["gemma3", "qwen3_5", "mllama"])

@@ -83,13 +83,22 @@ def test_ntk_is_a_raised_base(source, tmp_path):
     torch.testing.assert_close(converted, expected, rtol=2e-4, atol=2e-4)
 
 
-@pytest.mark.parametrize("beta_fast", [8.0, 32.0])
-def test_by_parts_is_yarn_without_temperature(source, tmp_path, beta_fast):
-    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
-    yarn |= {"beta_fast": beta_fast, "beta_slow": 1.0, "attention_factor": 1.0}
-    expected = logits(native(source, tmp_path / "yarn", yarn))
-    options = {"ratio_min": 4.0, "ratio_max": 4.0, "first_layer": 0, "schedule": "by-parts", "ramp_fast": beta_fast}
-    converted = logits(convert(source, tmp_path / "out", **options))
+@pytest.mark.parametrize(
+    ("fast", "slow", "length", "theta"),
+    [
+        (8.0, 1.0, 256, 10000.0),
+        (32.0, 1.0, 256, 10000.0),
+        (32.0, 0.01, 640, 100.0),  # A base so small that the ramp would end past the head; transformers clamps it too.
+    ],
+)
+def test_by_parts_is_yarn_without_temperature(source, tmp_path, fast, slow, length, theta):
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": length}
+    yarn |= {"beta_fast": fast, "beta_slow": slow, "attention_factor": 1.0}
+    plain = native(source, tmp_path / "plain", BASES["default"], rope_theta=theta, max_position_embeddings=length)
+    options = {"ratio_min": 4.0, "ratio_max": 4.0, "first_layer": 0, "schedule": "by-parts"}
+    converted = logits(convert(plain, tmp_path / "out", ramp_fast=fast, ramp_slow=slow, **options))
+    expected = logits(native(plain, tmp_path / "yarn", yarn, rope_theta=theta))
+    assert (expected - logits(plain)).abs().max() > 0.01, "the ramp must change something"
     torch.testing.assert_close(converted, expected, rtol=2e-4, atol=2e-4)
 
 
@@ -173,16 +182,3 @@ def test_layers_before_the_first_are_untouched(source, tmp_path):
         changed = load(convert(source, tmp_path / "out", first_layer=2))(tokens(40), **base).hidden_states
     assert torch.equal(plain[2], changed[2])
     assert not torch.equal(plain[3], changed[3])
-
-
-def test_by_parts_ends_at_the_last_dimension(source, tmp_path):
-    """A base so small that the ramp would end past the head; transformers clamps it too."""
-    length, theta = 640, 100.0
-    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": length, "beta_fast": 32.0}
-    yarn |= {"beta_slow": 0.01, "attention_factor": 1.0}
-    plain = native(source, tmp_path / "plain", BASES["default"], rope_theta=theta, max_position_embeddings=length)
-    options = {"ratio_min": 4.0, "ratio_max": 4.0, "first_layer": 0, "schedule": "by-parts", "ramp_fast": 32.0}
-    converted = logits(convert(plain, tmp_path / "out", ramp_slow=0.01, **options))
-    expected = logits(native(plain, tmp_path / "yarn", yarn, rope_theta=theta))
-    assert (expected - logits(plain)).abs().max() > 0.01, "the ramp must change something"
-    torch.testing.assert_close(converted, expected, rtol=2e-4, atol=2e-4)

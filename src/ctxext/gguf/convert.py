@@ -46,19 +46,6 @@ _CARRIED = "pi, ntk, abf, yarn, ntk-by-parts"
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """A schedule as llama.cpp reads it.
-
-    Attributes:
-        keys: The keys below the architecture's name; None for one that must not be there.
-        factors: The content of the lists of divisors, plain over actual frequency; None where keys say it all.
-    """
-
-    keys: Mapping[str, float | str | None]
-    factors: tuple[float, ...] | None = None
-
-
-@dataclass(frozen=True)
 class GgufPlan:
     """What a conversion of a GGUF file would write, with the lists of divisors where they are written."""
 
@@ -120,13 +107,13 @@ def plan_gguf(source: str | Path, recipe: Recipe, *, options: ConvertOptions) ->
             f'"{source}" reads {before} tokens, and this would leave {after}.',
             hint=f"Ask for --target-length {format_length(before)} or more, or add --allow-shorter.",
         )
-    schedule = schedule_of(edited.rotary, model.architecture)
+    keys, factors = schedule_of(edited.rotary, model.architecture)
     cautions = [f"{step.name}: {caution}" for step in recipe.steps if (caution := step.caution_for(edited))]
     if start is not model.model:
         cautions.insert(0, f"--replace-scaling took away {_schedule_text(model)}: from {before} tokens to {after}.")
     header = model.header
     values, replaced = dict(header.values), dict[str, Any](model.recipe.get("replaced", {}))
-    for name, content in schedule.keys.items():
+    for name, content in keys.items():
         key = model.key(name)
         if key not in replaced and (content is not None or key in values):
             replaced[key] = header.get(key)
@@ -134,7 +121,7 @@ def plan_gguf(source: str | Path, recipe: Recipe, *, options: ConvertOptions) ->
             values[key] = value_of(content)
         else:
             values.pop(key, None)
-    tensors, factors, lists = header.tensors, schedule.factors, model.architecture.lists
+    tensors, lists = header.tensors, model.architecture.lists
     present = factors_of(model.files, model.architecture)
     if present and factors is None:
         factors = (1.0,) * len(present)  # Dividing by 1 changes nothing, and the file keeps its layout.
@@ -193,11 +180,14 @@ def _schedule_text(model: GgufModel) -> str:
     return summary if attention == 1 else f"{summary} with attention factor {attention:g}"
 
 
-def schedule_of(rotary: Rotary, architecture: Architecture) -> Schedule:
-    """A schedule in llama.cpp's terms.
+def schedule_of(
+    rotary: Rotary, architecture: Architecture
+) -> tuple[Mapping[str, float | str | None], tuple[float, ...] | None]:
+    """Return a schedule in llama.cpp's terms: keys, and the content of the lists of divisors.
 
-    Keys carry a base, a linear schedule, and YaRN with the paper's betas, in every architecture. Any other that is the
-    same for all lengths is a list of divisors, in architectures that read one.
+    Keys stand below the architecture's name; one that is None must not be there. They carry a base, a linear schedule,
+    and YaRN with the paper's betas, in every architecture, and then there are no divisors (None). Any other that is the
+    same for all lengths is a list of divisors, plain over actual frequency, in architectures that read one.
     """
     numbers, kind = rotary.parameters, rotary.rope_type
     scaling = attention_scaling(rotary)
@@ -212,9 +202,9 @@ def schedule_of(rotary: Rotary, architecture: Architecture) -> Schedule:
         "rope.scaling.finetuned": None,
     }
     if kind == "default":
-        return Schedule(keys)
+        return keys, None
     if kind == "linear":
-        return Schedule({**keys, "rope.scaling.type": "linear", "rope.scaling.factor": float(numbers["factor"])})
+        return {**keys, "rope.scaling.type": "linear", "rope.scaling.factor": float(numbers["factor"])}, None
     betas = (float(numbers.get("beta_fast") or BETAS[0]), float(numbers.get("beta_slow") or BETAS[1]))
     if kind == "yarn" and betas == BETAS and numbers.get("truncate", True):
         factor = float(numbers.get("factor") or rotary.context_length / rotary.schedule_length)
@@ -229,7 +219,7 @@ def schedule_of(rotary: Rotary, architecture: Architecture) -> Schedule:
                     hint="pi, ntk, abf and yarn have none.",
                 )
             keys["rope.scaling.attn_factor"] = scaling / own
-        return Schedule(keys)
+        return keys, None
     if kind == "dynamic" or numbers.get("long_factor") != numbers.get("short_factor"):
         raise CtxextError(
             f"{kind} changes with the length of the text, and llama.cpp has one schedule for a whole run.",
@@ -245,7 +235,7 @@ def schedule_of(rotary: Rotary, architecture: Architecture) -> Schedule:
     keys["rope.scaling.type"] = "none"
     if scaling != 1:
         keys["rope.scaling.attn_factor"] = scaling
-    return Schedule(keys, factors)
+    return keys, factors
 
 
 def carried_methods(model: GgufModel) -> dict[str, str]:

@@ -224,28 +224,22 @@ def _tensors(files: list[Path], progress: Progress | None) -> dict[str, _Tensor]
     for number, path in enumerate(files):
         if progress is not None:
             progress(f"reading {path.name}", number, len(files))
-        read = _safetensors if path.suffix == ".safetensors" else _pickled
-        for name, tensor in read(path):
+        for name, entry, pieces in read_tensors(path) if path.suffix == ".safetensors" else _pickled(path):
             if name in tensors:
                 raise CtxextError(f'"{path.name}" holds "{name}", which another file holds too.')
-            tensors[name] = tensor
+            digest = hashlib.sha256()
+            for piece in pieces:
+                digest.update(piece)
+            tensors[name] = str(entry["dtype"]), tuple(entry["shape"]), digest.hexdigest()
     return tensors
-
-
-def _safetensors(path: Path) -> Iterator[tuple[str, _Tensor]]:
-    for name, entry, pieces in read_tensors(path):
-        digest = hashlib.sha256()
-        for piece in pieces:
-            digest.update(piece)
-        yield name, (str(entry["dtype"]), tuple(entry["shape"]), digest.hexdigest())
 
 
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64", "int64": "I64", "int32": "I32"}
 _DTYPES |= {"int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL"}
 
 
-def _pickled(path: Path) -> Iterator[tuple[str, _Tensor]]:
-    """The tensors of a pickled file: nothing else is unpickled, and they are read from disk as needed."""
+def _pickled(path: Path) -> Iterator[tuple[str, dict[str, Any], Iterator[bytes]]]:
+    """Read the tensors of a pickled file as `read_tensors` does: nothing else is unpickled, and from disk as needed."""
     import torch
 
     try:
@@ -256,9 +250,7 @@ def _pickled(path: Path) -> Iterator[tuple[str, _Tensor]]:
     if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
         raise CtxextError(f'"{path.name}" holds something else than tensors by name.')
     for name, tensor in tensors.items():
-        digest = hashlib.sha256()
         flat = tensor.contiguous().view(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0)
-        for chunk in flat.split(_CHUNK):
-            digest.update(chunk.numpy().tobytes())
         dtype = str(tensor.dtype).removeprefix("torch.")
-        yield name, (_DTYPES.get(dtype, dtype), tuple(tensor.shape), digest.hexdigest())
+        entry = {"dtype": _DTYPES.get(dtype, dtype), "shape": tensor.shape}
+        yield name, entry, (chunk.numpy().tobytes() for chunk in flat.split(_CHUNK))

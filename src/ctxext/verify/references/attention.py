@@ -40,11 +40,6 @@ def temperature(settings, layer, m):
     return 1.0
 
 
-def no_temperature(settings, layer, m):
-    """1: the method has none."""
-    return 1.0
-
-
 def places_of(reach, first, borders, changes=()):
     """Positions below `reach` that tell two rules apart, those that matter most first.
 
@@ -269,5 +264,5 @@ REFERENCES = {
     ),
     "sinks": Reference(relation=sinks, places=sinks_places, temperature=temperature),
     "window": Reference(relation=window, places=window_places, temperature=temperature),
-    "distance-aware": Reference(relation=in_place, factor=distance_aware, temperature=no_temperature),
+    "distance-aware": Reference(relation=in_place, factor=distance_aware, temperature=temperature),
 }
