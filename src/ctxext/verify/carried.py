@@ -147,7 +147,7 @@ def reference_faults(method: Method | type[Method]) -> Iterator[None]:
 
 
 def reference_error(names: Sequence[str], detail: str) -> CtxextError:
-    """The error for a fault in the reference of some methods."""
+    """Return the error for a fault in the reference of some methods."""
     return CtxextError(
         f"The reference of {' and '.join(names)} fails: {' '.join(detail.split())}",
         hint="Nothing is known to be wrong with the checkpoint: mend the reference; --no-verify writes it unchecked.",

@@ -24,7 +24,7 @@ _CHUNK = 1 << 22
 
 
 def check_record(subject: Subject) -> Finding:
-    """Whether ctxext.json exists and agrees with config.json."""
+    """Check whether ctxext.json exists and agrees with config.json."""
     name, manifest, noted = "record", subject.manifest, provenance(subject.checkpoint.config)
     if not manifest:
         return Finding(name, FAILED, f"there is no {MANIFEST}: not made by ctxext, or not all of it is here")
@@ -45,7 +45,7 @@ def check_record(subject: Subject) -> Finding:
 
 
 def check_files(subject: Subject) -> Finding:
-    """Whether every small file is as recorded, none is missing and none was added."""
+    """Check whether every small file is as recorded, none is missing and none was added."""
     if not subject.manifest:
         return Finding("files", SKIPPED, "nothing was recorded")
     kept = [path.as_posix() for path in subject.checkpoint.files if path.parts[0] != subject.rewritten]
@@ -71,7 +71,7 @@ def check_files(subject: Subject) -> Finding:
 
 
 def check_weights(subject: Subject) -> Finding:
-    """Whether the weight files are complete, and match their digests where those were recorded."""
+    """Check whether the weight files are complete, and match their digests where those were recorded."""
     name = "weights"
     subject.checkpoint.check_weights()
     if not subject.manifest:
@@ -111,7 +111,7 @@ def _is_touched(subject: Subject, name: str) -> bool:
 
 
 def check_configuration(subject: Subject) -> Finding:
-    """Whether applying the recipe again gives the same configuration, in both dialects."""
+    """Check whether applying the recipe again gives the same configuration, in both dialects."""
     name = "configuration"
     if not subject.has_recipe:
         return Finding(name, SKIPPED, '"config.json" has no recipe')
@@ -145,7 +145,7 @@ def _differences(config: Mapping[str, Any], expected: Mapping[str, Any], nested:
 
 
 def check_lengths(subject: Subject) -> Finding:
-    """Whether the files agree on the context length."""
+    """Check whether the files agree on the context length."""
     encoded = None  # For models without a plain key for it.
     if subject.family.positions != "rotary" and is_readable(subject.family):
         encoded = subject.model.encoding.context_length
@@ -164,7 +164,7 @@ def check_lengths(subject: Subject) -> Finding:
 
 
 def check_code(subject: Subject) -> Finding:
-    """Whether the modeling code is byte for byte the code that this version writes."""
+    """Check whether the modeling code is byte for byte the code that this version writes."""
     expected = subject.own_code
     changed = [name for name in expected if Path(name) in subject.foreign_code]
     missing = [name for name in expected if Path(name) not in subject.checkpoint.files]
@@ -189,7 +189,7 @@ _Tensor = tuple[str, tuple[int, ...], str]
 
 
 def check_against(subject: Subject) -> Finding | None:
-    """Whether the weights equal the source's, or only training changed them."""
+    """Check whether the weights equal the source's, or only training changed them."""
     name, source = "against", subject.source
     if source is None:
         return None

@@ -43,7 +43,7 @@ def check_version(subject: Subject) -> Finding | None:
 
 
 def check_loading(subject: Subject) -> Finding:
-    """Whether the model loads without ctxext, with all its weights."""
+    """Check whether the model loads without ctxext, with all its weights."""
     if not subject.may_load:
         return Finding("loading", SKIPPED, _NOT_RUN)
     if reason := needs_accelerator(subject.checkpoint):
@@ -58,7 +58,7 @@ def check_loading(subject: Subject) -> Finding:
 
 
 def _unasked(subject: Subject) -> str:
-    """Why a loaded model cannot be compared; empty where it can."""
+    """Return why a loaded model cannot be compared; empty where it can."""
     if not subject.may_load:
         return _NOT_RUN
     if reason := needs_accelerator(subject.checkpoint):
@@ -69,7 +69,7 @@ def _unasked(subject: Subject) -> str:
 
 
 def check_frequencies(subject: Subject) -> Finding | None:
-    """Whether the loaded model rotates by the recipe's inverse frequencies."""
+    """Check whether the loaded model rotates by the recipe's inverse frequencies."""
     name = "frequencies"
     if subject.family.positions != "rotary":
         return None
@@ -103,7 +103,7 @@ def check_frequencies(subject: Subject) -> Finding | None:
 
 
 def check_logits(subject: Subject) -> Finding | None:
-    """Whether the logits of a checkpoint with code are what its method says, worked out the plain way."""
+    """Check whether the logits of a checkpoint with code are what its method says, worked out the plain way."""
     if not subject.has_recipe or not subject.recipe.needs_code:
         return None
     if reason := _unasked(subject):
@@ -126,7 +126,7 @@ def check_logits(subject: Subject) -> Finding | None:
 
 
 def check_buckets(subject: Subject) -> Finding | None:
-    """Whether each stack of the family's class looks its biases up where the reference says."""
+    """Check whether each stack of the family's class looks its biases up where the reference says."""
     name = "buckets"
     if not subject.has_recipe or all(step.kind != name for step in subject.recipe.steps):
         return None
@@ -150,7 +150,7 @@ def check_buckets(subject: Subject) -> Finding | None:
 
 
 def check_tables(subject: Subject) -> Finding | None:
-    """Whether each row of the loaded tables is what its reference says, by the source's rows where they are given."""
+    """Check whether each row of the loaded tables is what its reference says, by the source's rows where they are given."""
     name = "tables"
     if not subject.has_recipe or not subject.recipe.rewrites_weights:
         return None
@@ -269,5 +269,5 @@ def _run(check: Check, subject: Subject) -> Finding | None:
 
 
 def failures(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings that make a checkpoint fail."""
+    """Return the findings that make a checkpoint fail."""
     return [finding for finding in findings if finding.status == FAILED]
