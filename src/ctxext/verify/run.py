@@ -150,7 +150,7 @@ def check_buckets(subject: Subject) -> Finding | None:
 
 
 def check_tables(subject: Subject) -> Finding | None:
-    """Check whether each row of the loaded tables is what its reference says, by the source's rows where they are given."""
+    """Check each row of the loaded tables against its reference, by the rows of the source where they are given."""
     name = "tables"
     if not subject.has_recipe or not subject.recipe.rewrites_weights:
         return None
