@@ -103,3 +103,9 @@ def tokens(length, rows=1, seed=0, vocabulary=64):
 def ranks_of(cache):
     """The ratio numbers that a cache holds: layer to (batch, key heads)."""
     return {layer: ranks.clone() for (_, layer), ranks in cache.ctxext_state.rows.items()}
+
+
+def with_ranks(source, target, cache, row=0, **options):
+    """Convert with the head order that a prompt chose, as a static order."""
+    orders = [ranks[row].tolist() for _, ranks in sorted(ranks_of(cache).items())]
+    return convert(source, target, head_order="calibrated", ranks=tuple(map(tuple, orders)), **options)

@@ -7,7 +7,7 @@ import torch
 from transformers import DynamicCache, StaticCache
 
 import tiny_models
-from portable_checkpoints import code_of, convert, llama, load, ranks_of, tokens
+from portable_checkpoints import code_of, convert, llama, load, ranks_of, tokens, with_ranks
 
 LENGTHS = [9, 40, 17]
 
@@ -54,6 +54,29 @@ def static_cache(model, rows, length):
 def test_orders_differ_between_prompts(model):
     orders = {tuple(ranks_of(model(tokens(40, seed=seed)).past_key_values)[1][0].tolist()) for seed in range(8)}
     assert len(orders) > 1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("pieces", [(30,), (12, 10, 8), (1, 29)])
+def test_cached_is_uncached_with_the_same_order(model, source, tmp_path, kind, pieces):
+    ids = tokens(300)  # Past the trained length of 256.
+    cache = DynamicCache() if kind == "dynamic" else static_cache(model, 1, 320)
+    logits, start = [], 0
+    for size in (*pieces, *[1] * 6, 250, *[1] * 14):
+        positions = torch.arange(start, start + size)
+        logits.append(
+            model(
+                ids[:, start : start + size], past_key_values=cache,
+                position_ids=positions[None], cache_position=positions,
+            ).logits
+        )  # fmt: skip
+        start += size
+    uncached = load(with_ranks(source, tmp_path / "static", cache, first_layer=0))
+    torch.testing.assert_close(torch.cat(logits, 1), uncached(ids).logits, rtol=1e-4, atol=1e-4)
+    # The first piece fixed the order.
+    first = model(ids[:, : pieces[0]], past_key_values=DynamicCache())
+    assert all(torch.equal(ranks, ranks_of(cache)[layer]) for layer, ranks in ranks_of(first.past_key_values).items())
 
 
 @pytest.mark.parametrize("cache", [None, "static"])
