@@ -20,8 +20,7 @@ import torch
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import open_infos
 from ctxext.evaluate.model import LoadedModel, Loading, load_model
-from ctxext.evaluate.scoring.exact_match import score_depths
-from ctxext.evaluate.scoring.generation import generate_exact
+from ctxext.evaluate.scoring.answers import generate_exact, score_depths
 from ctxext.evaluate.scoring.token_losses import token_losses
 from ctxext.evaluate.settings import Settings, even_depths
 from ctxext.evaluate.tasks.needle import Needle

@@ -20,7 +20,6 @@ LAYERS = (
     "evaluate.checkpoint_info",
     *(
         "evaluate.scoring.prefix_cache",
-        "evaluate.pooling",
         "evaluate.loading",
         "evaluate.model",
         "evaluate.served",

@@ -143,7 +143,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         ("tests/evaluate/test_findings.py::test_a_share_over_texts_counts_texts",),
     ),
     (
-        "evaluate/scoring/generation.py",
+        "evaluate/scoring/answers.py",
         "rest[:, : -alike[depth]], rest[:, :0]",
         "rest[:, : 1 - alike[depth]], rest[:, :0]",
         ("tests/evaluate/test_several_questions.py::test_answers_on_one_reading_are_those_of_generate",),

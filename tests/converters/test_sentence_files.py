@@ -15,7 +15,7 @@ from ctxext.converters.convert import plan_conversion
 from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import info_of
-from ctxext.evaluate.pooling import open_pooler
+from ctxext.evaluate.model import open_pooler
 from ctxext.recipes.methods.fills import KEEPS_ROWS
 from ctxext.recipes.methods.table import Table
 from pages import ROOT, blocks

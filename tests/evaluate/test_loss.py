@@ -12,7 +12,7 @@ from ctxext.cli.eval_tables import report_tables
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel, make_ready
 from ctxext.evaluate.report.page import render_page
-from ctxext.evaluate.scoring import exact_match
+from ctxext.evaluate.scoring import answers
 from ctxext.evaluate.scoring import token_losses as scoring
 from ctxext.evaluate.scoring.token_losses import token_losses
 from ctxext.evaluate.tasks.perplexity import LongPerplexity, bucket_width
@@ -51,9 +51,9 @@ def test_losses_of_the_last_tokens_whether_or_not_the_head_is_separate(monkeypat
 def test_answers_of_narrow_logits_are_scored_in_float32(monkeypatch):
     """Logits as a model in bfloat16 gives them; a softmax of 16 bits is off by a hundredth."""
     logits = (4 * torch.randn(1, 31, 500, generator=torch.Generator().manual_seed(0))).to(torch.bfloat16)
-    monkeypatch.setattr(exact_match, "_run_all", lambda *given: iter([(0, torch.arange(40)[None], logits)]))
+    monkeypatch.setattr(answers, "_run_all", lambda *given: iter([(0, torch.arange(40)[None], logits)]))
     question = [[SimpleNamespace(num_answer=30)]]
-    ((_, (answer,), _),) = exact_match.answer_losses(ready(None), question)
+    ((_, (answer,), _),) = answers.answer_losses(ready(None), question)
     wanted = torch.nn.functional.cross_entropy(logits[0, :30].double(), torch.arange(10, 40))
     assert answer == pytest.approx(float(wanted), abs=1e-6)
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import DynamicCache, LlamaForCausalLM, Qwen2Config
 
-from ctxext.evaluate.scoring import exact_match, generation
-from ctxext.evaluate.scoring.exact_match import num_common, walk
+from ctxext.evaluate.scoring import answers
+from ctxext.evaluate.scoring.answers import num_common, walk
 from ctxext.evaluate.scoring.prefix_cache import (
     follows_length,
     is_static,
@@ -194,8 +194,8 @@ def test_pieces_that_are_read(monkeypatch, prompts, num_last, pieces):
             cache.extend(rest[0].tolist())
         return prompt
 
-    monkeypatch.setattr(exact_match, "run", run)
-    monkeypatch.setattr(exact_match, "new_cache", lambda model: Cache())
+    monkeypatch.setattr(answers, "run", run)
+    monkeypatch.setattr(answers, "new_cache", lambda model: Cache())
     ids = torch.tensor([[list(map(ord, prompt)) for prompt in prompts]])
     finished = [*walk(None, ids, num_last, set(range(len(prompts))), finish)]
     assert sorted(finished) == [(number, number) for number in range(len(prompts))]
@@ -214,6 +214,6 @@ def test_special_tokens_are_no_part_of_what_is_written(task, monkeypatch):
     parts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (" 4", "2 ")]
     written = [*parts[0], tokenizer.eos_token_id, *parts[1]]
     prompt = SimpleNamespace(answers=["42"], wanted=["42"])
-    monkeypatch.setattr(generation, "_written", lambda *_: iter([(0, [written])]))
+    monkeypatch.setattr(answers, "_written", lambda *_: iter([(0, [written])]))
     loaded = SimpleNamespace(encoder=SimpleNamespace(tokenizer=tokenizer))
-    assert [*generation.generate_graded(loaded, [[prompt]], [0], task.grade)] == [(0, [1])]
+    assert [*answers.generate_graded(loaded, [[prompt]], [0], task.grade)] == [(0, [1])]

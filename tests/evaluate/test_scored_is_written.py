@@ -8,8 +8,8 @@ from transformers import AutoModelForCausalLM
 
 from ctxext import METHODS, Recipe, convert
 from ctxext.evaluate.model import make_ready
-from ctxext.evaluate.scoring import exact_match
-from ctxext.evaluate.scoring.generation import generate_exact
+from ctxext.evaluate.scoring import answers
+from ctxext.evaluate.scoring.answers import generate_exact
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.needle import Needle
 from ctxext.evaluate.tasks.retrieval import make_questions
@@ -55,7 +55,7 @@ def questions_with_known_answers(loaded, length):
         for prompt in question:
             ids = torch.tensor([prompt.ids[: -prompt.num_answer]])
             # Greedy decoding by hand: nothing of it comes from the code under test.
-            exact_match.forget_longer_prompts(loaded.model)
+            answers.forget_longer_prompts(loaded.model)
             output, said = loaded.model(input_ids=ids, use_cache=True), []
             for _ in range(prompt.num_answer):
                 said.append(int(output.logits[0, -1].argmax()))
@@ -80,9 +80,9 @@ def test_scored_is_written(name, checkpoint, tmp_path, tokenizer):
     loaded.model.generation_config.eos_token_id = None
     for length in LENGTHS:
         questions, expected = questions_with_known_answers(loaded, length)
-        assert score(loaded, questions, exact_match.score_depths) == expected, length
+        assert score(loaded, questions, answers.score_depths) == expected, length
         assert score(loaded, questions, generate_exact) == expected, length
-        answered = {number: right for number, _, right in exact_match.answer_losses(loaded, questions)}
+        answered = {number: right for number, _, right in answers.answer_losses(loaded, questions)}
         assert [answered[number] for number in sorted(answered)] == expected, length
 
 
@@ -91,6 +91,6 @@ def test_scored_is_written(name, checkpoint, tmp_path, tokenizer):
 def test_it_would_show_if_the_answer_chose_the_heads(monkeypatch, name, checkpoint, tmp_path, tokenizer):
     """The fault of version 0.1.0, planted: prompt and answer in one forward."""
     loaded = converted(name, checkpoint, tmp_path, tokenizer)
-    monkeypatch.setattr(exact_match, "is_static_for", lambda *_: True)
+    monkeypatch.setattr(answers, "is_static_for", lambda *_: True)
     questions, expected = questions_with_known_answers(loaded, 400)
-    assert score(loaded, questions, exact_match.score_depths) != expected
+    assert score(loaded, questions, answers.score_depths) != expected

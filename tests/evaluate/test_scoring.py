@@ -10,8 +10,8 @@ from ctxext.data.prompt import Prompt
 from ctxext.errors import CtxextError
 from ctxext.evaluate import model as evaluate_model
 from ctxext.evaluate.model import LoadedModel
-from ctxext.evaluate.scoring import exact_match
-from ctxext.evaluate.scoring.exact_match import answer_losses, are_exact, run, run_as_written, score_depths
+from ctxext.evaluate.scoring import answers
+from ctxext.evaluate.scoring.answers import answer_losses, are_exact, run, run_as_written, score_depths
 from ctxext.evaluate.scoring.prefix_cache import new_cache
 from hand_made import tiny_llama
 
@@ -110,7 +110,7 @@ def test_no_cache_is_cropped_where_layers_keep_something_else():
 
 def test_a_resumed_depth_gets_the_same_numbers_to_the_last_bit(monkeypatch):
     seen, loaded, questions = [], loaded_with(tiny_llama(), can_share=True), prompts(10, num_prompts=4)
-    monkeypatch.setattr(exact_match, "are_exact", lambda loaded, logits, *_: seen.append(logits.clone()))
+    monkeypatch.setattr(answers, "are_exact", lambda loaded, logits, *_: seen.append(logits.clone()))
 
     def logits_at(wanted):
         seen.clear()
@@ -137,10 +137,10 @@ def test_losses_and_verdicts_are_those_of_plain_forwards(monkeypatch, kind, way)
         for prompt in question:  # Three answers are what the model says, the fourth is not.
             for place in range(-prompt.num_answer, 0):
                 prompt.ids[place] = int(model(torch.tensor([prompt.ids])).logits[0, place - 1].argmax())
-    monkeypatch.setattr(exact_match, "is_static_for", lambda *_: way != "as written")
-    answers = {depth: rest for depth, *rest in answer_losses(loaded_with(model, can_share=way == "shared"), questions)}
-    assert sorted(answers) == [0, 1]
-    for depth, (losses, correct) in answers.items():
+    monkeypatch.setattr(answers, "is_static_for", lambda *_: way != "as written")
+    by_depth = {depth: rest for depth, *rest in answer_losses(loaded_with(model, can_share=way == "shared"), questions)}
+    assert sorted(by_depth) == [0, 1]
+    for depth, (losses, correct) in by_depth.items():
         assert correct == [True, True, True, False]
         for question, loss in zip(questions, losses, strict=True):
             ids, size = torch.tensor([question[depth].ids]), question[depth].num_answer
@@ -172,7 +172,7 @@ def test_an_answer_s_logits_are_those_of_writing_it_whatever_ran_before(kind, ch
 @pytest.mark.parametrize(("length", "kept", "runs"), [(12, 2, [2, 5, 5]), (11, 2, [1, 5, 5]), (12, 7, [5, 7])])
 @torch.inference_mode()
 def test_a_cache_is_begun_in_one_run_and_continued_in_pieces_counted_from_the_end(monkeypatch, length, kept, runs):
-    monkeypatch.setattr(exact_match, "_PIECE", {"cpu": 5})
+    monkeypatch.setattr(answers, "_PIECE", {"cpu": 5})
     model, ids = noting(), tokens(2, 8 + length)
     whole = model(ids).logits
     cache, model.runs = new_cache(model), []

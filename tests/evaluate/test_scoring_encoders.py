@@ -7,8 +7,7 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, BertModel
 
 from ctxext.errors import CtxextError
-from ctxext.evaluate.model import LoadedModel
-from ctxext.evaluate.pooling import Pooler
+from ctxext.evaluate.model import LoadedModel, Pooler
 from ctxext.evaluate.scoring import similarity
 from ctxext.evaluate.scoring import token_losses as masked
 from hand_made import tiny_llama

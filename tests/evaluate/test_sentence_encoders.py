@@ -12,8 +12,7 @@ import transformers
 from ctxext.data.encoding import Encoder
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import open_infos
-from ctxext.evaluate.model import LoadedModel, Loading, load_model
-from ctxext.evaluate.pooling import Pooler, open_pooler
+from ctxext.evaluate.model import LoadedModel, Loading, Pooler, load_model, open_pooler
 from ctxext.evaluate.run import evaluate
 from ctxext.evaluate.scoring.similarity import pooled
 from ctxext.evaluate.settings import Settings

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import make_ready
-from ctxext.evaluate.scoring.exact_match import score_depths
+from ctxext.evaluate.scoring.answers import score_depths
 from ctxext.finetune.loss import use_chunked_loss
 from ctxext.finetune.watch import NUM_PARTS, NeedleProbe
 from tiny_base import Stopped, Tokens, change, documents, load, stop_after, tune

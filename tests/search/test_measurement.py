@@ -6,7 +6,7 @@ from ctxext import Recipe
 from ctxext.data.encoding import Encoder
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel, make_ready
-from ctxext.evaluate.scoring.exact_match import answer_losses
+from ctxext.evaluate.scoring.answers import answer_losses
 from ctxext.methods import LongRope
 from ctxext.search import measurement
 from ctxext.search.measurement import make_eval_sets, measure, measurement_from

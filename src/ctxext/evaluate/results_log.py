@@ -58,12 +58,11 @@ class ResultsLog:
         if self.folder is None:
             self._records.append(record)
             return
-        path = self.folder / self._name
-        with path.open("ab+") as file:
-            file.seek(0)
-            content = file.read()
-            if not content.endswith(b"\n"):  # A kill tore the last line.
-                file.truncate(content.rfind(b"\n") + 1)
+        with (self.folder / self._name).open("ab+") as file:
+            file.seek(max(0, file.tell() - 1))
+            if file.read() != b"\n":  # A kill tore the last line.
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
             file.write((json.dumps(record, ensure_ascii=False) + "\n").encode())
             file.flush()
             os.fsync(file.fileno())

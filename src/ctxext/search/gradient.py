@@ -19,7 +19,7 @@ from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Prompt
 from ctxext.data.texts import read_corpus
 from ctxext.errors import CtxextError
-from ctxext.evaluate.scoring.exact_match import run
+from ctxext.evaluate.scoring.answers import run
 from ctxext.evaluate.settings import Settings, even_depths
 from ctxext.evaluate.tasks.needle import Needle
 from ctxext.evaluate.tasks.retrieval import check_fits, make_questions

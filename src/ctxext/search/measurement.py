@@ -20,7 +20,7 @@ from ctxext.data.texts import read_corpus, read_texts
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.report.intervals import mean_interval
-from ctxext.evaluate.scoring.exact_match import answer_losses
+from ctxext.evaluate.scoring.answers import answer_losses
 from ctxext.evaluate.scoring.token_losses import token_losses
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.needle import Needle

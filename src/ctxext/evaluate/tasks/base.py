@@ -173,8 +173,7 @@ class RetrievalTask(Task):
             depths: Indices of the depths to score.
             generate: Generate the answers instead of running one teacher-forced forward.
         """
-        from ctxext.evaluate.scoring.exact_match import score_depths
-        from ctxext.evaluate.scoring.generation import generate_exact, generate_graded
+        from ctxext.evaluate.scoring.answers import generate_exact, generate_graded, score_depths
 
         if self.is_written:
             return generate_graded(loaded, questions, depths, self.grade)
