@@ -9,7 +9,7 @@ from rich.console import Console
 
 from ctxext.cli.eval_tables import report_tables
 from ctxext.evaluate.report.findings import findings
-from ctxext.evaluate.report.page import maps, render_page, summary
+from ctxext.evaluate.report.page import render_page
 from ctxext.evaluate.report.report import effective_lengths
 from ctxext.evaluate.report.tables import effective_text
 from ctxext.evaluate.settings import Settings
@@ -26,6 +26,12 @@ def cell(task, length, correct, samples=100, depth=None):
     texts = [[f"{depth} {number}", correct / samples, 1] for number in range(min(samples, 100))]
     texts = texts if samples <= 100 else [[str(depth), correct, samples]] * 1
     return {"task": task, "length": length, "depth": depth, "correct": correct, "samples": samples, "texts": texts}
+
+
+def shown(*given, **more):
+    """A cell with its share, and an interval that nothing uses."""
+    made = cell(*given, **more)
+    return {**made, "share": made["correct"] / made["samples"], "low": 0, "high": 1}
 
 
 def make(ids=IDS, tasks=("needle", "ruler-vt", "perplexity", "short")):
@@ -47,11 +53,25 @@ def make(ids=IDS, tasks=("needle", "ruler-vt", "perplexity", "short")):
     return report_of(models, records, settings)
 
 
+def page_of(models, **settings):
+    """The page of models of which nothing is known but some cells, and the report."""
+    nothing = dict.fromkeys(("short", "perplexity", "harness", "trained_length", "context_length", "summary"))
+    asked = {"samples": 10, "seed": 0, "tasks": ["needle"], "depths": [0.5], "generate": False, "stride": None}
+    report = report_of([], [])
+    report |= {"models": [{"digest": "", **nothing, **model} for model in models]}
+    report["settings"] |= asked
+    return render_page(report), report
+
+
+def summary_of(page):
+    return page[page.index('id="summary"') : page.index("</table>")]
+
+
 def test_many_models_stay_readable():
     page = render_page(make())
     assert "<h1>Long context: 12 models</h1>" in page
     assert page.index('id="summary"') < page.index('class="findings"') < page.index("<h2>needle</h2>")
-    summary = page[page.index('id="summary"') : page.index("</table>")]
+    summary = summary_of(page)
     assert summary.count("<tr>") == 13
     assert all(name.replace("<", "&lt;").replace(">", "&gt;") in summary for name in IDS)
     assert "<b>bold</b>" not in page
@@ -156,36 +176,35 @@ def test_a_model_that_knows_nothing_has_no_effective_length():
 def test_bold_is_what_lies_above_all_other_intervals():
     counts = {"a": {2048: 98, 8192: 98, 32768: 98}, "b": {2048: 60, 8192: 90, 32768: 90}, "d": {8192: 98}}
     models = [
-        {"name": name, "short": None, "cells": [cell("needle", length, right) for length, right in by_length.items()]}
+        {"name": name, "cells": [shown("needle", length, right) for length, right in by_length.items()]}
         for name, by_length in counts.items()
     ]
-    assert re.findall(r"<b>(\d+)</b>", summary({"models": models})) == ["98"], "later intervals overlap"
-    assert "<b>" not in summary({"models": models[:1]}), "there is nobody to be better than"
+    assert re.findall(r"<b>(\d+)</b>", summary_of(page_of(models)[0])) == ["98"], "later intervals overlap"
+    assert "<b>" not in summary_of(page_of(models[:1])[0]), "there is nobody to be better than"
 
 
 def test_every_depth_counts_in_the_tables_of_page_terminal_and_card():
-    cells = [cell("needle", 2048, right, 10, depth) for depth, right in ((0.0, 10), (0.5, 8), (1.0, 0))]
-    model = {"name": "demo", "cells": [{**one, "share": one["correct"] / 10, "low": 0, "high": 1} for one in cells]}
-    model |= {"short": None, "perplexity": None, "harness": None, "trained_length": 512, "digest": "d", "summary": ""}
-    report = {"models": [model], "settings": {"generate": False}}
+    cells = [shown("needle", 2048, right, 10, depth) for depth, right in ((0.0, 10), (0.5, 8), (1.0, 0))]
+    page, report = page_of([{"name": "demo", "cells": cells}])
+    (model,) = report["models"]
     terminal = "\n".join(map(str, report_tables(report, 80)))
-    about = {"samples": 10, "seed": 0, "tasks": ["needle"], "depths": [0.5]}
-    card = measured({**report, "settings": report["settings"] | about, "versions": {}}, model, ()).body.split("###")[1]
-    wide = {**model, "cells": [{**one, "task": "niah-multikey-1"} for one in model["cells"][:1]]}
+    card = measured(report, model, ()).body.split("###")[1]
+    wide = {**model, "cells": [{**one, "task": "niah-multikey-1"} for one in cells[:1]]}
     assert re.search("niah-multikey-1 +2048", "".join(map(str, report_tables({**report, "models": [wide]}, 80))))
-    for text in (summary(report), maps(report, "needle"), terminal, card):
+    for text in (summary_of(page), page[page.index("<h2>needle") :], terminal, card):
         assert re.search(r"60\D+42–75", text), text
     assert findings(report)[0].startswith("needle at 2048 tokens: demo finds 60 % (42–75)")
 
 
 def test_how_it_was_asked_is_told():
     report = make(["demo"])
-    plain = maps(report, "needle")
+    plain = render_page(report)
     report["settings"] |= {"filler": "same", "repeat_question": True}
+    needle, variables = render_page(report).split("<h2>needle</h2>")[1].split("<h2>ruler-vt</h2>")
     told = " The text is made of nothing but such sentences. The question was asked before the text too.</p>"
-    assert told in maps(report, "needle")
-    assert told.partition(". ")[2] in maps(report, "ruler-vt")
-    assert "such sentences" not in plain + maps(report, "ruler-vt")
+    assert told in needle
+    assert told.partition(". ")[2] in variables
+    assert "such sentences" not in plain + variables
 
 
 def test_the_picture_of_losses_is_described():

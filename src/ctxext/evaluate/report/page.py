@@ -4,12 +4,11 @@ import base64
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
-from string import Template
-from typing import Any
+from typing import Any, NamedTuple
 
 from ctxext.evaluate.report import tables
 from ctxext.evaluate.report.colours import hexadecimal, ink, series_style, shade
@@ -54,28 +53,44 @@ def write_report(report: Report, folder: Path) -> list[Path]:
 
 
 def render_page(report: Report) -> str:
-    """Render the page."""
+    """Render the page from `page.html`."""
+    from jinja2 import Environment, StrictUndefined
+
     report = _with_short_names(report)
     models, settings, versions = report["models"], report["settings"], report["versions"]
-    items = "\n".join(f"<li>{escape(sentence)}</li>" for sentence in findings(report))
-    sections = [summary(report), f'<div class="findings"><ul>\n{items}\n</ul></div>' if items else ""]
-    sections += [maps(report, task) for task in tasks_of(report)]
-    sections += [_perplexity(report), _section(_longppl(report)), _section(_short(report)), _section(_harness(report))]
-    sections += [_section(_models(report), words=(1, 4)), _settings(report)]
     listed = ", ".join(model["name"] for model in models)
     of = f"{len(models)} models" if len(models) > _MAX_NAMED or len(listed) > _MAX_TITLE else listed
     engines = {"vllm": "vLLM", "xllamacpp": "llama.cpp by xllamacpp"}
     ran = "".join(f", {name} {versions[package]}" for package, name in engines.items() if versions.get(package))
-    template = resources.files("ctxext.evaluate.report").joinpath("page.html").read_text(encoding="utf-8")
-    return Template(template).substitute(
-        title=escape(f"Long context: {of}"),
-        subtitle=escape(
-            f"{settings['samples']} samples per cell, seed {settings['seed']}, transformers"
-            f" {versions['transformers']}, torch {versions['torch']}{ran}"
-        ),
-        sections="\n".join(section for section in sections if section),
-        version=escape(versions["ctxext"]),
+    environment = Environment(
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined, finalize=_escaped
     )
+    environment.filters |= {"safe": _Markup, "full_name": _full_name, "percent": percent, "shade": shade}
+    environment.filters |= {"hexadecimal": hexadecimal, "ink": ink}
+    template = resources.files("ctxext.evaluate.report").joinpath("page.html").read_text(encoding="utf-8")
+    return environment.from_string(template).render(
+        title=f"Long context: {of}",
+        subtitle=f"{settings['samples']} samples per cell, seed {settings['seed']}, transformers"
+        f" {versions['transformers']}, torch {versions['torch']}{ran}",
+        summary=_summary(report),
+        findings=findings(report),
+        tasks=[_task(report, task) for task in tasks_of(report)],
+        perplexity=_perplexity(report),
+        picture=_losses(report),
+        tables=[_longppl(report), _short(report), _harness(report)],
+        models=_models(report),
+        settings=_settings(report),
+        version=versions["ctxext"],
+    )
+
+
+class _Markup(str):
+    """Text that is HTML already."""
+
+
+def _escaped(value: Any) -> str:
+    """Escape what the page shows, unless it is HTML already."""
+    return value if isinstance(value, _Markup) else escape(str(value))
 
 
 def _with_short_names(report: Report) -> Report:
@@ -105,58 +120,36 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
     return {name: name for name in names}
 
 
-class _Markup(str):
-    """Text that is HTML already."""
+def _full_name(model: Mapping[str, Any]) -> _Markup:
+    """Return a short name, with the whole name below it if they differ."""
+    name, whole = escape(model["name"]), escape(model["whole"])
+    return _Markup(f'{name}<br><span class="soft whole">{whole}</span>' if whole != name else name)
 
 
-def _section(table: tables.Table, words: Sequence[int] = (), picture: str = "") -> str:
-    """A table with its title, its note and a picture above it; nothing where it has no rows."""
-    note = f"<p>{escape(table.note)}</p>\n" if table.note else ""
-    return f"<h2>{table.title}</h2>\n{note}{picture}{_table(table.head, table.rows, words)}" if table.rows else ""
+def _code(text: str) -> _Markup:
+    return _Markup(f"<code>{text}</code>")
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[Any]], words: Sequence[int] = ()) -> str:
-    """An HTML table in a box that scrolls by itself.
+class _Cell(NamedTuple):
+    """A cell of the summary, with the value that its column is sorted by."""
 
-    Args:
-        head: Headings of the columns; empty for a table without headings.
-        rows: Cells.
-        words: Indices of the columns that hold words.
-    """
-
-    def line(cells: Sequence[Any], tag: str) -> str:
-        marks = [' class="text"' if number in words else "" for number in range(len(cells))]
-        texts = [cell if isinstance(cell, _Markup) else escape(str(cell)) for cell in cells]
-        return "".join(f"<{tag}{mark}>{text}</{tag}>" for mark, text in zip(marks, texts, strict=True))
-
-    heading = f"<thead><tr>{line(head, 'th')}</tr></thead>" if head else ""
-    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
-    return f'<div class="wide"><table>{heading}<tbody>{body}</tbody></table></div>'
+    value: Any
+    text: str
+    interval: str = ""
+    is_best: bool = False
 
 
-def _model_name(model: Mapping[str, Any]) -> _Markup:
-    """A short name, with the whole name below it if they differ."""
-    whole = model.get("whole", model["name"])
-    below = f'<br><span class="soft whole">{escape(whole)}</span>' if whole != model["name"] else ""
-    return _Markup(f"{escape(model['name'])}{below}")
-
-
-def summary(report: Report) -> str:
-    """The table of every model by prompt length, with a filter; empty without retrieval tasks."""
+def _summary(report: Report) -> dict[str, Any]:
+    """Return the table of every model by prompt length; empty without retrieval tasks."""
     models = [model for model in report["models"] if model["cells"]]
     if not models:
-        return ""
+        return {}
     tasks = tasks_of(report)
     lengths = sorted({cell["length"] for model in models for cell in model["cells"]})
     costs = {model["name"]: (model["short"] or {}).get("against") for model in models}
     head = ["model", *(f"{format_length(length)} tokens" for length in lengths)]
     head += ["effective length"] * (len(lengths) > 1) + ["cost inside, nats"] * any(costs.values())
-    rows = {
-        model["name"]: [
-            f'<th scope="row" data-value="{escape(model.get("whole", model["name"]))}">{_model_name(model)}</th>'
-        ]
-        for model in models
-    }
+    rows: dict[str, list[_Cell]] = {model["name"]: [] for model in models}
     for length in lengths:
         scores = {
             model["name"]: pooled(cells)
@@ -164,94 +157,67 @@ def summary(report: Report) -> str:
             if (cells := [cell for cell in model["cells"] if cell["length"] == length])
         }
         first, *others = sorted(scores.values(), reverse=True)
-        is_apart = others and first[1] > max(high for _, _, high in others)
+        is_apart = bool(others) and first[1] > max(high for _, _, high in others)
         for name, row in rows.items():
-            share, low, high = score = scores.get(name, (-1, 0, 0))
-            figure = f"<b>{percent(share)}</b>" if is_apart and score == first else percent(share)
-            text = f'{figure} <span class="soft">({percent(low)}–{percent(high)})</span>'
-            row.append(_sorted_cell(f"{share:.6f}", text) if name in scores else _sorted_cell(-1, "–"))
+            if (score := scores.get(name)) is None:
+                row.append(_Cell(-1, "–"))
+            else:
+                share, low, high = score
+                interval = f"{percent(low)}–{percent(high)}"
+                row.append(_Cell(f"{share:.6f}", percent(share), interval, is_apart and score == first))
     for model in models:
         row, effective, cost = rows[model["name"]], model.get("effective"), costs[model["name"]]
         if len(lengths) > 1:
             text = tables.effective_text(effective, lengths[-1])
-            row.append(_sorted_cell((effective or {}).get("length") or 0, text))
+            row.append(_Cell((effective or {}).get("length") or 0, text))
         if any(costs.values()):
-            row.append(_sorted_cell(f"{cost['loss']:.6f}", f"{cost['loss']:+z.3f}") if cost else _sorted_cell(0, "–"))
-    over = escape(f"the mean of {', '.join(tasks)}" if len(tasks) > 1 else tasks[0])
-    return f"""<h2>Summary</h2>
-<p class="soft">Percent right: {over}, with the 95 % interval (over texts); bold where it is above the intervals of all
-other models. Effective length: the longest length up to which a model keeps 85 % of its score at
-{format_length(lengths[0])} tokens, and none if that score is below 85.6 %, the threshold of RULER. Cost inside: loss
-inside the original context length against the source model. Click a heading to sort.</p>
-<p><input type="search" id="filter" placeholder="Filter models" aria-label="Filter models"></p>
-<div class="wide"><table class="summary" id="summary">
-<thead><tr>{"".join(f'<th scope="col"><button type="button">{cell}</button></th>' for cell in head)}</tr></thead>
-<tbody>{"".join(f"<tr>{''.join(row)}</tr>" for row in rows.values())}</tbody></table></div>"""
+            row.append(_Cell(f"{cost['loss']:.6f}", f"{cost['loss']:+z.3f}") if cost else _Cell(0, "–"))
+    return {
+        "over": f"the mean of {', '.join(tasks)}" if len(tasks) > 1 else tasks[0],
+        "shortest": format_length(lengths[0]),
+        "head": head,
+        "rows": [(model, rows[model["name"]]) for model in models],
+    }
 
 
-def _sorted_cell(value: Any, shown: str) -> str:
-    """A cell with the value that its column is sorted by."""
-    return f'<td data-value="{value}">{shown}</td>'
-
-
-def maps(report: Report, task: str) -> str:
-    """The section of one task."""
-    scores = heat_map(report["models"], task)
+def _task(report: Report, task: str) -> dict[str, Any]:
+    """Return the section of one task."""
+    scores, settings = heat_map(report["models"], task), report["settings"]
     kind = RETRIEVAL_TASKS.get(task)
     is_written = report["settings"]["generate"] or (kind is not None and kind.is_written)
-    answered = "Each answer was generated" if is_written else kind.scored if kind else "Exact match"
-    return f"""<h2>{escape(task)}</h2>
-<p>{escape(kind.description if kind else "")}{_asked(report["settings"], task)}</p>
-<p class="soft">Percent right by depth and prompt length. {answered}. Lengths that are longer than a model was trained
-for are marked with * at its name.</p>
-<div class="maps">{"".join(_map(scores, length) for length in scores.lengths)}</div>
-{_effective_lengths(scores)}
-<details><summary>Counts and intervals</summary>{_counts(scores)}</details>"""
+    description = kind.description if kind else ""
+    if task == "needle" and settings.get("filler") == "same":
+        description += " The text is made of nothing but such sentences."
+    if settings.get("repeat_question"):
+        description += " The question was asked before the text too."
+    effective_lengths = []
+    for model in scores.models:
+        effective = (model.get("effective") or {}).get("tasks", {}).get(task)
+        if effective:
+            effective_lengths.append(f"{model['name']} {tables.effective_text(effective, scores.lengths[-1])}")
+    return {
+        "name": task,
+        "description": description,
+        "answered": "Each answer was generated" if is_written else kind.scored if kind else "Exact match",
+        "depths": ["anywhere" if depth is None else round(100 * depth) for depth in scores.depths],
+        "maps": [(length, _map(scores, length)) for length in scores.lengths],
+        "effective": "; ".join(effective_lengths),
+        "counts": _counts(scores),
+    }
 
 
-def _asked(settings: Mapping[str, Any], task: str) -> str:
-    same = " The text is made of nothing but such sentences." if settings.get("filler") == "same" else ""
-    first = " The question was asked before the text too." if settings.get("repeat_question") else ""
-    return same * (task == "needle") + first
-
-
-def _map(scores: HeatMap, length: int) -> str:
-    """The scores of all models at a length, with a column for each depth."""
+def _map(scores: HeatMap, length: int) -> list[tuple[Any, ...]]:
+    """Return each model's name, its cells at a length, one for each depth, and its share with the interval."""
     rows = []
     for model in scores.models:
         cells = scores.row(model, length)
         if measured := [cell for cell in cells if cell]:
-            share, interval = tables.in_percent(measured)
             beyond = "*" if model["trained_length"] and length > model["trained_length"] else ""
-            rows.append(
-                f'<tr><th scope="row">{escape(model["name"])}{beyond}</th>{"".join(map(_map_cell, cells))}'
-                f'<td class="all"><b>{share}</b> ({interval})</td></tr>'
-            )
-    head = "".join(f"<th>{'anywhere' if depth is None else round(100 * depth)}</th>" for depth in scores.depths)
-    return (
-        f'<table class="map" style="--cells:{len(scores.depths)}"><caption>{length} tokens</caption>'
-        f'<thead><tr><th>depth %</th>{head}<th class="all">all</th></tr></thead><tbody>{"".join(rows)}</tbody></table>'
-    )
+            rows.append((f"{model['name']}{beyond}", cells, *tables.in_percent(measured)))
+    return rows
 
 
-def _map_cell(cell: Mapping[str, Any] | None) -> str:
-    if cell is None:
-        return '<td class="cell">–</td>'
-    colour = shade(cell["share"])
-    style = f"background:{hexadecimal(colour)};color:{ink(colour)}"
-    return f'<td class="cell" style="{style}">{percent(cell["share"])}</td>'
-
-
-def _effective_lengths(scores: HeatMap) -> str:
-    texts = []
-    for model in scores.models:
-        effective = (model.get("effective") or {}).get("tasks", {}).get(scores.task)
-        if effective:
-            texts.append(f"{escape(model['name'])} {tables.effective_text(effective, scores.lengths[-1])}")
-    return f"<p>Effective length: {'; '.join(texts)}.</p>" if texts else ""
-
-
-def _counts(scores: HeatMap) -> str:
+def _counts(scores: HeatMap) -> tables.Table:
     rows = [
         [
             name,
@@ -263,18 +229,18 @@ def _counts(scores: HeatMap) -> str:
         ]
         for (name, _, _), cell in scores.cells.items()
     ]
-    return _table(["model", "tokens", "depth", "right", "share", "95 % interval"], rows)
+    return tables.Table("", ["model", "tokens", "depth", "right", "share", "95 % interval"], rows)
 
 
 def _models(report: Report) -> tables.Table:
     rows = [
         [
-            _model_name(model),
+            _full_name(model),
             model["summary"],
             model["trained_length"],
             model["context_length"],
             f"{model.get('dtype')}, {model.get('attention')}, {model.get('device')}",
-            _Markup(f"<code>{model['digest'][:12]}</code>"),
+            _code(model["digest"][:12]),
         ]
         for model in report["models"]
     ]
@@ -282,10 +248,10 @@ def _models(report: Report) -> tables.Table:
     return tables.Table("Models", head, rows)
 
 
-def _perplexity(report: Report) -> str:
+def _perplexity(report: Report) -> tables.Table:
     name, lengths, curves = tables.perplexities(report)
     if not curves:
-        return ""
+        return tables.Table("", [], [])
     task = TASKS[name]
     kinds = {"lengths": "", **({"sliding": ", sliding"} if "sliding" in curves[0][2] else {})}
     head = ["", "model", "documents", *(f"{length}{note}" for note in kinds.values() for length in lengths)]
@@ -295,14 +261,7 @@ def _perplexity(report: Report) -> str:
         + [figure for kind in kinds for figure in tables.figures(curve[kind], lengths)]
         for model, text, curve in curves
     ]
-    stride = report["settings"]["stride"]
-    sliding = f" Sliding: a window of that length moves on by {stride} tokens." if "sliding" in kinds else ""
-    picture = f"""{_losses(report)}
-<p class="soft">Faint points are measured, lines are smoothed over three of them. Perplexity over the first so many
-tokens.{sliding}</p>
-"""
-    note = f"{task.description}\nText: {_data_name(report)}."
-    return _section(tables.Table(task.name.capitalize(), head, rows, note), words=(1,), picture=picture)
+    return tables.Table(task.name.capitalize(), head, rows, f"{task.description}\nText: {_data_name(report)}.")
 
 
 def _longppl(report: Report) -> tables.Table:
@@ -313,7 +272,7 @@ def _longppl(report: Report) -> tables.Table:
 
 
 def _line(number: int) -> _Markup:
-    """A line in the colour and dashes of a model's curve."""
+    """Return a line in the colour and dashes of a model's curve."""
     colour, dashes = series_style(number)
     pattern = ",".join(f"{2 * part:g}" for part in dashes)
     dash = f' stroke-dasharray="{pattern}"' if pattern else ""
@@ -347,31 +306,29 @@ def _harness(report: Report) -> tables.Table:
     return tables.Table("lm-evaluation-harness", ["model", "task", "metric", "value"], rows)
 
 
-def _settings(report: Report) -> str:
+def _settings(report: Report) -> tables.Table:
     rows = [[key, value] for key, value in report["settings"].items() if value is not None]
     rows += report["versions"].items()
-    rows += [[f"digest of {model['name']}", _Markup(f"<code>{model['digest']}</code>")] for model in report["models"]]
-    shown = _table([], rows, words=(1,))
-    return f"<h2>Settings</h2>\n<details><summary>Everything that was set</summary>{shown}</details>"
+    rows += [[f"digest of {model['name']}", _code(model["digest"])] for model in report["models"]]
+    return tables.Table("Settings", [], rows)
 
 
-def _losses(report: Report) -> str:
-    """Losses by position as a picture inside the page, in both themes; the browser's setting decides which is shown."""
+def _losses(report: Report) -> dict[str, Any]:
+    """Return losses by position as a picture in both themes, of which the browser's setting decides which is shown."""
+    curves = [model["perplexity"] for model in report["models"] if model["perplexity"]]
+    picture = dict.fromkeys(("light", "dark", "width", "description", "install"), "")
+    picture["stride"] = report["settings"]["stride"] if curves and "sliding" in curves[0] else ""
     if not is_installed("matplotlib"):
-        return f'<p class="soft">This picture needs matplotlib: {escape(install_command("matplotlib"))}</p>'
+        return {**picture, "install": install_command("matplotlib")}
     from ctxext.evaluate.report.pictures import as_png, draw_losses
 
-    sources = {}
     for theme in ("light", "dark"):
         figure = draw_losses(report, theme=theme, has_legend=False)
         if figure is None:
-            return ""
-        width = round(figure.get_size_inches()[0] * 96)
-        sources[theme] = "data:image/png;base64," + base64.b64encode(as_png(figure)).decode()
-    return (
-        f'<figure><picture><source media="(prefers-color-scheme: dark)" srcset="{sources["dark"]}">'
-        f'<img src="{sources["light"]}" width="{width}" alt="{escape(_described(report))}"></picture></figure>'
-    )
+            return picture
+        picture["width"] = round(figure.get_size_inches()[0] * 96)
+        picture[theme] = "data:image/png;base64," + base64.b64encode(as_png(figure)).decode()
+    return {**picture, "description": _described(report)}
 
 
 def _described(report: Report) -> str:
