@@ -100,9 +100,9 @@ def evaluate(
     return Run(plans, settings, loading, load, out, resume, overwrite, progress).report()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Run:
-    """An evaluation that is planned.
+    """An evaluation that is planned; `report` runs it once.
 
     Attributes:
         plans: The work of each model.
@@ -139,76 +139,67 @@ class Run:
         if out is None and processes.num_processes() > 1:
             raise CtxextError("Several processes need a folder to meet in.", hint="Add --out report.")
         with nullcontext() if out is None else only_run_in(out):
-            log = ResultsLog(out, processes.rank())
+            self._log = ResultsLog(out, processes.rank())
             header = _header(self.plans, self.settings, self.loading) if is_first else {}
             if is_first:
-                log.begin(header, resume=self.resume, overwrite=self.overwrite)
+                self._log.begin(header, resume=self.resume, overwrite=self.overwrite)
             processes.wait_for_everyone(self.loading.device)
-            meter = Meter(self.plans, self.progress, self.settings.samples, end=self.end)
+            self._meter = Meter(self.plans, self.progress, self.settings.samples, end=self.end)
+            self._peaks = dict[str, int]()
             if math.isinf(self.end):
                 for entry in self.plans:
-                    self._ask_all(entry, log, meter)
+                    self._ask_all(entry)
             else:
-                self._ask_in_rounds(log, meter)
+                self._ask_in_rounds()
             processes.wait_for_everyone(self.loading.device)
             if not is_first:
                 return {}
             # Only the lines of an earlier run may be other than this one writes them.
             with explain_malformed(str(out)) if self.resume else nullcontext():
-                records = log.records()
+                records = self._log.records()
                 report = EvaluationReport(make_report(header, records))
-                if log.num_skipped:
-                    report["skipped_lines"] = log.num_skipped
+                if self._log.num_skipped:
+                    report["skipped_lines"] = self._log.num_skipped
                 if self.complete is not None:
                     self.complete(report, records)
                 if out is not None:
                     write_report(report, out)
                 return report
 
-    def _ask_all(self, entry: ModelPlan, log: ResultsLog, meter: "Meter") -> None:
+    def _ask_all(self, entry: ModelPlan) -> None:
         """Run what is left of a model's work in this process."""
         name = entry.info.name
-        done = log.done(name)
+        done = self._log.done(name)
         needs_harness = bool(self.settings.harness and entry.lengths) and processes.rank() == 0
-        needs_harness = needs_harness and not any("harness" in record for record in log.records_of(name))
+        needs_harness = needs_harness and not any("harness" in record for record in self._log.records_of(name))
         if len(done) >= len(entry.measured_lengths) and not needs_harness:
-            meter.skip(name, entry.measured_lengths, name)
+            self._meter.skip(name, entry.measured_lengths, name)
             return
         loaded = self.load(entry)
         try:
-            log.append({"model": name, "facts": loaded.facts()})
-            meter.begin()
-            with self._peak_recorded(loaded, log, {}):
+            self._log.append({"model": name, "facts": loaded.facts()})
+            self._meter.begin()
+            with self._peak_recorded(loaded):
                 for number, work in enumerate(entry.make_work(loaded)):
                     if number % processes.num_processes() == processes.rank():
-                        _run(loaded, work, done, log, meter)
+                        self._ask(loaded, work, done)
                     else:
-                        meter.skip(name, [key.length for key in work.keys], f"{name} {work.label}")
+                        self._meter.skip(name, [key.length for key in work.keys], f"{name} {work.label}")
             if needs_harness:
                 from ctxext.evaluate.tasks.harness import run_harness
 
                 metrics = run_harness(loaded, self.settings.harness, entry.lengths, self.settings.samples)
-                log.append({"model": name, "harness": metrics})
+                self._log.append({"model": name, "harness": metrics})
         finally:
             loaded.close()
 
-    @contextmanager
-    def _peak_recorded(self, loaded: "LoadedModel", log: ResultsLog, known: dict[str, int]) -> Iterator[None]:
-        """Record the most memory that a model takes meanwhile, where it is more than is known."""
-        watches = self.watches_memory and forget_peak(loaded.device)
-        yield
-        if watches and (peak := peak_memory(loaded.device)) > known.get(loaded.name, 0):
-            known[loaded.name] = peak
-            log.append({"model": loaded.name, "facts": {"peak_memory": peak}})
-
-    def _ask_in_rounds(self, log: ResultsLog, meter: "Meter") -> None:
+    def _ask_in_rounds(self) -> None:
         """Ask all models a few samples of every cell, shortest first, then more of them, while the time lasts."""
-        models = {entry.info.name: self.load(entry) for entry in self.plans}
-        done = {name: log.done(name) for name in models}
+        meter, models = self._meter, {entry.info.name: self.load(entry) for entry in self.plans}
+        done = {name: self._log.done(name) for name in models}
         for name, loaded in models.items():
-            log.append({"model": name, "facts": loaded.facts()})
+            self._log.append({"model": name, "facts": loaded.facts()})
         meter.begin()
-        peaks = dict[str, int]()
         if self.first_pace is not None:
             tokens, seconds = self.first_pace
             meter.note(self.plans[0].info.name, [tokens], seconds)
@@ -226,9 +217,28 @@ class Run:
                     began = time.monotonic()
                     if began + meter.expected(name, lengths) > self.end:
                         return
-                    with self._peak_recorded(models[name], log, peaks):
-                        _run(models[name], work, done[name], log, meter)
+                    with self._peak_recorded(models[name]):
+                        self._ask(models[name], work, done[name])
                     meter.note(name, lengths, time.monotonic() - began)
+
+    def _ask(self, loaded: "LoadedModel", work: "Work", done: "set[Key]") -> None:
+        """Measure what is not done yet, and record each cell as it comes."""
+        name, label = loaded.name, f"{loaded.name} {work.label}"
+        self._meter.skip(name, [key.length for key in work.keys if key in done], label)
+        started = time.perf_counter()
+        for record in work.run(loaded, set(work.keys) - done):
+            seconds, started = round(time.perf_counter() - started, 4), time.perf_counter()
+            self._log.append({"model": name, **record, "seconds": seconds})
+            self._meter.advance(name, [record["length"]] * len(record["samples"]), label)
+
+    @contextmanager
+    def _peak_recorded(self, loaded: "LoadedModel") -> Iterator[None]:
+        """Record the most memory that a model takes meanwhile, if it is more than before."""
+        watches = self.watches_memory and forget_peak(loaded.device)
+        yield
+        if watches and (peak := peak_memory(loaded.device)) > self._peaks.get(loaded.name, 0):
+            self._peaks[loaded.name] = peak
+            self._log.append({"model": loaded.name, "facts": {"peak_memory": peak}})
 
 
 def rounds(num_samples: int) -> Iterator[range]:
@@ -258,17 +268,6 @@ def _header(plans: Sequence[ModelPlan], settings: Settings, loading: "Loading") 
         "models": [{**entry.info.facts(), "lengths": list(entry.lengths)} for entry in plans],
         "versions": {**versions(), **engine_versions(loading)},
     }
-
-
-def _run(loaded: "LoadedModel", work: "Work", done: set[Any], log: ResultsLog, meter: "Meter") -> None:
-    wanted = set(work.keys) - done
-    label = f"{loaded.name} {work.label}"
-    meter.skip(loaded.name, [key.length for key in work.keys if key in done], label)
-    started = time.perf_counter()
-    for record in work.run(loaded, wanted):
-        seconds, started = round(time.perf_counter() - started, 4), time.perf_counter()
-        log.append({"model": loaded.name, **record, "seconds": seconds})
-        meter.advance(loaded.name, [record["length"]] * len(record["samples"]), label)
 
 
 class Meter:
