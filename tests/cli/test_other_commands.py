@@ -1,6 +1,7 @@
 """inspect, methods, env, --version."""
 
 import json
+import logging
 import re
 
 import pytest
@@ -95,3 +96,16 @@ def test_env_and_version(run):
     assert data["ctxext"] == __version__
     assert re.match(r"\d", data["torch"])
     assert run("--version").stdout.strip() == f"ctxext {__version__}"
+
+
+def test_verbose_prints_the_log_on_stderr(run, llama, tmp_path, monkeypatch):
+    log = logging.getLogger("ctxext")
+    monkeypatch.setattr(log, "handlers", [])
+    monkeypatch.setattr(log, "level", log.level)
+    words = ("convert", llama, tmp_path / "out", "-m", "yarn", "--factor", 4, "--dry-run", "--json")
+    assert "DEBUG" not in run(*words).stderr
+    result = run(*words, "--verbose")
+    log.setLevel(logging.NOTSET)
+    assert "opened" in result.stderr
+    assert "planning [{'method': 'yarn', 'factor': 4.0" in " ".join(result.stderr.split())
+    assert json.loads(result.stdout)

@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import itertools
 import json
+import logging
 import os
 import re
 import tempfile
@@ -24,6 +25,8 @@ from ctxext.files.tensor_files import TORCH_NAMES
 
 if TYPE_CHECKING:
     import torch
+
+_LOG = logging.getLogger(__name__)
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """The words of the command line, and torch's names for them."""
@@ -285,6 +288,7 @@ def load_checkpoint(
     check_described(checkpoint, runs_code=trust)
     loader = getattr(transformers, auto_class(checkpoint.config))
     options["dtype"] = choose_dtype(dtype) if isinstance(dtype, str) else dtype
+    _LOG.debug("loading %s as %s on %s, code %s, %s", checkpoint.name, loader.__name__, device, trust, options)
     with explain_loading_errors(f'"{checkpoint.name}" cannot be loaded', hint):
         model, report = loader.from_pretrained(folder, trust_remote_code=trust, output_loading_info=True, **options)
     if report["missing_keys"]:

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import logging
 import math
 import os
 import re
@@ -23,6 +24,8 @@ from ctxext.files.schemas import read_json_object
 from ctxext.files.strict import parse_json, read_text
 from ctxext.files.tensor_files import read_safetensors_header
 from ctxext.redaction import remember
+
+_LOG = logging.getLogger(__name__)
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".npz")
 """Files that hold numbers and are never rewritten in place, so that they may be linked."""
@@ -300,6 +303,7 @@ def open_checkpoint(
     check_sizes(config, str(folder / "config.json"))
     checkpoint = Checkpoint(source, folder, config, commit, sizes, trained_length)
     _check_version(checkpoint)
+    _LOG.debug("opened %s: %s in %s, commit %s", source, config.get("model_type"), folder, commit)
     return checkpoint
 
 

@@ -4,6 +4,7 @@ Text is safe for a terminal: no markup, no control characters, and errors on one
 """
 
 import json
+import logging
 import re
 import shlex
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.highlighter import NullHighlighter
 from rich.segment import Segment
 from rich.text import Text
 
@@ -93,6 +95,18 @@ class Output:
     def __post_init__(self) -> None:
         self.stdout = SafeConsole()
         self.stderr = SafeConsole(stderr=True)
+        if self.verbose:
+            self._show_log()
+
+    def _show_log(self) -> None:
+        """Print the package's log at level DEBUG, for bug reports."""
+        from rich.logging import RichHandler
+
+        log = logging.getLogger("ctxext")
+        log.handlers[:] = [
+            RichHandler(console=self.stderr, show_path=False, markup=False, highlighter=NullHighlighter())
+        ]
+        log.setLevel(logging.DEBUG)
 
     def result(self, content: Mapping[str, Any], *lines: RenderableType) -> None:
         """Print a command's result: its data as JSON, or its lines for people."""

@@ -1,6 +1,7 @@
 """What a conversion would write, worked out before anything is written."""
 
 import dataclasses
+import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from ctxext.recipes.encodings.base import Encoding
 from ctxext.recipes.encodings.rotary import ModelConfig, model_config, native_type, provenance
 from ctxext.recipes.recipe import Recipe, describe_step, plain_config, recipe_from_dict
 from ctxext.version import __version__
+
+_LOG = logging.getLogger(__name__)
 
 _REPLACED = ("config.json", "README.md", MANIFEST)
 _SAME_WEIGHTS = re.compile(
@@ -122,6 +125,7 @@ def make_plan(
     before = model_config(source.config, source.original_length)
     start, recipe, kept = _start(source, before, recipe, replace_scaling=replace_scaling)
     recipe = recipe.resolved(start)
+    _LOG.debug("planning %s from %s", recipe.to_dict()["steps"], start.encoding)
     source.check_weights()
     code = recipe.code_files(start.config)
     if not before.code and (taken := sorted({path.as_posix() for path in source.files}.intersection(code))):

@@ -1,5 +1,6 @@
 """Run a script in a process that cannot import ctxext, as on a machine that does not have it."""
 
+import logging
 import os
 import re
 import subprocess
@@ -7,6 +8,8 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+
+_LOG = logging.getLogger(__name__)
 
 SETTINGS = {"HF_HUB_OFFLINE": "1", "USE_HUB_KERNELS": "NO", "TRANSFORMERS_VERBOSITY": "error"}
 """What such a process has in its environment besides the caller's: no network, no kernels from the Hub, no warnings."""
@@ -38,6 +41,7 @@ def run_isolated(script: Path, *words: str) -> "subprocess.CompletedProcess[str]
         script: It uses the standard library, torch and transformers, and the files beside it by relative imports.
         words: What it is called with; paths must be absolute.
     """
+    _LOG.debug("running %s %s in a clean process", script, words)
     with tempfile.TemporaryDirectory() as place:
         return subprocess.run(
             [sys.executable, "-c", _BEGINNING.format(script=str(script), folder=str(script.parent)), *words],

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import hashlib
 import itertools
+import logging
 import os
 import re
 import shutil
@@ -21,6 +22,8 @@ from ctxext.files.content import MANIFEST
 from ctxext.files.processes import rank
 from ctxext.files.schemas import read_json_object
 from ctxext.options import option, with_documented_options
+
+_LOG = logging.getLogger(__name__)
 
 
 @with_documented_options
@@ -311,6 +314,7 @@ def give_name(work: Path, out: Path, *, overwrite: bool = True, deletable: Colle
             out.rename(work.with_name("old"))
             check_contents(work.with_name("old"), overwrite=overwrite, deletable=deletable, named=out)
         work.rename(out)
+        _LOG.debug("renamed %s to %s", work, out)
     except (OSError, CtxextError) as error:
         if isinstance(error, OSError) and error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise
