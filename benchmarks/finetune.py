@@ -16,10 +16,10 @@ from pathlib import Path
 
 # Width, inner width, layers, heads, KV heads, vocabulary: a toy, and the shape of a model of 135M parameters.
 SHAPES = {"toy": (64, 128, 2, 8, 4, 128256), "135m": (576, 1536, 30, 9, 3, 49152)}
-SIDES = ("trainer", "ctxext", "ctxext shifted")
+SIDES = ("trainer", "ctxext")
 
 
-def make_model(options, attention):
+def make_model(options):
     """A random Llama of a shape."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -36,7 +36,7 @@ def make_model(options, attention):
         max_position_embeddings=options.length,
         tie_word_embeddings=True,
         use_cache=False,
-        attn_implementation=attention,
+        attn_implementation="sdpa",
     )
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[options.dtype]
     return LlamaForCausalLM(config).to(options.device, dtype)
@@ -49,12 +49,10 @@ def run_side(options):
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     from ctxext.files.processes import peak_memory
-    from ctxext.finetune.attention import register_shifted
     from ctxext.finetune.loss import use_chunked_loss
 
     ours = options.side != "trainer"
-    shifted = register_shifted(options.length // 4) if options.side == "ctxext shifted" else "sdpa"
-    model = make_model(options, shifted)
+    model = make_model(options)
     if ours:
         use_chunked_loss(model)
     adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=16, lora_alpha=32, target_modules="all-linear"))
@@ -105,7 +103,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES[:2])
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--length", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()

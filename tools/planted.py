@@ -967,7 +967,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "finetune/prepare.py",
-        "use_rslora=options.rslora,",
+        "lora_dropout=options.dropout,",
         "",
         ("tests/finetune/test_choices.py::test_every_choice_is_the_adapter_s",),
     ),

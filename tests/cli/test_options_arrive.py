@@ -75,18 +75,14 @@ TRAININGS = (
     {
         **{"length": 512, "start_length": 64, "original_length": 128, "learn": "all", "steps": 7, "epochs": 2.0},
         **{"batch_size": 6, "pack": "run-on", "short_share": 0.3, "positions": "pose", "window": 256, "rank": 3},
-        **{"alpha": 5.0, "dropout": 0.1, "targets": ("q_proj", "v_proj"), "rslora": True, "dora": True},
-        **{"train_norms": True, "train_embeddings": True, "mlm_probability": 0.2, "micro_batch": 3},
+        **{"alpha": 5.0, "dropout": 0.1, "targets": ("q_proj", "v_proj")},
+        **{"train_norms": True, "train_embeddings": True, "micro_batch": 3},
         **{"learning_rate": 0.01, "schedule": "linear", "warmup": 0.2, "optimizer": "adafactor", "weight_decay": 0.1},
-        **{"beta1": 0.8, "beta2": 0.9, "neftune": 5.0, "checkpointing": True, "seed": 4, "save_every": 20},
-        **{"eval_every": 10, "keep_best": True, "patience": 2, "report_to": "tensorboard", "quantize": "4bit"},
-        **{"context_parallel": 2, "device": "cpu", "dtype": "bf16", "rate_floor": 0.1, "save_minutes": 9.0},
-        "serve_factor": 4.0,
+        **{"beta2": 0.9, "checkpointing": True, "seed": 4, "save_every": 20},
+        **{"keep_best": True, "report_to": "tensorboard", "quantize": "4bit"},
+        **{"device": "cpu", "dtype": "bf16", "rate_floor": 0.1, "serve_factor": 4.0},
     },
-    {
-        **{"full": True, "keep_short": True, "attention": "shifted", "group": 32, "mlp_tile": 1024},
-        "offload_activations": True,
-    },
+    {"full": True, "keep_short": True},
 )
 """What options of a training make; in two parts, as some cannot stand together."""
 

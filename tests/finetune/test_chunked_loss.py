@@ -164,16 +164,6 @@ def test_the_loss_of_each_part_of_the_positions_is_told_outside_training(parts):
     assert losses.counts == []
 
 
-def test_labels_that_are_shifted_already_are_taken_as_they_are():
-    """As the Trainer gives them where a sequence is spread over devices."""
-    model = make("llama")
-    use_chunked_loss(model, 7)
-    ids = torch.randint(3, 50, (2, 23))
-    shifted = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=-100)
-    assert torch.equal(model(input_ids=ids, labels=ids).loss, model(ids, ids, shift_labels=shifted).loss)
-    assert model(ids, ids, shift_labels=ids).loss != model(input_ids=ids, labels=ids).loss
-
-
 def test_a_batch_that_learns_nothing_has_a_gradient_of_zero():
     model = make("llama")
     use_chunked_loss(model)
@@ -199,7 +189,7 @@ def test_gradients_equal_those_of_the_same_weights_unpacked(tmp_path):
     base = open_base(str(make_base(tmp_path, hidden_size=64, intermediate_size=64)), 64)  # It packs blocks of 64.
     options = dataclasses.replace(PARALLEL, quantize="4bit").settled(window=128, trained_length=TRAINED)
     packed, plain = (
-        load_base(base, chosen, None)[0] for chosen in (options, dataclasses.replace(options, quantize="none"))
+        load_base(base, chosen)[0] for chosen in (options, dataclasses.replace(options, quantize="none"))
     )
     unpacked = dict(plain.named_parameters())
     num_packed = 0

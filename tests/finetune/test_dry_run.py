@@ -40,10 +40,8 @@ def test_work_and_logits_grow_as_the_shapes_say(base):
     assert cost.logit_bytes(100) == 12 * 64 * 50
     cost.piece = 10
     assert cost.logit_bytes(100) == 12 * 64 * 10
-    options = dataclasses.replace(options, attention="shifted", group=8, micro_batch=2)
-    grouped = Cost(model, options, learned_share=0.5)
-    assert grouped.work(16) == 16 * (grouped.per_token + 64 * 8)
-    assert grouped.logit_bytes(10) == 12 * 64 * 10
+    two_rows = Cost(model, dataclasses.replace(options, micro_batch=2), learned_share=0.5)
+    assert two_rows.logit_bytes(10) == 12 * 64 * 10
 
 
 REAL = """

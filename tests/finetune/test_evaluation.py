@@ -32,7 +32,7 @@ def losses_of(out) -> torch.Tensor:
 
 
 def test_the_loss_by_position_is_the_models(base, tmp_path):
-    tune(base, tmp_path / "out", change(steps=4, eval_every=1), eval_data=HELD_OUT)
+    tune(base, tmp_path / "out", change(steps=4, save_every=1), eval_data=HELD_OUT)
     measured = evaluated(tmp_path / "out")
     assert list(measured) == [1, 2, 3, 4]
     losses = losses_of(tmp_path / "out")
@@ -88,13 +88,6 @@ def test_the_best_save_is_taken(base, tmp_path, report_losses):
     others = [loss for step, loss in measured.items() if step != 3]
     assert min(abs(loss - measured[3]) for loss in others) > 0.01, "so that the saves can be told apart"
     assert float(losses_of(tmp_path / "out").mean()) == pytest.approx(measured[3], abs=1e-3)
-
-
-def test_patience_stops_a_run_that_gets_no_better(base, tmp_path, report_losses):
-    report_losses(5.0, 4.0, 2.0, 3.0, 2.5, 1.0, 1.0, 1.0, 1.0)
-    options = change(steps=9, patience=2, **STEPS_THAT_CHANGE_MUCH)
-    tune(base, tmp_path / "out", options, eval_data=HELD_OUT)
-    assert list(evaluated(tmp_path / "out")) == [1, 2, 3, 4, 5]
     with pytest.raises(CtxextError, match="measured on other data"):
         tune(base, tmp_path / "other", options)
 

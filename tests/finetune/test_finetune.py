@@ -194,7 +194,6 @@ def test_a_quantized_base_is_refused_before_it_is_trained(base, tmp_path):
     [
         ({}, "restart"),
         ({"positions": "pose"}, "run-on"),
-        ({"attention": "shifted"}, "run-on"),
     ],
 )
 def test_the_packing_that_is_suggested_goes_with_the_other_options(base, tmp_path, options, way):
@@ -276,9 +275,8 @@ def test_a_loss_that_is_lost_stops_the_run(tmp_path):
     "options",
     [
         {"positions": "pose", "length": 128},
-        {"attention": "shifted"},
         {"pack": "restart"},
-        {"pack": "run-on", "attention": "shifted", "checkpointing": True},
+        {"pack": "run-on", "checkpointing": True},
     ],
     ids=lambda options: "-".join(str(value) for value in options.values()),
 )
@@ -286,7 +284,6 @@ def test_every_way_to_train_makes_a_model(base, tmp_path, options):
     done = tune(base, tmp_path / "out", change(steps=2, **options))
     assert all(0 < loss < 10 for _, loss in done.losses)
     assert (logits(load(tmp_path / "out")) - logits(load(base))).abs().max() > 1e-4
-    assert "ctxext_shifted" not in (tmp_path / "out" / "config.json").read_text()
 
 
 def test_adapter_alone(base, tmp_path):

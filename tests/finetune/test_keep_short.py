@@ -28,7 +28,7 @@ MSPOE = MsPoE(head_order="fixed", first_layer=0, schedule="by-parts", ratio_min=
 @pytest.mark.parametrize("full", [False, True])
 def test_the_source_speaks_again_without_its_files(tmp_path, steps, full):
     base = open_base(str(make_base(tmp_path, *steps, tie_word_embeddings=not full)), None)
-    model, _ = load_base(base, QUICK, None)
+    model, _ = load_base(base, QUICK)
     source = load_source(base, model, settled(full=full, learning_rate=1e-3))
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "source", dtype=torch.float32).eval()
     assert torch.equal(logits(source.model, length=30), logits(plain, length=30))

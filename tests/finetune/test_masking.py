@@ -103,16 +103,6 @@ def test_the_loss_is_measured_on_other_data_and_the_best_save_kept(tmp_path):
     assert any(line.startswith("kept step") for line in lines)
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_how_much_is_masked_is_an_option_and_stands_on_the_card(tmp_path):
-    base = make_base(tmp_path, "bert")
-    for name, share in (("some", 0.15), ("many", 0.6)):
-        tune(base, tmp_path / name, change(mlm_probability=share))
-    some, many = weights(tmp_path / "some"), weights(tmp_path / "many")
-    assert any(not torch.equal(some[name], many[name]) for name in some)
-    assert "60 % of them masked" in (tmp_path / "many" / "README.md").read_text()
-
-
 def tried(quick, among=tiny_models.ENCODERS):
     """The rotary encoders that this transformers has; all but one are tried in CI alone."""
     names = [name for name in tiny_models.ENCODERS if name in among]

@@ -7,7 +7,6 @@ import random
 import signal
 import threading
 import time
-from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -173,18 +172,3 @@ def test_sigterm_at_any_moment_of_the_command(base, server, whole, tmp_path, see
         assert again["code"] == 0, again["said"]
     assert weights(tmp_path / "out") == expected
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
-
-
-def test_minutes_after_the_last_save_a_step_is_saved_too(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(import_module("ctxext.finetune.watch").time, "monotonic", lambda: now[0])
-    stop, saved = StopAfterStep(save_minutes=2), []
-    for minute in range(6):
-        now[0] = 60.0 * minute
-        control = SimpleNamespace(should_save=False, should_training_stop=False)
-        stop.on_step_end(SimpleNamespace(device="cpu"), None, control)
-        assert not control.should_training_stop
-        if control.should_save or minute == 3:  # The third is saved by its number.
-            saved.append(minute)
-            stop.on_save(None, SimpleNamespace(global_step=minute), None)
-    assert saved == [2, 3, 5]

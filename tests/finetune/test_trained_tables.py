@@ -99,8 +99,6 @@ def test_sinusoids_stay_what_they_are(tmp_path):
     [
         ("gpt2", {"keep_short": True}, "--keep-short is for rotary models"),
         ("gpt2", {"pack": "restart"}, "--pack restart would train the first rows"),
-        ("bert", {"attention": "shifted"}, "--attention shifted is for models that see nothing"),
-        ("bert", {"context_parallel": 2}, "--context-parallel is for models that see nothing"),
         ("bart", {}, "is a BartForConditionalGeneration; what is trained here guesses"),
         ("gpt2", {"length": 48}, "--length 48 is above the context length"),
     ],

@@ -200,12 +200,13 @@ def test_what_is_no_checkpoint_of_ours_is_refused(llama_source, tmp_path):
 
 def test_the_card_of_a_trained_checkpoint_says_how(extended):
     change_json(extended / "ctxext.json", finetune={"trained": "LoRA rank 4", "steps": 3})
-    options = {"length": 512, "steps": 3, "rank": 4, "targets": ["q_proj", "v_proj"], "dora": True, "device": "cpu"}
+    options = {"length": 512, "steps": 3, "rank": 4, "targets": ["q_proj", "v_proj"], "device": "cpu"}
+    options["train_norms"] = True
     (extended / "finetune.json").write_text(json.dumps({"options": options, "data": {"name": "books.jsonl"}}))
     (extended / "loss.png").write_bytes(b"picture")
     card = prepare(extended, "me/tiny", PushOptions(check=False)).card
     command = "ctxext finetune EXTENDED OUT --data books.jsonl --length 512 --steps 3 --rank 4 --targets q_proj,v_proj"
-    assert f"{command} --dora" in card.replace(" \\\n   ", "")
+    assert f"{command} --train-norms" in card.replace(" \\\n   ", "")
     assert "ctxext convert llama EXTENDED --method yarn --factor 4" in card
     assert "| trained | LoRA rank 4 |" in card
     assert "![Loss of the training](loss.png)" in card

@@ -432,16 +432,16 @@ def test_the_command_of_a_training_names_what_was_chosen_and_nothing_of_the_mach
         "length": 512,
         "learning_rate": 5e-5,
         "beta2": 0.95,
-        "dora": True,
-        "rslora": False,
+        "train_norms": True,
+        "full": False,
         "seed": 0,
         "rank": 16,
     }
     options |= {"targets": ["q_proj"], "device": "cpu", "dtype": "bf16", "save_every": 7, "window": None, "steps": 3}
     (tmp_path / "finetune.json").write_text(json.dumps({"options": options, "data": {"name": "my books.jsonl"}}))
     assert training_command(tmp_path) == (
-        "ctxext finetune EXTENDED OUT --data 'my books.jsonl' --length 512 --steps 3 --targets q_proj --dora "
-        "--learning-rate 5e-05 --beta2 0.95"
+        "ctxext finetune EXTENDED OUT --data 'my books.jsonl' --length 512 --steps 3 --targets q_proj "
+        "--train-norms --learning-rate 5e-05 --beta2 0.95"
     )
     (tmp_path / "finetune.json").write_text("{}")
     assert training_command(tmp_path) == "ctxext finetune EXTENDED OUT --data DATA"

@@ -91,7 +91,7 @@ def open_base(
     return base
 
 
-def load_base(base: Base, options: TrainingOptions, attention: str | None, *, config: Any = None) -> tuple[Any, Any]:
+def load_base(base: Base, options: TrainingOptions, *, config: Any = None) -> tuple[Any, Any]:
     """Load the model, or a stock class with another configuration for the same weights, and the tokenizer."""
     import torch
 
@@ -100,9 +100,7 @@ def load_base(base: Base, options: TrainingOptions, attention: str | None, *, co
     on_cpu = options.device == "cpu" or not torch.cuda.is_available()
     is_widened = options.dtype == "auto" and (on_cpu or options.full)
     dtype = torch.float32 if is_widened else choose_dtype(options.dtype)
-    extra: dict[str, Any] = {"attn_implementation": attention} if attention else {}
-    if config is not None:
-        extra["config"] = config
+    extra: dict[str, Any] = {} if config is None else {"config": config}
     if options.quantize == "4bit":
         extra["quantization_config"] = _four_bits(dtype)
     else:
@@ -118,7 +116,7 @@ def load_base(base: Base, options: TrainingOptions, attention: str | None, *, co
             # bitsandbytes would repack the weights of a model in eval mode for a kernel that has no gradient.
             module.support_avx512bf16_for_cpu = False
     model.config.use_cache = False
-    if options.pack == "restart" and attention is None:
+    if options.pack == "restart":
         attend_by_document(model)
     guard_vocabulary(model, tokenizer)
     return model, tokenizer

@@ -3,8 +3,12 @@
 Steps at two short lengths are measured, and memory and time at the full length follow from them.
 """
 
+import contextlib
+import ctypes
 import dataclasses
 import math
+import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,8 +28,7 @@ from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.loop import OrderedTrainer, Prepared, training_arguments
 from ctxext.finetune.loss import IGNORED
 from ctxext.finetune.options import TrainingOptions
-from ctxext.finetune.prepare import num_tokens_of, open_model, prepare
-from ctxext.finetune.tiles import give_blocks_back
+from ctxext.finetune.prepare import MASKED_SHARE, num_tokens_of, open_model, prepare
 
 
 def _goes(options: TrainingOptions, **changes: Any) -> bool:
@@ -41,11 +44,6 @@ _SHARE_MEASURED, _MOST_MEASURED = 4, 2048
 _REMEDIES: tuple[tuple[Callable[[TrainingOptions], bool], str], ...] = (
     (lambda options: options.micro_batch > 1, "--micro-batch 1: one sequence at once"),
     (lambda options: not options.checkpointing, "--checkpointing: activations are computed twice"),
-    (lambda options: options.mlp_tile is None, "--mlp-tile 1k: feed-forward parts 1,024 tokens at once"),
-    (
-        lambda options: not options.offload_activations,
-        "--offload-activations: on an accelerator, what checkpointing keeps waits in the machine's memory",
-    ),
     (lambda options: options.full, "LoRA, without --full: no optimizer state for all weights"),
     (lambda options: not options.full and options.quantize == "none", "--quantize 4bit: frozen weights in 4 bits"),
     (
@@ -53,10 +51,6 @@ _REMEDIES: tuple[tuple[Callable[[TrainingOptions], bool], str], ...] = (
         "--positions pose: short windows that skip positions",
     ),
     (lambda options: True, "--length: shorter sequences"),
-    (
-        lambda options: options.context_parallel == 1 and _goes(options, context_parallel=2),
-        "--context-parallel: several accelerators share a sequence",
-    ),
 )
 """What lowers the memory, in the order in which it is worth trying, each with whether it is left to try."""
 
@@ -108,6 +102,7 @@ _STEPS = 2
 """Steps at each length: the first also makes the optimizer's state."""
 _LOGIT_BYTES = 12
 """Bytes that a logit takes while its piece of the loss is computed: itself, its score and its gradient."""
+_MMAP_THRESHOLD, _BLOCK = -3, 1 << 20
 
 
 class Cost:
@@ -116,7 +111,7 @@ class Cost:
     def __init__(self, model: Any, options: TrainingOptions, learned_share: float) -> None:
         config = model.config.get_text_config(decoder=True)
         self.vocabulary, self.learned_share = int(config.vocab_size), learned_share
-        self.rows, self.group = options.micro_batch, options.group
+        self.rows = options.micro_batch
         self.width = int(config.num_hidden_layers * config.hidden_size)
         embedding = int(model.get_input_embeddings().weight.numel())
         num_linear = sum(weight.numel() for weight in model.parameters()) - embedding
@@ -125,7 +120,7 @@ class Cost:
 
     def work(self, length: int) -> float:
         """Multiplications of a sequence, up to a factor: through the weights, and causal attention."""
-        return length * (self.per_token + self.width * min(length, self.group or length))
+        return length * (self.per_token + self.width * length)
 
     def logit_bytes(self, length: int) -> int:
         """Memory of the logits that are there at once."""
@@ -190,7 +185,7 @@ def _measure(ready: Prepared, lengths: tuple[int, int], cost: Cost, folder: Path
     model, options, world = ready.model, ready.options, ready.arguments.world_size
     before = peak_memory(model.device)
     if model.device.type == "cpu":
-        give_blocks_back()
+        _give_blocks_back()
     short = dataclasses.replace(
         options, steps=_STEPS * len(lengths), batch_size=options.micro_batch * world, report_to="none", save_every=10**9
     )
@@ -204,6 +199,17 @@ def _measure(ready: Prepared, lengths: tuple[int, int], cost: Cost, folder: Path
     return Measured(
         lengths, (max(clock.peaks[:_STEPS]), max(clock.peaks[_STEPS:])), before, min(clock.seconds[_STEPS:])
     )
+
+
+def _give_blocks_back() -> None:
+    """Have glibc give each block of 1 MiB or more back to the kernel, unless the environment tells it something else.
+
+    As it comes, it keeps blocks below the largest that it has seen freed, up to 32 MiB: at a short length it keeps what
+    it gives back at a long one.
+    """
+    if sys.platform == "linux" and not any(name.startswith("MALLOC_") for name in os.environ):
+        with contextlib.suppress(AttributeError):  # Another C library.
+            ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _BLOCK)
 
 
 def _available_memory() -> int:
@@ -233,12 +239,12 @@ def dry_run(
         num_tokens = num_tokens_of(ready.report, options)
         full = options.sequence_length
         longer = max(2, min(full // _SHARE_MEASURED, _MOST_MEASURED))
-        guessed = options.mlm_probability if base.is_masked else 1.0
+        guessed = MASKED_SHARE if base.is_masked else 1.0
         cost = Cost(ready.model, options, learned_share=guessed * ready.report.num_learned / num_tokens)
         if tell:
             tell(f"measuring: two steps of {longer // 2:,} tokens, then two of {longer:,}")
         measured = _measure(ready, (longer // 2, longer), cost, Path(folder))
-    at_once = ready.arguments.world_size * options.micro_batch // options.context_parallel
+    at_once = ready.arguments.world_size * options.micro_batch
     rounds = math.ceil(options.batch_size / at_once)
     per_step = {
         length: rounds * measured.seconds * (full // length) * cost.work(length) / cost.work(longer)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import SequentialSampler
-from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, TrainerState, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerState, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 from transformers.training_args import OptimizerNames
 from transformers.utils import logging
@@ -163,17 +163,10 @@ def training_arguments(options: TrainingOptions, folder: Path, num_processes: in
             raise CtxextError(
                 f"--optimizer {MUON} needs whole matrices, not shards of them.", hint="Take adamw_torch_fused there."
             )
-    sharing = options.context_parallel
-    if num_processes % sharing or (sharing > 1 and not torch.cuda.is_available()):
-        raise CtxextError(
-            f"--context-parallel {sharing} needs a multiple of {sharing} processes, each with an accelerator; "
-            f"there are {num_processes} processes and {torch.cuda.device_count()} accelerators.",
-            hint=f"accelerate launch --num_processes {sharing} --use_fsdp --fsdp_version 2 -m ctxext finetune ...",
-        )
-    at_once = options.micro_batch * num_processes // sharing
+    at_once = options.micro_batch * num_processes
     if options.batch_size % at_once:
         raise CtxextError(
-            f"--batch-size {options.batch_size} cannot be shared by {num_processes // sharing} processes with "
+            f"--batch-size {options.batch_size} cannot be shared by {num_processes} processes with "
             f"{options.micro_batch} sequences at once.",
             hint=f"Use a multiple of {at_once}.",
         )
@@ -182,12 +175,6 @@ def training_arguments(options: TrainingOptions, folder: Path, num_processes: in
     schedule = "constant_with_warmup" if options.schedule == "constant" else options.schedule
     if options.rate_floor:
         schedule = "cosine_with_min_lr"
-    parallelism = {}
-    if sharing > 1:  # Ring attention, beside weights that FSDP2 shards.
-        from accelerate import ParallelismConfig
-
-        config = ParallelismConfig(cp_size=sharing, dp_shard_size=num_processes // sharing)
-        parallelism = {"parallelism_config": config}
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=options.steps,
@@ -199,9 +186,7 @@ def training_arguments(options: TrainingOptions, folder: Path, num_processes: in
         warmup_steps=options.warmup_steps,
         **({} if options.optimizer == MUON else {"optim": options.optimizer}),
         weight_decay=options.weight_decay,
-        adam_beta1=options.beta1,
         adam_beta2=options.beta2,
-        neftune_noise_alpha=options.neftune,
         seed=options.seed,
         logging_steps=1,
         logging_nan_inf_filter=False,
@@ -216,7 +201,6 @@ def training_arguments(options: TrainingOptions, folder: Path, num_processes: in
         dataloader_pin_memory=not on_cpu,
         ddp_find_unused_parameters=False,
         ddp_timeout=_PATIENCE,
-        **parallelism,
     )
 
 
@@ -263,17 +247,15 @@ def train(ready: Prepared, folder: Path, reporter: Reporter, last_save: Path | N
     if ready.held_out is not None:
         held_out = held_out_sequences(folder / HELD_OUT, options, ready.held_out.num_sequences, ready.reading)
         arguments.eval_strategy = IntervalStrategy.STEPS
-        arguments.eval_steps = options.eval_every or options.save_every
-        if options.keeps_best:
+        arguments.eval_steps = options.save_every
+        if options.keep_best:
             arguments.load_best_model_at_end = True
             arguments.metric_for_best_model, arguments.greater_is_better = "eval_loss", False
         arguments.per_device_eval_batch_size, arguments.prediction_loss_only = 1, True
     trainer = OrderedTrainer(options, ready.model, args=arguments, train_dataset=data, eval_dataset=held_out)
     tokens_per_step = options.batch_size * options.sequence_length
     trainer.add_callback(LiveLine(reporter, tokens_per_step, folder / STEPS, *ready.measures))
-    if options.patience:
-        trainer.add_callback(EarlyStoppingCallback(early_stopping_patience=options.patience))
-    stop = StopAfterStep(options.save_minutes)
+    stop = StopAfterStep()
     trainer.add_callback(stop)
     if last_save:
         _take_over(last_save / STATE, arguments)
@@ -282,7 +264,7 @@ def train(ready: Prepared, folder: Path, reporter: Reporter, last_save: Path | N
     atexit.register(_leave_processes)
     stop.check(is_complete=trainer.state.global_step >= trainer.state.max_steps)
     best = trainer.state.best_model_checkpoint
-    if options.keeps_best and best and reporter.tell is not None:
+    if options.keep_best and best and reporter.tell is not None:
         reporter.tell(f"kept step {Path(best).name.rsplit('-', 1)[1]}, the best: {trainer.state.best_metric:.3f}")
     return trainer
 

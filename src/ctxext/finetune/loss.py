@@ -4,7 +4,6 @@ If nothing is trained behind the hidden states, a piece's gradient is computed a
 Otherwise each piece is checkpointed.
 """
 
-import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +31,6 @@ def use_chunked_loss(
     *,
     tokens_per_step: int | None = None,
     is_masked: bool = False,
-    offloads: bool = False,
 ) -> Head:
     """Replace a language model's forward by one that returns the loss alone, computed piece by piece.
 
@@ -47,7 +45,6 @@ def use_chunked_loss(
         tokens_per_step: Tokens of an optimizer step over all processes, over which a divergence is averaged; by
             default those of the call.
         is_masked: Whether labels say what stands at their own position, not at the next.
-        offloads: Whether what checkpointing keeps for the way back waits in the machine's memory.
 
     Returns:
         The model's head, by its forward as it was before.
@@ -63,24 +60,16 @@ def use_chunked_loss(
         input_ids: Any,
         labels: Any,
         num_items_in_batch: Any = None,
-        shift_labels: Any = None,
         **kwargs: Any,
     ) -> Any:
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
         given = {name: value for name, value in kwargs.items() if value is not None and name != "return_dict"}
-        # The hidden state at a position predicts the next token; the last one predicts nothing. Where a sequence is
-        # spread over devices its neighbour is elsewhere, and the Trainer gives labels that are shifted already.
-        targets = labels if is_masked else shift_labels
-        if targets is None:
-            targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+        # The hidden state at a position predicts the next token; the last one predicts nothing.
+        targets = labels if is_masked else torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
         kept = targets != IGNORED
         is_frozen = not any(parameter.requires_grad for parameter in head.parameters())
-
-        # Without checkpointing this would move the weights too, as all that backward needs is kept through it.
-        moved = torch.autograd.graph.save_on_cpu(pin_memory=True) if offloads else contextlib.nullcontext()
-        with moved:
-            states = head.read(input_ids, **given)
+        states = head.read(input_ids, **given)
 
         def summed(chosen: torch.Tensor, compare: Callable[[slice], Comparison]) -> torch.Tensor:
             # In a row, as the head sees each position by itself.

@@ -24,7 +24,6 @@ from ctxext.options import (
 _CHOICES = {
     "pack": ("off", "run-on", "restart"),
     "positions": ("full", "pose"),
-    "attention": ("full", "shifted"),
     "schedule": ("cosine", "linear", "constant"),
     "dtype": ("auto", "bf16", "fp16", "fp32"),
     "report_to": ("none", "tensorboard", "wandb", "trackio"),
@@ -32,15 +31,14 @@ _CHOICES = {
     "quantize": ("none", "4bit"),
 }
 _AT_LEAST_ONE = (
-    *("rank", "steps", "batch_size", "micro_batch", "save_every", "length", "start_length", "window", "group"),
-    *("short_length", "original_length", "piece", "context_parallel", "eval_every", "patience", "mlp_tile"),
+    *("rank", "steps", "batch_size", "micro_batch", "save_every", "length", "start_length", "window"),
+    *("short_length", "original_length", "piece"),
 )
-_SHARES = ("short_share", "warmup", "rate_floor", "dropout", "weight_decay", "beta1", "beta2", "mlm_probability")
+_SHARES = ("short_share", "warmup", "rate_floor", "dropout", "weight_decay", "beta2")
 _MANY = 1000
 CHANGEABLE = (
-    *("device", "save_every", "save_minutes", "report_to", "steps", "micro_batch", "checkpointing", "piece"),
-    *("context_parallel", "eval_every", "keep_best", "patience", "serve_factor", "mlp_tile"),
-    "offload_activations",
+    *("device", "save_every", "report_to", "steps", "micro_batch", "checkpointing", "piece", "keep_best"),
+    "serve_factor",
 )
 """What may differ between a run and the one that continues it."""
 
@@ -106,23 +104,10 @@ class TrainingOptions:
         kind="length",
         advanced=True,
     )
-    attention: str = option(
-        "full",
-        help="full, or shifted: LongLoRA's groups while training (arXiv 2309.12307).",
-        panel=_LENGTH,
-        advanced=True,
-    )
     serve_factor: float | None = option(
         None,
         help="Write the result with this factor of the schedule, beyond the one it is trained with (arXiv 2606.23687).",
         panel=_LENGTH,
-        advanced=True,
-    )
-    group: int | None = option(
-        None,
-        help="With shifted: tokens of a group. Default: a quarter of a sequence.",
-        panel=_LENGTH,
-        kind="length",
         advanced=True,
     )
 
@@ -138,19 +123,10 @@ class TrainingOptions:
         kind="names",
         advanced=True,
     )
-    rslora: bool = option(
-        False, help="Divide alpha by the root of the rank (arXiv 2312.03732).", panel=_LORA, advanced=True
-    )
-    dora: bool = option(
-        False, help="Train magnitudes beside directions (arXiv 2402.09353).", panel=_LORA, advanced=True
-    )
     train_norms: bool = option(False, help="Train the norms too.", panel=_LORA, advanced=True)
     train_embeddings: bool = option(False, help="Train the input embeddings too.", panel=_LORA, advanced=True)
     full: bool = option(False, help="Train every weight, without LoRA.", panel=_LORA)
 
-    mlm_probability: float = option(
-        0.15, help="Encoders: share of the tokens that they must guess.", panel=_LOOP, advanced=True
-    )
     micro_batch: int = option(1, help="Sequences that one device computes at once.", panel=_LOOP)
     learning_rate: float | None = option(None, help="Its peak. Default: 2e-4, and 2e-5 with --full.", panel=_LOOP)
     schedule: str = option("cosine", help="How the rate falls: cosine, linear, constant.", panel=_LOOP, advanced=True)
@@ -166,51 +142,21 @@ class TrainingOptions:
         advanced=True,
     )
     weight_decay: float = option(0.0, help="Share that a weight loses per unit of rate.", panel=_LOOP, advanced=True)
-    beta1: float = option(0.9, help="How long AdamW remembers gradients.", panel=_LOOP, advanced=True)
-    beta2: float = option(0.999, help="How long AdamW remembers their squares.", panel=_LOOP, advanced=True)
-    neftune: float | None = option(
-        None, help="Noise on the embeddings, as 5 (arXiv 2310.05914).", panel=_LOOP, advanced=True
-    )
+    beta2: float = option(0.999, help="How long AdamW remembers the squares of gradients.", panel=_LOOP, advanced=True)
     checkpointing: bool | None = option(
         None,
         help="Compute activations twice to save memory. Default: above 4096 tokens.",
         panel=_LOOP,
         flags=("--checkpointing/--no-checkpointing",),
     )
-    mlp_tile: int | None = option(
-        None,
-        help="Compute the feed-forward part of each layer so many tokens at once, and again on the way back, to save "
-        "memory (arXiv 2506.13996).",
-        panel=_LOOP,
-        kind="length",
-        advanced=True,
-    )
-    offload_activations: bool = option(
-        False,
-        help="Keep what --checkpointing keeps in the machine's memory, not the accelerator's.",
-        panel=_LOOP,
-        advanced=True,
-    )
     seed: int = option(0, help="Decides order, weights and skips.", panel=_LOOP)
     save_every: int = option(50, help="Steps between two saves.", panel=_LOOP)
-    save_minutes: float | None = option(
-        None, help="Minutes between two saves, beside --save-every.", panel=_LOOP, advanced=True
-    )
-    eval_every: int | None = option(
-        None, help="Steps between two evaluations on --eval-data. Default: at every save.", panel=_LOOP, advanced=True
-    )
     keep_best: bool = option(False, help="Take the save that was best on --eval-data.", panel=_LOOP, advanced=True)
-    patience: int | None = option(
-        None, help="Stop after so many evaluations without a better one, and take the best.", panel=_LOOP, advanced=True
-    )
     report_to: str = option("none", help="none, tensorboard, wandb or trackio.", panel=_LOOP, advanced=True)
     quantize: str = option(
         "none",
         help="none, or 4bit: keep frozen weights in 4 bits while training, as QLoRA (arXiv 2305.14314).",
         panel=_LOOP,
-    )
-    context_parallel: int = option(
-        1, help="Accelerators that share one sequence (ring attention).", panel=_LOOP, advanced=True
     )
     device: str = option("auto", help="auto or cpu.", panel=_LOOP)
     dtype: str = option("auto", help="Of frozen weights: auto, bf16, fp16 or fp32.", panel=_LOOP)
@@ -231,7 +177,7 @@ class TrainingOptions:
         for name in _SHARES:
             if not 0 <= (value := getattr(self, name)) < 1:
                 raise CtxextError(f'{option_name(name)} is a share from 0 to 1, not "{value}".')
-        for name in ("learning_rate", "alpha", "neftune", "epochs", "mlm_probability", "save_minutes", "serve_factor"):
+        for name in ("learning_rate", "alpha", "epochs", "serve_factor"):
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise CtxextError(f'{option_name(name)} must be above 0, not "{value}".')
         if self.device not in ("auto", "cpu"):
@@ -242,31 +188,16 @@ class TrainingOptions:
         """Refuse choices that contradict each other."""
         if self.batch_size % self.micro_batch:
             raise CtxextError(f"--batch-size {self.batch_size} is no multiple of --micro-batch {self.micro_batch}.")
-        if self.keeps_best and self.save_every % (self.eval_every or self.save_every):
-            raise CtxextError(
-                f"--save-every {self.save_every} is no multiple of --eval-every {self.eval_every}, so that the best "
-                "might not have been saved."
-            )
-        if self.full and (self.dora or self.rslora or self.targets):
-            raise CtxextError("--full trains every weight; --dora, --rslora and --targets are for LoRA.")
+        if self.full and self.targets:
+            raise CtxextError("--full trains every weight; --targets is for LoRA.")
         if self.full and self.quantize != "none":
             raise CtxextError("--quantize is for LoRA; --full trains the weights themselves.")
-        if self.context_parallel > 1 and (self.pack == "restart" or self.attention == "shifted"):
-            raise CtxextError("--context-parallel goes without --pack restart and --attention shifted.")
-        if self.context_parallel > 1 and self.keep_short:
-            raise CtxextError("--keep-short goes without --context-parallel.")
-        if self.offload_activations and self.checkpointing is False:
-            raise CtxextError(
-                "--offload-activations moves what --checkpointing keeps; it goes without --no-checkpointing."
-            )
         if self.rate_floor and self.schedule != "cosine":
             raise CtxextError("--rate-floor is for --schedule cosine.")
         if self.window and self.positions == "full":
             raise CtxextError("--window is for --positions pose.", hint="Add --positions pose, or use --length alone.")
-        if self.group and self.attention != "shifted":
-            raise CtxextError("--group is for --attention shifted.")
-        if self.pack == "restart" and (self.positions, self.attention) != ("full", "full"):
-            raise CtxextError("--pack restart goes with full positions and full attention only.")
+        if self.pack == "restart" and self.positions != "full":
+            raise CtxextError("--pack restart goes with full positions only.")
 
     def settled(self, *, window: int, trained_length: int) -> "TrainingOptions":
         """The same options with what depends on the base: the context length that it claims, and the trained one."""
@@ -277,11 +208,6 @@ class TrainingOptions:
                 f"--start-length {self.start_length} is more than the {num_tokens} tokens of a sequence.",
                 hint="Leave it out to train at one length; a preset's is left out by --without start-length.",
             )
-        if num_tokens % (2 * self.context_parallel) and self.context_parallel > 1:
-            raise CtxextError(
-                f"{num_tokens} tokens cannot be shared by --context-parallel {self.context_parallel}.",
-                hint=f"Use a multiple of {2 * self.context_parallel}.",
-            )
         return dataclasses.replace(
             self,
             length=length,
@@ -290,16 +216,8 @@ class TrainingOptions:
             alpha=self.alpha or 2.0 * self.rank,
             window=None if self.positions == "full" else min(num_tokens, length),
             short_length=min(self.short_length or trained_length, num_tokens),
-            group=(self.group or max(2, num_tokens // 4)) if self.attention == "shifted" else None,
-            checkpointing=(self.offload_activations or num_tokens > 4096)
-            if self.checkpointing is None
-            else self.checkpointing,
+            checkpointing=num_tokens > 4096 if self.checkpointing is None else self.checkpointing,
         )
-
-    @property
-    def keeps_best(self) -> bool:
-        """Whether the best save is taken, not the last one."""
-        return self.keep_best or self.patience is not None
 
     @property
     def sequence_length(self) -> int:

@@ -74,8 +74,6 @@ def with_adapter(
         target_modules=list(options.targets) or linear,
         # All of GPT-2's layers keep their weights the other way round.
         fan_in_fan_out=any(isinstance(module, Conv1D) for _, module in modules),
-        use_rslora=options.rslora,
-        use_dora=options.dora,
         modules_to_save=kept or None,
         ensure_weight_tying=options.train_embeddings and is_tied,
     )
@@ -87,6 +85,8 @@ _FEW = 0.1
 _WASTE = 0.1
 """Share of padding, or of dropped tokens, from which packing is suggested."""
 _NUM_HELD_OUT = 32
+MASKED_SHARE = 0.15
+"""Share of the tokens that an encoder must guess."""
 
 
 def data_lines(report: DataReport, options: TrainingOptions, joining: str = "restart") -> list[str]:
@@ -171,11 +171,10 @@ def prepare(
     """
     from transformers import set_seed
 
-    from ctxext.finetune.attention import attends_by_document, register_shifted
+    from ctxext.finetune.attention import attends_by_document
     from ctxext.finetune.loop import Prepared, training_arguments
     from ctxext.finetune.loss import use_chunked_loss
     from ctxext.finetune.source_model import load_source
-    from ctxext.finetune.tiles import tile_mlps
     from ctxext.finetune.watch import PositionLosses, needle_probe
 
     say = tell or (lambda line: None)
@@ -184,15 +183,7 @@ def prepare(
         say(f"{base.checkpoint.public_name} was not extended: its context length stays {length:,} tokens")
     is_first = rank() == 0
     arguments = training_arguments(options, folder, num_processes())
-    if options.offload_activations and arguments.device.type == "cpu":
-        raise CtxextError(
-            "--offload-activations moves what a step keeps out of an accelerator's memory, and none is in use.",
-            hint="Leave it out.",
-        )
-    attention = register_shifted(options.group) if options.group else None
-    model, tokenizer = load_base(base, options, attention)
-    if options.mlp_tile:
-        tile_mlps(model, options.mlp_tile)
+    model, tokenizer = load_base(base, options)
     by_position = PositionLosses()
     source = load_source(base, model, options) if options.keep_short else None
     reading = _reading(base, model, tokenizer, options)
@@ -210,7 +201,6 @@ def prepare(
         by_position,
         tokens_per_step=options.batch_size * options.sequence_length,
         is_masked=base.is_masked,
-        offloads=options.offload_activations,
     )
     set_seed(options.seed)  # Decides the initial weights of the adapter.
     if options.full:
@@ -244,8 +234,7 @@ def prepare(
         )
     held_out, needle = read_report(folder / HELD_OUT), None
     if held_out is not None:
-        every = options.eval_every or options.save_every
-        say(f"evaluated on {held_out.num_sequences:,} sequences every {every:,} steps")
+        say(f"evaluated on {held_out.num_sequences:,} sequences every {options.save_every:,} steps")
         if not base.is_masked:
             assert options.length is not None, "the options are settled"
             needle = needle_probe(head, tokenizer, options.length, options.seed, num_processes())
@@ -273,8 +262,6 @@ def check_fits(base: Base, options: TrainingOptions) -> None:
     if restart and base.model.encoding.learned_tensors:
         raise CtxextError("--pack restart would train the first rows of the table of positions alone.", hint=run_on)
     for is_chosen, choice, more, hint in (
-        (options.attention == "shifted", "--attention shifted", "", "Leave it out."),
-        (options.context_parallel > 1, "--context-parallel", "", "Leave it out."),
         (restart, "--pack restart", ": documents of a row would see each other", run_on),
         (options.keep_short, "--keep-short", "", short),
     ):
@@ -306,7 +293,7 @@ def _reading(base: Base, model: Any, tokenizer: Any, options: TrainingOptions) -
             f'"{base.model.family.model_type}" counts positions by itself, so that none can be skipped.',
             hint=f"Leave --positions {options.positions} out.",
         )
-    mask = make_masker(tokenizer, options.mlm_probability) if base.is_masked else None
+    mask = make_masker(tokenizer, MASKED_SHARE) if base.is_masked else None
     return Reading(base.model.encoding.first_index if takes_positions else None, mask)
 
 

@@ -33,7 +33,7 @@ from ctxext.finetune.data import DataReport
 from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.merge import ADAPTER, changes_of, save_adapter, write_merged
 from ctxext.finetune.options import CHANGEABLE, Reporter, RunOptions, TrainingOptions
-from ctxext.finetune.prepare import open_model, prepare
+from ctxext.finetune.prepare import MASKED_SHARE, open_model, prepare
 from ctxext.finetune.served import check_served
 from ctxext.finetune.training_data import Data, training_data
 from ctxext.notebook import table
@@ -131,7 +131,7 @@ def finetune(
         raise CtxextError("--full has no adapter to keep apart.", hint="Leave --no-merge out.")
     if options.serve_factor and not run.merge:
         raise CtxextError("--serve-factor is for a merged checkpoint.", hint="Leave --no-merge out.")
-    if options.keeps_best and held_out is None:
+    if options.keep_best and held_out is None:
         raise CtxextError("Which save is best is measured on other data.", hint="Name it with --eval-data.")
     check_out(out, base.checkpoint.folder, run)
     out = out.resolve()
@@ -315,20 +315,18 @@ def _notes(base: Base, result: Finetuned, data: Mapping[str, Any]) -> dict[str, 
     how = "all weights" if options.full else f"LoRA rank {options.rank}, alpha {options.alpha:g}"
     how += f", base in {options.quantize} while training" if options.quantize != "none" else ""
     has_table = bool(base.model.encoding.learned_tensors) and not options.full
-    extras = {"rslora": options.rslora, "dora": options.dora, "position table": has_table, "norms": options.train_norms}
-    extras |= {"embeddings": options.train_embeddings}
+    extras = {"position table": has_table, "norms": options.train_norms, "embeddings": options.train_embeddings}
     how += "".join(f", {name}" for name, is_on in extras.items() if is_on)
     return {
         "trained": how,
         "data": str(data["name"]),
         "learned": ("answers, where the data marks them" if options.learn == "answers" else "every token")
-        + (f"; {100 * options.mlm_probability:g} % of them masked" if base.is_masked else ""),
+        + (f"; {100 * MASKED_SHARE:g} % of them masked" if base.is_masked else ""),
         "length": f"{options.start_length} doubling to {options.length}" if options.start_length else options.length,
         "steps": options.steps,
         "batch_size": options.batch_size,
         "learning_rate": options.learning_rate,
         "positions": options.positions + (f", windows of {options.window}" if options.window else ""),
-        "attention": options.attention,
         "short_share": options.short_share,
         "keep_short": options.keep_short,
         "seed": options.seed,

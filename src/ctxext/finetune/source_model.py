@@ -76,7 +76,7 @@ def _built(base: Base, model: Any, options: TrainingOptions) -> Any:
 
     kind, config = stock_class(plain_config(base.model).config, CAUSAL)
     if options.quantize != "none":
-        return load_base(base, options, None, config=config)[0]
+        return load_base(base, options, config=config)[0]
     with sealed(), quiet_transformers(), init_empty_weights(include_buffers=False):
         source = kind._from_config(config, dtype=model.dtype)
     weights = model.state_dict()

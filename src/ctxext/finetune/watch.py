@@ -168,16 +168,11 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
 
     A second Ctrl-C ends it at once. A second SIGTERM changes nothing: launchers forward the signal that the scheduler
     sends to every process anyway, and SIGKILL follows when the grace period is over.
-
-    Args:
-        save_minutes: Minutes after which a step is saved too, since the last save; None to save by steps alone.
     """
 
-    def __init__(self, save_minutes: float | None = None) -> None:
+    def __init__(self) -> None:
         self.asked = 0  # The signal that asked for the end.
         self._before: dict[int, Any] = {}
-        self._seconds = math.inf if save_minutes is None else 60 * save_minutes
-        self._saved = time.monotonic()
         self._saved_step = 0
         self._random: dict[str, torch.Tensor] = {}
 
@@ -214,8 +209,7 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Leave the step if that was asked for, and save the one before."""
-        asked, _ = self._agreed(args, is_time=False)
-        if not asked:
+        if not self._agreed(args):
             return
         torch.set_rng_state(self._random["cpu"])
         if "cuda" in self._random:
@@ -224,24 +218,21 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
         control.should_save = state.global_step > self._saved_step
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save and stop if that was asked for, and save if it is time."""
-        asked, is_time = self._agreed(args, is_time=time.monotonic() - self._saved >= self._seconds)
-        if asked:
+        """Save and stop if that was asked for."""
+        if self._agreed(args):
             control.should_save = control.should_training_stop = True
-        if is_time:
-            control.should_save = True
 
-    def _agreed(self, args: Any, *, is_time: bool) -> tuple[bool, bool]:
-        """Whether a process was asked to end, and whether it is time in one: signals and clocks reach them apart."""
+    def _agreed(self, args: Any) -> bool:
+        """Return whether a process was asked to end: the signal may reach one before the others."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            asked = torch.tensor([self.asked, int(is_time)], device=args.device)
+            asked = torch.tensor(self.asked, device=args.device)
             torch.distributed.all_reduce(asked, op=torch.distributed.ReduceOp.MAX)
-            self.asked, is_time = int(asked[0]), bool(asked[1])
-        return bool(self.asked), is_time
+            self.asked = int(asked)
+        return bool(self.asked)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin to count again."""
-        self._saved, self._saved_step = time.monotonic(), state.global_step
+        """Note the step that is saved."""
+        self._saved_step = state.global_step
 
     def check(self, *, is_complete: bool) -> None:
         """End the run if it was stopped; after SIGTERM there is no time for what follows the last step."""

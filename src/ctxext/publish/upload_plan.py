@@ -22,10 +22,7 @@ from ctxext.verify.run import READING, failures, run_checks
 from ctxext.verify.subject import Subject, training_of
 
 REPORT, CURVE = "finetune.json", "loss.png"
-_OF_THE_MACHINE = (
-    *("device", "dtype", "context_parallel", "micro_batch", "checkpointing", "mlp_tile", "offload_activations"),
-    *("save_every", "save_minutes", "eval_every", "report_to"),
-)
+_OF_THE_MACHINE = (*("device", "dtype", "micro_batch", "checkpointing", "save_every", "report_to"),)
 """Options that affect where and how fast training runs, not its result."""
 _OF_THE_DATA = {
     "format": "--format",
