@@ -34,7 +34,6 @@ SAMPLED = {
         r"^(albert|bert)-1-True$|^(camembert|distilbert)-1-False$|^(electra|longformer)-1000-True$"
         r"|^(roberta|xlm-roberta)-1000-False$"
     ),
-    "finetune/test_finetune.py::test_muon_learns_and_goes_on_where_it_was": "True",
     "finetune/test_merge_kinds.py::test_merged_equals_the_adapter": "^tied-|embedding|head|both",
     "finetune/test_merge_kinds.py::test_what_cannot_be_merged_is_refused_with_its_reason": "^tied-|rows",
     "finetune/test_stopping.py::test_sigterm_saves_the_last_whole_step": "^0$",

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from ctxext import Recipe, TrainingData, TrainingOptions, convert, merge, verify
 from ctxext.errors import CtxextError
 from ctxext.finetune.base import open_base
-from ctxext.finetune.loop import MuonAndAdamW, newest_save
+from ctxext.finetune.loop import newest_save
 from ctxext.finetune.prepare import check_mergeable
 from ctxext.finetune.run import training_folder
 from ctxext.methods import MsPoE, PositionInterpolation, Yarn
@@ -296,61 +296,3 @@ def test_adapter_alone(base, tmp_path):
     assert "ctxext convert source base --method yarn --factor 4" in card
     with pytest.raises(CtxextError, match="no adapter to keep"):
         tune(base, tmp_path / "full", change(full=True), merge=False)
-
-
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch 2.9 brought it")
-def test_muon_is_torchs_own_with_adamw_beside_it(base):
-    """Against the two optimizers by themselves, and a schedule that changes both rates."""
-    models = [load(base) for _ in range(2)]
-    pair = MuonAndAdamW(models[0], 0.02, 0.1, (0.9, 0.95))
-    named = dict(models[1].named_parameters())
-    others = {name for name, parameter in named.items() if "embed" in name or "head" in name or parameter.dim() != 2}
-    muon = torch.optim.Muon(
-        [p for n, p in named.items() if n not in others], lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
-    )
-    vectors = [named[name] for name in others if named[name].dim() < 2]
-    tables = [named[name] for name in others if named[name].dim() > 1]
-    assert len(tables) == 2
-    groups = [{"params": tables, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-    adamw = torch.optim.AdamW(groups, lr=0.02, betas=(0.9, 0.95))
-    schedules = [torch.optim.lr_scheduler.LambdaLR(each, lambda step: 0.5**step) for each in (pair, muon, adamw)]
-    ids = torch.arange(24).view(2, 12)
-    for _ in range(3):
-        for model, optimizers in zip(models, ([pair], [muon, adamw]), strict=True):
-            model(input_ids=ids, labels=ids).loss.backward()
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-        for schedule in schedules:
-            schedule.step()
-    for one, two in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        assert torch.equal(one, two)
-
-
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch 2.9 brought it")
-def test_a_rate_that_changes_after_a_save_was_loaded_is_both_optimizers(base):
-    """torch puts new groups in the place of the old ones as it loads; a schedule knows those of the pair."""
-    pair = MuonAndAdamW(load(base), 0.02, 0.1, (0.9, 0.95))
-    pair.load_state_dict(pair.state_dict())
-    for group in pair.param_groups:
-        group["lr"] = 0.01
-    assert [group["lr"] for part in pair.parts for group in part.param_groups] == [0.01] * 3
-
-
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch 2.9 brought it")
-@pytest.mark.parametrize("full", [False, True])
-def test_muon_learns_and_goes_on_where_it_was(base, tmp_path, full):
-    options = change(steps=20, learning_rate=2e-2, optimizer="muon", full=full, save_every=10, batch_size=4)
-    done = tune(base, tmp_path / "whole", options)
-    assert sum(loss for _, loss in done.losses[-4:]) < sum(loss for _, loss in done.losses[:4]) - 0.5
-    with pytest.raises(Stopped):
-        tune(base, tmp_path / "part", options, progress=stop_after(12))
-    tune(base, tmp_path / "part", options, resume=True)
-    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "part"))
-    assert furthest(one, two) == 0.0
-
-
-def test_muon_needs_whole_matrices(base, tmp_path, monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(CtxextError, match="whole matrices"):
-        tune(base, tmp_path / "out", change(optimizer="muon"))

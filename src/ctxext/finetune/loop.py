@@ -3,8 +3,6 @@
 import atexit
 import dataclasses
 import difflib
-import functools
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,85 +25,17 @@ from ctxext.finetune.data import HELD_OUT, DataReport
 from ctxext.finetune.options import Reporter, TrainingOptions
 from ctxext.finetune.watch import STEPS, LiveLine, NeedleProbe, PositionLosses, StopAfterStep
 
-
-class MuonAndAdamW(torch.optim.Optimizer):
-    """Muon (github.com/KellerJordan/Muon, in torch since 2.9) with AdamW beside it.
-
-    Muon's update is brought to the size of AdamW's (Moonlight, arXiv 2502.16982, section 2.2), so that one learning
-    rate and one weight decay serve both. Embeddings, output heads, vectors and scalars are AdamW's, and the latter two
-    do not decay.
-    """
-
-    def __init__(self, model: Any, learning_rate: float, weight_decay: float, betas: tuple[float, float]) -> None:
-        head = model.get_output_embeddings()
-        tables = {
-            id(parameter)
-            for module in model.modules()
-            if module is head or isinstance(module, torch.nn.Embedding)
-            for parameter in module.parameters()
-        }
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        matrices = [parameter for parameter in trained if parameter.dim() == 2 and id(parameter) not in tables]
-        by_muon = {id(parameter) for parameter in matrices}
-        others = [parameter for parameter in trained if id(parameter) not in by_muon]
-        self.parts: list[torch.optim.Optimizer] = []
-        if matrices:
-            muon = functools.partial(torch.optim.Muon, adjust_lr_fn="match_rms_adamw")
-            self.parts.append(muon(matrices, lr=learning_rate, weight_decay=weight_decay))
-        groups = [
-            {"params": [p for p in others if p.dim() > 1], "weight_decay": weight_decay},
-            {"params": [p for p in others if p.dim() < 2], "weight_decay": 0.0},
-        ]
-        if groups := [group for group in groups if group["params"]]:
-            self.parts.append(torch.optim.AdamW(groups, lr=learning_rate, betas=betas))
-        super().__init__([group for part in self.parts for group in part.param_groups], {})
-        self._share()
-
-    def _share(self) -> None:
-        """The groups are those of the parts, so that a schedule that changes their rate changes the parts'."""
-        self.param_groups = [group for part in self.parts for group in part.param_groups]
-
-    def step(self, closure: Any = None) -> Any:
-        """One step of both."""
-        loss = None if closure is None else closure()
-        for part in self.parts:
-            part.step()
-        return loss
-
-    def state_dict(self) -> dict[str, Any]:
-        """The states of both."""
-        return {"parts": [part.state_dict() for part in self.parts]}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from `state_dict`."""
-        for part, saved in zip(self.parts, state_dict["parts"], strict=True):
-            part.load_state_dict(saved)
-        self._share()
-
-
 STATE = "trainer_state.json"
-MUON = "muon"
-OPTIMIZERS = (MUON, *(optimizer.value for optimizer in OptimizerNames))
 
 
 class OrderedTrainer(Trainer):  # type: ignore[misc]
-    """A Trainer that takes the sequences in the order in which the data set has them, and knows Muon."""
+    """A Trainer that takes the sequences in the order in which the data set has them."""
 
     def __init__(self, options: TrainingOptions, model: Any, **kwargs: Any) -> None:
-        self.uses_muon = options.optimizer == MUON
         if options.checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         super().__init__(model, data_collator=stacked, **kwargs)
         self.remove_callback(PrinterCallback)
-
-    def create_optimizer(self, *args: Any) -> torch.optim.Optimizer:
-        """As the Trainer does it, but for Muon."""
-        if self.uses_muon:
-            of = self.args
-            betas = (of.adam_beta1, of.adam_beta2)
-            self.optimizer = MuonAndAdamW(self.model, of.learning_rate, of.weight_decay, betas)
-        optimizer: torch.optim.Optimizer = super().create_optimizer(*args)
-        return optimizer
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, *args: Any, **kwargs: Any) -> None:
         with _explained(resume_from_checkpoint, "weights"):
@@ -148,21 +78,13 @@ def training_arguments(options: TrainingOptions, folder: Path, num_processes: in
             hint=f"pip install {options.report_to}",
         )
     name = options.optimizer
-    if name not in OPTIMIZERS:
-        near = ", ".join(difflib.get_close_matches(name, OPTIMIZERS, n=3, cutoff=0.3))
+    known = [optimizer.value for optimizer in OptimizerNames]
+    if name not in known:
+        near = ", ".join(difflib.get_close_matches(name, known, n=3, cutoff=0.3))
         raise CtxextError(
             f'--optimizer "{name}" is not known.',
-            hint=f"Did you mean {near}?" if near else f"Choose {', '.join(OPTIMIZERS)}.",
+            hint=f"Did you mean {near}?" if near else f"Choose {', '.join(known)}.",
         )
-    if name == MUON:
-        if not hasattr(torch.optim, "Muon"):
-            raise CtxextError(
-                f"--optimizer {MUON} needs torch 2.9; this is {torch.__version__}.", hint="pip install -U torch"
-            )
-        if any(os.environ.get(f"ACCELERATE_USE_{way}") == "true" for way in ("FSDP", "DEEPSPEED")):
-            raise CtxextError(
-                f"--optimizer {MUON} needs whole matrices, not shards of them.", hint="Take adamw_torch_fused there."
-            )
     at_once = options.micro_batch * num_processes
     if options.batch_size % at_once:
         raise CtxextError(
@@ -184,7 +106,7 @@ def training_arguments(options: TrainingOptions, folder: Path, num_processes: in
         lr_scheduler_type=schedule,
         **({"lr_scheduler_kwargs": {"min_lr_rate": options.rate_floor}} if options.rate_floor else {}),
         warmup_steps=options.warmup_steps,
-        **({} if options.optimizer == MUON else {"optim": options.optimizer}),
+        optim=options.optimizer,
         weight_decay=options.weight_decay,
         adam_beta2=options.beta2,
         seed=options.seed,

@@ -136,8 +136,7 @@ class TrainingOptions:
     warmup: float = option(0.05, help="Share of the steps in which the rate rises.", panel=_LOOP, advanced=True)
     optimizer: str = option(
         "adamw_torch_fused",
-        help="By the Trainer's name, as adamw_torch, adamw_8bit or adafactor; or muon, for matrices, with AdamW "
-        "for the rest.",
+        help="By the Trainer's name, as adamw_torch, adamw_8bit or adafactor.",
         panel=_LOOP,
         advanced=True,
     )
