@@ -140,7 +140,7 @@ def test_lengths_are_words_or_numbers():
     assert (training.length, training.start_length, training.window) == (2048, 256, 1024)
     search = SearchOptions("2k", lengths="1k", original_length="0.5k")
     assert (search.target_length, search.lengths, search.original_length) == (2048, (1024,), 512)
-    for options, name in ((Settings, "lengths"), (TrainingOptions, "group"), (SearchOptions, "target_length")):
+    for options, name in ((Settings, "lengths"), (TrainingOptions, "window"), (SearchOptions, "target_length")):
         with pytest.raises(CtxextError, match=r'"far" is not a length'):
             options(**{name: "far"})
 

@@ -104,13 +104,13 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         ("tests/finetune/test_mixture.py::test_a_stream_is_sampled_too",),
     ),
     (
-        "finetune/watch.py",
+        "finetune/trainer.py",
         "    signal.SIGTERM: (signal.SIG_DFL, raise_terminated),\n",
         "",
         ("tests/finetune/test_stopping.py::test_sigterm_saves_the_last_whole_step",),
     ),
     (
-        "finetune/watch.py",
+        "finetune/trainer.py",
         "        self._restore(signal.SIGINT)\n",
         "        self._restore(number)\n",
         ("tests/finetune/test_stopping.py::test_sigterm_is_repeated_by_launchers_and_the_save_goes_on",),

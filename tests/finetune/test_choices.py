@@ -18,17 +18,18 @@ from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.evaluate.report.colours import series_style
 from ctxext.finetune import merge as card
-from ctxext.finetune import prepare, watch
+from ctxext.finetune import prepare, trainer
+from ctxext.finetune.base import check_fits
 from ctxext.finetune.batches import Reading, pose_positions, restarting_positions
 from ctxext.finetune.data import DataReport, sequence_file
 from ctxext.finetune.documents import Source, parse_source
 from ctxext.finetune.dry_run import Measured, Plan
 from ctxext.finetune.formats import RecordReader
-from ctxext.finetune.loop import held_out_sequences, newest_save, training_arguments
+from ctxext.finetune.loss import PositionLosses
 from ctxext.finetune.options import CHANGEABLE, Reporter, TrainingOptions
-from ctxext.finetune.prepare import check_fits, data_lines, num_tokens_of, with_adapter
+from ctxext.finetune.prepare import data_lines, num_tokens_of, with_adapter
 from ctxext.finetune.run import _notes, _settings, draw_losses, smoothed
-from ctxext.finetune.watch import LiveLine, PositionLosses, StopAfterStep, needle_probe, span
+from ctxext.finetune.trainer import LiveLine, StopAfterStep, held_out_sequences, newest_save, span, training_arguments
 from tiny_base import SIZES, make_base
 
 
@@ -182,7 +183,7 @@ def test_what_cannot_be_shared_among_processes(choices, processes, message, tmp_
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("chosen", [True, False])
 def test_every_choice_is_the_adapter_s(chosen, tied, monkeypatch):
-    monkeypatch.setattr("peft.get_peft_model", lambda model, config: config)
+    monkeypatch.setattr(prepare, "get_peft_model", lambda model, config: config)
     more = {"train_norms": True, "train_embeddings": True, "targets": ("q_proj",)}
     options = settled(rank=3, alpha=7.0, dropout=0.25, **(more if chosen else {}))
     config = with_adapter(tiny(tie_word_embeddings=tied), options, whole=("down_proj.weight",))
@@ -203,7 +204,7 @@ def test_every_choice_is_the_adapter_s(chosen, tied, monkeypatch):
 
 
 def test_norms_or_embeddings_alone(monkeypatch):
-    monkeypatch.setattr("peft.get_peft_model", lambda model, config: config)
+    monkeypatch.setattr(prepare, "get_peft_model", lambda model, config: config)
     assert with_adapter(tiny(), settled(train_embeddings=True)).modules_to_save == ["model.embed_tokens"]
     assert len(with_adapter(tiny(), settled(train_norms=True)).modules_to_save) == 5
     assert with_adapter(tiny(), settled()).modules_to_save is None
@@ -393,8 +394,8 @@ def state(step=3, last=10, first=True):
 
 def test_the_line_of_a_step(tmp_path, monkeypatch):
     shown, clock = [], iter([100.0, 108.0])
-    monkeypatch.setattr(watch.time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(watch, "peak_memory", lambda device: 3 << 29)
+    monkeypatch.setattr(trainer.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(trainer, "peak_memory", lambda device: 3 << 29)
     path = tmp_path / "steps.jsonl"
     path.write_text("".join(json.dumps({"step": n}) + "\n" for n in (1, 2, 3)) + '{"step": 2\n')
     line = LiveLine(Reporter(progress=lambda *given: shown.append(given)), 1000, path, PositionLosses())
@@ -452,7 +453,6 @@ def test_losses_by_position_begin_again_after_each_evaluation(tmp_path):
     assert json.loads((tmp_path / "steps.jsonl").read_text()) == written
     line.on_evaluate(SimpleNamespace(device=device), state(first=False), None, {"eval_loss": 1.25})
     assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == len(lines) == 1
-    assert needle_probe(None, None, 64, 0, num_processes=2) is None
 
 
 def test_the_newest_save_that_is_whole(tmp_path):

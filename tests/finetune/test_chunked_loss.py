@@ -13,10 +13,10 @@ from transformers import (
 
 import tiny_base
 from ctxext.errors import CtxextError
-from ctxext.finetune.base import load_base, open_base
+from ctxext.finetune.base import open_base
 from ctxext.finetune.loss import use_chunked_loss
+from ctxext.finetune.models import SourceModel, load_base
 from ctxext.finetune.prepare import with_adapter
-from ctxext.finetune.source_model import SourceModel
 from hand_made import one_that_sees_length
 from tiny_base import PARALLEL, TRAINED, make_base
 

@@ -10,8 +10,8 @@ from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import make_ready
 from ctxext.evaluate.scoring.answers import score_depths
-from ctxext.finetune.loss import use_chunked_loss
-from ctxext.finetune.watch import NUM_PARTS, NeedleProbe
+from ctxext.finetune.loss import NUM_PARTS, use_chunked_loss
+from ctxext.finetune.trainer import NeedleProbe
 from tiny_base import Stopped, Tokens, change, documents, load, stop_after, tune
 
 HELD_OUT = Tokens(documents(count=3, seed=7))

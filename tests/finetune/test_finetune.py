@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from ctxext import Recipe, TrainingData, TrainingOptions, convert, merge, verify
 from ctxext.errors import CtxextError
 from ctxext.finetune.base import open_base
-from ctxext.finetune.loop import newest_save
 from ctxext.finetune.prepare import check_mergeable
 from ctxext.finetune.run import training_folder
+from ctxext.finetune.trainer import newest_save
 from ctxext.methods import MsPoE, PositionInterpolation, Yarn
 from ctxext.publish.push import plan_push
 from ctxext.recipes.encodings.rotary import model_config
@@ -254,7 +254,7 @@ def test_what_this_machine_lacks_is_said(base, tmp_path, monkeypatch):
     with pytest.raises(CtxextError, match="needs bitsandbytes") as caught:
         tune(base, tmp_path / "out", change(quantize="4bit"))
     assert caught.value.hint == 'pip install "ctxext[quantize]"'
-    monkeypatch.setattr(import_module("ctxext.finetune.loop"), "find_spec", lambda name: None)
+    monkeypatch.setattr(import_module("ctxext.finetune.trainer"), "find_spec", lambda name: None)
     with pytest.raises(CtxextError, match="--report-to trackio needs a package"):
         tune(base, tmp_path / "out", change(report_to="trackio"))
     assert list(tmp_path.iterdir()) == []

@@ -8,9 +8,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from ctxext.errors import CtxextError
-from ctxext.finetune.base import load_base, open_base
+from ctxext.finetune.base import open_base
 from ctxext.finetune.loss import use_chunked_loss
-from ctxext.finetune.source_model import SourceModel, load_source
+from ctxext.finetune.models import SourceModel, load_base, load_source
 from ctxext.methods import MsPoE, PositionInterpolation, Yarn
 from tiny_base import QUICK, SIZES, TRAINED, logits, make_base, save_llama, tune
 

@@ -88,7 +88,7 @@ def test_models_with_an_attention_of_their_own_stay_as_they_are():
 @pytest.mark.parametrize("is_changed", [True, False])
 def test_a_mask_of_the_square_is_said(base, tmp_path, monkeypatch, is_changed):
     if not is_changed:
-        monkeypatch.setattr(import_module("ctxext.finetune.attention"), "attend_by_document", lambda model: False)
+        monkeypatch.setattr(import_module("ctxext.finetune.models"), "attend_by_document", lambda model: False)
     lines = []
     options = change(pack="restart", steps=1)
     tune(base, tmp_path / "out", options, merge=False, tell=lines.append)
@@ -113,7 +113,7 @@ def test_what_keeps_documents_apart_is_tried(config):
 
 
 def test_a_model_that_mixes_documents_is_refused(base, tmp_path, monkeypatch):
-    monkeypatch.setattr(import_module("ctxext.finetune.attention"), "keeps_documents_apart", lambda model, first: False)
+    monkeypatch.setattr(import_module("ctxext.finetune.prepare"), "keeps_documents_apart", lambda model, first: False)
     options = change(pack="restart", steps=1)
     with pytest.raises(CtxextError, match="does not keep documents apart"):
         tune(base, tmp_path / "out", options, merge=False)

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from ctxext.cli.app import app
 from ctxext.errors import CtxextError
-from ctxext.finetune.loop import training_arguments
 from ctxext.finetune.options import TrainingOptions, presets
+from ctxext.finetune.trainer import training_arguments
 
 
 @pytest.fixture

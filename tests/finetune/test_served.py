@@ -9,7 +9,7 @@ from ctxext import Finding, Recipe, convert
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.finetune import _served_length
 from ctxext.errors import CtxextError
-from ctxext.finetune import served
+from ctxext.finetune import base as base_module
 from ctxext.finetune.base import open_base
 from ctxext.finetune.run import training_folder
 from ctxext.methods import Yarn
@@ -45,15 +45,15 @@ def test_it_is_the_training_converted_afterwards(base, tmp_path):
 def test_what_cannot_be_served_is_refused_before_training(base, tmp_path):
     plain = open_base(str(save_llama(tmp_path / "plain")), None)
     with pytest.raises(CtxextError, match="a schedule that ctxext wrote"):
-        served.served_with(plain, 8)
+        base_module.served_with(plain, 8)
     with pytest.raises(CtxextError, match="below that of the training, yarn ×4"):
-        served.served_with(open_base(str(base), None), 2)
+        base_module.served_with(open_base(str(base), None), 2)
     with pytest.raises(CtxextError, match="for a merged checkpoint"):
         tune(base, tmp_path / "out", EIGHT, merge=False)
 
 
 def test_a_wrong_result_gets_no_name(base, tmp_path, monkeypatch):
-    monkeypatch.setattr(served, "verify", lambda folder: [Finding("frequencies", "failed", "off by 2")])
+    monkeypatch.setattr(base_module, "verify", lambda folder: [Finding("frequencies", "failed", "off by 2")])
     with pytest.raises(CtxextError, match="frequencies: off by 2") as error:
         tune(base, tmp_path / "out", EIGHT)
     assert not (tmp_path / "out").exists()

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from ctxext.files.processes import TERMINATED, Terminated, raised_when_terminated
 from ctxext.finetune.run import training_folder
-from ctxext.finetune.stopping import TERMINATED, Terminated, raised_when_terminated
-from ctxext.finetune.watch import StopAfterStep
+from ctxext.finetune.trainer import StopAfterStep
 from forks import Server
 from tiny_base import QUICK, tune, write_jsonl
 

@@ -17,9 +17,8 @@ from ctxext.evaluate.settings import Settings
 from ctxext.files.content import Progress
 from ctxext.files.output_directory import short_name
 from ctxext.files.packages import install_command
-from ctxext.files.processes import alone, num_processes, rank
+from ctxext.files.processes import Terminated, alone, num_processes, raised_when_terminated, rank
 from ctxext.finetune.options import Reporter, RunOptions, TrainingOptions, presets
-from ctxext.finetune.stopping import Terminated, raised_when_terminated
 from ctxext.finetune.training_data import TrainingData
 from ctxext.options import option
 
@@ -44,7 +43,7 @@ def with_step_lines(output: Output, progress: Progress) -> Progress:
 
 def tell_plan(output: Output, plan: "Plan") -> None:
     """Show what a training would take, and what to change where it does not fit."""
-    from ctxext.finetune.watch import span
+    from ctxext.finetune.trainer import span
 
     peak, available = plan.peak_memory / 2**30, plan.available_memory / 2**30
     share = 100 * plan.num_trained / plan.num_parameters

@@ -1,11 +1,14 @@
-"""Processes, as `accelerate launch` starts several: who am I, wait for the others, and how much memory is in use."""
+"""Processes: those that `accelerate launch` starts, how much memory is in use, and how SIGTERM ends one."""
 
 import contextlib
 import datetime
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -71,3 +74,33 @@ def peak_memory(device: "torch.device") -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     lines = _STATUS.read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
+
+
+TERMINATED = 128 + signal.SIGTERM
+"""The exit code after SIGTERM, as shells report it."""
+
+
+class Terminated(SystemExit):
+    """The process was asked to end by SIGTERM."""
+
+    def __init__(self) -> None:
+        super().__init__(TERMINATED)
+
+
+def raise_terminated(number: int, frame: FrameType | None) -> None:
+    """Handle a signal by `Terminated`."""
+    raise Terminated
+
+
+@contextlib.contextmanager
+def raised_when_terminated() -> Iterator[None]:
+    """Inside this context SIGTERM raises `Terminated`, unless the program has a handler of another kind."""
+    is_default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if not is_default or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGTERM, raise_terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

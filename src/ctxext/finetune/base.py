@@ -1,29 +1,26 @@
-"""The checkpoint that a fine-tune starts from: what it must be, and how it is loaded."""
+"""The checkpoint that a fine-tune starts from: what it must be, and what is written of it."""
 
+import dataclasses
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 from ctxext.checkpoint.auto_class import CAUSAL, MASKED, auto_class
-from ctxext.checkpoint.loading import (
-    check_device,
-    choose_dtype,
-    explain_loading_errors,
-    guard_vocabulary,
-    load_checkpoint,
-    rename,
-)
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
-from ctxext.data.encoding import open_tokenizer
+from ctxext.converters.convert import check_frequencies
+from ctxext.converters.lengths import length_files
+from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
 from ctxext.finetune.options import TrainingOptions
+from ctxext.recipes.base import Scaling
 from ctxext.recipes.code.layout import depends_on_prompt
 from ctxext.recipes.code.method import CodeMethod
 from ctxext.recipes.code.own_code import needs_code, runs_only_own_code
-from ctxext.recipes.code.staging import staged
 from ctxext.recipes.encodings.rotary import ModelConfig, model_config, provenance
-from ctxext.recipes.recipe import recipe_from_dict
+from ctxext.recipes.recipe import Recipe, recipe_from_dict
 from ctxext.recipes.registry import method_named
+from ctxext.verify.run import failures, verify
 
 
 @dataclass(frozen=True)
@@ -91,49 +88,82 @@ def open_base(
     return base
 
 
-def load_base(base: Base, options: TrainingOptions, *, config: Any = None) -> tuple[Any, Any]:
-    """Load the model, or a stock class with another configuration for the same weights, and the tokenizer."""
-    import torch
-
-    from ctxext.finetune.attention import attend_by_document
-
-    on_cpu = options.device == "cpu" or not torch.cuda.is_available()
-    is_widened = options.dtype == "auto" and (on_cpu or options.full)
-    dtype = torch.float32 if is_widened else choose_dtype(options.dtype)
-    extra: dict[str, Any] = {} if config is None else {"config": config}
-    if options.quantize == "4bit":
-        extra["quantization_config"] = _four_bits(dtype)
-    else:
-        check_device(base.checkpoint, "cpu" if on_cpu else "cuda")
-    with staged(base.checkpoint) as stage:
-        with explain_loading_errors(f'"{base.checkpoint.name}" cannot be loaded'):
-            tokenizer = rename(open_tokenizer(stage.folder), base.checkpoint)
-        model = load_checkpoint(
-            base.checkpoint, stage.folder, trust=stage.trust and config is None, dtype=dtype, **extra
+def check_fits(base: Base, options: TrainingOptions) -> None:
+    """Refuse options that the model has no use for."""
+    restart, run_on = options.pack == "restart", "Join documents with --pack run-on."
+    short = "--short-share trains on short sequences."
+    if options.keep_short and base.model.family.positions != "rotary":
+        raise CtxextError(
+            "--keep-short is for rotary models: the source of any other is not in the checkpoint.", hint=short
         )
-    for module in model.modules():
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            # bitsandbytes would repack the weights of a model in eval mode for a kernel that has no gradient.
-            module.support_avx512bf16_for_cpu = False
-    model.config.use_cache = False
-    if options.pack == "restart":
-        attend_by_document(model)
-    guard_vocabulary(model, tokenizer)
-    return model, tokenizer
+    if restart and base.model.encoding.learned_tensors:
+        raise CtxextError("--pack restart would train the first rows of the table of positions alone.", hint=run_on)
+    for is_chosen, choice, more, hint in (
+        (restart, "--pack restart", ": documents of a row would see each other", run_on),
+        (options.keep_short, "--keep-short", "", short),
+    ):
+        if is_chosen and base.is_masked:
+            raise CtxextError(f"{choice} is for models that see nothing but what came before{more}.", hint=hint)
 
 
-def _four_bits(dtype: Any) -> Any:
-    """QLoRA's quantization (arXiv 2305.14314, section 3): normal floats, their scales quantized too."""
-    from importlib.util import find_spec
+@dataclass(frozen=True)
+class Served:
+    """What is written instead of the base's own configuration.
 
-    import torch
-    from transformers import BitsAndBytesConfig
+    Attributes:
+        checkpoint: The base with the new configuration, under the record of where the base came from.
+        texts: The small files that state the new context length, by name.
+        summary: Both recipes, for people.
+    """
 
-    if find_spec("bitsandbytes") is None:
-        raise CtxextError("--quantize 4bit needs bitsandbytes.", hint='pip install "ctxext[quantize]"')
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16 if dtype == "auto" else dtype,
-    )
+    checkpoint: Checkpoint
+    texts: Mapping[str, str]
+    summary: str
+
+
+def served_with(base: Base, factor: float | None) -> Served:
+    """The base with its schedule at another factor, compared with what the installed transformers rotates by."""
+    checkpoint = base.checkpoint
+    if factor is None:
+        return Served(checkpoint, {}, "")
+    noted = provenance(checkpoint.config)
+    steps = recipe_from_dict(noted["recipe"], "config.json").steps if noted.get("recipe") else ()
+    step = steps[0] if len(steps) == 1 else None
+    # Lists of numbers belong to the factor that they were searched or computed for.
+    if (
+        not isinstance(step, Scaling)
+        or step.kind != "schedule"
+        or any(isinstance(value, list | tuple) for value in vars(step).values())
+    ):
+        raise CtxextError(
+            f'--serve-factor changes the factor of a schedule that ctxext wrote; "{checkpoint.name}" has none.',
+            hint="Convert its source first, for example with --method yarn --factor 2.",
+        )
+    if step.factor is None or factor < step.factor:
+        raise CtxextError(f"--serve-factor {factor:g} is below that of the training, {step.summary()}.")
+    other = dataclasses.replace(step, factor=float(factor), target_length=None)
+    plan = make_plan(checkpoint, Recipe([other]), replace_scaling=True)
+    check_frequencies(plan)
+    config = {**plan.model.config, "ctxext": {**noted, "recipe": plan.recipe.to_dict()}}
+    texts = length_files(checkpoint.folder, base.model.encoding, plan.encoding)
+    summary = f"{step.summary()}, and written with {plan.recipe.summary()}"
+    return Served(dataclasses.replace(checkpoint, config=config), texts, summary)
+
+
+def check_served(folder: Path) -> None:
+    """Load what was written in a clean process and compare it with its recipe."""
+    if failed := failures(verify(folder)):
+        raise CtxextError(
+            f"The checkpoint that --serve-factor wrote fails: {failed[0].check}: {failed[0].detail}.",
+            hint="Nothing was put in its place; --resume without --serve-factor writes it as it was trained.",
+        )
+
+
+def open_model(
+    model: str, options: TrainingOptions, revision: str | None, token: str | None
+) -> tuple[Base, Served, TrainingOptions]:
+    """Open the base and what is written of it; refuse options that do not fit, and settle the others."""
+    base = open_base(model, options.length, revision=revision, token=token, original_length=options.original_length)
+    check_fits(base, options)
+    served, encoding = served_with(base, options.serve_factor), base.model.encoding
+    return base, served, options.settled(window=encoding.context_length, trained_length=encoding.trained_length)

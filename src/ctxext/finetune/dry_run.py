@@ -20,25 +20,15 @@ import torch
 from transformers import TrainerCallback
 
 from ctxext.checkpoint.head import positions_at_once
-from ctxext.errors import CtxextError
 from ctxext.files.processes import forget_peak, peak_memory
+from ctxext.finetune.base import open_model
 from ctxext.finetune.batches import Tensors
 from ctxext.finetune.data import DataReport
 from ctxext.finetune.documents import DocumentReader
-from ctxext.finetune.loop import OrderedTrainer, Prepared, training_arguments
 from ctxext.finetune.loss import IGNORED
-from ctxext.finetune.options import TrainingOptions
-from ctxext.finetune.prepare import MASKED_SHARE, num_tokens_of, open_model, prepare
-
-
-def _goes(options: TrainingOptions, **changes: Any) -> bool:
-    """Whether the options allow a change."""
-    try:
-        dataclasses.replace(options, **changes)
-    except CtxextError:
-        return False
-    return True
-
+from ctxext.finetune.options import MASKED_SHARE, TrainingOptions
+from ctxext.finetune.prepare import num_tokens_of, prepare
+from ctxext.finetune.trainer import OrderedTrainer, Prepared, training_arguments
 
 _SHARE_MEASURED, _MOST_MEASURED = 4, 2048
 _REMEDIES: tuple[tuple[Callable[[TrainingOptions], bool], str], ...] = (
@@ -47,7 +37,7 @@ _REMEDIES: tuple[tuple[Callable[[TrainingOptions], bool], str], ...] = (
     (lambda options: options.full, "LoRA, without --full: no optimizer state for all weights"),
     (lambda options: not options.full and options.quantize == "none", "--quantize 4bit: frozen weights in 4 bits"),
     (
-        lambda options: options.positions == "full" and _goes(options, positions="pose"),
+        lambda options: options.positions == "full" and options.pack != "restart",
         "--positions pose: short windows that skip positions",
     ),
     (lambda options: True, "--length: shorter sequences"),
@@ -193,9 +183,7 @@ def _measure(ready: Prepared, lengths: tuple[int, int], cost: Cost, folder: Path
     arguments.save_strategy = "no"
     clock = _Clock(model.device)
     rows = [_row(length, ready, cost) for length in lengths for _ in range(_STEPS * options.micro_batch)]
-    trainer = OrderedTrainer(options, model, args=arguments, train_dataset=rows)
-    trainer.add_callback(clock)
-    trainer.train()
+    OrderedTrainer(model, arguments, train_dataset=rows, callbacks=[clock]).train()
     return Measured(
         lengths, (max(clock.peaks[:_STEPS]), max(clock.peaks[_STEPS:])), before, min(clock.seconds[_STEPS:])
     )

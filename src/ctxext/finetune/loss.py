@@ -14,20 +14,41 @@ from ctxext.checkpoint.head import Head, positions_at_once
 from ctxext.errors import CtxextError
 
 if TYPE_CHECKING:
-    from ctxext.finetune.source_model import SourceModel
-    from ctxext.finetune.watch import PositionLosses
+    from ctxext.finetune.models import SourceModel
 
 IGNORED = -100
 
+NUM_PARTS = 4
+"""Number of equal parts of a sequence for the loss by position."""
+
 Comparison = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """From logits of shape (positions, vocabulary), in float32, to their summed loss and its gradient."""
+
+
+class PositionLosses:
+    """Adds up the loss of each part of the positions, over all batches of an evaluation."""
+
+    def __init__(self) -> None:
+        self.sums = torch.zeros(2, NUM_PARTS, dtype=torch.float64)
+
+    def add(self, part: int, total: torch.Tensor, count: int) -> None:
+        """The summed loss of so many tokens that lie in a part."""
+        self.sums[:, part] += torch.tensor([float(total), count], dtype=torch.float64)
+
+    def take(self, device: torch.device) -> list[float | None]:
+        """The mean of each part over all processes, None where nothing is learned; then it begins again."""
+        sums, self.sums = self.sums, torch.zeros_like(self.sums)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            sums = sums.float().to(device)
+            torch.distributed.all_reduce(sums)
+        return [float(total / count) if count else None for total, count in sums.T.cpu()]
 
 
 def use_chunked_loss(
     model: Any,
     piece: int | None = None,
     source: "SourceModel | None" = None,
-    by_position: "PositionLosses | None" = None,
+    by_position: PositionLosses | None = None,
     *,
     tokens_per_step: int | None = None,
     is_masked: bool = False,
@@ -110,7 +131,7 @@ def use_chunked_loss(
 
 
 def _loss_by_part(
-    kept: torch.Tensor, by_position: "PositionLosses", loss_of: Callable[[torch.Tensor], torch.Tensor]
+    kept: torch.Tensor, by_position: PositionLosses, loss_of: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
     """The loss of all kept positions (b, l), part of the sequence by part, each noted."""
     parts = by_position.sums.shape[1]

@@ -36,6 +36,8 @@ _AT_LEAST_ONE = (
 )
 _SHARES = ("short_share", "warmup", "rate_floor", "dropout", "weight_decay", "beta2")
 _MANY = 1000
+MASKED_SHARE = 0.15
+"""Share of the tokens that an encoder must guess."""
 CHANGEABLE = (
     *("device", "save_every", "report_to", "steps", "micro_batch", "checkpointing", "piece", "keep_best"),
     "serve_factor",

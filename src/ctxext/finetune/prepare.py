@@ -1,27 +1,34 @@
 """Everything before the first step: the model with its adapter, the Trainer's arguments, the sequences."""
 
+import contextlib
 import dataclasses
 import difflib
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import set_seed
+from transformers.pytorch_utils import Conv1D
+
+from ctxext.checkpoint.head import base_of, whole_weights
 from ctxext.errors import CtxextError
 from ctxext.files.output_directory import explain_disk_errors
 from ctxext.files.processes import num_processes, rank
-from ctxext.finetune.base import Base, load_base, open_base
+from ctxext.finetune.attention import attends_by_document, keeps_documents_apart
+from ctxext.finetune.base import Base, check_fits
+from ctxext.finetune.batches import Reading, make_masker
 from ctxext.finetune.data import HELD_OUT, DataReport, read_report, write_sequences
 from ctxext.finetune.documents import DocumentReader
-from ctxext.finetune.options import TrainingOptions
-from ctxext.finetune.served import Served, served_with
+from ctxext.finetune.loss import PositionLosses, use_chunked_loss
+from ctxext.finetune.models import load_base, load_source
+from ctxext.finetune.options import MASKED_SHARE, TrainingOptions
 from ctxext.finetune.tensors import check_type, shares_of, stored_name, stored_shapes, with_shares
+from ctxext.finetune.trainer import NeedleProbe, Prepared, training_arguments
 from ctxext.recipes.encodings.learned import tensors_named
-
-if TYPE_CHECKING:
-    from ctxext.finetune.batches import Reading
-    from ctxext.finetune.loop import Prepared
 
 
 def with_adapter(
@@ -36,10 +43,6 @@ def with_adapter(
         task: What peft calls the model's task. Without it an adapter of a base with custom code cannot be loaded
             again; it has no word for masked language models.
     """
-    import torch
-    from peft import LoraConfig, get_peft_model
-    from transformers.pytorch_utils import Conv1D
-
     modules, embedding, head = list(model.named_modules()), model.get_input_embeddings(), model.get_output_embeddings()
     # All linear layers but the one that makes the logits; GPT-2 calls its layers convolutions. Routers that are linear
     # layers give two tensors, which peft's layers do not.
@@ -85,8 +88,6 @@ _FEW = 0.1
 _WASTE = 0.1
 """Share of padding, or of dropped tokens, from which packing is suggested."""
 _NUM_HELD_OUT = 32
-MASKED_SHARE = 0.15
-"""Share of the tokens that an encoder must guess."""
 
 
 def data_lines(report: DataReport, options: TrainingOptions, joining: str = "restart") -> list[str]:
@@ -157,7 +158,7 @@ def prepare(
     merge: bool,
     tell: Callable[[str], None] | None,
     read_held_out: DocumentReader | None = None,
-) -> "Prepared":
+) -> Prepared:
     """Load the model and read the data, unless an earlier run already wrote the sequences.
 
     Args:
@@ -169,20 +170,12 @@ def prepare(
         tell: Called with facts, one line each.
         read_held_out: Gives documents on which the loss is measured while training.
     """
-    from transformers import set_seed
-
-    from ctxext.finetune.attention import attends_by_document
-    from ctxext.finetune.loop import Prepared, training_arguments
-    from ctxext.finetune.loss import use_chunked_loss
-    from ctxext.finetune.source_model import load_source
-    from ctxext.finetune.watch import PositionLosses, needle_probe
-
     say = tell or (lambda line: None)
     if not base.model.is_extended:
         length = base.model.encoding.context_length
         say(f"{base.checkpoint.public_name} was not extended: its context length stays {length:,} tokens")
     is_first = rank() == 0
-    arguments = training_arguments(options, folder, num_processes())
+    arguments = training_arguments(options, folder, num_processes(), is_evaluated=read_held_out is not None)
     model, tokenizer = load_base(base, options)
     by_position = PositionLosses()
     source = load_source(base, model, options) if options.keep_short else None
@@ -235,45 +228,16 @@ def prepare(
     held_out, needle = read_report(folder / HELD_OUT), None
     if held_out is not None:
         say(f"evaluated on {held_out.num_sequences:,} sequences every {options.save_every:,} steps")
-        if not base.is_masked:
+        # Not where no question fits, nor where processes may hold parts of the model.
+        if not base.is_masked and num_processes() == 1:
             assert options.length is not None, "the options are settled"
-            needle = needle_probe(head, tokenizer, options.length, options.seed, num_processes())
+            with contextlib.suppress(CtxextError):
+                needle = NeedleProbe(head, tokenizer, options.length, options.seed)
     return Prepared(trained, arguments, options, report, held_out, (by_position, needle), reading, *counts)
-
-
-def open_model(
-    model: str, options: TrainingOptions, revision: str | None, token: str | None
-) -> tuple[Base, Served, TrainingOptions]:
-    """Open the base and what is written of it; refuse options that do not fit, and settle the others."""
-    base = open_base(model, options.length, revision=revision, token=token, original_length=options.original_length)
-    check_fits(base, options)
-    served, encoding = served_with(base, options.serve_factor), base.model.encoding
-    return base, served, options.settled(window=encoding.context_length, trained_length=encoding.trained_length)
-
-
-def check_fits(base: Base, options: TrainingOptions) -> None:
-    """Refuse options that the model has no use for."""
-    restart, run_on = options.pack == "restart", "Join documents with --pack run-on."
-    short = "--short-share trains on short sequences."
-    if options.keep_short and base.model.family.positions != "rotary":
-        raise CtxextError(
-            "--keep-short is for rotary models: the source of any other is not in the checkpoint.", hint=short
-        )
-    if restart and base.model.encoding.learned_tensors:
-        raise CtxextError("--pack restart would train the first rows of the table of positions alone.", hint=run_on)
-    for is_chosen, choice, more, hint in (
-        (restart, "--pack restart", ": documents of a row would see each other", run_on),
-        (options.keep_short, "--keep-short", "", short),
-    ):
-        if is_chosen and base.is_masked:
-            raise CtxextError(f"{choice} is for models that see nothing but what came before{more}.", hint=hint)
 
 
 def _can_restart(base: Base, options: TrainingOptions, model: Any, first_index: int | None) -> bool:
     """Whether --pack restart goes with this model and the other options."""
-    from ctxext.checkpoint.head import whole_weights
-    from ctxext.finetune.attention import keeps_documents_apart
-
     try:
         check_fits(base, dataclasses.replace(options, pack="restart"))
     except CtxextError:
@@ -282,11 +246,8 @@ def _can_restart(base: Base, options: TrainingOptions, model: Any, first_index: 
         return keeps_documents_apart(model, first_index)
 
 
-def _reading(base: Base, model: Any, tokenizer: Any, options: TrainingOptions) -> "Reading":
+def _reading(base: Base, model: Any, tokenizer: Any, options: TrainingOptions) -> Reading:
     """How the model takes its sequences; some families count positions by themselves."""
-    from ctxext.checkpoint.head import base_of
-    from ctxext.finetune.batches import Reading, make_masker
-
     takes_positions = "position_ids" in inspect.signature(base_of(model).forward).parameters
     if not takes_positions and options.positions != "full":
         raise CtxextError(

@@ -28,13 +28,11 @@ from ctxext.files.output_directory import (
 from ctxext.files.packages import is_installed, require
 from ctxext.files.processes import rank
 from ctxext.files.schemas import read_json_object
-from ctxext.finetune.base import Base
+from ctxext.finetune.base import Base, check_served, open_model
 from ctxext.finetune.data import DataReport
 from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.merge import ADAPTER, changes_of, save_adapter, write_merged
-from ctxext.finetune.options import CHANGEABLE, Reporter, RunOptions, TrainingOptions
-from ctxext.finetune.prepare import MASKED_SHARE, open_model, prepare
-from ctxext.finetune.served import check_served
+from ctxext.finetune.options import CHANGEABLE, MASKED_SHARE, Reporter, RunOptions, TrainingOptions
 from ctxext.finetune.training_data import Data, training_data
 from ctxext.notebook import table
 from ctxext.options import accepts_options
@@ -230,7 +228,8 @@ def _train(
     reporter: Reporter,
 ) -> Finetuned:
     """Load the model, read the data, train, and save the trained weights as the folder `final`."""
-    from ctxext.finetune.loop import newest_save, train
+    from ctxext.finetune.prepare import prepare
+    from ctxext.finetune.trainer import newest_save, train
 
     tell = reporter.tell
     ready = prepare(base, folder, readers[0], options, merge=run.merge, tell=tell, read_held_out=readers[1])
@@ -248,7 +247,7 @@ def _train(
 
 def _write(base: Base, folder: Path, result: Finetuned, work: Path, data: Mapping[str, Any]) -> None:
     """Write the adapter, the loss curve and the reports."""
-    from ctxext.finetune.watch import STEPS
+    from ctxext.finetune.trainer import STEPS
 
     options = result.options
     if not options.full:

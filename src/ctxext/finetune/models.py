@@ -1,18 +1,72 @@
-"""The model before its window was extended, to stay close to on short sequences; it shares the weights of the base."""
+"""The models of a fine-tune: the base as it is loaded, and what it was before its window was extended."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
+from transformers import BitsAndBytesConfig
 
 from ctxext.checkpoint.auto_class import CAUSAL
 from ctxext.checkpoint.head import Head
-from ctxext.checkpoint.loading import quiet_transformers, sealed, stock_class
+from ctxext.checkpoint.loading import (
+    check_device,
+    choose_dtype,
+    explain_loading_errors,
+    guard_vocabulary,
+    load_checkpoint,
+    quiet_transformers,
+    rename,
+    sealed,
+    stock_class,
+)
+from ctxext.data.encoding import open_tokenizer
 from ctxext.errors import CtxextError
-from ctxext.finetune.base import Base, load_base
+from ctxext.finetune.attention import attend_by_document
+from ctxext.finetune.base import Base
 from ctxext.finetune.options import TrainingOptions
+from ctxext.recipes.code.staging import staged
 from ctxext.recipes.encodings.rotary import provenance
 from ctxext.recipes.recipe import plain_config
+
+
+def load_base(base: Base, options: TrainingOptions, *, config: Any = None) -> tuple[Any, Any]:
+    """Load the model, or a stock class with another configuration for the same weights, and the tokenizer."""
+    on_cpu = options.device == "cpu" or not torch.cuda.is_available()
+    is_widened = options.dtype == "auto" and (on_cpu or options.full)
+    dtype = torch.float32 if is_widened else choose_dtype(options.dtype)
+    extra: dict[str, Any] = {} if config is None else {"config": config}
+    if options.quantize == "4bit":
+        extra["quantization_config"] = _four_bits(dtype)
+    else:
+        check_device(base.checkpoint, "cpu" if on_cpu else "cuda")
+    with staged(base.checkpoint) as stage:
+        with explain_loading_errors(f'"{base.checkpoint.name}" cannot be loaded'):
+            tokenizer = rename(open_tokenizer(stage.folder), base.checkpoint)
+        model = load_checkpoint(
+            base.checkpoint, stage.folder, trust=stage.trust and config is None, dtype=dtype, **extra
+        )
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            # bitsandbytes would repack the weights of a model in eval mode for a kernel that has no gradient.
+            module.support_avx512bf16_for_cpu = False
+    model.config.use_cache = False
+    if options.pack == "restart":
+        attend_by_document(model)
+    guard_vocabulary(model, tokenizer)
+    return model, tokenizer
+
+
+def _four_bits(dtype: Any) -> Any:
+    """QLoRA's quantization (arXiv 2305.14314, section 3): normal floats, their scales quantized too."""
+    if find_spec("bitsandbytes") is None:
+        raise CtxextError("--quantize 4bit needs bitsandbytes.", hint='pip install "ctxext[quantize]"')
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16 if dtype == "auto" else dtype,
+    )
 
 
 @dataclass(eq=False)

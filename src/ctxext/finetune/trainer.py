@@ -1,0 +1,457 @@
+"""The training itself: transformers' Trainer, what is measured, shown and written while it runs, and how it stops."""
+
+import atexit
+import dataclasses
+import difflib
+import json
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+from torch.utils.data import SequentialSampler
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers.training_args import OptimizerNames
+from transformers.utils import logging
+
+from ctxext.checkpoint.head import Head
+from ctxext.data.encoding import Encoder
+from ctxext.errors import CtxextError
+from ctxext.evaluate.settings import Settings
+from ctxext.evaluate.tasks.needle import Needle
+from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
+from ctxext.files.content import as_json
+from ctxext.files.processes import Terminated, peak_memory, raise_terminated
+from ctxext.files.schemas import read_json_object
+from ctxext.finetune.batches import Reading, Sequences, stacked
+from ctxext.finetune.data import HELD_OUT, DataReport
+from ctxext.finetune.loss import PositionLosses
+from ctxext.finetune.options import Reporter, TrainingOptions
+
+STATE = "trainer_state.json"
+
+STEPS = "steps.jsonl"
+"""One line for each step: loss, learning rate, gradient norm, speed, memory."""
+
+
+_NEEDLES = Settings(tasks=("needle",), samples=2)
+
+
+class NeedleProbe:
+    """Asks a causal language model that is being trained for needles, in prompts of the target length.
+
+    Its head uses the model's forward as it was before it returned the loss.
+    """
+
+    def __init__(self, head: Head, tokenizer: Any, length: int, seed: int) -> None:
+        self.head, self.length = head, length
+        encoder, task = Encoder(tokenizer), Needle(num_needles=len(_NEEDLES.depths))
+        check_fits(task, encoder, [length], _NEEDLES)
+        numbers = range(seed * _NEEDLES.samples, (seed + 1) * _NEEDLES.samples)
+        questions = make_questions(task, encoder, length, numbers, _NEEDLES)
+        self.prompts = [prompt for question in questions for prompt in question]
+
+    @torch.no_grad()
+    def __call__(self) -> float:
+        """The share of prompts whose answer would be written."""
+        return sum(map(self._is_answered, self.prompts)) / len(self.prompts)
+
+    def _is_answered(self, prompt: Any) -> bool:
+        ids = torch.tensor([prompt.ids], device=self.head.model.device)
+        asked = slice(-prompt.num_answer - 1, -1)
+        logits = self.head(self.head.read(ids)[:, asked], ids[:, asked])
+        return bool((logits[0].argmax(-1) == ids[0, -prompt.num_answer :]).all())
+
+
+class LiveLine(TrainerCallback):  # type: ignore[misc]
+    """Shows and writes each step and each evaluation, and stops where the loss is lost.
+
+    Args:
+        reporter: Gets a line with the time left after each step, and one for each evaluation.
+        tokens_per_step: Tokens of a step over all processes.
+        path: A file that gets a line for each of both.
+        by_position: What the loss of an evaluation adds up to.
+        needle: Asks for needles; None where it cannot be asked.
+    """
+
+    def __init__(
+        self,
+        reporter: Reporter,
+        tokens_per_step: int,
+        path: Path,
+        by_position: PositionLosses,
+        needle: NeedleProbe | None = None,
+    ) -> None:
+        self.reporter, self.tokens_per_step, self.path = reporter, tokens_per_step, path
+        self.by_position, self.needle = by_position, needle
+        self.started, self.first_step = 0.0, 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start the clock, and forget the steps behind the save that is gone on from."""
+        self.started, self.first_step = time.perf_counter(), state.global_step
+        if state.is_world_process_zero:
+            lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.is_file() else []
+            kept = [line for line in lines if _step_of(line) <= self.first_step]
+            self.path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Show and write a step."""
+        logs = logs or {}
+        loss = logs.get("loss")
+        if loss is None:
+            return
+        if not math.isfinite(loss):
+            raise CtxextError(
+                f"The loss is not finite at step {state.global_step}.", hint="Lower --learning-rate, or use --dtype."
+            )
+        if not state.is_world_process_zero:
+            return
+        seconds = max(time.perf_counter() - self.started, 1e-9)
+        num_done = max(1, state.global_step - self.first_step)
+        speed, memory = num_done * self.tokens_per_step / seconds, peak_memory(args.device)
+        left = seconds / num_done * (state.max_steps - state.global_step)
+        figures = {name: logs[name] for name in ("loss", "learning_rate", "grad_norm") if name in logs}
+        line = {"step": state.global_step, **figures, "tokens_per_second": round(speed, 1), "memory": memory}
+        self._write({**line, "seconds": round(seconds, 3)})
+        if self.reporter.progress is not None:
+            text = f"step {state.global_step} / {state.max_steps} · loss {loss:.3f} · {speed:,.0f} tokens/s · "
+            text = f"{text}{memory / 2**30:.1f} GiB · {span(left)} left"
+            self.reporter.progress(text, state.global_step, state.max_steps)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        """Ask for needles too, and show and write all of it."""
+        loss, parts = metrics["eval_loss"], self.by_position.take(args.device)
+        results = {"step": state.global_step, "eval_loss": loss, "eval_loss_by_position": parts}
+        said = ", ".join("–" if part is None else f"{part:.3f}" for part in parts)
+        text = f"step {state.global_step}: loss {loss:.3f} on the evaluation data ({said} by position)"
+        if self.needle is not None:
+            results["needle"] = share = self.needle()
+            text += f", {share:.0%} of {len(self.needle.prompts)} needles at {self.needle.length:,} tokens"
+        if not state.is_world_process_zero:
+            return
+        self._write(results)
+        if self.reporter.tell is not None:
+            self.reporter.tell(text)
+
+    def _write(self, line: dict[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def span(seconds: float) -> str:
+    """A time for people."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+def _step_of(line: str) -> float:
+    """A line's step; infinity of one that a kill tore."""
+    try:
+        step = json.loads(line)["step"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return math.inf
+    return step if isinstance(step, int) else math.inf
+
+
+class StopAfterStep(TrainerCallback):  # type: ignore[misc]
+    """While this context is entered, Ctrl-C and SIGTERM end the training after the current sequences, with a save.
+
+    Where more sequences of the same step were to come, the step is left: the last whole one is saved, with the random
+    state that it left behind, and a resumed run does the other anew. A grace period may be shorter than a step.
+
+    A second Ctrl-C ends it at once. A second SIGTERM changes nothing: launchers forward the signal that the scheduler
+    sends to every process anyway, and SIGKILL follows when the grace period is over.
+    """
+
+    def __init__(self) -> None:
+        self.asked = 0  # The signal that asked for the end.
+        self._before: dict[int, Any] = {}
+        self._saved_step = 0
+        self._random: dict[str, torch.Tensor] = {}
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number, replaceable in _REPLACEABLE.items():
+            if signal.getsignal(number) in replaceable:
+                self._before[number] = signal.signal(number, self._ask)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number in list(self._before):
+            self._restore(number)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.asked = max(self.asked, number)
+        self._restore(signal.SIGINT)
+
+    def _restore(self, number: int) -> None:
+        if number in self._before:
+            signal.signal(number, self._before.pop(number))
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note the step that the run goes on from: it is saved."""
+        self._saved_step = state.global_step
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Keep the random state, for a save of the step before."""
+        self._random = {"cpu": torch.get_rng_state()}
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self._random["cuda"] = torch.cuda.get_rng_state()
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leave the step if that was asked for, and save the one before."""
+        if not self._agreed(args):
+            return
+        torch.set_rng_state(self._random["cpu"])
+        if "cuda" in self._random:
+            torch.cuda.set_rng_state(self._random["cuda"])
+        control.should_training_stop = True
+        control.should_save = state.global_step > self._saved_step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Save and stop if that was asked for."""
+        if self._agreed(args):
+            control.should_save = control.should_training_stop = True
+
+    def _agreed(self, args: Any) -> bool:
+        """Return whether a process was asked to end: the signal may reach one before the others."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            asked = torch.tensor(self.asked, device=args.device)
+            torch.distributed.all_reduce(asked, op=torch.distributed.ReduceOp.MAX)
+            self.asked = int(asked)
+        return bool(self.asked)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note the step that is saved."""
+        self._saved_step = state.global_step
+
+    def check(self, *, is_complete: bool) -> None:
+        """End the run if it was stopped; after SIGTERM there is no time for what follows the last step."""
+        if self.asked == signal.SIGTERM:
+            raise Terminated
+        if self.asked and not is_complete:
+            raise KeyboardInterrupt
+
+
+_REPLACEABLE: dict[int, tuple[Any, ...]] = {
+    signal.SIGINT: (signal.default_int_handler,),
+    signal.SIGTERM: (signal.SIG_DFL, raise_terminated),
+}
+"""Signals with the handlers that are replaced during training; others belong to the program around it."""
+
+
+class OrderedTrainer(Trainer):  # type: ignore[misc]
+    """A Trainer that takes the sequences in the order in which the data set has them."""
+
+    def __init__(self, model: Any, arguments: TrainingArguments, **kwargs: Any) -> None:
+        super().__init__(model, arguments, data_collator=stacked, **kwargs)
+        self.remove_callback(PrinterCallback)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, *args: Any, **kwargs: Any) -> None:
+        with _explained(resume_from_checkpoint, "weights"):
+            super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with _explained(checkpoint, "optimizer and schedule"):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with _explained(checkpoint, "random state"):
+            super()._load_rng_state(checkpoint)
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> SequentialSampler:
+        return SequentialSampler(self.train_dataset)
+
+
+@contextmanager
+def _explained(save: str | None, what: str) -> Iterator[None]:
+    """Report a save that cannot be read in one line."""
+    try:
+        yield
+    except (CtxextError, MemoryError, torch.cuda.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if save is None:
+            raise
+        # torch's own message recommends to run what the file contains.
+        raise CtxextError(
+            f'"{save}" is damaged, its {what} cannot be loaded ({type(error).__name__}).',
+            hint="Remove that folder to resume from an earlier save, or start again with --overwrite.",
+        ) from error
+
+
+def training_arguments(
+    options: TrainingOptions, folder: Path, num_processes: int, *, is_evaluated: bool = False
+) -> TrainingArguments:
+    """Make the Trainer's arguments, which starts the process group where there are several processes."""
+    if options.report_to != "none" and find_spec(options.report_to) is None:
+        raise CtxextError(
+            f"--report-to {options.report_to} needs a package that is not here.",
+            hint=f"pip install {options.report_to}",
+        )
+    name = options.optimizer
+    known = [optimizer.value for optimizer in OptimizerNames]
+    if name not in known:
+        near = ", ".join(difflib.get_close_matches(name, known, n=3, cutoff=0.3))
+        raise CtxextError(
+            f'--optimizer "{name}" is not known.',
+            hint=f"Did you mean {near}?" if near else f"Choose {', '.join(known)}.",
+        )
+    at_once = options.micro_batch * num_processes
+    if options.batch_size % at_once:
+        raise CtxextError(
+            f"--batch-size {options.batch_size} cannot be shared by {num_processes} processes with "
+            f"{options.micro_batch} sequences at once.",
+            hint=f"Use a multiple of {at_once}.",
+        )
+    logging.set_verbosity_error()
+    on_cpu = options.device == "cpu" or not torch.cuda.is_available()
+    schedule = "constant_with_warmup" if options.schedule == "constant" else options.schedule
+    if options.rate_floor:
+        schedule = "cosine_with_min_lr"
+    return TrainingArguments(
+        output_dir=str(folder),
+        max_steps=options.steps,
+        per_device_train_batch_size=options.micro_batch,
+        gradient_accumulation_steps=options.batch_size // at_once,
+        learning_rate=options.learning_rate,
+        lr_scheduler_type=schedule,
+        **({"lr_scheduler_kwargs": {"min_lr_rate": options.rate_floor}} if options.rate_floor else {}),
+        warmup_steps=options.warmup_steps,
+        optim=options.optimizer,
+        weight_decay=options.weight_decay,
+        adam_beta2=options.beta2,
+        seed=options.seed,
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        save_steps=options.save_every,
+        save_total_limit=2,
+        eval_strategy="steps" if is_evaluated else "no",
+        eval_steps=options.save_every,
+        load_best_model_at_end=is_evaluated and options.keep_best,
+        per_device_eval_batch_size=1,
+        prediction_loss_only=True,
+        gradient_checkpointing=bool(options.checkpointing),
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+        report_to=options.report_to,
+        disable_tqdm=True,
+        use_cpu=on_cpu,
+        bf16=not on_cpu and options.dtype in ("auto", "bf16") and torch.cuda.is_bf16_supported(),
+        fp16=not on_cpu and options.dtype == "fp16",
+        remove_unused_columns=False,
+        dataloader_pin_memory=not on_cpu,
+        ddp_find_unused_parameters=False,
+        ddp_timeout=_PATIENCE,
+    )
+
+
+_PATIENCE = 24 * 3600
+"""Seconds that a process waits for the others: the first reads all the data before they begin."""
+
+
+def held_out_sequences(folder: Path, options: TrainingOptions, count: int, reading: Reading) -> Sequences:
+    """Sequences of the full length, each once and in order, to measure on."""
+    once: dict[str, Any] = {"steps": count, "batch_size": 1, "micro_batch": 1, "short_share": 0.0, "start_length": None}
+    return Sequences(folder, dataclasses.replace(options, **once), reading)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """What a training begins with.
+
+    Attributes:
+        model: The model, its forward returning the loss; with LoRA the adapter around it.
+        arguments: The Trainer's.
+        options: The options, with the steps that epochs come to.
+        report: What was read.
+        held_out: What was read to measure the loss on while training.
+        measures: What adds up its loss by position, and what asks for needles.
+        reading: How it takes its sequences.
+    """
+
+    model: Any
+    arguments: Any
+    options: TrainingOptions
+    report: DataReport
+    held_out: DataReport | None
+    measures: tuple[PositionLosses, NeedleProbe | None]
+    reading: Reading
+    num_trained: int
+    num_parameters: int
+
+
+def train(ready: Prepared, folder: Path, reporter: Reporter, last_save: Path | None) -> Trainer:
+    """Train to the last step, from the beginning or from the last save; the losses are in `state.log_history`."""
+    options, arguments = ready.options, ready.arguments
+    held_out = None
+    if ready.held_out is not None:
+        held_out = held_out_sequences(folder / HELD_OUT, options, ready.held_out.num_sequences, ready.reading)
+    live = LiveLine(reporter, options.batch_size * options.sequence_length, folder / STEPS, *ready.measures)
+    data, stop = Sequences(folder, options, ready.reading), StopAfterStep()
+    trainer = OrderedTrainer(ready.model, arguments, train_dataset=data, eval_dataset=held_out, callbacks=[live, stop])
+    if last_save:
+        _take_over(last_save / STATE, arguments)
+    with stop:
+        trainer.train(resume_from_checkpoint=str(last_save) if last_save else None)
+    atexit.register(_leave_processes)
+    stop.check(is_complete=trainer.state.global_step >= trainer.state.max_steps)
+    best = trainer.state.best_model_checkpoint
+    if options.keep_best and best and reporter.tell is not None:
+        reporter.tell(f"kept step {Path(best).name.rsplit('-', 1)[1]}, the best: {trainer.state.best_metric:.3f}")
+    return trainer
+
+
+def _leave_processes() -> None:
+    """Leave a group of gloo's before the interpreter ends.
+
+    A thread of it that lets go of the last collective's tensors when the interpreter is ending aborts the process
+    (pytorch pull request 179291), and the launcher then ends the first one, which still writes the checkpoint. A group
+    that something else refers to keeps its threads, so they get a moment. NCCL's groups are left by all at once, or not
+    at all.
+    """
+    group = torch.distributed
+    if group.is_available() and group.is_initialized() and group.get_backend() == "gloo":
+        group.destroy_process_group()
+        time.sleep(0.1)
+
+
+def _take_over(state: Path, arguments: TrainingArguments) -> None:
+    """Note this run's micro-batch in the save it goes on from: transformers 4 would take the old one."""
+    with arguments.main_process_first(local=False):
+        content = read_json_object(state)
+        if content.get("train_batch_size") != arguments.train_batch_size:
+            new = state.with_name(f"{state.name}.new")
+            new.write_text(as_json({**content, "train_batch_size": arguments.train_batch_size}), encoding="utf-8")
+            new.replace(state)
+
+
+def newest_save(folder: Path, steps: int) -> Path | None:
+    """The newest save from which a run of so many steps can go on; the Trainer writes its state last."""
+    known = {field.name for field in dataclasses.fields(TrainerState)}
+    saves = {int(path.name.rsplit("-", 1)[1]): path for path in folder.glob("checkpoint-*")}
+    later = 0
+    for step, save in sorted(saves.items(), reverse=True):
+        try:
+            state = read_json_object(save / STATE)
+        except CtxextError:
+            continue
+        if state.keys() <= known and state["global_step"] == step:
+            if step <= steps:
+                return save
+            later = step
+    if later:
+        raise CtxextError(
+            f"The run has {later} steps behind it, and --steps is {steps}.",
+            hint="Give as many or more, or start again with --overwrite.",
+        )
+    return None
