@@ -122,7 +122,7 @@ class Served:
 
 
 def served_with(base: Base, factor: float | None) -> Served:
-    """The base with its schedule at another factor, compared with what the installed transformers rotates by."""
+    """Put the schedule at another factor, compared with what the installed transformers rotates by."""
     checkpoint = base.checkpoint
     if factor is None:
         return Served(checkpoint, {}, "")

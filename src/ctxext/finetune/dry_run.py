@@ -109,11 +109,11 @@ class Cost:
         self.piece = positions_at_once(model, options.piece)
 
     def work(self, length: int) -> float:
-        """Multiplications of a sequence, up to a factor: through the weights, and causal attention."""
+        """Count the multiplications of a sequence, up to a factor: through the weights, and causal attention."""
         return length * (self.per_token + self.width * length)
 
     def logit_bytes(self, length: int) -> int:
-        """Memory of the logits that are there at once."""
+        """Return the memory of the logits that are there at once."""
         learned = int(self.rows * length * self.learned_share)
         return _LOGIT_BYTES * self.vocabulary * min(learned, self.piece)
 
@@ -133,7 +133,7 @@ class Measured:
     seconds: float
 
     def peak_at(self, length: int, cost: Cost) -> int:
-        """Peak memory at another length: all but the logits grows with the tokens."""
+        """Estimate the peak memory at another length: all but the logits grows with the tokens."""
         first, second = (peak - cost.logit_bytes(short) for peak, short in zip(self.peaks, self.lengths, strict=True))
         slope = max(0.0, (second - first) / (self.lengths[1] - self.lengths[0]))
         return max(self.before, int(second + slope * (length - self.lengths[1])) + cost.logit_bytes(length))
@@ -159,7 +159,7 @@ class _Clock(TrainerCallback):  # type: ignore[misc]
 
 
 def _row(length: int, ready: Prepared, cost: Cost) -> Tensors:
-    """A random sequence."""
+    """Make a random sequence."""
     ids = torch.randint(0, cost.vocabulary, (1, length))
     labels = ids.masked_fill(torch.rand(1, length) >= cost.learned_share, IGNORED)
     tensors = {"input_ids": ids, "labels": labels, "attention_mask": torch.ones_like(ids)}
@@ -201,7 +201,7 @@ def _give_blocks_back() -> None:
 
 
 def _available_memory() -> int:
-    """Bytes that this process could take, those that it has included."""
+    """Return the bytes that this process could take, those that it has included."""
     import psutil
 
     if torch.cuda.is_available():

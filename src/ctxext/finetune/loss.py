@@ -32,11 +32,11 @@ class PositionLosses:
         self.sums = torch.zeros(2, NUM_PARTS, dtype=torch.float64)
 
     def add(self, part: int, total: torch.Tensor, count: int) -> None:
-        """The summed loss of so many tokens that lie in a part."""
+        """Add the summed loss of so many tokens that lie in a part."""
         self.sums[:, part] += torch.tensor([float(total), count], dtype=torch.float64)
 
     def take(self, device: torch.device) -> list[float | None]:
-        """The mean of each part over all processes, None where nothing is learned; then it begins again."""
+        """Return the mean of each part over all processes, None where nothing is learned; then it begins again."""
         sums, self.sums = self.sums, torch.zeros_like(self.sums)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             sums = sums.float().to(device)

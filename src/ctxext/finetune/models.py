@@ -58,7 +58,7 @@ def load_base(base: Base, options: TrainingOptions, *, config: Any = None) -> tu
 
 
 def _four_bits(dtype: Any) -> Any:
-    """QLoRA's quantization (arXiv 2305.14314, section 3): normal floats, their scales quantized too."""
+    """Make QLoRA's quantization (arXiv 2305.14314, section 3): normal floats, their scales quantized too."""
     if find_spec("bitsandbytes") is None:
         raise CtxextError("--quantize 4bit needs bitsandbytes.", hint='pip install "ctxext[quantize]"')
     return BitsAndBytesConfig(
@@ -89,12 +89,12 @@ class SourceModel:
         self.head = Head(self.model)
 
     def knows(self, positions: torch.Tensor) -> bool:
-        """Whether all positions, (batch, length), are ones that the source was trained on."""
+        """Return whether all positions, (batch, length), are ones that the source was trained on."""
         return positions.shape[1] <= self.trained_length and int(positions.max()) < self.trained_length
 
     @torch.no_grad()
     def read(self, ids: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
-        """The source's last hidden states, (1, tokens, width), for its head.
+        """Compute the source's last hidden states, (1, tokens, width), for its head.
 
         Args:
             ids: (batch, length).
@@ -125,7 +125,7 @@ def load_source(base: Base, model: Any, options: TrainingOptions) -> SourceModel
 
 
 def _built(base: Base, model: Any, options: TrainingOptions) -> Any:
-    """The stock class of the family around the trained window; quantized weights are read again."""
+    """Build the stock class of the family around the trained window; quantized weights are read again."""
     from accelerate import init_empty_weights
 
     kind, config = stock_class(plain_config(base.model).config, CAUSAL)

@@ -34,7 +34,7 @@ from ctxext.recipes.encodings.learned import tensors_named
 def with_adapter(
     model: Any, options: TrainingOptions, whole: Sequence[str] = (), task: str | None = "CAUSAL_LM"
 ) -> Any:
-    """The model with a LoRA adapter around its linear layers; everything else is frozen.
+    """Put a LoRA adapter around the linear layers of a model; everything else is frozen.
 
     Args:
         model: A language model of transformers.
@@ -91,7 +91,7 @@ _NUM_HELD_OUT = 32
 
 
 def data_lines(report: DataReport, options: TrainingOptions, joining: str = "restart") -> list[str]:
-    """What was read and what is left out; `joining` is how --pack joins documents for this model."""
+    """Say what was read and what is left out; `joining` is how --pack joins documents for this model."""
     in_all = about = percent = ""
     share = 1.0
     if report.num_in_all is not None and report.num_in_all > report.num_documents:
@@ -144,7 +144,7 @@ def data_lines(report: DataReport, options: TrainingOptions, joining: str = "res
 
 
 def num_tokens_of(report: DataReport, options: TrainingOptions) -> int:
-    """Tokens in all sequences."""
+    """Count the tokens in all sequences."""
     shorter = sum(int(length) * count for length, count in report.num_shorter.items())
     return shorter + report.num_sequences * options.sequence_length
 
@@ -237,7 +237,7 @@ def prepare(
 
 
 def _can_restart(base: Base, options: TrainingOptions, model: Any, first_index: int | None) -> bool:
-    """Whether --pack restart goes with this model and the other options."""
+    """Return whether --pack restart goes with this model and the other options."""
     try:
         check_fits(base, dataclasses.replace(options, pack="restart"))
     except CtxextError:
@@ -247,7 +247,7 @@ def _can_restart(base: Base, options: TrainingOptions, model: Any, first_index: 
 
 
 def _reading(base: Base, model: Any, tokenizer: Any, options: TrainingOptions) -> Reading:
-    """How the model takes its sequences; some families count positions by themselves."""
+    """Find out how the model takes its sequences; some families count positions by themselves."""
     takes_positions = "position_ids" in inspect.signature(base_of(model).forward).parameters
     if not takes_positions and options.positions != "full":
         raise CtxextError(
@@ -267,7 +267,7 @@ def _read(
 
 
 def check_mergeable(base: Base, model: Any) -> None:
-    """Before anything is trained: every trained weight must have a place in the files, stored as plain numbers."""
+    """Check that every trained weight has a place in the files, stored as plain numbers, before anything is trained."""
     shapes = stored_shapes(base.checkpoint)
     types = {name: entry["dtype"] for name, entry in base.checkpoint.headers.items()}
     shapes = with_shares(shapes, shares_of(base.checkpoint, shapes))

@@ -60,7 +60,7 @@ class NeedleProbe:
 
     @torch.no_grad()
     def __call__(self) -> float:
-        """The share of prompts whose answer would be written."""
+        """Return the share of prompts whose answer would be written."""
         return sum(map(self._is_answered, self.prompts)) / len(self.prompts)
 
     def _is_answered(self, prompt: Any) -> bool:
@@ -146,14 +146,14 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
 
 
 def span(seconds: float) -> str:
-    """A time for people."""
+    """Write a time for people."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
 def _step_of(line: str) -> float:
-    """A line's step; infinity of one that a kill tore."""
+    """Read a line's step; infinity of one that a kill tore."""
     try:
         step = json.loads(line)["step"]
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -360,7 +360,7 @@ _PATIENCE = 24 * 3600
 
 
 def held_out_sequences(folder: Path, options: TrainingOptions, count: int, reading: Reading) -> Sequences:
-    """Sequences of the full length, each once and in order, to measure on."""
+    """Open sequences of the full length, each once and in order, to measure on."""
     once: dict[str, Any] = {"steps": count, "batch_size": 1, "micro_batch": 1, "short_share": 0.0, "start_length": None}
     return Sequences(folder, dataclasses.replace(options, **once), reading)
 
@@ -436,7 +436,7 @@ def _take_over(state: Path, arguments: TrainingArguments) -> None:
 
 
 def newest_save(folder: Path, steps: int) -> Path | None:
-    """The newest save from which a run of so many steps can go on; the Trainer writes its state last."""
+    """Find the newest save from which a run of so many steps can go on; the Trainer writes its state last."""
     known = {field.name for field in dataclasses.fields(TrainerState)}
     saves = {int(path.name.rsplit("-", 1)[1]): path for path in folder.glob("checkpoint-*")}
     later = 0
