@@ -167,6 +167,8 @@ def test_the_command_asks_the_same_questions():
         ({"generate": True}, ["--generate"]),
         ({"allow_beyond": True}, ["--allow-beyond"]),
         ({"harness": ["arc", "piqa"]}, ["--harness", "arc,piqa"]),
+        ({"evaluator": "you/judge"}, ["--evaluator", "you/judge"]),
+        ({"original_length": 4096}, ["--original-length", "4096"]),
         ({"loading": {"dtype": "auto"}}, []),
         ({"loading": {"dtype": "bf16"}}, ["--dtype", "bf16"]),
         ({"loading": {"engine": "vllm"}, "generate": True}, ["--engine", "vllm"]),

@@ -21,7 +21,7 @@ from ctxext.redaction import redacted
 
 _ASKED = (
     *("num_needles", "kv_ids", "stride", "haystack", "data", "documents", "filler", "generate", "allow_beyond"),
-    *("repeat_question", "harness"),
+    *("repeat_question", "harness", "evaluator", "original_length"),
 )
 """Options of `ctxext eval` that change the questions. Its command contains those that are not the default."""
 _TASK_TYPES = {"masked": "fill-mask", "encoder": "feature-extraction"}

@@ -87,7 +87,7 @@ class GraphWalks(RetrievalTask):
             others = _edges(random.Random(rng.getrandbits(64)), targets=sorted({*closed, *answer}))
         else:
             answer = {_name(rng) for _ in range(rng.randint(1, self.max_nodes))}
-            edges = [*((parent, root) for parent in answer), (root, root), (root, _name(rng))]
+            edges = [*((parent, root) for parent in sorted(answer)), (root, root), (root, _name(rng))]
             operation = f"Find the parents of node {root}."
             others = _edges(random.Random(rng.getrandbits(64)), targets=sorted(answer))
         rng.shuffle(edges)

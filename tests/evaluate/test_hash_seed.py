@@ -1,0 +1,31 @@
+"""Questions are decided by --seed alone, whatever order Python gives to sets in a process."""
+
+import os
+import subprocess
+import sys
+
+from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS
+
+PIECES = """
+import hashlib, random
+from ctxext.evaluate.settings import Settings
+from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS
+for task in Settings(tasks=tuple(RETRIEVAL_TASKS)).retrieval_tasks():
+    for seed in range(6):
+        pieces = task.pieces(random.Random(seed))
+        haystack = [text for text, _ in zip(pieces.haystack, range(50))]
+        said = repr((pieces.opening, haystack, pieces.needles, pieces.asks)).encode()
+        print(task.name, seed, hashlib.sha256(said).hexdigest())
+"""
+
+
+def pieces(seed: str) -> list[str]:
+    environment = {**os.environ, "PYTHONHASHSEED": seed}
+    result = subprocess.run([sys.executable, "-c", PIECES], capture_output=True, text=True, env=environment, check=True)
+    return result.stdout.splitlines()
+
+
+def test_no_question_depends_on_the_hash_seed():
+    first, second = pieces("1"), pieces("2")
+    assert len(first) >= 6 * len(RETRIEVAL_TASKS)
+    assert [line for line in first if line not in second] == []
