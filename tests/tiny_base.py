@@ -101,6 +101,12 @@ class Tokens(TrainingData):
         return {"name": self.name}
 
 
+def documents_of(tokenizer, *words, wanted=None, seed=0, learn="answers", **more):
+    """The documents of files, as a training reads them that wants all of them."""
+    data, options = TrainingData(tuple(map(str, words)), **more), TrainingOptions(seed=seed, learn=learn)
+    return data.reader(options)(tokenizer, wanted or {16: 1 << 40})
+
+
 def leave_file(losses, lengths, path: Path) -> None:
     """Replaces a drawing."""
     path.write_bytes(b"not drawn")

@@ -87,14 +87,14 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "finetune/documents.py",
-        "_CHARACTERS * max(self.wanted, default=0)",
-        "0",
+        "sizes[chosen] / (_CHARACTERS * max(self._wanted))",
+        "0 * sizes[chosen]",
         ("tests/finetune/test_mixture.py::test_documents_are_sampled_by_their_length",),
     ),
     (
         "finetune/documents.py",
-        "num_first = sum(self.wanted.values()) + _MORE if self.wanted else len(chosen)",
-        "num_first = len(chosen)",
+        "num_first, copied, rows = sum(self._wanted.values()) + _MORE,",
+        "num_first, copied, rows = len(chosen),",
         ("tests/finetune/test_mixture.py::test_what_the_run_does_not_need_is_not_copied",),
     ),
     (
@@ -936,10 +936,10 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("converters/lengths.py", "key == wanted and place is not None", "key == wanted and place == 0", _NUMBER),
     ("engines/vllm.py", "stop_token_ids=list(ends)", "stop_token_ids=list(ends)[:1]", _ASKED),
     (
-        "finetune/formats.py",
+        "finetune/chats.py",
         "return {MESSAGES: messages, **tools}",
         "return {MESSAGES: messages}",
-        ("tests/finetune/test_choices.py::test_records_in_our_own_fields",),
+        ("tests/finetune/test_documents.py::test_records_in_our_own_fields",),
     ),
     (
         "finetune/dry_run.py",
@@ -948,15 +948,15 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         ("tests/finetune/test_choices.py::test_memory_at_another_length",),
     ),
     (
-        "finetune/formats.py",
+        "finetune/chats.py",
         '*([f"### Input:\\n{more}"] if more else [])',
         "",
-        ("tests/finetune/test_choices.py::test_alpaca_s_wording_with_and_without_an_input",),
+        ("tests/finetune/test_documents.py::test_alpaca_s_wording_with_and_without_an_input",),
     ),
     (
         "finetune/documents.py",
-        "if kinds[is_long] and share > 0",
-        "if kinds[is_long]",
+        "if is_chosen.any() and share > 0:",
+        "if is_chosen.any():",
         ("tests/finetune/test_mixture.py::test_long_documents_come_more_often",),
     ),
     (

@@ -24,7 +24,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ctxext.data import prose
-from ctxext.finetune.demo_documents import TASKS, make_example, make_prompt
+from ctxext.demo.corpus import TASKS, make_example, make_prompt
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--work", type=Path, required=True, help="folder for the state of the run")

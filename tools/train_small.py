@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerFast
 
 import ctxext.demo
 from ctxext.data import prose
-from ctxext.finetune.demo_documents import Example, make_example
+from ctxext.demo.corpus import Example, make_example
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("kind", choices=("bloom", "gpt2", "bert"))

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from ctxext.evaluate.run import EvaluationReport as EvaluationReport
     from ctxext.evaluate.run import evaluate as evaluate
     from ctxext.evaluate.settings import Settings as Settings
+    from ctxext.finetune.documents import TrainingData as TrainingData
     from ctxext.finetune.merge import Merged as Merged
     from ctxext.finetune.merge import merge as merge
     from ctxext.finetune.options import TrainingOptions as TrainingOptions
     from ctxext.finetune.run import Finetuned as Finetuned
     from ctxext.finetune.run import finetune as finetune
-    from ctxext.finetune.training_data import TrainingData as TrainingData
     from ctxext.publish.push import Push as Push
     from ctxext.publish.push import plan_push as plan_push
     from ctxext.publish.push import push as push
@@ -62,10 +62,10 @@ _NAMES = {
     "errors": ("CtxextError",),
     "evaluate.run": ("EvaluationReport", "evaluate"),
     "evaluate.settings": ("Settings",),
+    "finetune.documents": ("TrainingData",),
     "finetune.merge": ("Merged", "merge"),
     "finetune.options": ("TrainingOptions",),
     "finetune.run": ("Finetuned", "finetune"),
-    "finetune.training_data": ("TrainingData",),
     "publish.push": ("Push", "plan_push", "push"),
     "publish.upload_plan": ("UploadPlan",),
     "recipes.recipe": ("Recipe", "load_recipe"),

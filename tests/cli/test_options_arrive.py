@@ -22,8 +22,8 @@ from ctxext.converters.options import Calibration, ConvertOptions
 from ctxext.evaluate.model import Loading
 from ctxext.evaluate.settings import Settings
 from ctxext.files.output_directory import OverwriteOptions
+from ctxext.finetune.documents import TrainingData
 from ctxext.finetune.options import RunOptions, TrainingOptions
-from ctxext.finetune.training_data import TrainingData
 from ctxext.methods import MsPoE, Yarn
 from ctxext.publish.upload_plan import PushOptions, UploadPlan
 from ctxext.search.options import SearchOptions

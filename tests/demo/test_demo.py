@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import ctxext.demo
 from ctxext.data.encoding import Encoder
-from ctxext.finetune.demo_documents import TASKS, _facts_then_questions, long_documents, make_example, make_prompt
+from ctxext.demo.corpus import TASKS, _facts_then_questions, long_examples, make_example, make_prompt
 
 CHECKPOINT = Path(ctxext.demo.__file__).parent / "checkpoint"
 LARGEST = 8 * 1024 * 1024
@@ -122,13 +122,12 @@ def answers_exactly(model, prompt):
 
 
 def test_they_have_the_lengths_that_are_wanted_and_some_marks(tokenizer):
-    documents = list(islice(long_documents(tokenizer, {128: 4, 512: 2}, seed=0), 12))
+    documents = list(islice(long_examples(tokenizer, {128: 4, 512: 2}, seed=0), 12))
     assert [len(document.ids) for document in documents] == [128] * 4 + [512] * 2 + [128] * 4 + [512] * 2
-    assert all(0 < sum(document.is_learned) < len(document.ids) for document in documents)
+    assert all(0 < sum(document.is_answer) < len(document.ids) for document in documents)
     assert documents[0] != documents[6]
-    assert documents == list(islice(long_documents(tokenizer, {128: 4, 512: 2}, seed=0), 12))
-    assert documents != list(islice(long_documents(tokenizer, {128: 4, 512: 2}, seed=1), 12))
-    assert all(document.is_learned is None for document in islice(long_documents(tokenizer, {128: 1}, 0, "all"), 3))
+    assert documents == list(islice(long_examples(tokenizer, {128: 4, 512: 2}, seed=0), 12))
+    assert documents != list(islice(long_examples(tokenizer, {128: 4, 512: 2}, seed=1), 12))
 
 
 @pytest.mark.parametrize("length", [256, 2048])

@@ -10,13 +10,13 @@ from ctxext.data import encoding, prose
 from ctxext.data.encoding import Encoder, open_tokenizer, split_question
 from ctxext.data.prompt import encode_parts, lay_out
 from ctxext.data.texts import read_corpus
+from ctxext.demo.corpus import long_examples
 from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import Settings, even_depths
 from ctxext.evaluate.tasks.documents import Documents
 from ctxext.evaluate.tasks.kv import KeyValue
 from ctxext.evaluate.tasks.needle import Needle, PassKey
 from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
-from ctxext.finetune.demo_documents import long_documents
 
 TASKS = [PassKey(), Needle(), Needle(num_needles=1), KeyValue(ids="number"), KeyValue(), Documents()]
 TASKS += [KeyValue(ids="number", num_needles=4), Documents(num_needles=2)]
@@ -146,7 +146,7 @@ def test_a_tokenizer_that_makes_nothing_of_text_is_refused():
     with pytest.raises(CtxextError, match="makes no token of"):
         make_questions(PassKey(), deaf, 200, [0], Settings(depths=(0.5,)))
     with pytest.raises(CtxextError, match="makes no token of"):
-        next(iter(long_documents(made_of({"<s>": 0}), {64: 1}, seed=0)))
+        next(iter(long_examples(made_of({"<s>": 0}), {64: 1}, seed=0)))
 
 
 def test_a_tokenizer_that_fails_is_told_in_a_line():

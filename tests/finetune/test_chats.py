@@ -4,7 +4,6 @@
 answers themselves, so transformers' own masks are the reference; for the others what is learned is written out here.
 """
 
-import json
 import re
 import zipfile
 from pathlib import Path
@@ -15,13 +14,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from ctxext.errors import CtxextError
-from ctxext.finetune.chats import ChatReader
+from ctxext.finetune.chats import BadRecord, ChatReader
 from ctxext.finetune.data import write_sequences
-from ctxext.finetune.documents import Documents, parse_source
-from ctxext.finetune.formats import BadRecord, RecordReader
 from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.prepare import data_lines
-from tiny_base import write_records
+from tiny_base import documents_of, write_records
 
 with zipfile.ZipFile(Path(__file__).parents[1] / "data" / "chat_templates.zip") as archive:
     TEMPLATES = {
@@ -253,10 +250,9 @@ def test_an_answer_without_an_end_learns_the_end_of_the_text():
     assert reader.parts(CHATS["one"])[-1] == ("Ans1.</s>", True)
 
 
-def read(tmp_path, name, *records):
+def read(tmp_path, name, *records, **more):
     path, tokenizer = write_records(tmp_path / "data.jsonl", records), tokenizer_for(name)
-    documents = Documents([parse_source(str(path))], tokenizer, "answers", RecordReader())
-    return documents, tokenizer
+    return documents_of(tokenizer, path, **more), tokenizer
 
 
 def test_what_is_left_out_is_said(tmp_path):
@@ -271,8 +267,9 @@ def test_what_is_left_out_is_said(tmp_path):
 
 
 def test_where_all_records_are_skipped_the_first_reason_is_said(tmp_path):
-    documents, _ = read(tmp_path, "llama3", {"messages": [user("Hi")]}, {"messages": [user("Hello")]})
-    documents.reader.skip_bad = True
+    documents, _ = read(
+        tmp_path, "llama3", {"messages": [user("Hi")]}, {"messages": [user("Hello")]}, skip_bad_rows=True
+    )
     with pytest.raises(CtxextError, match=r"All 2 records were skipped; the first: .*no message of the assistant"):
         write_sequences(documents, tmp_path, wanted={512: 9}, pack="off", end=0)
 
@@ -300,23 +297,6 @@ def test_prompts_and_completions_may_be_messages(tmp_path):
     answers = [token for token, is_learned in zip(document.ids, document.is_learned, strict=True) if is_learned]
     assert tokenizer.decode(answers) == "Ans2.<|eot_id|>"
     assert tokenizer.decode(document.ids) == tokenizer.apply_chat_template(two, tokenize=False)
-
-
-@pytest.mark.parametrize(
-    ("message", "read_as"),
-    [
-        ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, {"content": "ab"}),
-        ({"content": None, "tool_calls": [CALL]}, {"content": "", "tool_calls": [CALL]}),
-        (
-            {"content": "", "tool_calls": json.dumps([{**CALL, "function": {"name": "f", "arguments": '{"a": 1}'}}])},
-            {"content": "", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": {"a": 1}}}]},
-        ),
-    ],
-)
-def test_contents_and_calls_in_other_forms(message, read_as):
-    record = {"messages": [{"role": "assistant", **message}], "tools": json.dumps([TOOL])}
-    expected = {"messages": [{"role": "assistant", "weight": 1, **read_as}], "tools": [TOOL]}
-    assert RecordReader().read(record, "Line 1") == expected
 
 
 @pytest.mark.parametrize(

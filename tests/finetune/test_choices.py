@@ -24,7 +24,6 @@ from ctxext.finetune.batches import Reading, pose_positions, restarting_position
 from ctxext.finetune.data import DataReport, sequence_file
 from ctxext.finetune.documents import Source, parse_source
 from ctxext.finetune.dry_run import Measured, Plan
-from ctxext.finetune.formats import RecordReader
 from ctxext.finetune.loss import PositionLosses
 from ctxext.finetune.options import CHANGEABLE, Reporter, TrainingOptions
 from ctxext.finetune.prepare import data_lines, num_tokens_of, with_adapter
@@ -323,56 +322,6 @@ def test_which_models_have_no_use_for_a_choice(choices, refusing):
         is_refused = pytest.raises(CtxextError) if name in refusing.split() else contextlib.nullcontext()
         with is_refused:
             check_fits(base, TrainingOptions(**choices))
-
-
-MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-RECORDS = [
-    ({"text": "a", "id": 1}, {"text": "a"}, {"id"}),
-    ({"prompt": "a", "completion": "b", "x": 1}, {"prompt": "a", "completion": "b"}, {"x"}),
-    (
-        {"messages": MESSAGES, "tools": [{"f": 1}], "x": 1},
-        {"messages": [{**one, "weight": 1} for one in MESSAGES], "tools": [{"f": 1}]},
-        {"x"},
-    ),
-    (
-        {"messages": [{**MESSAGES[1], "train": False, "name": None, "call": 2}]},
-        {"messages": [{**MESSAGES[1], "weight": 0, "call": 2}]},
-        set(),
-    ),
-    (
-        {"conversations": [{"from": one, "value": one} for one in ("human", "gpt", "chatgpt", "bing", "system")]},
-        {
-            "messages": [
-                {"role": role, "content": one, "weight": 1}
-                for role, one in zip(
-                    ("user", *["assistant"] * 3, "system"), ("human", "gpt", "chatgpt", "bing", "system"), strict=True
-                )
-            ]
-        },
-        set(),
-    ),
-]
-
-
-@pytest.mark.parametrize(("record", "read", "unused"), RECORDS)
-def test_records_in_our_own_fields(record, read, unused):
-    reader = RecordReader()
-    assert reader.read(record, "line 1") == read
-    assert set(reader.unused) == unused
-
-
-def test_alpaca_s_wording_with_and_without_an_input():
-    reader = RecordReader()
-    bare, full = (
-        reader.read({"instruction": "Do.", "output": "Done.", **more}, "line 1") for more in ({}, {"input": "This."})
-    )
-    assert bare["prompt"].endswith("request.\n\n### Instruction:\nDo.\n\n### Response:\n")
-    assert full["prompt"].endswith("### Instruction:\nDo.\n\n### Input:\nThis.\n\n### Response:\n")
-    assert "further context" in full["prompt"]
-    assert "further context" not in bare["prompt"]
-    assert [one["messages"][0]["content"] for one in (bare, full)] == ["Do.", "Do.\n\nThis."]
-    assert {one["completion"] for one in (bare, full)} == {"Done."}
-    assert not reader.unused
 
 
 def test_sources_of_the_command_line(tmp_path, monkeypatch):

@@ -1,14 +1,15 @@
 """Records to documents: what the loss counts of each."""
 
+import json
+
 import pytest
 from transformers import AutoTokenizer
 
 from ctxext.errors import CtxextError
-from ctxext.finetune.documents import Document, Documents, parse_source
-from ctxext.finetune.formats import RecordReader
+from ctxext.finetune.chats import RecordReader
+from ctxext.finetune.documents import Document, TrainingData, training_data
 from ctxext.finetune.options import TrainingOptions
-from ctxext.finetune.training_data import TrainingData, training_data
-from tiny_base import write_records
+from tiny_base import documents_of, write_records
 
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ' w9 ' + message['content'] + ' </s> ' }}{% endfor %}"
@@ -30,11 +31,7 @@ def tokenizer(base):
 
 
 def read(tmp_path, tokenizer, *records, **options):
-    return list(documents_of(write_records(tmp_path / "data.jsonl", records), tokenizer, **options))
-
-
-def documents_of(path, tokenizer, learn="answers", **reader):
-    return Documents([parse_source(str(path))], tokenizer, learn, RecordReader(**reader))
+    return list(documents_of(tokenizer, write_records(tmp_path / "data.jsonl", records), **options))
 
 
 def learned(document):
@@ -116,7 +113,7 @@ def test_alpaca_s_records_are_messages_where_there_is_a_template(tmp_path, token
 
 def test_bad_rows_are_counted_where_that_is_asked_for(tmp_path, tokenizer):
     rows = [{"text": "w2"}, {"txt": "w3"}, {"messages": [{"role": "assistant"}]}, {"text": "w4", "id": 7}]
-    documents = documents_of(write_records(tmp_path / "data.jsonl", rows), tokenizer, skip_bad=True)
+    documents = documents_of(tokenizer, write_records(tmp_path / "data.jsonl", rows), skip_bad_rows=True)
     assert sorted(list(document.ids) for document in documents) == [[2], [4]]
     assert documents.reader.num_bad == 2
     assert "Line 2" in documents.reader.first_bad
@@ -126,9 +123,9 @@ def test_bad_rows_are_counted_where_that_is_asked_for(tmp_path, tokenizer):
 def test_the_text_may_be_in_another_field(tmp_path, tokenizer):
     assert read(tmp_path, tokenizer, {"content": "w2 w3"}, text_field="content") == [Document([2, 3])]
     both = {"text": "w2", "messages": CHAT}
-    assert read(tmp_path, tokenizer, both, name="text") == [Document([2])]
+    assert read(tmp_path, tokenizer, both, record_format="text") == [Document([2])]
     with pytest.raises(CtxextError, match='is not alpaca: it has "text"; wanted is "instruction" with "output"'):
-        read(tmp_path, tokenizer, {"text": "w2"}, name="alpaca")
+        read(tmp_path, tokenizer, {"text": "w2"}, record_format="alpaca")
 
 
 def test_data_in_memory_is_read_as_a_file_with_the_same_records(tmp_path, tokenizer):
@@ -158,5 +155,71 @@ def test_data_in_memory_is_read_as_a_file_with_the_same_records(tmp_path, tokeni
     for wrong in ([], [path, "w5"], [7]):
         with pytest.raises(CtxextError, match="A list of data holds"):
             training_data(wrong)
+    demo = TrainingData(("demo",)).reader(TrainingOptions(learn="all"))(tokenizer, {8: 1})
+    assert next(iter(demo)).is_learned is None
     with pytest.raises(CtxextError, match="not both"):
         TrainingData(("demo",), records=({"text": "w5"},)).reader(options)
+
+
+MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+TOLD = {**CALL, "function": {"name": "f", "arguments": '{"a": 1}'}}
+RECORDS = [
+    ({"text": "a", "id": 1}, {"text": "a"}, {"id"}),
+    ({"prompt": "a", "completion": "b", "x": 1}, {"prompt": "a", "completion": "b"}, {"x"}),
+    (
+        {"messages": MESSAGES, "tools": [{"f": 1}], "x": 1},
+        {"messages": [{**one, "weight": 1} for one in MESSAGES], "tools": [{"f": 1}]},
+        {"x"},
+    ),
+    (
+        {"messages": [{**MESSAGES[1], "train": False, "name": None, "call": 2}]},
+        {"messages": [{**MESSAGES[1], "weight": 0, "call": 2}]},
+        set(),
+    ),
+    (
+        {"conversations": [{"from": one, "value": one} for one in ("human", "gpt", "chatgpt", "bing", "system")]},
+        {
+            "messages": [
+                {"role": role, "content": one, "weight": 1}
+                for role, one in zip(
+                    ("user", *["assistant"] * 3, "system"), ("human", "gpt", "chatgpt", "bing", "system"), strict=True
+                )
+            ]
+        },
+        set(),
+    ),
+    *(
+        (
+            {"messages": [{"role": "assistant", **said}], "tools": json.dumps([{"name": "f"}])},
+            {"messages": [{"role": "assistant", "weight": 1, **read}], "tools": [{"name": "f"}]},
+            set(),
+        )
+        for said, read in (
+            ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, {"content": "ab"}),
+            ({"content": None, "tool_calls": [CALL]}, {"content": "", "tool_calls": [CALL]}),
+            ({"content": "", "tool_calls": json.dumps([TOLD])}, {"content": "", "tool_calls": [CALL]}),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("record", "read", "unused"), RECORDS)
+def test_records_in_our_own_fields(record, read, unused):
+    reader = RecordReader()
+    assert reader.read(record, "line 1") == read
+    assert set(reader.unused) == unused
+
+
+def test_alpaca_s_wording_with_and_without_an_input():
+    reader = RecordReader()
+    bare, full = (
+        reader.read({"instruction": "Do.", "output": "Done.", **more}, "line 1") for more in ({}, {"input": "This."})
+    )
+    assert bare["prompt"].endswith("request.\n\n### Instruction:\nDo.\n\n### Response:\n")
+    assert full["prompt"].endswith("### Instruction:\nDo.\n\n### Input:\nThis.\n\n### Response:\n")
+    assert "further context" in full["prompt"]
+    assert "further context" not in bare["prompt"]
+    assert [one["messages"][0]["content"] for one in (bare, full)] == ["Do.", "Do.\n\nThis."]
+    assert {one["completion"] for one in (bare, full)} == {"Done."}
+    assert not reader.unused

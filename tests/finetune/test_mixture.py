@@ -15,11 +15,10 @@ from ctxext.data.records import read_records
 from ctxext.errors import CtxextError
 from ctxext.finetune.batches import Sequences
 from ctxext.finetune.data import START, write_sequences
-from ctxext.finetune.documents import Documents, Source, parse_source
+from ctxext.finetune.documents import Documents, Source, TrainingData, parse_source
 from ctxext.finetune.options import TrainingOptions
 from ctxext.finetune.prepare import data_lines
-from ctxext.finetune.training_data import TrainingData
-from tiny_base import write_records
+from tiny_base import documents_of, write_records
 
 
 @pytest.fixture
@@ -32,22 +31,19 @@ def write(path, token, count, length=100):
     return str(write_records(path, [" ".join([f"w{token}"] * length)] * count))
 
 
-def sources(*words):
-    return [parse_source(str(word)) for word in words]
-
-
 def test_every_part_is_seen_and_counted(tmp_path, tokenizer):
     """40 documents in two parts, of which the run needs 32 sequences: neither part is passed over."""
     first, second = write(tmp_path / "a.jsonl", 5, 20), write(tmp_path / "b.jsonl", 6, 20)
     options = TrainingOptions(length=50, steps=8, batch_size=4, short_share=0.0).settled(window=50, trained_length=50)
     wanted = options.sequences_wanted()
-    documents = Documents(sources(first, second), tokenizer, wanted=wanted)
+    documents = documents_of(tokenizer, first, second, wanted=wanted)
     report = write_sequences(documents, tmp_path, wanted=wanted, pack="off", end=1)
     assert (report.num_documents, report.num_used, report.num_in_all) == (32, 32, 40)
     assert (report.num_tokens, report.num_tokens_in_all, report.num_sequences) == (3200, 4000, 32)
     line = "data: 32 of 40 documents (80.0 %), 3,200 of about 4,000 tokens → 32 sequences of 50; 0 tokens dropped"
     assert data_lines(report, options) == [line]
-    seen = Counter(document.ids[0] for document, _ in zip(documents, range(32), strict=False))
+    again = documents_of(tokenizer, first, second, wanted=wanted)
+    seen = Counter(document.ids[0] for document, _ in zip(again, range(32), strict=False))
     assert min(seen[5], seen[6]) >= 8
 
 
@@ -63,7 +59,7 @@ def written(folder, tokenizer, path, **chosen):
     given = {"length": 16, "batch_size": 1, "short_share": 0.0, **chosen}
     options = TrainingOptions(**given).settled(window=16, trained_length=16)
     wanted = options.sequences_wanted()
-    documents = Documents(sources(path), tokenizer, seed=options.seed, wanted=wanted)
+    documents = documents_of(tokenizer, path, seed=options.seed, wanted=wanted)
     folder.mkdir(exist_ok=True)
     report = write_sequences(documents, folder, wanted=wanted, pack=options.pack, end=1)
     return report, options, np.fromfile(folder / "sequences-16.bin", dtype=np.int32).reshape(-1, 16) & (START - 1)
@@ -119,7 +115,7 @@ def test_only_the_first_piece_of_a_document_begins_it(tmp_path, tokenizer):
     """A piece from its middle goes on where the one before it ended: its positions and its attention do not restart."""
     texts = [" ".join(f"w{2 + number}" for number in range(48))] * 20
     path, wanted = write_records(tmp_path / "data.jsonl", texts), {16: 30}
-    write_sequences(Documents(sources(path), tokenizer, wanted=wanted), tmp_path, wanted=wanted, pack="off", end=1)
+    write_sequences(documents_of(tokenizer, path, wanted=wanted), tmp_path, wanted=wanted, pack="off", end=1)
     rows = np.fromfile(tmp_path / "sequences-16.bin", dtype=np.int32).reshape(-1, 16)
     first = int(tokenizer("w2", add_special_tokens=False)["input_ids"][0])
     is_first = (rows[:, 0] & (START - 1)) == first
@@ -136,7 +132,7 @@ def test_pieces_are_distinct_and_all_are_there_when_needed(tmp_path, tokenizer):
     report, _, rows = written(tmp_path / "out", tokenizer, path, steps=30)
     assert report.num_sequences == 30
     assert report.num_dropped <= 200 * 8
-    assert not list((tmp_path / "out").glob("*.spare"))
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"sequences-16.bin", "sequences.json"}
     assert len({tuple(row) for row in rows}) == 30
 
 
@@ -154,25 +150,25 @@ def test_a_stream_is_sampled_too(tmp_path, tokenizer, monkeypatch):
 
 def test_what_the_run_does_not_need_is_not_copied(tmp_path, tokenizer, monkeypatch):
     path = books(tmp_path / "books.jsonl", [(number, 64) for number in range(600)])
-    stored = []
-    real = Documents._store
+    copied = []
+    real = Documents._copy
 
-    def store(self, group, numbers, path):
-        stored.append(len(numbers))
+    def copy(self, group, numbers, path):
+        copied.append(len(numbers))
         return real(self, group, numbers, path)
 
-    monkeypatch.setattr(Documents, "_store", store)
+    monkeypatch.setattr(Documents, "_copy", copy)
     written(tmp_path / "out", tokenizer, path, steps=20)
-    assert stored == [20 + 64]
-    seen = sorted(tuple(document.ids) for document in Documents(sources(path), tokenizer, wanted={16: 20}))
-    everything = sorted(tuple(document.ids) for document in Documents(sources(path), tokenizer))
+    assert copied == [20 + 64]
+    seen = sorted(tuple(document.ids) for document in documents_of(tokenizer, path, wanted={16: 20}))
+    everything = sorted(tuple(document.ids) for document in documents_of(tokenizer, path))
     assert seen == everything
-    assert stored[1:] == [84, 516, 600]
+    assert copied[1:] == [84, 600, 600]
 
 
 def test_the_order_is_the_seed_s(tmp_path, tokenizer):
     path = write_records(tmp_path / "data.jsonl", [f"w{number}" for number in range(2, 42)])
-    orders = [[document.ids[0] for document in Documents(sources(path), tokenizer, seed=seed)] for seed in (1, 1, 2)]
+    orders = [[document.ids[0] for document in documents_of(tokenizer, path, seed=seed)] for seed in (1, 1, 2)]
     assert orders[0] == orders[1] != orders[2]
     assert sorted(orders[0]) == list(range(2, 42))
 
@@ -182,7 +178,7 @@ def test_weights_are_shares_of_the_tokens(tmp_path, tokenizer):
     large = write(tmp_path / "a.jsonl", 5, 70, length=100)
     small = write_records(tmp_path / "b.jsonl", [f"w6 w{10 + number} " * 5 for number in range(40)])
     tokens, again = Counter(), []
-    for document in Documents(sources(f"{large}:0.7", f"{small}:0.3"), tokenizer):
+    for document in documents_of(tokenizer, f"{large}:0.7", f"{small}:0.3"):
         tokens[document.ids[0]] += len(document.ids)
         again += [document.ids[1]] if document.ids[0] == 6 else []
     assert tokens[5] == 7000
@@ -196,7 +192,7 @@ def test_long_documents_come_more_often(tmp_path, tokenizer, share):
     texts = [" ".join(["w5"] * 100)] * 10 + [" ".join(["w6"] * 10)] * 400
     path = write_records(tmp_path / "data.jsonl", texts)
     tokens = Counter()
-    for document in Documents(sources(path), tokenizer, long_length=50, long_share=share):
+    for document in documents_of(tokenizer, path, wanted={100: 1 << 40}, long_share=share):
         tokens[document.ids[0]] += len(document.ids)
     assert tokens[6] == (4000 if share < 1 else 0)
     assert abs(tokens[5] / (tokens[5] + tokens[6]) - share) < 0.02
@@ -206,11 +202,11 @@ def test_a_folder_gives_its_training_split(tmp_path, tokenizer):
     folder = tmp_path / "splits"
     write(folder / "train.jsonl", 5, 3)
     write(folder / "test.jsonl", 6, 3)
-    assert {document.ids[0] for document in Documents(sources(folder), tokenizer)} == {5}
-    assert {document.ids[0] for document in Documents(sources(folder), tokenizer, splits=("test",))} == {6}
+    assert {document.ids[0] for document in documents_of(tokenizer, folder)} == {5}
+    assert {document.ids[0] for document in documents_of(tokenizer, folder, split="test")} == {6}
     (folder / "train.jsonl").unlink()
     with pytest.raises(CtxextError, match='no split "train"; it has: test') as caught:
-        list(Documents(sources(folder), tokenizer))
+        list(documents_of(tokenizer, folder))
     assert caught.value.hint == "Name one: --split test"
 
 
@@ -218,8 +214,8 @@ def test_a_page_named_test_is_not_all_that_a_folder_gives(tmp_path, tokenizer):
     folder = tmp_path / "manual"
     for word, name in enumerate(("errors", "test", "zlib"), start=5):
         write(folder / f"{name}.jsonl", word, 3)
-    assert {document.ids[0] for document in Documents(sources(folder), tokenizer)} == {5, 7}
-    assert {document.ids[0] for document in Documents(sources(folder), tokenizer, splits=("test",))} == {6}
+    assert {document.ids[0] for document in documents_of(tokenizer, folder)} == {5, 7}
+    assert {document.ids[0] for document in documents_of(tokenizer, folder, split="test")} == {6}
 
 
 def test_a_text_file_in_a_folder_is_one_document(tmp_path):

@@ -18,8 +18,8 @@ from ctxext.files.content import Progress
 from ctxext.files.output_directory import short_name
 from ctxext.files.packages import install_command
 from ctxext.files.processes import Terminated, alone, num_processes, raised_when_terminated, rank
+from ctxext.finetune.documents import TrainingData
 from ctxext.finetune.options import Reporter, RunOptions, TrainingOptions, presets
-from ctxext.finetune.training_data import TrainingData
 from ctxext.options import option
 
 if TYPE_CHECKING:

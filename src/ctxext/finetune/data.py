@@ -1,7 +1,9 @@
 """Documents to training sequences: tokenized once, cut to the lengths of the run, and kept in files that are mapped."""
 
+import contextlib
 import json
 import random
+import tempfile
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -18,7 +20,7 @@ START, IGNORE = 1 << 30, 1 << 29
 """Bits beside a token's id: a document begins with it; the loss leaves it out."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class DataReport:
     """What was read.
 
@@ -43,14 +45,14 @@ class DataReport:
         left_out: What the chat template does not render, with the number of conversations that have it.
     """
 
-    num_documents: int
-    num_tokens: int
-    num_sequences: int
-    num_shorter: Mapping[str, int]
-    num_learned: int
-    num_short: int
-    num_long: int
-    num_dropped: int
+    num_documents: int = 0
+    num_tokens: int = 0
+    num_sequences: int = 0
+    num_shorter: Mapping[str, int] = field(default_factory=dict)
+    num_learned: int = 0
+    num_short: int = 0
+    num_long: int = 0
+    num_dropped: int = 0
     num_padding: int = 0
     num_in_all: int | None = None
     num_tokens_in_all: int | None = None
@@ -63,7 +65,7 @@ class DataReport:
 
 
 def sequence_file(folder: Path, length: int) -> Path:
-    """The file of the sequences of one length: 32-bit numbers, `length` of them for each sequence."""
+    """Return the file of the sequences of one length: 32-bit numbers, `length` of them for each sequence."""
     return folder / f"sequences-{length}.bin"
 
 
@@ -84,84 +86,73 @@ def write_sequences(
         pack: "off": a sequence comes from one document; otherwise documents are joined.
         end: The id that ends a document where documents are joined; None where the tokenizer has none.
     """
-    full = max(wanted)
-    rows = {length: _Rows(folder, length, pack != "off", wanted[length], end) for length in sorted(wanted)}
+    full, report = max(wanted), DataReport()
+    longest = num_kept = 0
     share = documents.share if isinstance(documents, Documents) else lambda length: 1.0
-    counts = dict.fromkeys(("documents", "tokens", "kept", "short", "long"), 0)
-    longest = num_used = 0
-    try:
+    with contextlib.ExitStack() as files:
+        rows = {
+            length: _Rows(folder, length, wanted[length], end, is_joined=pack != "off", files=files)
+            for length in sorted(wanted)
+        }
         for document in documents:
             size = len(document.ids)
-            counts["documents"] += 1
-            counts["tokens"] += size
+            report.num_documents += 1
+            report.num_tokens += size
             longest = max(longest, size)
             if document.is_learned is None:
                 taken = [kind.cut(document.ids, share(length)) for length, kind in rows.items()]
-                num_used += any(taken)
-                counts["short"] += pack == "off" and size < full
+                report.num_used += any(taken)
+                report.num_short += pack == "off" and size < full
             else:
                 home = next((kind for length, kind in rows.items() if size <= length), None)
-                counts["long"] += home is None
-                num_kept = home.keep(document.ids, document.is_learned) if home else 0
-                counts["kept"] += num_kept
-                num_used += num_kept > 0
+                kept = home.keep(document.ids, document.is_learned) if home else 0
+                report.num_long += home is None
+                report.num_used += kept > 0
+                num_kept += kept
             if all(kind.is_enough for kind in rows.values()):
                 break
         for kind in rows.values():
             kind.finish()
             kind.fill()
-    finally:
-        for kind in rows.values():
-            kind.close()
-    known: dict[str, Any] = {}
     if isinstance(documents, Documents):
         reader, chats = documents.reader, documents.chats
-        if not counts["documents"] and reader.num_bad:
+        if not report.num_documents and reader.num_bad:
             raise CtxextError(f"All {reader.num_bad:,} records were skipped; the first: {reader.first_bad}")
-        known = {"num_in_all": documents.num_in_all, "num_tokens_in_all": documents.num_tokens_in_all}
-        known |= {"num_bad": reader.num_bad, "first_bad": reader.first_bad, "unused_fields": dict(reader.unused)}
-        known |= {"num_turns_left_out": chats.num_turns_left_out, "left_out": dict(chats.left_out)}
-    num_sequences = {length: kind.count for length, kind in rows.items()}
-    _check(counts, num_sequences[full], longest, full, pack)
-    report = DataReport(
-        num_documents=counts["documents"],
-        num_tokens=counts["tokens"],
-        num_sequences=num_sequences.pop(full),
-        num_shorter={str(length): count for length, count in num_sequences.items()},
-        num_learned=sum(kind.num_learned for kind in rows.values()),
-        num_short=counts["short"],
-        num_long=counts["long"],
-        num_dropped=max(0, counts["tokens"] - counts["kept"] - rows[full].num_cut - rows[full].num_left),
-        num_padding=sum(kind.num_padding for kind in rows.values()),
-        num_used=num_used,
-        **known,
-    )
+        report.num_in_all, report.num_tokens_in_all = documents.num_in_all, documents.num_tokens_in_all
+        report.num_bad, report.first_bad, report.unused_fields = reader.num_bad, reader.first_bad, dict(reader.unused)
+        report.num_turns_left_out, report.left_out = chats.num_turns_left_out, dict(chats.left_out)
+    report.num_sequences = rows[full].count
+    report.num_shorter = {str(length): kind.count for length, kind in rows.items() if length != full}
+    report.num_learned = sum(kind.num_learned for kind in rows.values())
+    report.num_padding = sum(kind.num_padding for kind in rows.values())
+    report.num_dropped = max(0, report.num_tokens - num_kept - rows[full].num_cut - rows[full].num_left)
+    if not report.num_sequences:
+        raise _nothing_to_learn(report, num_kept, longest, full, pack)
     (folder / COUNTS).write_text(json.dumps(asdict(report)), encoding="utf-8")
     return report
 
 
-def _check(counts: Mapping[str, int], num_sequences: int, longest: int, length: int, pack: str) -> None:
-    if not counts["tokens"]:
-        raise CtxextError("The data holds no text.", hint="Give a file with text to --data.")
-    if num_sequences:
-        return
-    if counts["long"] == counts["documents"]:
-        raise CtxextError(
+def _nothing_to_learn(report: DataReport, num_kept: int, longest: int, length: int, pack: str) -> CtxextError:
+    """The error of data without a sequence of the full length."""
+    if not report.num_tokens:
+        return CtxextError("The data holds no text.", hint="Give a file with text to --data.")
+    if report.num_long == report.num_documents:
+        return CtxextError(
             f"Every document is longer than {length} tokens, and those with marked answers are not cut.",
             hint="Raise --length, or learn every token with --learn all and --pack run-on.",
         )
-    if counts["kept"]:
-        raise CtxextError(
+    if num_kept:
+        return CtxextError(
             f"Every document is so short that none needs a sequence of {length} tokens; the longest has {longest}.",
             hint="Give longer documents, or join them at the full length with --short-share 0 --pack run-on.",
         )
     hint = "Give longer documents, or join them with --pack run-on." if pack == "off" else "Give more text."
-    what = f"the longest has {longest}" if pack == "off" else f"all of them have {counts['tokens']}"
-    raise CtxextError(f"No document has the {length} tokens that a sequence needs; {what}.", hint=hint)
+    what = f"the longest has {longest}" if pack == "off" else f"all of them have {report.num_tokens}"
+    return CtxextError(f"No document has the {length} tokens that a sequence needs; {what}.", hint=hint)
 
 
 def read_report(folder: Path) -> DataReport | None:
-    """The counts of sequences that are already there; None where they were not written to the end."""
+    """Read the counts of sequences that are already there; None where they were not written to the end."""
     path = folder / COUNTS
     try:
         return TypeAdapter(DataReport).validate_json(path.read_bytes()) if path.is_file() else None
@@ -172,17 +163,18 @@ def read_report(folder: Path) -> DataReport | None:
 class _Rows:
     """The sequences of one length while they are written."""
 
-    def __init__(self, folder: Path, length: int, is_joined: bool, wanted: int, end: int | None) -> None:
-        self.file = sequence_file(folder, length).open("wb")
-        self.length, self.is_joined, self.wanted, self.end = length, is_joined, wanted, end
+    def __init__(
+        self, folder: Path, length: int, wanted: int, end: int | None, *, is_joined: bool, files: contextlib.ExitStack
+    ) -> None:
+        self.file = files.enter_context(sequence_file(folder, length).open("wb"))
+        # Sequences of documents that gave only a share of theirs, for the case that the data ends too early.
+        self.spares = files.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115
+        self.length, self.wanted, self.end, self.is_joined = length, wanted, end, is_joined
         self.count = self.num_cut = self.num_learned = self.num_padding = 0
         self.rest: list[int] = []
         self.holds_whole = False
         self.num_left = self.num_spares = 0
         self.rng = random.Random(f"pieces {length}")
-        # Sequences of documents that gave only a share of theirs, for the case that the data ends too early.
-        self.spare_file = Path(f"{self.file.name}.spare")
-        self.spares = self.spare_file.open("w+b")
 
     @property
     def is_enough(self) -> bool:
@@ -231,12 +223,6 @@ class _Rows:
             self._write(tokens.tolist())
             self.num_cut += self.length
             self.num_left -= self.length
-
-    def close(self) -> None:
-        """Close the files; what was kept apart is deleted."""
-        self.file.close()
-        self.spares.close()
-        self.spare_file.unlink(missing_ok=True)
 
     def keep(self, ids: Any, is_learned: Any) -> int:
         """Put a document into a sequence as a whole; the number of its tokens, or 0 where it is not needed."""

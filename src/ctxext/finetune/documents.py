@@ -1,71 +1,37 @@
-"""Which documents are learned from, in which order: records of files and data sets, mixed, shuffled, as token ids."""
+"""Which data a fine-tune reads, and its documents as token ids: records checked, mixed by weight and shuffled."""
 
 import dataclasses
+import functools
+import hashlib
 import json
 import math
+import os
 import random
 import tempfile
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ctxext.data.encoding import Encoder
-from ctxext.data.records import TRAIN, read_records
+from ctxext.data.records import HELD_OUT, check_place, read_records
 from ctxext.errors import CtxextError
-from ctxext.finetune.chats import ChatReader
-from ctxext.finetune.formats import COMPLETION, MESSAGES, PROMPT, TEXT, BadRecord, Record, RecordReader
+from ctxext.files.content import sha256_of
+from ctxext.finetune.chats import COMPLETION, FORMATS, MESSAGES, PROMPT, TEXT, BadRecord, ChatReader, RecordReader
+from ctxext.finetune.options import TrainingOptions
+from ctxext.options import option, with_documented_options
 
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+DEMO, _DATA = "demo", "Data"
 _CHARACTERS = 4
 """About how many characters a token has, to tell long documents before they are tokenized."""
 _MORE = 64
 """Records that are kept beyond the number of sequences, as some are too short for one."""
-_COLUMNS = {"place": "string", "record": "large_string", "size": "int64"}
-Numbered = tuple[str, Record, int]
-"""A record with its place before and its characters behind it."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """Data and how much of it is wanted.
-
-    Attributes:
-        data: A file, a folder, or the id of a data set; of records in memory a description.
-        weight: Its share of the tokens beside the other sources'; None where all are read alike.
-        records: Records in memory.
-    """
-
-    data: str
-    weight: float | None = None
-    records: Sequence[Record] | None = None
-
-    @property
-    def is_local(self) -> bool:
-        """Whether it lies on this machine, so that all of it can be seen before any is used."""
-        return self.records is not None or Path(self.data).exists()
-
-    def read(self, splits: Sequence[str], seed: int) -> Iterator[tuple[str, Record]]:
-        """The records with their places for error messages."""
-        if self.records is None:
-            return read_records(self.data, splits, seed=seed)
-        return ((f"Record {number} of the data", record) for number, record in enumerate(self.records, start=1))
-
-
-def parse_source(word: str) -> Source:
-    """A source as the command line names it: `books.jsonl`, or `books.jsonl:0.7` for its weight."""
-    data, _, weight = word.rpartition(":")
-    try:
-        share = float(weight)
-    except ValueError:
-        return Source(word)
-    if not data or Path(word).exists():
-        return Source(word)
-    if not 0 < share < float("inf"):
-        raise CtxextError(f'The weight of "{data}" must be above 0, not "{weight}".')
-    return Source(data, share)
 
 
 @dataclass(frozen=True)
@@ -85,21 +51,197 @@ DocumentReader = Callable[[Any, Mapping[int, int]], Iterable[Document]]
 """Gives the documents, from the tokenizer of the model and how many sequences are wanted of each length in tokens."""
 
 
+@dataclass(frozen=True)
+class Source:
+    """Data and how much of it is wanted.
+
+    Attributes:
+        data: A file, a folder, or the id of a data set; of records in memory a description.
+        weight: Its share of the tokens beside the other sources'; None where all are read alike.
+        records: Records in memory.
+    """
+
+    data: str
+    weight: float | None = None
+    records: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it lies on this machine, so that all of it can be seen before any is used."""
+        return bool(self.records) or Path(self.data).exists()
+
+    def read(self, splits: Sequence[str], seed: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Read the records with their places for error messages."""
+        if self.records:
+            return ((f"Record {number} of the data", record) for number, record in enumerate(self.records, start=1))
+        return read_records(self.data, splits, seed=seed)
+
+
+def parse_source(word: str) -> Source:
+    """Read a source as the command line names it: `books.jsonl`, or `books.jsonl:0.7` for its weight."""
+    data, _, weight = word.rpartition(":")
+    try:
+        share = float(weight)
+    except ValueError:
+        return Source(word)
+    if not data or Path(word).exists():
+        return Source(word)
+    if not 0 < share < float("inf"):
+        raise CtxextError(f'The weight of "{data}" must be above 0, not "{weight}".')
+    return Source(data, share)
+
+
+@with_documented_options
+@dataclass(frozen=True)
+class TrainingData:
+    """The data of a fine-tune, and how its records are read.
+
+    `words` are files, folders and ids of data sets, each with a weight or without: `books.jsonl:0.7`. `records` are
+    records in memory, in place of `words`.
+    """
+
+    words: tuple[str, ...] = option(
+        (),
+        help="A file or folder of text, JSON, CSV or parquet, or the id of a data set; several with their weights, as "
+        "--data books.jsonl:0.7 --data chats.jsonl:0.3. demo makes documents on the fly.",
+        flags=("--data",),
+        repeats=True,
+    )
+    record_format: str = option(
+        "auto",
+        help="What records are: auto, text, chat, prompt-completion, sharegpt or alpaca.",
+        flags=("--format",),
+        panel=_DATA,
+    )
+    text_field: str = option("text", help="The field that holds a text.", panel=_DATA, advanced=True)
+    # None for the one that is held out.
+    split: str | None = option(
+        "train", help="The split of a folder or data set that is read.", panel=_DATA, advanced=True
+    )
+    skip_bad_rows: bool = option(
+        False,
+        help="Count records that cannot be learned from instead of stopping.",
+        flags=("--skip-bad-rows",),
+        panel=_DATA,
+        advanced=True,
+    )
+    long_share: float | None = option(
+        None,
+        help="Share of the tokens that come from documents of at least half the length. Default: as they come.",
+        panel=_DATA,
+        advanced=True,
+    )
+    records: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def is_demo(self) -> bool:
+        """Whether documents are generated."""
+        return self.words == (DEMO,) and not Path(DEMO).exists()
+
+    def sources(self) -> list[Source]:
+        """Return what is read; nothing where documents are generated."""
+        if self.records:
+            return [Source(f"{len(self.records)} record{'s' * (len(self.records) > 1)}", records=self.records)]
+        return [] if self.is_demo else [parse_source(word) for word in self.words]
+
+    def reader(self, options: TrainingOptions) -> DocumentReader:
+        """Return how the documents are read, once the tokenizer is there; refuse what cannot be mixed."""
+        if not self.words and not self.records:
+            raise CtxextError("--data is missing.", hint="Name a file, or --data demo for made-up documents.")
+        if self.words and self.records:
+            raise CtxextError("Data are named or in memory, not both.", hint="Give words or records.")
+        if self.record_format not in FORMATS:
+            raise CtxextError(f'--format "{self.record_format}" is not known.', hint=f"Choose {', '.join(FORMATS)}.")
+        if self.long_share is not None and not 0 < self.long_share <= 1:
+            raise CtxextError(f'--long-share is a share from 0 to 1, not "{self.long_share}".')
+        sources = self.sources()
+        if any(source.data == DEMO and not source.is_local for source in sources):
+            raise CtxextError(
+                f"--data {DEMO} has no records to mix with other data.", hint="Train on one, then on the other."
+            )
+        if self.is_demo and options.epochs:
+            raise CtxextError("--data demo has no end, so --epochs means nothing.", hint="Give --steps.")
+        remote = next((source.data for source in sources if not source.is_local), None)
+        if remote is not None and options.epochs:
+            raise CtxextError("--epochs needs files: what is streamed is not read to its end.", hint="Give --steps.")
+        if self.is_demo:
+            return functools.partial(_made_documents, options)
+        if len({source.weight is None for source in sources}) > 1:
+            raise CtxextError(
+                "Some of --data have a weight and others none.", hint="Give each one, as --data a.jsonl:0.7."
+            )
+        if remote and self.long_share is not None:
+            raise CtxextError(f'--long-share needs files, and "{remote}" is streamed.', hint="Download it first.")
+        if remote and len(sources) > 1 and sources[0].weight is None:
+            raise CtxextError(f'"{remote}" is streamed, so its size is not known.', hint="Give each --data a weight.")
+        for source in sources if not self.records else ():
+            check_place(source.data)
+        return functools.partial(Documents, self, options)
+
+    def described(self) -> dict[str, Any]:
+        """The data as reports name it: a file by its last part and its digest."""
+        if self.is_demo:
+            return {"name": DEMO}
+        names, digests = [], []
+        for source in self.sources():
+            if source.records:
+                content = json.dumps(source.records, sort_keys=True, default=str).encode()
+                names, digests = [source.data], [hashlib.sha256(content).hexdigest()]
+                break
+            path = Path(source.data)
+            name = path.resolve().name if source.is_local else source.data
+            names.append(name if source.weight is None else f"{name}:{source.weight:g}")
+            files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+            digests += [sha256_of(file) for file in files]
+        digest = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+        others = {"format": self.record_format, "text_field": self.text_field, "split": self.split}
+        usual = {"format": "auto", "text_field": "text", "split": "train"}
+        changed = {key: value for key, value in others.items() if value != usual[key]}
+        long = {} if self.long_share is None else {"long_share": self.long_share}
+        return {"name": ", ".join(names), **({"sha256": digest} if digests else {}), **changed, **long}
+
+
+Data = str | Path | TrainingData | Iterable[str | Path | Mapping[str, Any]]
+"""A file, a folder, the id of a data set, or `demo`; or several paths; or texts and records in memory."""
+
+
+def training_data(data: Data, **others: Any) -> TrainingData:
+    """What the data of a call names. In a list a string is a text, and a Path a file."""
+    if isinstance(data, TrainingData):
+        return data
+    if isinstance(data, str | Path):
+        return TrainingData((str(data),), **others)
+    entries = list(data)
+    if entries and all(isinstance(entry, Path) for entry in entries):
+        return TrainingData(tuple(map(str, entries)), **others)
+    if not entries or not all(isinstance(entry, str | Mapping) for entry in entries):
+        raise CtxextError("A list of data holds texts and records (dicts), or Paths alone.")
+    name = next((entry for entry in entries if isinstance(entry, str) and os.path.exists(entry)), None)  # noqa: PTH110
+    if name is not None:
+        raise CtxextError(
+            f'"{name}" is a text in a list, and the name of a file.', hint=f'For the file write [Path("{name}")].'
+        )
+    records = ({"text": entry} if isinstance(entry, str) else cast("Mapping[str, Any]", entry) for entry in entries)
+    return TrainingData(records=tuple(records), **others)
+
+
+def _made_documents(options: TrainingOptions, tokenizer: Any, wanted: Mapping[int, int]) -> Iterator[Document]:
+    from ctxext.demo.corpus import long_examples
+
+    for example in long_examples(tokenizer, wanted, options.seed):
+        yield Document(example.ids, example.is_answer if options.learn == "answers" else None)
+
+
 @dataclass
 class _Pool:
     """Records of which one is taken at a time, pass after pass, each in another order; None ends a pass."""
 
     weight: float
-    records: Iterator[Numbered | None]
+    records: Iterator[tuple[str, str] | None]
     taken: float = 0.0  # Tokens over the weight.
     is_used_up: bool = False  # Each was taken once.
 
-    def take(self, num_tokens: int) -> None:
-        """Count a record that was taken."""
-        self.taken += max(1, num_tokens) / self.weight
 
-
-@dataclass
 class Documents:
     """The documents of files and data sets, shuffled, in one pass; what is known of them grows while it lasts.
 
@@ -107,217 +249,189 @@ class Documents:
     its weight is next.
 
     Args:
-        sources: Files, folders and data sets.
+        data: What is read, and how.
+        options: The seed decides the order; `learn` is "answers" where the loss counts nothing but marked answers.
         tokenizer: A transformers tokenizer.
-        learn: "answers": where answers are marked, the loss counts nothing else; "all": it counts every token.
-        reader: Checks the records.
-        splits: Names of the split to read.
-        seed: Decides the order.
-        long_length: Tokens from which a document is long.
-        long_share: Share of the tokens that come from long documents; None to take them as they are.
-        wanted: For each length, in tokens, how many sequences the run needs. Each document then gives its share of
-            them, so that the run sees as many documents as it can. Empty to use documents whole.
+        wanted: For each length, in tokens, how many sequences the run needs. Each document gives its share of them, so
+            that the run sees as many documents as it can.
 
     Attributes:
+        reader: Checks records, and counts those that are bad.
+        chats: Renders conversations, and counts what is left out of them.
         num_in_all: Records that there are; None where they are streamed.
         num_tokens_in_all: About how many tokens they have.
-        chats: Renders conversations, and counts what is left out of them.
     """
 
-    sources: Sequence[Source]
-    tokenizer: Any
-    learn: str = "answers"
-    reader: RecordReader = field(default_factory=RecordReader)
-    splits: Sequence[str] = TRAIN
-    seed: int = 0
-    long_length: int = 0
-    long_share: float | None = None
-    wanted: Mapping[int, int] = field(default_factory=dict)
-    num_in_all: int | None = None
-    num_tokens_in_all: int | None = None
-    chats: ChatReader = field(init=False)
-    _encoder: Encoder = field(init=False)
-    _num_characters: int = 0
-    _num_read: int = 0
-    _num_tokens_read: int = 0
-
-    def __post_init__(self) -> None:
-        self.chats = ChatReader(self.tokenizer)
-        self._encoder = Encoder(self.tokenizer, chat_template=False)
+    def __init__(self, data: TrainingData, options: TrainingOptions, tokenizer: Any, wanted: Mapping[int, int]) -> None:
+        self._data, self._options, self._wanted = data, options, wanted
+        self.reader = RecordReader(data.record_format, data.text_field, data.skip_bad_rows)
+        self.chats, self._encoder = ChatReader(tokenizer), Encoder(tokenizer, chat_template=False)
+        self.num_in_all: int | None = None
+        self.num_tokens_in_all: int | None = None
+        self._num_characters = self._num_read = self._num_tokens_read = 0
 
     def share(self, length: int) -> float:
-        """The share of a document's sequences of a length that is used: what the run needs of what the data has.
+        """Return the share of a document's sequences of a length that is used: what the run needs of what there is.
 
         The size of streamed data is not known. There a document of average length gives one sequence.
         """
-        if not self.wanted:
-            return 1.0
         if self.num_tokens_in_all is None:
             return min(1.0, length * self._num_read / max(1, self._num_tokens_read))
-        return min(1.0, length * self.wanted[length] / max(1, self.num_tokens_in_all))
+        return min(1.0, length * self._wanted[length] / max(1, self.num_tokens_in_all))
 
     def _num_used(self, document: Document) -> int:
         """About how many tokens of a document are used."""
-        if not self.wanted or document.is_learned is not None:
+        if document.is_learned is not None:
             return len(document.ids)
-        length = max(self.wanted)
+        length = max(self._wanted)
         num_pieces, num_chosen = count_pieces(len(document.ids), length, self.share(length))
         return num_chosen * length if num_chosen < num_pieces else len(document.ids)
 
     def __iter__(self) -> Iterator[Document]:
         """The documents."""
-        num_tokens = num_characters = 0
+        num_characters = 0
         with tempfile.TemporaryDirectory(prefix="ctxext-records-") as folder:
-            for pool, (place, record, size) in self._mixed(Path(folder)):
+            for pool, place, text in self._mixed(Path(folder)):
                 try:
-                    document = as_document(record, self._encoder, self.chats, self.learn)
+                    document = self._document(json.loads(text))
                 except BadRecord as error:
-                    pool.take(0)
+                    pool.taken += 1 / pool.weight
                     hint = error.hint or f'Give a "{PROMPT}" and a "{COMPLETION}", or "{TEXT}".'
                     self.reader.refuse(f"{place} {error}.", hint)
                     continue
-                num_tokens, num_characters = num_tokens + len(document.ids), num_characters + size
-                self._num_read, self._num_tokens_read = self._num_read + 1, num_tokens
+                num_characters += len(text)
+                self._num_read += 1
+                self._num_tokens_read += len(document.ids)
                 if self.num_in_all is not None:
-                    self.num_tokens_in_all = round(num_tokens * self._num_characters / max(1, num_characters))
-                pool.take(self._num_used(document))
+                    self.num_tokens_in_all = round(
+                        self._num_tokens_read * self._num_characters / max(1, num_characters)
+                    )
+                pool.taken += max(1, self._num_used(document)) / pool.weight
                 yield document
 
-    def _mixed(self, folder: Path) -> Iterator[tuple[_Pool, Numbered]]:
+    def _document(self, record: Mapping[str, Any]) -> Document:
+        """The tokens of a record that a format has read. Completions and assistant turns are answers.
+
+        Raises:
+            BadRecord: nothing can be learned from it.
+        """
+        if TEXT in record:
+            return Document(self._encoder.document(record[TEXT]))
+        tokenizer = self._encoder.tokenizer
+        is_chat = MESSAGES in record and (PROMPT not in record or bool(getattr(tokenizer, "chat_template", None)))
+        parts = self.chats.parts(record) if is_chat else [(record[PROMPT], False), (record[COMPLETION], True)]
+        # The end token is learned with the answer: a model that never learned where to stop does not stop.
+        end = [] if is_chat or tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        ids = [] if is_chat else self._encoder.start()
+        marks = [False] * len(ids)
+        for text, is_answer in parts:
+            tokens = [*self._encoder.piece(text), *(end if is_answer else [])]
+            ids = ids + tokens
+            marks += [is_answer] * len(tokens)
+        return Document(ids, marks if self._options.learn == "answers" else None)
+
+    def _mixed(self, folder: Path) -> Iterator[tuple[_Pool, str, str]]:
         """Records of all pools, until each was taken once, with their pool, which is told how much they had."""
-        is_weighted = self.sources[0].weight is not None
-        groups = [[source] for source in self.sources] if is_weighted else [list(self.sources)]
-        self.num_in_all, self._num_characters = 0, 0
-        pools = [pool for number, group in enumerate(groups) for pool in self._pools_of(group, f"{number}", folder)]
+        pools = list(self._pools(folder))
         while not all(pool.is_used_up for pool in pools):
             pool = min(pools, key=lambda pool: pool.taken)
             try:
-                record = next(pool.records)
-            except StopIteration:
+                entry = next(pool.records)
+            except StopIteration:  # A stream is read once.
                 pools.remove(pool)
                 continue
-            if record is None:
+            if entry is None:
                 pool.is_used_up = True
             else:
-                yield pool, record
+                yield pool, *entry
 
-    def _pools_of(self, group: Sequence[Source], name: str, folder: Path) -> list[_Pool]:
+    def _pools(self, folder: Path) -> Iterator[_Pool]:
         import numpy as np
 
-        weight = group[0].weight or 1.0
-        if not group[0].is_local:
-            self.num_in_all = None
-            return [_Pool(weight, self._read(group[:1], self.reader))]
-        measured = array("q")
-        kinds: dict[bool, list[int]] = {True: [], False: []}
-        for number, (_, record, size) in enumerate(self._read(group, self.reader)):
-            measured.append(size)
-            if self.long_share is not None:
-                kinds[self._is_long(_as_text(record))].append(number)
-        sizes = np.array(measured, dtype=np.int64)
-        if self.num_in_all is not None:
-            self.num_in_all += len(sizes)
-        self._num_characters += int(sizes.sum())
-        if self.long_share is None:
-            return [_Pool(weight, self._shuffled(group, sizes, range(len(sizes)), name, folder))]
-        shares = {True: self.long_share, False: 1 - self.long_share}
-        return [
-            _Pool(weight * share, self._shuffled(group, sizes, kinds[is_long], f"{name} {is_long}", folder))
-            for is_long, share in shares.items()
-            if kinds[is_long] and share > 0
-        ]
+        sources, long_share = self._data.sources(), self._data.long_share
+        groups = [sources] if sources[0].weight is None else [[source] for source in sources]
+        self.num_in_all = 0 if all(source.is_local for source in sources) else None
+        for group_number, group in enumerate(groups):
+            weight = group[0].weight or 1.0
+            if not group[0].is_local:
+                yield _Pool(weight, self._read(group, self.reader))
+                continue
+            measured, long = array("q"), array("b")
+            for _, text in self._read(group, self.reader):
+                measured.append(len(text))
+                long.append(long_share is not None and self._is_long(text))
+            sizes, is_long = np.array(measured, dtype=np.int64), np.array(long, dtype=bool)
+            if self.num_in_all is not None:
+                self.num_in_all += len(sizes)
+            self._num_characters += int(sizes.sum())
+            kinds = {f"{group_number}": (1.0, is_long | True)}
+            if long_share is not None:
+                kinds = {
+                    f"{group_number} True": (long_share, is_long),
+                    f"{group_number} False": (1 - long_share, ~is_long),
+                }
+            for name, (share, is_chosen) in kinds.items():
+                if is_chosen.any() and share > 0:
+                    chosen = np.flatnonzero(is_chosen)
+                    yield _Pool(weight * share, self._shuffled(group, sizes, chosen, folder / name))
 
     def _is_long(self, text: str) -> bool:
-        return len(text) >= self.long_length and len(self._encoder.document(text)) >= self.long_length
+        length = max(self._wanted) // 2
+        return len(text) >= length and len(self._encoder.document(text)) >= length
 
-    def _read(self, group: Sequence[Source], reader: RecordReader) -> Iterator[Numbered]:
+    def _read(self, group: Sequence[Source], reader: RecordReader) -> Iterator[tuple[str, str]]:
+        """Places and records as JSON text, in the order in which the sources have them."""
+        splits = (self._data.split,) if self._data.split else HELD_OUT
         for source in group:
-            for place, record in source.read(self.splits, self.seed):
+            for place, record in source.read(splits, self._options.seed):
                 if (read := reader.read(record, place)) is not None:
-                    yield place, read, len(_as_text(read))
-
-    def _store(self, group: Sequence[Source], numbers: Sequence[int], path: Path) -> Any:
-        """Some records of some sources as a file that is mapped, in the order in which the sources have them."""
-        from datasets import Dataset, Features, Value
-        from datasets.arrow_writer import ArrowWriter
-
-        features = Features({name: Value(kind) for name, kind in _COLUMNS.items()})
-        wanted = set(numbers)
-        # Bad records were counted when the sources were measured.
-        again = dataclasses.replace(self.reader, unused=Counter())
-        with ArrowWriter(features=features, path=str(path), writer_batch_size=100) as writer:
-            for number, (place, record, size) in enumerate(self._read(group, again)):
-                if number in wanted:
-                    writer.write({"place": place, "record": _as_text(record), "size": size})
-            writer.finalize()
-        return Dataset.from_file(str(path))
+                    yield place, json.dumps(read, ensure_ascii=False, default=str)
 
     def _shuffled(
-        self, group: Sequence[Source], sizes: Any, chosen: Sequence[int], name: str, folder: Path
-    ) -> Iterator[Numbered | None]:
-        """Records in random order, pass after pass; those that are not needed are not copied."""
-        num_first = sum(self.wanted.values()) + _MORE if self.wanted else len(chosen)
-        stored: dict[int, tuple[Any, int]] = {}
-        for epoch in count():
-            order = self._order(sizes, chosen, f"{self.seed} {name} {epoch}")
-            for done, number in enumerate(order):
-                if number not in stored:
-                    # First as many as the run needs, and once those are used up all that are left.
-                    numbers = sorted({*(order[done:] if stored else order[:num_first])} - stored.keys())
-                    path = folder / f"records-{name.replace(' ', '-')}-{len(stored)}.arrow"
-                    rows = self._store(group, numbers, path)
-                    stored |= {other: (rows, row) for row, other in enumerate(numbers)}
-                rows, row = stored[number]
-                entry = rows[row]
-                yield entry["place"], json.loads(entry["record"]), entry["size"]
-            if not chosen:
-                return
-            yield None
+        self, group: Sequence[Source], sizes: Any, chosen: Any, path: Path
+    ) -> Iterator[tuple[str, str] | None]:
+        """Records in random order, pass after pass; those that are not needed are not copied.
 
-    def _order(self, sizes: Any, chosen: Sequence[int], seed: str) -> list[int]:
-        """The records of one pass, those with more than a training sequence earlier, in proportion to their size.
-
-        So every part of the data is as likely to be read.
+        Those with more than a training sequence come earlier, in proportion to their size, so that every part of the
+        data is as likely to be read; `Dataset.shuffle` knows no sizes.
         """
         import numpy as np
 
-        rng, piece_size = random.Random(seed), _CHARACTERS * max(self.wanted, default=0)
-        if not piece_size:
-            return rng.sample(chosen, len(chosen))
-        places = np.array(chosen, dtype=np.int64)
         # Weighted sampling without replacement: the waiting times of events with these rates (Efraimidis and Spirakis).
-        rates = np.maximum(1.0, sizes[places] / piece_size)
-        times = np.random.default_rng(rng.getrandbits(64)).exponential(size=len(places)) / rates
-        return [int(place) for place in places[np.argsort(times, kind="stable")]]
+        rates = np.maximum(1.0, sizes[chosen] / (_CHARACTERS * max(self._wanted)))
+        num_first, copied, rows = sum(self._wanted.values()) + _MORE, chosen[:0], None
+        for epoch in count():
+            seed = random.Random(f"{self._options.seed} {path.name} {epoch}").getrandbits(64)
+            times = np.random.default_rng(seed).exponential(size=len(chosen)) / rates
+            order = chosen[np.argsort(times, kind="stable")]
+            for part in (order[:num_first], order[num_first:]):
+                if not np.isin(part, copied).all():
+                    # First as many as the run needs, and all once those are used up.
+                    copied = np.sort(order if len(copied) else part)
+                    rows = self._copy(group, copied, path.with_suffix(f".{len(copied)}"))
+                assert rows is not None, "no pool is empty"
+                for row in rows.select(np.searchsorted(copied, part)):
+                    yield row["place"], row["record"]
+            yield None
 
+    def _copy(self, group: Sequence[Source], numbers: Any, path: Path) -> "Dataset":
+        """Copy some records of some sources to a file that is mapped, in the order in which the sources have them."""
+        from datasets import Dataset, Features, Value
+        from datasets.arrow_writer import ArrowWriter
 
-def _as_text(record: Record) -> str:
-    return json.dumps(record, ensure_ascii=False, default=str)
+        features = Features({"place": Value("string"), "record": Value("large_string")})
+        wanted = set(numbers.tolist())
+        # Bad records were counted when the sources were measured.
+        again = dataclasses.replace(self.reader, unused=Counter())
+        with ArrowWriter(features=features, path=str(path), writer_batch_size=100) as writer:
+            for number, (place, record) in enumerate(self._read(group, again)):
+                if number in wanted:
+                    writer.write({"place": place, "record": record})
+            writer.finalize()
+        return Dataset.from_file(str(path))
 
 
 def count_pieces(num_tokens: int, length: int, share: float) -> tuple[int, int]:
-    """How many whole sequences a document of so many tokens has, and how many of them are used."""
+    """Return how many whole sequences a document of so many tokens has, and how many of them are used."""
     num_pieces = num_tokens // length
     return num_pieces, math.ceil(share * num_pieces)
-
-
-def as_document(record: Mapping[str, Any], encoder: Encoder, chats: ChatReader, learn: str) -> Document:
-    """The tokens of a record that a format has read. Completions and assistant turns are answers.
-
-    Raises:
-        BadRecord: nothing can be learned from it.
-    """
-    if TEXT in record:
-        return Document(encoder.document(record[TEXT]))
-    tokenizer = encoder.tokenizer
-    is_chat = MESSAGES in record and (PROMPT not in record or bool(getattr(tokenizer, "chat_template", None)))
-    parts = chats.parts(record) if is_chat else [(record[PROMPT], False), (record[COMPLETION], True)]
-    # The end token is learned with the answer: a model that never learned where to stop does not stop.
-    end = [] if is_chat or tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    ids = [] if is_chat else encoder.start()
-    marks = [False] * len(ids)
-    for text, is_answer in parts:
-        tokens = [*encoder.piece(text), *(end if is_answer else [])]
-        ids = ids + tokens
-        marks += [is_answer] * len(tokens)
-    return Document(ids, marks if learn == "answers" else None)

@@ -1,8 +1,8 @@
-"""The training text of the demo checkpoint, and long documents like it to fine-tune on, for any tokenizer.
+"""The training text of the demo checkpoint: documents of an exact number of tokens, full of facts and questions.
 
-Documents have an exact number of tokens and are full of facts and questions. Half of the demo's are evaluation prompts
-with one question each; the others hold many facts and many questions, so that most of their tokens teach retrieval.
-Keys and values are random, so that no answer can be memorized.
+Half of the documents are evaluation prompts with one question each; the others hold many facts and many questions, so
+that most of their tokens teach retrieval. Keys and values are random, so that no answer can be memorized. Long ones for
+any tokenizer are made to fine-tune on.
 """
 
 import random
@@ -20,7 +20,6 @@ from ctxext.evaluate.tasks.base import RetrievalTask
 from ctxext.evaluate.tasks.documents import Documents, random_document
 from ctxext.evaluate.tasks.kv import KeyValue
 from ctxext.evaluate.tasks.needle import OPENING, PHRASINGS, Needle, PassKey
-from ctxext.finetune.documents import Document
 
 Encode = Callable[[str], list[int]]
 
@@ -33,11 +32,6 @@ TASKS: dict[str, tuple[RetrievalTask, float]] = {
     "documents-fact": (Documents(ask="fact"), 0.1),
     "kv-uuid": (KeyValue(ids="uuid"), 0.1),
 }
-
-_FAR_SHARE = 0.4
-_PROMPT_SHARE = 0.1
-_TEXT_SHARE = 0.05
-_MOST_FACTS = 200
 
 
 @dataclass(frozen=True)
@@ -244,12 +238,18 @@ def _names(rng: random.Random, variety: float) -> Iterator[str]:
             yield name
 
 
-def long_documents(tokenizer: Any, wanted: Mapping[int, int], seed: int, learn: str = "answers") -> Iterator[Document]:
-    """An endless stream of documents like those the demo checkpoint was trained on, of any length.
+_FAR_SHARE = 0.4
+_PROMPT_SHARE = 0.1
+_TEXT_SHARE = 0.05
+_MOST_FACTS = 200
 
-    The loss is taken on answers and on some of the other tokens: most of those are random and teach nothing, but a
-    model that is never trained on them forgets how to write. One round of the stream has so many documents of each
-    length in tokens as are wanted.
+
+def long_examples(tokenizer: Any, wanted: Mapping[int, int], seed: int) -> Iterator[Example]:
+    """Make an endless stream of documents like those the demo checkpoint was trained on, of any length.
+
+    Answers are marked and some of the other tokens: most of those are random and teach nothing, but a model that is
+    never trained on them forgets how to write. One round of the stream has so many documents of each length in tokens
+    as are wanted.
     """
     encoder = Encoder(tokenizer, chat_template=False)
     start = encoder.start()
@@ -271,8 +271,7 @@ def long_documents(tokenizer: Any, wanted: Mapping[int, int], seed: int, learn: 
             example = _facts_then_questions(encode, start, rng, length)
         else:
             example = make_example(encode, start, rng, length, _PROMPT_SHARE)
-        marks = [is_answer or rng.random() < _TEXT_SHARE for is_answer in example.is_answer]
-        yield Document(example.ids, marks if learn == "answers" else None)
+        yield Example(example.ids, [is_answer or rng.random() < _TEXT_SHARE for is_answer in example.is_answer])
 
 
 def _facts_then_questions(encode: Encode, start: list[int], rng: random.Random, length: int) -> Example:
