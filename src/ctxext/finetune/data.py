@@ -125,7 +125,7 @@ def write_sequences(
     report.num_shorter = {str(length): kind.count for length, kind in rows.items() if length != full}
     report.num_learned = sum(kind.num_learned for kind in rows.values())
     report.num_padding = sum(kind.num_padding for kind in rows.values())
-    report.num_dropped = max(0, report.num_tokens - num_kept - rows[full].num_cut - rows[full].num_left)
+    report.num_dropped = max(0, report.num_tokens - num_kept - rows[full].num_placed)
     if not report.num_sequences:
         raise _nothing_to_learn(report, num_kept, longest, full, pack)
     (folder / COUNTS).write_text(json.dumps(asdict(report)), encoding="utf-8")
@@ -170,10 +170,10 @@ class _Rows:
         # Sequences of documents that gave only a share of theirs, for the case that the data ends too early.
         self.spares = files.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115
         self.length, self.wanted, self.end, self.is_joined = length, wanted, end, is_joined
-        self.count = self.num_cut = self.num_learned = self.num_padding = 0
+        self.count = self.num_learned = self.num_padding = self.num_spares = 0
+        self.num_placed = 0  # Tokens of cut documents that are in a sequence, or left for the sake of other documents.
         self.rest: list[int] = []
         self.holds_whole = False
-        self.num_left = self.num_spares = 0
         self.rng = random.Random(f"pieces {length}")
 
     @property
@@ -193,7 +193,7 @@ class _Rows:
         while len(tokens) >= self.length and not self.is_enough:
             self._write(tokens[: self.length])
             tokens = tokens[self.length :]
-        self.num_cut += (self.count - before) * self.length
+        self.num_placed += (self.count - before) * self.length
         self.rest = tokens if self.is_joined else []
         return self.is_joined or num_pieces > 0
 
@@ -209,10 +209,8 @@ class _Rows:
             elif self.num_spares < self.wanted - self.count:
                 array("i", tokens).tofile(self.spares)
                 self.num_spares += 1
-        num_cut = (self.count - before) * self.length
-        self.num_cut += num_cut
-        self.num_left += len(ids) - num_cut
-        return num_cut > 0
+        self.num_placed += len(ids)
+        return self.count > before
 
     def fill(self) -> None:
         """Take what was kept apart, where the data ended too early."""
@@ -221,8 +219,6 @@ class _Rows:
             tokens = array("i")
             tokens.fromfile(self.spares, self.length)
             self._write(tokens.tolist())
-            self.num_cut += self.length
-            self.num_left -= self.length
 
     def keep(self, ids: Any, is_learned: Any) -> int:
         """Put a document into a sequence as a whole; the number of its tokens, or 0 where it is not needed."""
