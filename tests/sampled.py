@@ -34,8 +34,8 @@ SAMPLED = {
         r"^(albert|bert)-1-True$|^(camembert|distilbert)-1-False$|^(electra|longformer)-1000-True$"
         r"|^(roberta|xlm-roberta)-1000-False$"
     ),
-    "finetune/test_merge_kinds.py::test_merged_equals_the_adapter": "^tied-|embedding|head|both",
-    "finetune/test_merge_kinds.py::test_what_cannot_be_merged_is_refused_with_its_reason": "^tied-|rows",
+    "merge/test_kinds.py::test_merged_equals_the_adapter": "^tied-|embedding|head|both",
+    "merge/test_kinds.py::test_what_cannot_be_merged_is_refused_with_its_reason": "^tied-|rows",
     "finetune/test_stopping.py::test_sigterm_saves_the_last_whole_step": "^0$",
     "finetune/test_trained_tables.py::test_skipped_positions_reach_rows_that_short_windows_do_not": r"^(gpt2|roberta)$",
     "finetune/test_trained_tables.py::test_the_table_is_trained_and_merged": r"^(gpt2|opt|bert|roberta)$",

@@ -26,7 +26,7 @@ LAYERS = (
         "evaluate.scoring",
     ),
     *("evaluate.tasks", "evaluate.settings", "evaluate.tasks.retrieval", "evaluate.report", "evaluate"),
-    *("compare", "search", "demo", "finetune", "publish", "cli"),
+    *("compare", "search", "demo", "merge", "finetune", "publish", "cli"),
 )
 MOST_PARAMETERS = 8
 SIGNATURES_OF_OTHERS = {"engines/row_wise.py: forward"}

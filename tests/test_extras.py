@@ -14,7 +14,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.report.page import write_report
 from ctxext.files.packages import EXTRAS
 from ctxext.finetune.run import finetune
-from ctxext.finetune.tensors import AdapterConfig
+from ctxext.merge.tensors import AdapterConfig
 from ctxext.search.run import search
 from small_llama import read_json
 

@@ -1,11 +1,15 @@
 """A tiny extended checkpoint with a tokenizer of numbered words, and data for it."""
 
 import dataclasses
+import functools
 import json
 import random
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
+import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -149,3 +153,20 @@ class Largest(TorchDispatchMode):
         tensors = [one for one in some if torch.is_tensor(one)]
         self.size = max([self.size, *(one.numel() for one in tensors)])
         return result
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory):
+    return make_base(tmp_path_factory.mktemp("finetune"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_trainings():
+    """No curve of losses (`tune` draws it where asked), no collecting of garbage, and peft's card is compiled once."""
+    import jinja2
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(import_module("ctxext.finetune.run"), "draw_losses", leave_file)
+        patch.setattr("accelerate.utils.memory.gc", SimpleNamespace(collect=lambda: 0))
+        patch.setattr(jinja2, "Template", functools.cache(jinja2.Template))
+        yield

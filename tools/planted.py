@@ -116,12 +116,10 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         ("tests/finetune/test_stopping.py::test_sigterm_is_repeated_by_launchers_and_the_save_goes_on",),
     ),
     (
-        "finetune/merge.py",
+        "merge/run.py",
         " + sum(added), 0",
         ", 0",
-        (
-            "tests/finetune/test_merge_files.py::test_a_tie_that_training_cut_is_cut_in_the_configuration_and_in_the_index",
-        ),
+        ("tests/merge/test_files.py::test_a_tie_that_training_cut_is_cut_in_the_configuration_and_in_the_index",),
     ),
     (
         "finetune/options.py",
@@ -617,10 +615,10 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         ("tests/test_locks.py::test_the_disk_that_is_written_to_must_have_room",),
     ),
     (
-        "finetune/merge.py",
+        "merge/run.py",
         "if path.is_file() and not path.is_symlink():",
         "if path.is_file():",
-        ("tests/finetune/test_merge.py",),
+        ("tests/merge/test_merge.py",),
     ),
     (
         "publish/upload_plan.py",
@@ -1020,13 +1018,13 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         ("tests/evaluate/test_harness.py::test_ruler_is_run_length_by_length_and_named_by_what_was_run",),
     ),
     (
-        "finetune/merge.py",
+        "merge/run.py",
         "inherited=card_metadata(base.folder),",
         "inherited={},",
         ("tests/finetune/test_choices.py::test_cards_of_a_training_say_what_it_was_made_of",),
     ),
     (
-        "finetune/merge.py",
+        "merge/run.py",
         'name.split("/")[-1]',
         "name",
         ("tests/finetune/test_choices.py::test_the_card_of_an_adapter_says_how_its_base_was_made",),

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from ctxext.evaluate.run import evaluate as evaluate
     from ctxext.evaluate.settings import Settings as Settings
     from ctxext.finetune.documents import TrainingData as TrainingData
-    from ctxext.finetune.merge import Merged as Merged
-    from ctxext.finetune.merge import merge as merge
     from ctxext.finetune.options import TrainingOptions as TrainingOptions
     from ctxext.finetune.run import Finetuned as Finetuned
     from ctxext.finetune.run import finetune as finetune
+    from ctxext.merge.run import Merged as Merged
+    from ctxext.merge.run import merge as merge
     from ctxext.publish.push import Push as Push
     from ctxext.publish.push import plan_push as plan_push
     from ctxext.publish.push import push as push
@@ -63,7 +63,7 @@ _NAMES = {
     "evaluate.run": ("EvaluationReport", "evaluate"),
     "evaluate.settings": ("Settings",),
     "finetune.documents": ("TrainingData",),
-    "finetune.merge": ("Merged", "merge"),
+    "merge.run": ("Merged", "merge"),
     "finetune.options": ("TrainingOptions",),
     "finetune.run": ("Finetuned", "finetune"),
     "publish.push": ("Push", "plan_push", "push"),

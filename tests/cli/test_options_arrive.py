@@ -310,11 +310,11 @@ def test_verify(arrived, monkeypatch):
 
 
 def test_merge(arrived):
-    given, named = arrived(MERGE, "ctxext.finetune.merge.merge")
+    given, named = arrived(MERGE, "ctxext.merge.run.merge")
     assert callable(named.pop("progress"))
     assert given == ("some", Path("adapter"), Path("out"))
     assert named == {**GIVEN, "options": OverwriteOptions(overwrite=True, overwrite_anything=True)}
-    _, named = arrived((*MERGE[:4], "--overwrite"), "ctxext.finetune.merge.merge")
+    _, named = arrived((*MERGE[:4], "--overwrite"), "ctxext.merge.run.merge")
     assert named["options"] == OverwriteOptions(overwrite=True)
 
 

@@ -17,7 +17,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.evaluate.report.colours import series_style
-from ctxext.finetune import merge as card
 from ctxext.finetune import prepare, trainer
 from ctxext.finetune.base import check_fits
 from ctxext.finetune.batches import Reading, pose_positions, restarting_positions
@@ -29,6 +28,7 @@ from ctxext.finetune.options import CHANGEABLE, Reporter, TrainingOptions
 from ctxext.finetune.prepare import data_lines, num_tokens_of, with_adapter
 from ctxext.finetune.run import _notes, _settings, draw_losses, smoothed
 from ctxext.finetune.trainer import LiveLine, StopAfterStep, held_out_sequences, newest_save, span, training_arguments
+from ctxext.merge import run as card
 from tiny_base import SIZES, make_base
 
 

@@ -27,7 +27,7 @@ WARM = """
     datasets psutil transformers.models.llama.modeling_llama transformers.trainer
     transformers.integrations.tensor_parallel ctxext.cli.app ctxext.cli.convert ctxext.cli.merge ctxext.cli.eval
     ctxext.cli.finetune ctxext.cli.search ctxext.cli.push ctxext.converters.convert ctxext.evaluate.run
-    ctxext.finetune.run ctxext.finetune.merge ctxext.search.run pydantic yaml
+    ctxext.finetune.run ctxext.merge.run ctxext.search.run pydantic yaml
     ctxext.finetune.trainer ctxext.finetune.prepare ctxext.evaluate.model ctxext.evaluate.report.page ctxext.search
     ctxext.search.loop ctxext.search.picture ctxext.publish.push
 """.split()  # noqa: SIM905

@@ -29,7 +29,7 @@ def merge(
     Examples:
     ctxext merge my-model-32k my-run/adapter my-model-32k-tuned
     """
-    from ctxext.finetune.merge import merge as run
+    from ctxext.merge.run import merge as run
 
     with output.progress("") as progress:
         done = run(model, adapter, out, options=options, progress=progress, **vars(hub))

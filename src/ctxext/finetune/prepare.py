@@ -26,8 +26,8 @@ from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.loss import PositionLosses, use_chunked_loss
 from ctxext.finetune.models import load_base, load_source
 from ctxext.finetune.options import MASKED_SHARE, TrainingOptions
-from ctxext.finetune.tensors import check_type, shares_of, stored_name, stored_shapes, with_shares
 from ctxext.finetune.trainer import NeedleProbe, Prepared, training_arguments
+from ctxext.merge.tensors import check_type, shares_of, stored_name, stored_shapes, with_shares
 from ctxext.recipes.encodings.learned import tensors_named
 
 

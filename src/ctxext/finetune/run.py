@@ -31,8 +31,8 @@ from ctxext.files.schemas import read_json_object
 from ctxext.finetune.base import Base, check_served, open_model
 from ctxext.finetune.data import DataReport
 from ctxext.finetune.documents import Data, DocumentReader, training_data
-from ctxext.finetune.merge import ADAPTER, changes_of, save_adapter, write_merged
 from ctxext.finetune.options import CHANGEABLE, MASKED_SHARE, Reporter, RunOptions, TrainingOptions
+from ctxext.merge.run import ADAPTER, changes_of, save_adapter, write_merged
 from ctxext.notebook import table
 from ctxext.options import accepts_options
 

@@ -1,11 +1,11 @@
-"""What an adapter's configuration says of its merge. Files made by hand; what peft makes is in test_merge_kinds."""
+"""What an adapter's configuration says of its merge. Files made by hand; what peft makes is in test_kinds."""
 
 import json
 
 import pytest
 
 from ctxext.errors import CtxextError
-from ctxext.finetune.tensors import AdapterConfig
+from ctxext.merge.tensors import AdapterConfig
 
 LORA = {"peft_type": "LORA", "r": 16, "lora_alpha": 8}
 

@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
-from ctxext.finetune.merge import merge, save_adapter, tied_embeddings
+from ctxext.merge.run import merge, save_adapter, tied_embeddings
 
 LLAMA = {
     "model_type": "llama",
@@ -140,7 +140,7 @@ def test_what_another_run_finished_meanwhile_is_seen_before_anything_is_written(
         (out / "config.json").write_text("{}")
         return {name: tuple(tensor.shape) for name, tensor in TENSORS.items()}
 
-    monkeypatch.setattr(sys.modules["ctxext.finetune.merge"], "stored_shapes", slow)
+    monkeypatch.setattr(sys.modules["ctxext.merge.run"], "stored_shapes", slow)
     with pytest.raises(CtxextError, match="is not empty"):
         merge(str(model), adapter, out)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "model", "out"]

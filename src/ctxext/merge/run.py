@@ -32,7 +32,7 @@ from ctxext.files.content import MANIFEST, Progress, as_json, copy_whole
 from ctxext.files.output_directory import OverwriteOptions, check_out, output_directory, records_training
 from ctxext.files.schemas import read_json_object
 from ctxext.files.tensor_files import read_safetensors_header, rewrite
-from ctxext.finetune.tensors import (
+from ctxext.merge.tensors import (
     TRAINED_BESIDE,
     AdapterChanges,
     Changes,

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.tensor_files import read_safetensors_header, rewrite
-from ctxext.finetune.tensors import changed_tensors, stored_shapes
+from ctxext.merge.tensors import changed_tensors, stored_shapes
 
 OLD = {"a": torch.arange(4.0), "embed": torch.arange(6.0).reshape(3, 2), "z": torch.zeros(5)}
 

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from ctxext.errors import CtxextError
-from ctxext.finetune.tensors import AdapterChanges, WholeChanges, stored_name
+from ctxext.merge.tensors import AdapterChanges, WholeChanges, stored_name
 
 STORED = {"layer.weight": (3, 2), "embed.weight": (5, 2), "norm.weight": (2,)}
 TIED = {"head.weight": "embed.weight"}

@@ -15,7 +15,7 @@ from ctxext import convert, merge
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.tensor_files import read_safetensors_header
-from ctxext.finetune.merge import tied_embeddings
+from ctxext.merge.run import tied_embeddings
 from ctxext.methods import MsPoE, Yarn
 from tiny_base import change, load, logits, make_base, save_llama, tune
 
@@ -38,7 +38,7 @@ def with_adapter(base, out):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_merged_equals_the_adapter_on_its_base(tmp_path, tied):
-    """With all that is trained beside matrices; other adapters are in test_merge_kinds."""
+    """With all that is trained beside matrices; other adapters are in test_kinds."""
     base = make_base(tmp_path, tie_word_embeddings=tied)
     out = tmp_path / "out"
     tune(base, out, change(train_norms=True, train_embeddings=True))

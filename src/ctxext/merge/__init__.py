@@ -1,0 +1,6 @@
+"""The merge of what was trained into a portable checkpoint, tensor by tensor."""
+
+import logging
+
+# peft imports it wherever it is installed, as transformers' Trainer does, and it logs which kernels it lacks.
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
