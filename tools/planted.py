@@ -976,13 +976,13 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         ("tests/search/test_decisions.py::test_parts_have_every_question_and_document_once",),
     ),
     (
-        "search/loop.py",
-        "rise > _FAR * self.options.keep_short or",
-        "rise > self.options.keep_short or",
+        "search/study.py",
+        "rise > _FAR * ground.options.keep_short or",
+        "rise > ground.options.keep_short or",
         ("tests/search/test_decisions.py::test_what_others_are_compared_with_is_asked_more",),
     ),
     (
-        "search/loop.py",
+        "search/study.py",
         "if is_start:",
         "if not is_start:",
         ("tests/search/test_decisions.py::test_what_others_are_compared_with_is_asked_more",),
@@ -994,9 +994,9 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         ("tests/search/test_search_command.py::test_bad_input_is_one_clear_line",),
     ),
     (
-        "search/storage.py",
+        "search/options.py",
         "study_name=self.name, storage",
-        "study_name=_FILE_NAME, storage",
+        'study_name="ctxext", storage',
         ("tests/search/test_decisions.py::test_studies_of_one_journal_are_told_apart",),
     ),
     (
@@ -1064,8 +1064,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "search/study.py",
-        "states=(TrialState.COMPLETE, TrialState.RUNNING))",
-        "states=(TrialState.COMPLETE,))",
+        " + states.count(TrialState.RUNNING)",
+        "",
         ("tests/search/test_storage.py::test_a_recipe_that_is_being_tried_counts_among_the_trials",),
     ),
     (

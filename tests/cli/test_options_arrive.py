@@ -26,8 +26,7 @@ from ctxext.finetune.documents import TrainingData
 from ctxext.finetune.options import RunOptions, TrainingOptions
 from ctxext.methods import MsPoE, Yarn
 from ctxext.publish.upload_plan import PushOptions, UploadPlan
-from ctxext.search.options import SearchOptions
-from ctxext.search.storage import StudyPlace
+from ctxext.search.options import SearchOptions, StudyPlace
 
 OUTPUT = {"as_json", "quiet", "verbose", "help", "help_all"}
 TOKEN = "hf_GivenGiven"
@@ -241,6 +240,7 @@ def test_a_search_that_was_stopped_goes_on_as_it_was(run, arrived, monkeypatch):
 
     line = [word for word in SEARCH if word not in ("--gradient", "--resume", "--overwrite", "--token", TOKEN)]
     first, named = arrived(line, "ctxext.cli.search.search")
+    monkeypatch.setattr("sys.argv", ["ctxext", *map(str, line)])
     monkeypatch.setattr(import_module("ctxext.cli.search"), "search", stopped)
     (shown,) = [one for one in run(*line).stderr.splitlines() if one.startswith("Stopped; go on with: ctxext ")]
     again, more = arrived(shlex.split(shown)[5:], "ctxext.cli.search.search")

@@ -29,7 +29,7 @@ WARM = """
     ctxext.cli.finetune ctxext.cli.search ctxext.cli.push ctxext.converters.convert ctxext.evaluate.run
     ctxext.finetune.run ctxext.merge.run ctxext.search.run pydantic yaml
     ctxext.finetune.trainer ctxext.finetune.prepare ctxext.evaluate.model ctxext.evaluate.report.page ctxext.search
-    ctxext.search.loop ctxext.search.picture ctxext.publish.push
+    ctxext.search.study ctxext.publish.push
 """.split()  # noqa: SIM905
 COUNTED = {"os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.truncate", "os.link", "os.symlink", "shutil.rmtree"}
 COUNTED |= {"shutil.copyfile", "subprocess.Popen", "sqlite3.connect", "socket.connect", "os.utime", "os.chmod"}

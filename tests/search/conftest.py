@@ -18,7 +18,7 @@ TRAINED = 320
 def no_pictures():
     """The Pareto front is laid out and not drawn, as that takes longer than a short search."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(import_module("ctxext.search.picture"), "as_png", lambda figure: b"not drawn")
+        patch.setattr(import_module("ctxext.evaluate.report.pictures"), "as_png", lambda figure: b"not drawn")
         yield
 
 

@@ -1,6 +1,7 @@
 """What a search decides by: its options, who is better, who is asked on, and what is written; nothing is loaded."""
 
 import dataclasses
+import json
 import math
 import random
 import socket
@@ -19,13 +20,10 @@ from ctxext.cli.search import point_line, state_line, verdict
 from ctxext.errors import CtxextError
 from ctxext.methods import Ntk, Yarn
 from ctxext.search import final_evaluation, gradient, run, study
-from ctxext.search.final_evaluation import Check, check, refuse_without_points, seconds_of_end
-from ctxext.search.loop import SearchLoop, Standing
+from ctxext.search.final_evaluation import Check, check, refuse_without_points
 from ctxext.search.measurement import EvalSet, Measurement, bounded, measurement_from
-from ctxext.search.options import SearchOptions
-from ctxext.search.picture import pareto_picture
-from ctxext.search.storage import StudyPlace, study_beside
-from ctxext.search.study import Point, Trial, best_of, pareto_front, points_of
+from ctxext.search.options import SearchOptions, StudyPlace, study_beside
+from ctxext.search.study import Ground, Point, Standing, Trial, best_of, pareto_front, points_of
 
 LENGTHS = (64, 128)
 
@@ -88,7 +86,7 @@ def test_sums_of_answers():
     assert begun.loss == pytest.approx(0.4), "what was not reached counts like the last one that was"
     assert begun.least_loss == pytest.approx(0.2), "or may come to nothing"
     assert measured(()).loss == math.inf
-    assert measurement_from(both.to_dict()) == both
+    assert measurement_from(json.loads(json.dumps(dataclasses.asdict(both)))) == both
     rise, half = measured(shorts=(2.2, 4.6)).rise(measured(shorts=(2.0, 4.0)))
     assert rise == pytest.approx(0.4 / 3.0)
     assert half == pytest.approx(12.706205 * 0.2 / 3.0)
@@ -183,11 +181,6 @@ def test_given_up_where_it_cannot_be_on_the_front_any_more(losses, short, keep_s
     assert study.is_hopeless(measured(losses, (short, short)), stock, good, keep_short) == is_given_up
 
 
-def test_what_the_last_checks_take():
-    points = [point(n, 0.5, 0.0, seconds=10.0) for n in range(3)] + [point(9, 0.1, 0.5, seconds=99.0)]
-    assert seconds_of_end(points, 5.0, options(samples=4, checked=8)) == 35 * (2 + 2) + 10
-
-
 def test_who_is_checked_in_the_end(monkeypatch):
     points = [
         *(point(0, 0.5, 0.0, published="ntk"), point(1, 0.4, 0.9, published="pi"), point(2, 0.3, 0.0)),
@@ -263,7 +256,7 @@ def test_the_last_check_chooses_and_keeps_the_bound(monkeypatch):
 def test_finalists_are_the_best_and_every_published_one_that_keeps_the_bound():
     many = [point(number, 0.1 + number / 100, 0.001) for number in range(2, 9)]
     late = point(9, 0.8, 0.0, published="yarn")
-    chosen = [one.trial.number for one in final_evaluation.finalists_of([KEPT, COSTLY, *many, late], 0.01)]
+    chosen = [one.trial.number for one in study.finalists_of([KEPT, COSTLY, *many, late], 0.01)]
     assert chosen == [2, 3, 4, 5, 6, 0, 9]
 
 
@@ -414,16 +407,9 @@ def test_signs_of_life(monkeypatch):
     assert not alive(None)
 
 
-def loop_of(refusing="", **more):
-    def prepared(recipe):
-        if refusing:
-            raise CtxextError(refusing)
-        return recipe
-
-    bench = SimpleNamespace(prepared=prepared, apply=lambda recipe: recipe.summary())
-    space = SimpleNamespace(recipe=lambda parameters: Recipe([Ntk(factor=parameters["factor"])]))
-    stock = measured(shorts=(1.0, 1.0))
-    return SearchLoop(bench, space, options(**{"keep_short": 0.01, **more}), None, stock, 5.0, print, 100.0)
+def ground_of(bench=None, **more):
+    given = options(**{"keep_short": 0.01, **more})
+    return Ground(bench, given, None, measured(shorts=(1.0, 1.0)), 5.0, print, 100.0 + given.seconds)
 
 
 @pytest.mark.parametrize(
@@ -443,26 +429,27 @@ def test_what_others_are_compared_with_is_asked_more(is_start, short, loss, stop
         said.append(stop(measured((loss, loss), (short, short))))
         return measured()
 
-    monkeypatch.setattr(import_module("ctxext.search.loop"), "measure", measure)
+    monkeypatch.setattr(study, "measure", measure)
+    bench = SimpleNamespace(prepared=lambda recipe: recipe, apply=lambda recipe: recipe.summary())
+    space = SimpleNamespace(recipe=lambda parameters: Recipe([Ntk(factor=parameters["factor"])]))
     standing = Standing("", points=[point(0, 0.5, 0.015)])
-    loop_of()._tried({"factor": 3}, standing, is_start, lambda: looked.append(1))
+    study._tried(ground_of(bench), space, {"factor": 3}, standing, is_start, lambda: looked.append(1))
     assert (said, looked) == ([stops], [1])
 
 
-def test_the_time_of_a_loop():
-    one = loop_of(minutes=10.0, samples=4, checked=4)
-    assert one.end == 700
-    points = [point(0, 0.5, 0.0, seconds=10.0)]
-    assert one._reserve(points) == pytest.approx(1.2 * (15 * 3 + 10) + 3)
-    assert one._reserve([point(0, 0.5, 0.0, seconds=1000.0)]) == 240
-    assert loop_of(trials=3)._reserve(points) == 0
+def test_the_time_that_is_reserved_for_the_last_checks():
+    ground = ground_of(minutes=10.0, samples=4, checked=8)
+    points = [point(n, 0.5, 0.0, seconds=10.0) for n in range(3)] + [point(9, 0.1, 0.5, seconds=99.0)]
+    assert ground.reserve(points) == pytest.approx(1.2 * (35 * (2 + 2) + 10) + 3), (
+        "one that breaks the bound is no finalist"
+    )
+    assert ground.reserve([point(0, 0.5, 0.0, seconds=1000.0)]) == 240
+    assert ground_of(trials=3).reserve(points) == 0
 
 
 @pytest.mark.parametrize("better", [True, False])
 def test_a_recipe_is_written_where_it_is_better_alone(better, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        import_module("ctxext.search.picture"), "pareto_picture", lambda *given: repr(given[1:]).encode()
-    )
+    monkeypatch.setattr(run, "pareto_picture", lambda *given: repr(given[1:]).encode())
     out = tmp_path / "best.yaml"
     out.write_text("old")
     measurement = measured((0.2, 0.2), share=1.0 if better else 0.0)
@@ -517,9 +504,11 @@ def test_how_it_stands_in_a_line():
 
 def test_the_picture_marks_what_was_taken_and_what_is_published(monkeypatch):
     figures = []
-    monkeypatch.setattr(import_module("ctxext.search.picture"), "as_png", lambda figure: figures.append(figure) or b"")
+    monkeypatch.setattr(
+        import_module("ctxext.evaluate.report.pictures"), "as_png", lambda figure: figures.append(figure) or b""
+    )
     points = [point(0, 0.5, 0.0, published="ntk"), point(1, 0.2, 0.02), point(2, 0.6, 0.05)]
-    pareto_picture(points, points[1], 0.03, "title")
+    run.pareto_picture(points, points[1], 0.03, "title")
     axes = figures[0].axes[0]
     dots, ring = axes.collections
     assert dots.get_offsets().tolist() == [[0.0, 0.5], [2.0, 0.2], [5.0, 0.6]]

@@ -10,7 +10,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate import model as evaluate_model
 from ctxext.methods import Ntk, Yarn
 from ctxext.recipes.registry import method_named
-from ctxext.search import final_evaluation, loop, measurement
+from ctxext.search import final_evaluation, measurement, study
 from ctxext.search.final_evaluation import check, run_off
 from ctxext.search.measurement import make_eval_sets, measure
 from ctxext.search.study import Point, Trial
@@ -60,7 +60,7 @@ def test_minutes_are_kept_with_everything_included(source, monkeypatch, minutes)
         return result
 
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    for module in (measurement, loop, final_evaluation):
+    for module in (measurement, study, final_evaluation):
         monkeypatch.setattr(module, "measure", slow)
     options = SearchOptions(target_length=640, minutes=minutes, samples=4, checked=40, num_depths=1, keep_short=5.0)
     result = search(str(source), options)

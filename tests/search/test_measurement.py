@@ -1,5 +1,7 @@
 """Losses of answers and of documents, when a recipe is given up, and which one is best."""
 
+import dataclasses
+
 import pytest
 
 from ctxext import Recipe
@@ -36,7 +38,7 @@ def test_documents_first_then_the_shortest_prompts(loaded, eval_sets):
     assert part.short == whole.short
     assert part.answers == {320: whole.answers[320]}
     assert not part.is_whole
-    assert measurement_from(part.to_dict()) == part
+    assert measurement_from(dataclasses.asdict(part)) == part
 
 
 def test_rounds_show_early_what_is_hopeless(loaded, eval_sets, monkeypatch):

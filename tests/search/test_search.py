@@ -12,10 +12,9 @@ import yaml
 
 from ctxext import SearchOptions, load_recipe, search
 from ctxext.evaluate.report.pictures import as_png
-from ctxext.search import loop
 from ctxext.search import study as study_module
+from ctxext.search.options import StudyPlace
 from ctxext.search.space import space_of
-from ctxext.search.storage import StudyPlace
 from ctxext.search.study import Study
 
 METHODS = ("ntk", "yarn", "longrope", "mspoe")
@@ -68,7 +67,7 @@ def test_the_same_seed_and_trials_give_the_same_recipe(source, tmp_path, whole):
 
 @pytest.mark.parametrize("dead_at", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_a_killed_search_goes_on_as_if_nothing_had_happened(source, tmp_path, whole, monkeypatch, dead_at):
-    measure, calls = loop.measure, []
+    measure, calls = study_module.measure, []
 
     def dying(*args):
         calls.append(1)
@@ -76,7 +75,7 @@ def test_a_killed_search_goes_on_as_if_nothing_had_happened(source, tmp_path, wh
             raise Killed
         return measure(*args)
 
-    monkeypatch.setattr(loop, "measure", dying)
+    monkeypatch.setattr(study_module, "measure", dying)
     out = tmp_path / "best.yaml"
     with pytest.raises(Killed):
         search(str(source), QUICK, out=out)
@@ -103,8 +102,8 @@ def test_published_recipes_are_measured_to_the_end(whole):
 
 def test_a_recipe_is_measured_once(source, monkeypatch):
     asked = []
-    original = loop.measure
-    monkeypatch.setattr(loop, "measure", lambda *given: asked.append(given[0].name) or original(*given))
+    original = study_module.measure
+    monkeypatch.setattr(study_module, "measure", lambda *given: asked.append(given[0].name) or original(*given))
     monkeypatch.setattr(study_module, "_mutated", lambda rng, value, space: value)
     options = dataclasses.replace(QUICK, methods=("pi",), trials=4)
     result = search(str(source), options)
@@ -113,7 +112,7 @@ def test_a_recipe_is_measured_once(source, monkeypatch):
 
 
 def test_a_model_that_nothing_helps_is_left_alone(source, tmp_path, run, monkeypatch):
-    monkeypatch.setattr(import_module("ctxext.search.picture"), "as_png", as_png)
+    monkeypatch.setattr(import_module("ctxext.evaluate.report.pictures"), "as_png", as_png)
     out = tmp_path / "best.yaml"
     for older in (out, out.with_suffix(".db")):
         older.write_text("an older one")

@@ -16,10 +16,9 @@ from ctxext.cli import convert
 from ctxext.cli.output import Output
 from ctxext.cli.search import watching
 from ctxext.errors import CtxextError, NothingMeasuredError
-from ctxext.search.loop import Standing
 from ctxext.search.measurement import Measurement
 from ctxext.search.options import SearchOptions
-from ctxext.search.study import Trial, best_of, points_of
+from ctxext.search.study import Standing, Trial, best_of, points_of
 
 SMALL = ("--trials", 2, "--samples", 1, "--checked", 2, "--lengths", 640, "--target-length", 640)
 SMALL += ("--methods", "ntk,yarn")
@@ -126,25 +125,12 @@ def standing(numbers, stage="trying recipes", seconds=90.4):
     return Standing(stage, stock, tried, points, best_of(points, 0.01), time.monotonic() + seconds)
 
 
-def test_the_table_of_the_best_so_far():
-    output = Output()
-    output.stderr = Console(file=io.StringIO(), force_terminal=True, width=120, color_system=None)
-    with watching(output) as watch:
-        watch(Standing("loading the model"))
-        watch(standing([0.5, 0.2]))
-        shown = output.stderr.file.getvalue()
-    assert "trying recipes · 2 recipes, 0 stopped early · 1:30 left" in shown
-    assert shown.index("yarn ×5") < shown.index("yarn ×4 (published)")
-    assert "0.2000" in shown
-    assert "+0.10 %" in shown
-
-
 def test_a_log_has_a_line_for_each_new_best_and_no_other():
     output = Output()
     output.stderr = Console(file=io.StringIO(), width=200)
-    with watching(output) as watch:
-        for state in (standing([]), standing([0.5]), standing([0.5, 0.6]), standing([0.5, 0.6, 0.1])):
-            watch(state)
+    watch = watching(output)
+    for state in (standing([]), standing([0.5]), standing([0.5, 0.6]), standing([0.5, 0.6, 0.1])):
+        watch(state)
     lines = output.stderr.file.getvalue().splitlines()
     assert len(lines) == 3
     assert "3 recipes, 0 stopped early · 1:30 left; best yarn ×6 (answers 0.1000" in lines[-1]

@@ -16,8 +16,8 @@ from ctxext import redaction
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.redaction import redacted
+from ctxext.search.options import StudyPlace, shown_storage
 from ctxext.search.space import space_of
-from ctxext.search.storage import StudyPlace, shown_storage
 from ctxext.search.study import Study
 
 WORDS = ("--target-length", 640, "--samples", 1, "--checked", 2, "--lengths", 640, "--keep-short", 5, "--seed", 3)
@@ -123,8 +123,9 @@ def test_a_damaged_study_is_told_in_one_line(tmp_path):
 
 
 def test_a_recipe_that_is_being_tried_counts_among_the_trials(tmp_path):
-    study = Study(StudyPlace(path=tmp_path / "study.db"), space_of(open_checkpoint("demo"), 1024), 0, 0.01)
+    study = Study(StudyPlace(path=tmp_path / "study.db"), space_of(open_checkpoint("demo"), 1024, ["ntk"]), 0, 0.01)
     study.begin({"source": "demo"})
+    assert study.is_due(0), "what is queued is tried whatever the limit"
     study.ask()
     assert not study.is_due(1)
     assert study.is_due(2)

@@ -206,8 +206,7 @@ def _searched_recipe(
     )
     if is_installed("optuna") or budget.trials is not None:
         try:
-            with watching(out) as watch:
-                result = search(source, options, loading=loading, watch=watch)
+            result = search(source, options, loading=loading, watch=watching(out))
         except NothingMeasuredError as error:
             out.note(f"{error.message} Published methods are compared instead.")
         else:

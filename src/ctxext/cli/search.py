@@ -2,76 +2,48 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Group, RenderableType
-from rich.live import Live
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from ctxext.cli.interrupts import answered_at_once
 from ctxext.cli.options import SourceArgument, takes_options
-from ctxext.cli.output import Output, done_line
+from ctxext.cli.output import Output, done_line, same_command
 from ctxext.evaluate.loading import Loading
 from ctxext.files.packages import install_command, is_installed
-from ctxext.options import option, option_name
-from ctxext.search.options import SearchOptions
+from ctxext.options import option
+from ctxext.search.options import SearchOptions, StudyPlace, shown_storage, study_beside
 from ctxext.search.run import Found, figures, search
-from ctxext.search.storage import StudyPlace, shown_storage, study_beside
 
 if TYPE_CHECKING:
     from ctxext.search.final_evaluation import Check
-    from ctxext.search.loop import Standing
     from ctxext.search.measurement import Measurement
-    from ctxext.search.study import Point
+    from ctxext.search.study import Point, Standing
 
 
-_SHOWN = 5
 _QUIET_SECONDS = 60.0
 
 
-@contextmanager
-def watching(output: Output) -> "Iterator[Callable[[Standing], None]]":
-    """The callback that shows the progress of a search."""
-    if output.quiet:
-        yield lambda standing: None
-    elif output.stderr.is_terminal:
-        shown: list[Standing] = []
-        # Drawn again every second, so that the time goes on while a recipe is asked.
-        latest = lambda: _live(shown[-1]) if shown else ""  # noqa: E731
-        with Live(console=output.stderr, transient=True, refresh_per_second=1, get_renderable=latest) as live:
+def watching(output: Output) -> "Callable[[Standing], None]":
+    """Return the callback that shows the progress of a search: each stage, each new best, and a line a minute."""
+    stage, best, shown_at = "", -1, time.monotonic()
 
-            def show(standing: "Standing") -> None:
-                shown[:] = [standing]
-                live.refresh()
-
-            yield show
-    else:
-        yield _Log(output).show
-
-
-class _Log:
-    """Plain lines: each stage, each new best, and at least one a minute."""
-
-    def __init__(self, output: Output) -> None:
-        self.output, self.stage, self.best = output, "", -1
-        self.shown_at = time.monotonic()
-
-    def show(self, standing: "Standing") -> None:
-        best = standing.best.trial.number if standing.best else -1
-        is_late = time.monotonic() - self.shown_at > _QUIET_SECONDS
-        # The part after a colon changes all the time.
-        stage = standing.stage.split(":")[0]
-        if stage == self.stage and best == self.best and not is_late:
+    def show(standing: "Standing") -> None:
+        nonlocal stage, best, shown_at
+        # The part of a stage after a colon changes all the time.
+        now = standing.stage.split(":")[0], standing.best.trial.number if standing.best else -1
+        if now == (stage, best) and time.monotonic() - shown_at <= _QUIET_SECONDS:
             return
-        self.shown_at = time.monotonic()
-        self.stage, self.best = stage, best
-        self.output.note(Text(state_line(standing) + (f"; best {point_line(standing.best)}" if standing.best else "")))
+        (stage, best), shown_at = now, time.monotonic()
+        output.note(Text(state_line(standing) + (f"; best {point_line(standing.best)}" if standing.best else "")))
+
+    return show
 
 
 def state_line(standing: "Standing") -> str:
@@ -90,11 +62,6 @@ def state_line(standing: "Standing") -> str:
 def point_line(point: "Point") -> str:
     """A recipe with its two losses."""
     return f"{point.trial.name} (answers {point.loss:.4f}, original context length {100 * point.rise:+z.2f} %)"
-
-
-def _live(standing: "Standing") -> RenderableType:
-    shown = sorted(standing.points, key=lambda point: (point is not standing.best, point.loss))[:_SHOWN]
-    return Group(Text(state_line(standing)), points_table(shown, standing.stock)) if shown else state_line(standing)
 
 
 def points_table(points: "list[Point]", stock: "Measurement | None") -> Table:
@@ -169,27 +136,12 @@ def search_(
     def tell_how_to_go_on() -> None:
         if options.gradient or (place.path is not None and not place.path.exists()):
             return
-        values = {name: getattr(options, name) for name in ("keep_short", "samples", "checked", "seed")}
-        words = {
-            "--target-length": options.target_length,
-            "--trials": options.trials,
-            "--minutes": options.minutes,
-            "--methods": ",".join(options.methods) or None,
-            **{option_name(n): value for n, value in values.items() if value != getattr(SearchOptions, n)},
-            "--study": kept.study,
-            "--storage": kept.storage and shown_storage(kept.storage),
-            "--data": options.data,
-            "--lengths": ",".join(map(str, options.lengths)) or None,
-            "--revision": loading.revision,
-            "--original-length": options.original_length,
-            "--device": loading.device if loading.device != "auto" else None,
-            "--dtype": loading.dtype if loading.dtype != "auto" else None,
-        }
-        given = [word for item in words.items() if item[1] is not None for word in item]
-        given += [] if loading.chat_template else ["--no-chat-template"]
-        output.next_step("ctxext", "search", source, out, *given, "--resume", why="Stopped; go on with")
+        words = [word for word in same_command("--resume") if word != "--overwrite"]
+        if kept.storage:  # Whose password is not shown.
+            words = [word.replace(kept.storage, shown_storage(kept.storage)) for word in words]
+        output.next_step(*words, why="Stopped; go on with")
 
-    with answered_at_once(tell_how_to_go_on), watching(output) as watch:
+    with answered_at_once(tell_how_to_go_on):
         result = search(
             source,
             options,
@@ -198,7 +150,7 @@ def search_(
             resume=kept.resume,
             overwrite=kept.overwrite,
             loading=loading,
-            watch=watch,
+            watch=watching(output),
         )
     from ctxext.search.study import pareto_front
 

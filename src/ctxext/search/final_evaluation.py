@@ -8,10 +8,8 @@ from ctxext.errors import NothingMeasuredError
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.workbench import Workbench
 from ctxext.search.measurement import EvalSet, Measurement, measure
-from ctxext.search.options import SearchOptions
-from ctxext.search.study import Point, Trial
+from ctxext.search.study import Point, Trial, finalists_of
 
-_FINALISTS = 5
 _STOCK = -1
 """The plain model's key beside the numbers of trials."""
 
@@ -75,20 +73,6 @@ class Check:
 def keeps_bound(answers: Measurement, stock: Measurement, keep_short: float) -> bool:
     """Return whether the loss at the original context length rises by no more, by its interval's upper end."""
     return sum(answers.rise(stock)) <= keep_short
-
-
-def finalists_of(points: Sequence[Point], keep_short: float) -> list[Point]:
-    """The best that keep the bound on the search's own documents, and all published ones that do, best first."""
-    kept = sorted(
-        (point for point in points if point.rise <= keep_short), key=lambda point: (point.loss, point.trial.number)
-    )
-    return [point for place, point in enumerate(kept) if place < _FINALISTS or point.trial.published]
-
-
-def seconds_of_end(points: Sequence[Point], stock_seconds: float, options: SearchOptions) -> float:
-    """The seconds that the full run-off and check take, estimated from the trials."""
-    seconds = stock_seconds + sum(point.trial.seconds for point in finalists_of(points, options.keep_short))
-    return seconds * (2 + options.checked / options.samples) + 2 * stock_seconds
 
 
 def run_off(bench: Workbench, eval_set: EvalSet, points: Sequence[Point], keep_short: float, end: float) -> list[Point]:

@@ -27,10 +27,9 @@ from ctxext.evaluate.workbench import Workbench
 from ctxext.recipes.methods.mspoe import MsPoE, num_kv_heads
 from ctxext.recipes.methods.yarn import Yarn
 from ctxext.recipes.recipe import Recipe
-from ctxext.search.loop import MOST_FOR_CHECKS, WRITING, Standing, Watch
-from ctxext.search.measurement import EvalSet, Measurement, measure
+from ctxext.search.measurement import measure
 from ctxext.search.options import SearchOptions
-from ctxext.search.study import Trial, best_of, points_of
+from ctxext.search.study import MOST_FOR_CHECKS, WRITING, Ground, Standing, Trial, best_of, points_of
 
 _NEEDLES = 8
 """Answers in one sequence: a single one would teach little for its length."""
@@ -200,39 +199,28 @@ def _logits_at(model: Any, ids: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     return (logits if kept else logits[:, at]).float()
 
 
-def learned_standing(
-    bench: Workbench,
-    options: SearchOptions,
-    eval_set: EvalSet,
-    stock: Measurement,
-    stock_seconds: float,
-    watch: Watch,
-    end: float,
-) -> Standing:
-    """The points for the last checks, as a search by trials has them: YaRN as published, and the learned recipe.
-
-    The whole run must be over at `end`, on the monotonic clock in seconds.
-    """
-    factor = options.target_length / bench.plain.rotary.trained_length
+def learned_standing(ground: Ground) -> Standing:
+    """Return the points for the last checks, as a search by trials has them: YaRN as published, and what is learned."""
+    bench, options = ground.bench, ground.options
     trials: list[Trial] = []
 
     def add(recipe: Recipe, published: str) -> None:
         began = time.monotonic()
-        measurement = measure(bench.apply(recipe), eval_set)
+        measurement = measure(bench.apply(recipe), ground.eval_set)
         trials.append(Trial(len(trials), published, recipe, measurement, "", time.monotonic() - began))
 
-    add(bench.prepared(Recipe([Yarn(factor=factor)])), "yarn")
+    add(bench.prepared(Recipe([Yarn(factor=options.target_length / bench.plain.rotary.trained_length)])), "yarn")
     reserve = 0.0
-    if math.isfinite(end):
-        asked = trials[0].seconds + 2 * stock_seconds
+    if math.isfinite(ground.end):
+        asked = trials[0].seconds + 2 * ground.stock_seconds
         checks = (1 + 2 + options.checked / options.samples) * asked + WRITING
         reserve = min(MOST_FOR_CHECKS * options.seconds, checks)
     steps = itertools.count(1)
 
     def report(answers: float, held: float) -> None:
         stage = f"learning: step {next(steps)}, answers {answers:.3f} nats, {held:.4f} from the source"
-        watch(Standing(stage, stock, end=end))
+        ground.watch(Standing(stage, ground.stock, end=ground.end))
 
-    add(learn(bench, options, end - reserve, report), "")
-    points = points_of(trials, stock)
-    return Standing("learned", stock, trials, points, best_of(points, options.keep_short), end)
+    add(learn(bench, options, ground.end - reserve, report), "")
+    points = points_of(trials, ground.stock)
+    return Standing("learned", ground.stock, trials, points, best_of(points, options.keep_short), ground.end)

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Prompt
@@ -223,24 +224,10 @@ class Measurement:
             texts += [mean(gains[start : start + self.per_text]) for start in range(0, len(gains), self.per_text)]
         return mean_interval(texts)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The measurement as JSON, for a study."""
-        by_text = {str(length): losses for length, losses in self.answers.items()}
-        right = {str(length): [int(one) for one in answers] for length, answers in self.correct.items()}
-        asked = {"lengths": list(self.lengths), "num_prompts": self.num_prompts, "per_text": self.per_text}
-        return {"short": self.short, "answers": by_text, "correct": right, **asked}
-
 
 def measurement_from(content: Mapping[str, Any]) -> Measurement:
-    """A measurement from the JSON of a study."""
-    return Measurement(
-        list(content["short"]),
-        {int(length): list(losses) for length, losses in content["answers"].items()},
-        {int(length): [bool(one) for one in answers] for length, answers in content["correct"].items()},
-        tuple(content["lengths"]),
-        content["num_prompts"],
-        content.get("per_text", 1),
-    )
+    """Read a measurement from the JSON of a study, made by `dataclasses.asdict`; numbers and truths may be words."""
+    return TypeAdapter(Measurement).validate_python(content)
 
 
 def bounded(nats: float) -> float:

@@ -5,6 +5,7 @@ import math
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,16 +24,15 @@ from ctxext.notebook import table
 from ctxext.options import accepts_options
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.recipe import Recipe
-from ctxext.search.options import DEFAULT_MINUTES, SearchOptions
+from ctxext.search.options import DEFAULT_MINUTES, SearchOptions, StudyPlace, study_beside
 from ctxext.search.space import space_of
-from ctxext.search.storage import StudyPlace, study_beside
 from ctxext.version import __version__
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel, Loading
     from ctxext.search.final_evaluation import Check
-    from ctxext.search.loop import Standing, Watch
     from ctxext.search.measurement import EvalSet, Measurement
+    from ctxext.search.study import Point, Standing, Watch
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ def search(
     from ctxext.evaluate.workbench import Workbench
     from ctxext.search.final_evaluation import check, refuse_without_points, run_off
     from ctxext.search.gradient import learned_standing
-    from ctxext.search.loop import WRITING, SearchLoop, Standing
     from ctxext.search.measurement import make_eval_sets, measure
+    from ctxext.search.study import WRITING, Ground, Standing, try_recipes
 
     def in_time(measurement: "Measurement") -> bool:
         if time.monotonic() > end:
@@ -138,11 +138,13 @@ def search(
         began = time.monotonic()
         asked = measure(stock, trial_set, in_time)
         seconds = time.monotonic() - began
+        ground = Ground(bench, options, trial_set, asked, seconds, watch, end)
         if options.gradient:
-            standing = learned_standing(bench, options, trial_set, asked, seconds, watch, end)
+            standing = learned_standing(ground)
         else:
-            loop = SearchLoop(bench, space, options, trial_set, asked, seconds, watch, started)
-            standing = loop.run(place, _header(checkpoint, info.digest, options, trained_length, stock))
+            standing = try_recipes(
+                ground, space, place, _header(checkpoint, info.digest, options, trained_length, stock)
+            )
         points = standing.points
         if not points:
             refuse_without_points(standing.trials, options.minutes)
@@ -190,8 +192,6 @@ def _written(
         note = f"Found by ctxext search on {name} for {options.target_length} tokens; {tried}."
         recipe = Recipe(checked.winner.trial.recipe.steps, note, f"ctxext search {__version__}")
     if out is not None and is_installed("matplotlib"):
-        from ctxext.search.picture import pareto_picture
-
         title = f"{name} to {format_length(options.target_length)} tokens: {tried}"
         files.append(out.with_suffix(".png"))
         write_whole(files[-1], pareto_picture(standing.points, checked.winner, options.keep_short, title))
@@ -203,6 +203,62 @@ def _written(
     elif out is not None:
         out.unlink(missing_ok=True)  # One that is there was to be replaced, and this search would not recommend it.
     return Found(recipe, standing, checked, tuple(files))
+
+
+_INK, _FAINT = "#222222", "#d5d5d5"
+_MARKERS = "osDv^P*X"
+
+
+def pareto_picture(points: "Sequence[Point]", best: "Point | None", keep_short: float, title: str) -> bytes:
+    """Draw a PNG with the rise at the original context length across and the loss of the answers upwards."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import StrMethodFormatter
+
+    from ctxext.evaluate.report.colours import SERIES
+    from ctxext.evaluate.report.pictures import as_png
+    from ctxext.search.study import pareto_front
+
+    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
+    axes = figure.subplots()
+    groups: dict[str, list[Point]] = {}
+    for point in points:
+        assert point.trial.recipe is not None
+        groups.setdefault(" + ".join(step.name for step in point.trial.recipe.steps), []).append(point)
+    for number, (name, members) in enumerate(sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))):
+        axes.scatter(
+            [100 * point.rise for point in members],
+            [point.loss for point in members],
+            s=[46 if point.trial.published else 20 for point in members],
+            color=SERIES[number % len(SERIES)],
+            marker=_MARKERS[number // len(SERIES) % len(_MARKERS)],
+            linewidths=0.8,
+            edgecolors=[_INK if point.trial.published else "none" for point in members],
+            label=name,
+            zorder=3,
+        )
+    front = sorted(pareto_front(points), key=lambda point: point.rise)
+    line = {"color": _INK, "linewidth": 1.0, "zorder": 2}
+    axes.step([100 * point.rise for point in front], [point.loss for point in front], where="post", **line)
+    axes.axvline(100 * keep_short, color=_INK, linewidth=0.9, linestyle=":")
+    if best is not None:
+        axes.scatter(
+            [100 * best.rise], [best.loss], s=190, facecolors="none", edgecolors=_INK, linewidths=1.4, zorder=4
+        )
+    if all(point.loss > 0 for point in points):
+        axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.set_xlabel("rise of the loss at the original context length, in percent")
+    axes.set_ylabel("loss of the answers, from 0 to 1")
+    axes.set_title(title, fontsize=10, fontweight="bold")
+    axes.grid(color=_FAINT, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    if points:
+        note = "outlined: published numbers\nring: taken\ndotted: what may be lost"
+        axes.legend(
+            fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), title=note, title_fontsize=7
+        )
+    return as_png(figure)
 
 
 def figures(checked: "Check") -> list[str]:

@@ -1,4 +1,4 @@
-"""The study: recipes tried, their results, and the next one. Several processes may share it.
+"""The study: recipes tried, their results, and the loop that tries the next. Several processes may share it.
 
 The sampler draws by optuna and by mutation in turn, with draws that do not depend on interruptions of the search.
 """
@@ -12,23 +12,24 @@ import socket
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
-from optuna.exceptions import ExperimentalWarning
+from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
 from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
 from ctxext.errors import CtxextError
+from ctxext.evaluate.workbench import Workbench
 from ctxext.files.content import keys_that_differ
 from ctxext.files.output_directory import is_running
 from ctxext.recipes.recipe import Recipe, recipe_from_dict
-from ctxext.search.measurement import Measurement, measurement_from
+from ctxext.search.measurement import EvalSet, Measurement, measure, measurement_from
+from ctxext.search.options import SearchOptions, StudyPlace
 from ctxext.search.space import Parameters, Space
-from ctxext.search.storage import StudyPlace
 
 _RANDOM_AT_FIRST = 10
 _NUM_PARENTS = 6
@@ -37,6 +38,170 @@ _CHANCE = 0.15
 """The probability that a mutation draws a categorical value again."""
 _SPREAD = 0.15
 """The standard deviation of a mutation, as a share of the number's range."""
+_REFUSED_RISE = 10.0
+"""The value that the sampler receives for recipes that cannot be measured, far above the bound."""
+_NEAR = 2.0
+"""Recipes whose loss is up to this many times the bound are still mutated."""
+_SILENT = 1800.0
+"""Seconds without a heartbeat after which a process of another machine counts as dead; its clock may differ."""
+_SEEN_EVERY = 30.0
+"""Seconds between two heartbeats."""
+_FINALISTS = 5
+_FAR = 10.0
+MOST_FOR_CHECKS = 0.4
+"""The largest share of the time reserved for the last checks; they use fewer prompts if that is too little."""
+_SPARE = 1.2
+WRITING = 3.0
+"""Seconds reserved for writing files and drawing pictures."""
+
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One recipe of a study.
+
+    Attributes:
+        number: Its trial's.
+        published: The method whose published numbers it has; empty if the search chose them.
+        recipe: The recipe, with all that a conversion measures filled in; None if it was refused.
+        measurement: Its measurement; None if it was refused.
+        refusal: Why it could not be measured; empty if it could.
+        seconds: How long it took.
+    """
+
+    number: int
+    published: str
+    recipe: Recipe | None
+    measurement: Measurement | None
+    refusal: str
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        """The recipe in a few words."""
+        return self.recipe.summary() if self.recipe else self.refusal
+
+
+@dataclass(frozen=True)
+class Point:
+    """A recipe that was measured to the end.
+
+    Attributes:
+        trial: The recipe.
+        loss: Mean bounded loss of the answers, from 0 to 1, over all lengths.
+        rise: By which share the loss at the original context length rises.
+        sure_rise: The upper end of the 95 % interval of that.
+    """
+
+    trial: Trial
+    loss: float
+    rise: float
+    sure_rise: float
+
+    def dominates(self, loss: float, rise: float) -> bool:
+        """Whether it is better than a recipe with these values in one aim and no worse in the other."""
+        return self.loss <= loss and self.rise <= rise and (self.loss, self.rise) != (loss, rise)
+
+
+def points_of(trials: Sequence[Trial], stock: Measurement) -> list[Point]:
+    """The recipes that were measured to the end, in order."""
+    points = []
+    for one in trials:
+        if one.measurement is not None and one.measurement.is_whole:
+            rise, half = one.measurement.rise(stock)
+            points.append(Point(one, one.measurement.loss, rise, rise + half))
+    return points
+
+
+def pareto_front(points: Sequence[Point]) -> list[Point]:
+    """The points that no other dominates, lowest loss first."""
+    front = [point for point in points if not any(other.dominates(point.loss, point.rise) for other in points)]
+    return sorted(front, key=lambda point: (point.loss, point.rise))
+
+
+def best_of(points: Sequence[Point], keep_short: float) -> Point | None:
+    """The point with the lowest loss among those that keep the bound for sure; the earlier of two equal ones."""
+    kept = [point for point in points if point.sure_rise <= keep_short]
+    return min(kept, key=lambda point: (point.loss, point.trial.number), default=None)
+
+
+def is_hopeless(measurement: Measurement, stock: Measurement, points: Sequence[Point], keep_short: float) -> bool:
+    """Whether a recipe that is being measured is not worth the rest of its eval set.
+
+    It loses more at the original context length than it may, or what it has lost so far already makes sure that another
+    one dominates it. Recipes that lose less than half of what they may count as alike in that.
+    """
+    rise = measurement.rise(stock)[0]
+    alike = max(rise, keep_short / 2)
+    return rise > keep_short or any(point.dominates(measurement.least_loss, alike) for point in points)
+
+
+def finalists_of(points: Sequence[Point], keep_short: float) -> list[Point]:
+    """Return the best that keep the bound on the search's own documents, and all published ones that do, best first."""
+    kept = sorted(
+        (point for point in points if point.rise <= keep_short), key=lambda point: (point.loss, point.trial.number)
+    )
+    return [point for place, point in enumerate(kept) if place < _FINALISTS or point.trial.published]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The state of a search, for display.
+
+    Attributes:
+        stage: The current stage.
+        stock: The plain model's answers; None before they are known.
+        trials: Every recipe so far, in order.
+        points: Those that were measured to the end.
+        best: The best so far of those that keep the bound at the original context length.
+        end: The deadline on the monotonic clock in seconds; infinite if only trials are limited.
+        max_trials: The limit of trials; None if only time is limited.
+    """
+
+    stage: str
+    stock: Measurement | None = None
+    trials: Sequence[Trial] = ()
+    points: Sequence[Point] = ()
+    best: Point | None = None
+    end: float = math.inf
+    max_trials: int | None = None
+
+
+Watch = Callable[[Standing], None]
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What recipes are tried on.
+
+    Attributes:
+        bench: The model.
+        options: How to search.
+        eval_set: What every trial is asked.
+        stock: The plain model's answers to it.
+        stock_seconds: How long these took.
+        watch: Called before each recipe.
+        end: When the whole run must be over, on the monotonic clock in seconds.
+    """
+
+    bench: Workbench
+    options: SearchOptions
+    eval_set: EvalSet
+    stock: Measurement
+    stock_seconds: float
+    watch: Watch
+    end: float
+
+    def reserve(self, points: Sequence[Point]) -> float:
+        """Return the seconds to reserve for the last checks: estimated from what was measured, up to a share."""
+        if math.isinf(self.end):
+            return 0.0
+        seconds = self.stock_seconds + sum(
+            point.trial.seconds for point in finalists_of(points, self.options.keep_short)
+        )
+        checks = seconds * (2 + self.options.checked / self.options.samples) + 2 * self.stock_seconds
+        return min(MOST_FOR_CHECKS * self.options.seconds, _SPARE * checks + WRITING)
 
 
 class SteadySampler(TPESampler):
@@ -118,48 +283,6 @@ def _mutated(rng: random.Random, value: Any, space: Any) -> Any:
     return round(moved) if isinstance(space, IntDistribution) else moved
 
 
-_Found = TypeVar("_Found")
-
-_REFUSED_RISE = 10.0
-"""The value that the sampler receives for recipes that cannot be measured, far above the bound."""
-
-
-_NEAR = 2.0
-"""Recipes whose loss is up to this many times the bound are still mutated."""
-
-_SILENT = 1800.0
-"""Seconds without a heartbeat after which a process of another machine counts as dead; its clock may differ."""
-
-_SEEN_EVERY = 30.0
-"""Seconds between two heartbeats."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One recipe of a study.
-
-    Attributes:
-        number: Its trial's.
-        published: The method whose published numbers it has; empty if the search chose them.
-        recipe: The recipe, with all that a conversion measures filled in; None if it was refused.
-        measurement: Its measurement; None if it was refused.
-        refusal: Why it could not be measured; empty if it could.
-        seconds: How long it took.
-    """
-
-    number: int
-    published: str
-    recipe: Recipe | None
-    measurement: Measurement | None
-    refusal: str
-    seconds: float
-
-    @property
-    def name(self) -> str:
-        """The recipe in a few words."""
-        return self.recipe.summary() if self.recipe else self.refusal
-
-
 def _errors_named(method: Callable[..., _Found]) -> Callable[..., _Found]:
     """Wrap a method that reads the study, whose file may be damaged or not a study."""
 
@@ -219,21 +342,16 @@ class Study:
         study_id = self._storage.get_study_id_from_name(self.place.name)
         known = self._storage.get_trial_id_from_study_id_trial_number(study_id, trial.number)
         # Another process may have been faster: then this one has come to its end, or is tried twice.
-        with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
+        with contextlib.suppress(UpdateFinishedTrialError):
             self._storage.set_trial_user_attr(known, "owner", None)
             self._storage.set_trial_state_values(known, TrialState.WAITING)
 
     @_errors_named
     def is_due(self, limit: int | None) -> bool:
-        """Whether the number of recipes tried or under way is below a limit."""
-        begun = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING))
-        return limit is None or len(begun) < limit
-
-    @property
-    @_errors_named
-    def has_waiting(self) -> bool:
-        """Whether published recipes, or trials that were killed, are queued."""
-        return bool(self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
+        """Return whether fewer recipes than a limit are tried or under way, or some are queued."""
+        states = [trial.state for trial in self._study.get_trials(deepcopy=False)]
+        begun = states.count(TrialState.COMPLETE) + states.count(TrialState.RUNNING)
+        return limit is None or begun < limit or TrialState.WAITING in states
 
     @_errors_named
     def ask(self) -> tuple[optuna.trial.Trial, Parameters]:
@@ -246,7 +364,7 @@ class Study:
         """Send heartbeats while this process works on a trial."""
         if force or time.monotonic() - self._seen > _SEEN_EVERY:
             self._seen = time.monotonic()
-            with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
+            with contextlib.suppress(UpdateFinishedTrialError):
                 trial.set_user_attr("owner", [socket.gethostname(), os.getpid(), time.time()])
 
     def tell(
@@ -261,13 +379,13 @@ class Study:
         rise = measurement.rise(stock)[0] if measurement else _REFUSED_RISE
         # Where no needle was asked for, a recipe counts as no better than none.
         loss = measurement.loss if measurement and measurement.answers else stock.loss
-        with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
+        with contextlib.suppress(UpdateFinishedTrialError):
             trial.set_constraint("short", rise - self.keep_short)
             is_near = bool(measurement and measurement.answers) and rise <= _NEAR * self.keep_short
             trial.set_user_attr("is_near", is_near)
             trial.set_user_attr("refusal", refusal)
             trial.set_user_attr("recipe", recipe.to_dict() if recipe else None)
-            trial.set_user_attr("measurement", measurement.to_dict() if measurement else None)
+            trial.set_user_attr("measurement", asdict(measurement) if measurement else None)
             # As where recipes are given up: those that lose less than half of what they may count as alike in that.
             values = [loss, max(rise, self.keep_short / 2)]
             self._study.tell(trial, values, skip_if_finished=True)
@@ -292,10 +410,6 @@ class Study:
             trials.append(tried)
         return trials
 
-    def is_start(self, trial: optuna.trial.Trial) -> bool:
-        """Whether a trial is one of the recipes that the search starts from, the published ones among them."""
-        return "published" in trial.user_attrs
-
 
 def _is_alive(trial: FrozenTrial) -> bool:
     """Whether a process works on a trial: visible on this machine, by its heartbeat on another."""
@@ -307,55 +421,68 @@ def _is_alive(trial: FrozenTrial) -> bool:
     return time.time() - seen < _SILENT if host != socket.gethostname() else is_running(int(process))
 
 
-@dataclass(frozen=True)
-class Point:
-    """A recipe that was measured to the end.
+class _TimeIsUp(Exception):
+    """The time is up before a recipe is measured to the end."""
 
-    Attributes:
-        trial: The recipe.
-        loss: Mean bounded loss of the answers, from 0 to 1, over all lengths.
-        rise: By which share the loss at the original context length rises.
-        sure_rise: The upper end of the 95 % interval of that.
+
+def try_recipes(ground: Ground, space: Space, place: StudyPlace, header: Mapping[str, Any]) -> Standing:
+    """Try recipes while enough time is left for the last checks of the best."""
+    options = ground.options
+    study = Study(place, space, options.seed, options.keep_short)
+    study.begin(header)
+    while True:
+        study.rescue()
+        trials = study.trials()
+        points = points_of(trials, ground.stock)
+        best = best_of(points, options.keep_short)
+        standing = Standing("trying recipes", ground.stock, trials, points, best, ground.end, options.trials)
+        stop_at = ground.end - ground.reserve(points)
+        if not study.is_due(options.trials) or time.monotonic() > stop_at:
+            return standing
+        ground.watch(standing)
+        trial, parameters = study.ask()
+
+        def look(trial: optuna.trial.Trial = trial, stop_at: float = stop_at) -> None:
+            study.sign(trial)
+            if time.monotonic() > stop_at:
+                raise _TimeIsUp
+
+        try:
+            is_start = "published" in trial.user_attrs
+            study.tell(trial, ground.stock, *_tried(ground, space, parameters, standing, is_start, look))
+        except _TimeIsUp:
+            study.put_back(trial)
+            return standing
+
+
+def _tried(
+    ground: Ground,
+    space: Space,
+    parameters: Parameters,
+    standing: Standing,
+    is_start: bool,
+    look: Callable[[], None],
+) -> tuple[Recipe | None, Measurement | None, str]:
+    """Return a recipe's result: the recipe, its measurement, and the reason if there is none.
+
+    Recipes that the search starts from, the published ones among them, are measured to the end if near and not
+    dominated, as others are compared with them.
     """
 
-    trial: Trial
-    loss: float
-    rise: float
-    sure_rise: float
+    def stop(measurement: Measurement) -> bool:
+        look()
+        if is_start:
+            rise = measurement.rise(ground.stock)[0]
+            return rise > _FAR * ground.options.keep_short or any(
+                point.dominates(measurement.least_loss, rise) for point in standing.points
+            )
+        return is_hopeless(measurement, ground.stock, standing.points, ground.options.keep_short)
 
-    def dominates(self, loss: float, rise: float) -> bool:
-        """Whether it is better than a recipe with these values in one aim and no worse in the other."""
-        return self.loss <= loss and self.rise <= rise and (self.loss, self.rise) != (loss, rise)
-
-
-def points_of(trials: Sequence[Trial], stock: Measurement) -> list[Point]:
-    """The recipes that were measured to the end, in order."""
-    points = []
-    for one in trials:
-        if one.measurement is not None and one.measurement.is_whole:
-            rise, half = one.measurement.rise(stock)
-            points.append(Point(one, one.measurement.loss, rise, rise + half))
-    return points
-
-
-def pareto_front(points: Sequence[Point]) -> list[Point]:
-    """The points that no other dominates, lowest loss first."""
-    front = [point for point in points if not any(other.dominates(point.loss, point.rise) for other in points)]
-    return sorted(front, key=lambda point: (point.loss, point.rise))
-
-
-def best_of(points: Sequence[Point], keep_short: float) -> Point | None:
-    """The point with the lowest loss among those that keep the bound for sure; the earlier of two equal ones."""
-    kept = [point for point in points if point.sure_rise <= keep_short]
-    return min(kept, key=lambda point: (point.loss, point.trial.number), default=None)
-
-
-def is_hopeless(measurement: Measurement, stock: Measurement, points: Sequence[Point], keep_short: float) -> bool:
-    """Whether a recipe that is being measured is not worth the rest of its eval set.
-
-    It loses more at the original context length than it may, or what it has lost so far already makes sure that another
-    one dominates it. Recipes that lose less than half of what they may count as alike in that.
-    """
-    rise = measurement.rise(stock)[0]
-    alike = max(rise, keep_short / 2)
-    return rise > keep_short or any(point.dominates(measurement.least_loss, alike) for point in points)
+    try:
+        recipe = ground.bench.prepared(space.recipe(parameters))
+        known = next((one for one in standing.trials if one.recipe and one.recipe.steps == recipe.steps), None)
+        if known is not None:
+            return recipe, known.measurement, ""
+        return recipe, measure(ground.bench.apply(recipe), ground.eval_set, stop), ""
+    except CtxextError as error:
+        return None, None, error.message
