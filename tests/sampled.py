@@ -15,13 +15,13 @@ import re
 import pytest
 
 SAMPLED = {
+    "evaluate/test_encoders.py::test_who_guesses_is_right_by_chance": "",
+    "search/test_search.py::test_the_same_seed_and_trials_give_the_same_recipe": "",
     "canaries/test_canaries.py::test_what_is_converted_verified_and_measured_stays_silent": "",
     "cli/test_faults.py::test_streams_that_are_closed_full_or_of_few_signs": (
         r"^(demo|demo --json >&-|demo --json \| head -c 1|nothing 2>/dev/full)$"
     ),
-    "converters/test_table.py::test_a_family": (
-        r"^(bart|bert|clip|distilbert|gpt2|gpt_neo|led|longformer|opt|roberta)$"
-    ),
+    "converters/test_table.py::test_a_family": (r"^(bart|bert|distilbert|gpt2|gpt_neo|opt|roberta)$"),
     "converters/test_output_directory.py::test_many_converts_at_once_leave_one_result": "",
     "converters/test_verification_far.py::test_one_position_that_is_wrong_is_seen_and_nothing_right_refused": (
         r"^(self-extend|dca|adaptive|sinks)-1048576$|^(bifocal|string)-8192$"
@@ -39,7 +39,9 @@ SAMPLED = {
     "finetune/test_stopping.py::test_sigterm_saves_the_last_whole_step": "^0$",
     "finetune/test_trained_tables.py::test_skipped_positions_reach_rows_that_short_windows_do_not": r"^(gpt2|roberta)$",
     "finetune/test_trained_tables.py::test_the_table_is_trained_and_merged": r"^(gpt2|opt|bert|roberta)$",
-    "portable/test_backends.py::test_compiled_without_a_graph_break": "inductor",  # Which is slow.
+    "portable/test_backends.py::test_compiled_without_a_graph_break": "",
+    "portable/test_callers.py::test_a_recorded_graph_has_no_levels_beyond_its_target": "",
+    "portable/test_callers.py::test_exported_at_any_length": "",
     "portable/test_callers.py::test_recorded_by_torch_jit": r"^llama-(self-extend|mspoe prompt)$|^bloom-",
     "portable/test_callers.py::test_replicas": r"^llama-|^gemma2-self-extend$|^bloom-",
     "portable/test_callers.py::test_saved_and_copied": r"^llama-|^gemma2-self-extend$|^bloom-",
@@ -78,7 +80,7 @@ SAMPLED = {
     "test_families.py::test_rope_types_are_those_that_take_effect": (
         r"^(llama|gemma3_text|gpt_neox|phi3|deepseek_v3|olmo3|gpt_oss|nanochat|llama4_text|modernbert-decoder)$"
     ),
-    "test_every_family.py::test_family": r"^(llama|gemma3_text|phi3)$",
+    "test_every_family.py::test_family": "^llama$",
     "test_inner_types.py::test_right_or_refused_by_name": r"^(internvl|llava|mistral3|qwen3_vl|gemma3)-",
     "converters/test_reasons.py::test_inspect_offers_what_converts": r"^\W*(llama|gemma3|hunyuan|cohere|granite)",
     "test_hub.py::test_convert_from_the_hub": "forked",

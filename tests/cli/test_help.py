@@ -159,9 +159,8 @@ def test_a_stopped_search_is_not_told_to_start_again(monkeypatch, run, tmp_path)
 
     monkeypatch.setattr("ctxext.cli.search.answered_at_once", at_once)
     monkeypatch.setattr("ctxext.cli.search.search", stopped)
-    shown = " ".join(run("search", "demo", out, "--target-length", "2k", "--trials", "3", "--overwrite").stderr.split())
-    assert (
-        shlex.join(["ctxext", "search", "demo", str(out), "--target-length", "2048", "--trials", "3", "--resume"])
-        in shown
-    )
+    words = ["search", "demo", str(out), "--target-length", "2k", "--trials", "3"]
+    monkeypatch.setattr(sys, "argv", ["ctxext", *words, "--overwrite"])
+    shown = " ".join(run(*words, "--overwrite").stderr.split())
+    assert shlex.join(["ctxext", *words, "--resume"]) in shown
     assert "--overwrite" not in shown

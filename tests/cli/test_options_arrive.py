@@ -95,7 +95,7 @@ def words_of(options):
 
 FINETUNE = (
     *("finetune", "some", "out", "--data", "a.txt:0.7", "--data", "b.txt:0.3", "--format", "text"),
-    *("--text-field", "body", "--split", "mine", "--skip-bad-rows", "--long-share", "0.5", "--eval-data", "c.txt"),
+    *("--text-field", "body", "--split", "mine", "--skip-bad-rows", "--eval-data", "c.txt"),
     *("--no-merge", "--resume", "--overwrite", "--overwrite-anything", *HUB),
 )
 MERGED = (*(word for word in FINETUNE if word != "--no-merge"), "--eval", "short")
@@ -409,8 +409,8 @@ def test_finetune(arrived, monkeypatch, expected):
     (model, out, chosen, options), named = arrived((*FINETUNE, *words), "ctxext.finetune.run.finetune")
     assert (model, out) == ("some", Path("out"))
     assert options == TrainingOptions(**expected)
-    assert chosen == TrainingData(("a.txt:0.7", "b.txt:0.3"), "text", "body", "mine", True, 0.5)
-    assert named.pop("eval_data") == TrainingData(("c.txt",), "text", "body", None, True, None)
+    assert chosen == TrainingData(("a.txt:0.7", "b.txt:0.3"), "text", "body", "mine", True)
+    assert named.pop("eval_data") == TrainingData(("c.txt",), "text", "body", None, True)
     reporter = named.pop("reporter")
     assert callable(reporter.progress)
     assert callable(reporter.tell)

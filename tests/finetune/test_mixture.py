@@ -187,17 +187,6 @@ def test_weights_are_shares_of_the_tokens(tmp_path, tokenizer):
     assert again[:40] != again[40:80]
 
 
-@pytest.mark.parametrize("share", [0.6, 1.0])
-def test_long_documents_come_more_often(tmp_path, tokenizer, share):
-    texts = [" ".join(["w5"] * 100)] * 10 + [" ".join(["w6"] * 10)] * 400
-    path = write_records(tmp_path / "data.jsonl", texts)
-    tokens = Counter()
-    for document in documents_of(tokenizer, path, wanted={100: 1 << 40}, long_share=share):
-        tokens[document.ids[0]] += len(document.ids)
-    assert tokens[6] == (4000 if share < 1 else 0)
-    assert abs(tokens[5] / (tokens[5] + tokens[6]) - share) < 0.02
-
-
 def test_a_folder_gives_its_training_split(tmp_path, tokenizer):
     folder = tmp_path / "splits"
     write(folder / "train.jsonl", 5, 3)
@@ -282,9 +271,5 @@ def test_a_missing_file_is_not_asked_of_the_hub(name, monkeypatch):
 
 def test_what_cannot_be_mixed_is_refused():
     assert parse_source("user/name:en") == Source("user/name:en")
-    for words, share, message in (
-        (("a:0.5", "b"), None, "Some of --data have a weight"),
-        (("user/name",), 0.5, "is streamed"),
-    ):
-        with pytest.raises(CtxextError, match=message):
-            TrainingData(words, long_share=share).reader(TrainingOptions())
+    with pytest.raises(CtxextError, match="Some of --data have a weight"):
+        TrainingData(("a:0.5", "b")).reader(TrainingOptions())

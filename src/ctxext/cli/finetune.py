@@ -136,7 +136,7 @@ def finetune(
     questions = _questions(measured.evaluate, model, training, run) if measured.evaluate else None
     held_out = None
     if measured.eval_data is not None:
-        held_out = dataclasses.replace(chosen, words=(measured.eval_data,), split=None, long_share=None)
+        held_out = dataclasses.replace(chosen, words=(measured.eval_data,), split=None)
         held_out.reader(training)  # Refuses what cannot be read, in a dry run too.
     if dry_run:
         from ctxext.finetune.dry_run import dry_run as plan_of

@@ -125,12 +125,6 @@ class TrainingData:
         panel=_DATA,
         advanced=True,
     )
-    long_share: float | None = option(
-        None,
-        help="Share of the tokens that come from documents of at least half the length. Default: as they come.",
-        panel=_DATA,
-        advanced=True,
-    )
     records: tuple[Mapping[str, Any], ...] = ()
 
     @property
@@ -152,8 +146,6 @@ class TrainingData:
             raise CtxextError("Data are named or in memory, not both.", hint="Give words or records.")
         if self.record_format not in FORMATS:
             raise CtxextError(f'--format "{self.record_format}" is not known.', hint=f"Choose {', '.join(FORMATS)}.")
-        if self.long_share is not None and not 0 < self.long_share <= 1:
-            raise CtxextError(f'--long-share is a share from 0 to 1, not "{self.long_share}".')
         sources = self.sources()
         if any(source.data == DEMO and not source.is_local for source in sources):
             raise CtxextError(
@@ -170,8 +162,6 @@ class TrainingData:
             raise CtxextError(
                 "Some of --data have a weight and others none.", hint="Give each one, as --data a.jsonl:0.7."
             )
-        if remote and self.long_share is not None:
-            raise CtxextError(f'--long-share needs files, and "{remote}" is streamed.', hint="Download it first.")
         if remote and len(sources) > 1 and sources[0].weight is None:
             raise CtxextError(f'"{remote}" is streamed, so its size is not known.', hint="Give each --data a weight.")
         for source in sources if not self.records else ():
@@ -197,8 +187,7 @@ class TrainingData:
         others = {"format": self.record_format, "text_field": self.text_field, "split": self.split}
         usual = {"format": "auto", "text_field": "text", "split": "train"}
         changed = {key: value for key, value in others.items() if value != usual[key]}
-        long = {} if self.long_share is None else {"long_share": self.long_share}
-        return {"name": ", ".join(names), **({"sha256": digest} if digests else {}), **changed, **long}
+        return {"name": ", ".join(names), **({"sha256": digest} if digests else {}), **changed}
 
 
 Data = str | Path | TrainingData | Iterable[str | Path | Mapping[str, Any]]
@@ -348,7 +337,7 @@ class Documents:
     def _pools(self, folder: Path) -> Iterator[_Pool]:
         import numpy as np
 
-        sources, long_share = self._data.sources(), self._data.long_share
+        sources = self._data.sources()
         groups = [sources] if sources[0].weight is None else [[source] for source in sources]
         self.num_in_all = 0 if all(source.is_local for source in sources) else None
         for group_number, group in enumerate(groups):
@@ -356,28 +345,13 @@ class Documents:
             if not group[0].is_local:
                 yield _Pool(weight, self._read(group, self.reader))
                 continue
-            measured, long = array("q"), array("b")
-            for _, text in self._read(group, self.reader):
-                measured.append(len(text))
-                long.append(long_share is not None and self._is_long(text))
-            sizes, is_long = np.array(measured, dtype=np.int64), np.array(long, dtype=bool)
+            measured = array("q", (len(text) for _, text in self._read(group, self.reader)))
+            sizes = np.array(measured, dtype=np.int64)
             if self.num_in_all is not None:
                 self.num_in_all += len(sizes)
             self._num_characters += int(sizes.sum())
-            kinds = {f"{group_number}": (1.0, is_long | True)}
-            if long_share is not None:
-                kinds = {
-                    f"{group_number} True": (long_share, is_long),
-                    f"{group_number} False": (1 - long_share, ~is_long),
-                }
-            for name, (share, is_chosen) in kinds.items():
-                if is_chosen.any() and share > 0:
-                    chosen = np.flatnonzero(is_chosen)
-                    yield _Pool(weight * share, self._shuffled(group, sizes, chosen, folder / name))
-
-    def _is_long(self, text: str) -> bool:
-        length = max(self._wanted) // 2
-        return len(text) >= length and len(self._encoder.document(text)) >= length
+            if measured:
+                yield _Pool(weight, self._shuffled(group, sizes, folder / f"{group_number}"))
 
     def _read(self, group: Sequence[Source], reader: RecordReader) -> Iterator[tuple[str, str]]:
         """Places and records as JSON text, in the order in which the sources have them."""
@@ -387,9 +361,7 @@ class Documents:
                 if (read := reader.read(record, place)) is not None:
                     yield place, json.dumps(read, ensure_ascii=False, default=str)
 
-    def _shuffled(
-        self, group: Sequence[Source], sizes: Any, chosen: Any, path: Path
-    ) -> Iterator[tuple[str, str] | None]:
+    def _shuffled(self, group: Sequence[Source], sizes: Any, path: Path) -> Iterator[tuple[str, str] | None]:
         """Records in random order, pass after pass; those that are not needed are not copied.
 
         Those with more than a training sequence come earlier, in proportion to their size, so that every part of the
@@ -398,12 +370,12 @@ class Documents:
         import numpy as np
 
         # Weighted sampling without replacement: the waiting times of events with these rates (Efraimidis and Spirakis).
-        rates = np.maximum(1.0, sizes[chosen] / (_CHARACTERS * max(self._wanted)))
-        num_first, copied, rows = sum(self._wanted.values()) + _MORE, chosen[:0], None
+        rates = np.maximum(1.0, sizes / (_CHARACTERS * max(self._wanted)))
+        num_first, copied, rows = sum(self._wanted.values()) + _MORE, np.arange(0), None
         for epoch in count():
             seed = random.Random(f"{self._options.seed} {path.name} {epoch}").getrandbits(64)
-            times = np.random.default_rng(seed).exponential(size=len(chosen)) / rates
-            order = chosen[np.argsort(times, kind="stable")]
+            times = np.random.default_rng(seed).exponential(size=len(sizes)) / rates
+            order = np.argsort(times, kind="stable")
             for part in (order[:num_first], order[num_first:]):
                 if not np.isin(part, copied).all():
                     # First as many as the run needs, and all once those are used up.

@@ -28,7 +28,6 @@ _OF_THE_DATA = {
     "format": "--format",
     "text_field": "--text-field",
     "split": "--split",
-    "long_share": "--long-share",
     "eval": "--eval-data",
 }
 """What finetune.json says of how data was read, and the options that ask for it."""
