@@ -8,6 +8,7 @@
 # make bench-gpu  every method with code on an accelerator beside the stock model; BENCH_GPU="--device cpu --shape tiny" tries it without one
 # make docs-site  the pages of docs/ as a site, in site/
 # make story  every command of the README and of docs/ in an environment where nothing but ctxext was installed
+# make affected FILES="src/ctxext/publish/push.py …"   the quick tests that import these files, directly or through others
 # make golden  whether what ctxext prints and writes is what tests/data/golden.json holds; ONLY=help,errors asks for some parts
 PYTHON ?= python3
 VENV ?= .venv
@@ -19,7 +20,7 @@ SPREAD := -n $(WORKERS) --dist worksteal
 # Each test process computes on one thread, so that the workers do not fight for the cores.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: demo test check newest newer bench-gpu fuzz slow engines story golden test-transformers-4 environment-transformers-4 lint docs pythons lowest docs-site clean
+.PHONY: demo test check newest newer bench-gpu fuzz slow engines story golden affected test-transformers-4 environment-transformers-4 lint docs pythons lowest docs-site clean
 
 demo: $(VENV)/installed
 	$(BIN)/ctxext demo
@@ -65,6 +66,10 @@ story: $(VENV)/installed
 	rm -rf .venv-story && $(PYTHON) -m venv .venv-story
 	.venv-story/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) ".[all]"
 	CTXEXT_BIN=$(CURDIR)/.venv-story/bin $(TEST_ENV) $(BIN)/python -m pytest -q tests/test_readme.py tests/test_pages.py
+
+affected: $(VENV)/installed
+	$(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) -m "not slow and not engine and not thorough" \
+		$$($(BIN)/python tools/affected.py $(FILES))
 
 golden: $(VENV)/installed
 	$(TEST_ENV) $(BIN)/python tools/golden.py --check $(if $(ONLY),--only $(ONLY))

@@ -10,7 +10,11 @@ from pathlib import Path
 import networkx
 import pytest
 
-PACKAGE = Path(__file__).parents[1] / "src" / "ctxext"
+TESTS = Path(__file__).parent
+PACKAGE = TESTS.parent / "src" / "ctxext"
+sys.path.append(str(TESTS.parent / "tools"))
+from affected import affected  # noqa: E402
+
 FILES = sorted(PACKAGE.rglob("*.py"))
 # A layer may import itself and those that stand before it; a room within a room is a layer too, named with a dot, and
 # what has no name of its own belongs to the room around it. The portable code stands outside: it imports none of them.
@@ -164,3 +168,18 @@ def test_what_scripts_import_is_there(folder):
     wanted = {name for path in (PACKAGE.parents[1] / folder).glob("*.py") for name in imports(path)}
     for name in (name for name in wanted if name.startswith("ctxext.")):
         pkgutil.resolve_name(name)
+
+
+@pytest.mark.parametrize(
+    ("file", "among", "not_among"),
+    [
+        ("publish/push.py", "publish/test_push.py", "portable/test_relation.py"),
+        ("finetune/chats.py", "finetune/test_chats.py", "gguf/test_gguf.py"),
+        ("portable/mspoe.py", "portable/test_padding_matrix.py", "test_locks.py"),
+        ("recipes/methods/cope.py", "recipes/test_divided.py", "test_locks.py"),
+    ],
+)
+def test_the_tests_of_a_file_are_those_that_import_it(file, among, not_among):
+    found = {path.relative_to(TESTS).as_posix() for path in affected([PACKAGE / file])}
+    assert among in found
+    assert not_among not in found
