@@ -15,8 +15,12 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     [*ROOT.glob("[!C]*.md"), ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"), *ROOT.glob("benchmarks/*.md")]
 )
+STORIES = (ROOT / "README.md", ROOT / "docs" / "getting-started.md")
+"""Pages whose commands run in one empty folder, with a Hub to push to."""
+
 # Given last, so that they replace what the page says: here everything must run, and is measured elsewhere.
 SMALL = {
+    "demo": ["--samples", "2"],
     "finetune": ["--steps", "2"],
     "eval": ["--samples", "1", "--depths", "1"],
     "compare": ["--samples", "2", "--depths", "1"],

@@ -18,7 +18,7 @@ from ctxext.cli.app import app
 from ctxext.data.prose import sentence
 from ctxext.methods import Yarn
 from gguf_files import TENSORS, gguf_bytes, keys_of
-from pages import PAGES, ROOT, SMALL, arguments, blocks, mentioned, programs
+from pages import PAGES, ROOT, SMALL, STORIES, arguments, blocks, mentioned, programs
 from small_llama import change_json
 from tiny_base import write_jsonl
 from tiny_encodings import save, save_tokenizer
@@ -108,11 +108,11 @@ STAND_INS = {
 
 
 def runnable(page: Path) -> list[list[str]]:
-    """The commands of a page that are ours and need nothing else; none where the README's test types all of them."""
-    of_readme = [words for block in blocks(ROOT / "README.md") for words in block.commands()]
+    """The commands of a page that are ours and need nothing else; none where the tests of stories type all of them."""
+    elsewhere = [words for page in STORIES for block in blocks(page) for words in block.commands()]
     commands = [words for block in blocks(page) if not block.needs for words in block.commands()]
     ours = [words for words in commands if words[0] in ("ctxext", "python")]
-    return ours if any(words not in of_readme for words in ours) else []
+    return ours if any(words not in elsewhere for words in ours) else []
 
 
 @pytest.mark.slow
