@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import random
 import socket
 import time
 from importlib import import_module
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from ctxext import Recipe
 from ctxext.cli.search import point_line, state_line, verdict
@@ -344,6 +346,47 @@ def test_studies_of_one_journal_are_told_apart(tmp_path):
     assert not one.is_there
     assert str(one) == f"one in {tmp_path / 'journal'}"
     assert study_beside(Path("a/best.yaml")) == StudyPlace(path=Path("a/best.db"))
+
+
+def test_a_mutation_stays_near_and_inside():
+    rng = random.Random(0)
+    space = FloatDistribution(1.0, 100.0, log=True)
+    moved = [study._mutated(rng, 10.0, space) for _ in range(2000)]
+    logs = [math.log(value / 10.0) for value in moved]
+    assert min(moved) >= 1.0
+    assert max(moved) <= 100.0
+    assert math.sqrt(sum(one * one for one in logs) / 2000) == pytest.approx(0.15 * math.log(100), rel=0.1)
+    plain = [study._mutated(rng, 5.0, FloatDistribution(0.0, 10.0)) for _ in range(2000)]
+    assert math.sqrt(sum((one - 5) ** 2 for one in plain) / 2000) == pytest.approx(1.5, rel=0.1)
+    assert {study._mutated(rng, 9.0, FloatDistribution(0.0, 9.0)) for _ in range(50)} & {9.0}
+    whole = [study._mutated(rng, 5, IntDistribution(0, 10)) for _ in range(2000)]
+    assert all(isinstance(one, int) for one in whole)
+    assert sum(whole) / 2000 == pytest.approx(5.0, abs=0.15), "rounded to the nearest"
+    words = CategoricalDistribution(["a", "b", "c"])
+    kept = [study._mutated(rng, "a", words) for _ in range(2000)].count("a") / 2000
+    assert kept == pytest.approx(0.85 + 0.15 / 3, abs=0.03)
+
+
+def parent(number, known, finished):
+    trials = SimpleNamespace(get_trials=lambda **given: finished)
+    one = study.SteadySampler(0, known)._parent(trials, number)
+    return one and one.number
+
+
+def tried(number, loss, kind="yarn", is_near=True):
+    return SimpleNamespace(
+        number=number, values=[loss, 0.0], params={"schedule": kind, "x": loss}, user_attrs={"is_near": is_near}
+    )
+
+
+def test_every_second_recipe_comes_of_a_good_one():
+    finished = [*(tried(n, n / 100) for n in range(5)), tried(5, 0.5, "ntk"), tried(6, 0.001, "pi", is_near=False)]
+    assert parent(9, 0, finished) is None, "drawn by the model"
+    assert parent(8, 10, finished) is None, "one that is given"
+    assert parent(8, 0, []) is None
+    chosen = {parent(number, 0, finished) for number in range(20, 200, 2)}
+    assert chosen == {0, 1, 5}, "two of a kind, and only those that nearly keep the bound"
+    assert {parent(4, seed, [tried(3, 0.9), tried(4, 0.1), tried(5, 0.1)]) for seed in (0, 1)} == {3}, "not later ones"
 
 
 def test_signs_of_life(monkeypatch):

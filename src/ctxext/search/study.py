@@ -1,4 +1,7 @@
-"""The study: recipes tried, their results, and the loop that tries the next. Several processes may share it."""
+"""The study: recipes tried, their results, and the loop that tries the next. Several processes may share it.
+
+The sampler draws by optuna and by mutation in turn, with draws that do not depend on interruptions of the search.
+"""
 
 import contextlib
 import functools
@@ -14,6 +17,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
 from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, TrialState
@@ -28,8 +32,16 @@ from ctxext.search.options import SearchOptions, StudyPlace
 from ctxext.search.space import Parameters, Space
 
 _RANDOM_AT_FIRST = 10
+_NUM_PARENTS = 6
+_ALIKE = 2
+_CHANCE = 0.15
+"""The probability that a mutation draws a categorical value again."""
+_SPREAD = 0.15
+"""The standard deviation of a mutation, as a share of the number's range."""
 _REFUSED_RISE = 10.0
 """The value that the sampler receives for recipes that cannot be measured, far above the bound."""
+_NEAR = 2.0
+"""Recipes whose loss is up to this many times the bound are still mutated."""
 _SILENT = 1800.0
 """Seconds without a heartbeat after which a process of another machine counts as dead; its clock may differ."""
 _SEEN_EVERY = 30.0
@@ -193,10 +205,12 @@ class Ground:
 
 
 class SteadySampler(TPESampler):
-    """Draws recipes by optuna's TPE, with the bound as a constraint (arXiv 2606.09889).
+    """Draws every second recipe by a multi-objective TPE sampler (Ozaki et al. 2022), the others by mutation.
 
-    It is seeded again for each trial by the search's seed and the trial's number, so that a trial which a kill cut
-    short is drawn again as it was, and those after it as if nothing had happened.
+    A mutation changes one of the best recipes a little, as in LongRoPE's evolution (Ding et al. 2024, section 3.2):
+    models of the whole space need more trials than most searches have. Everything is seeded by the search's seed and
+    the trial's number, so that a trial which a kill cut short is drawn again as it was, and those after it as if
+    nothing had happened.
 
     Of all trials, `num_known` are given and not drawn.
     """
@@ -213,12 +227,60 @@ class SteadySampler(TPESampler):
                 multivariate=True,
                 group=True,
                 constant_liar=True,
-                seed=random.Random(f"{self.seed} {number}").getrandbits(32),
+                seed=self._random(number).getrandbits(32),
             )
+
+    def _random(self, number: int) -> random.Random:
+        return random.Random(f"{self.seed} {number}")
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
         """Seed again."""
         self._begin(trial.number)
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """The parameters that are drawn together."""
+        parent = self._parent(study, trial.number)
+        return parent.distributions if parent else super().infer_relative_search_space(study, trial)
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Draw them."""
+        parent = self._parent(study, trial.number)
+        if parent is None:
+            return super().sample_relative(study, trial, search_space)
+        rng = self._random(trial.number)
+        return {name: _mutated(rng, parent.params[name], space) for name, space in search_space.items()}
+
+    def _parent(self, study: optuna.Study, number: int) -> FrozenTrial | None:
+        """The recipe to mutate: one of the best that keep the bound, or nearly do."""
+        if number < self.num_known or number % 2:
+            return None
+        finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        near = [trial for trial in finished if trial.user_attrs["is_near"] and trial.number < number]
+        best: list[FrozenTrial] = []
+        for trial in sorted(near, key=lambda trial: (trial.values[0], trial.number)):
+            # A few of each kind, so that the first good kind does not crowd out a better one.
+            if sum(_kind(trial) == _kind(other) for other in best) < _ALIKE and len(best) < _NUM_PARENTS:
+                best.append(trial)
+        return self._random(number).choice(best) if best else None
+
+
+def _kind(trial: FrozenTrial) -> set[tuple[str, str]]:
+    """The categorical values chosen, methods among them."""
+    return {(name, value) for name, value in trial.params.items() if isinstance(value, str)}
+
+
+def _mutated(rng: random.Random, value: Any, space: Any) -> Any:
+    if isinstance(space, CategoricalDistribution):
+        return rng.choice(space.choices) if rng.random() < _CHANCE else value
+    step = rng.gauss(0.0, _SPREAD)
+    if space.log:
+        moved = math.exp(math.log(value) + step * math.log(space.high / space.low))
+    else:
+        moved = value + step * (space.high - space.low)
+    moved = min(max(moved, space.low), space.high)
+    return round(moved) if isinstance(space, IntDistribution) else moved
 
 
 def _errors_named(method: Callable[..., _Found]) -> Callable[..., _Found]:
@@ -245,6 +307,7 @@ class Study:
             self._study = optuna.create_study(
                 storage=self._storage,
                 sampler=SteadySampler(seed, len(self._starts)),
+                directions=["minimize", "minimize"],
                 study_name=place.name,
                 load_if_exists=True,
             )
@@ -318,10 +381,14 @@ class Study:
         loss = measurement.loss if measurement and measurement.answers else stock.loss
         with contextlib.suppress(UpdateFinishedTrialError):
             trial.set_constraint("short", rise - self.keep_short)
+            is_near = bool(measurement and measurement.answers) and rise <= _NEAR * self.keep_short
+            trial.set_user_attr("is_near", is_near)
             trial.set_user_attr("refusal", refusal)
             trial.set_user_attr("recipe", recipe.to_dict() if recipe else None)
             trial.set_user_attr("measurement", asdict(measurement) if measurement else None)
-            self._study.tell(trial, loss, skip_if_finished=True)
+            # As where recipes are given up: those that lose less than half of what they may count as alike in that.
+            values = [loss, max(rise, self.keep_short / 2)]
+            self._study.tell(trial, values, skip_if_finished=True)
 
     @_errors_named
     def trials(self) -> list[Trial]:
