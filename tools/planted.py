@@ -87,14 +87,14 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "finetune/documents.py",
-        "sizes[chosen] / (_CHARACTERS * max(self._wanted))",
-        "0 * sizes[chosen]",
+        "sizes / (_CHARACTERS * max(self._wanted))",
+        "0 * sizes",
         ("tests/finetune/test_mixture.py::test_documents_are_sampled_by_their_length",),
     ),
     (
         "finetune/documents.py",
         "num_first, copied, rows = sum(self._wanted.values()) + _MORE,",
-        "num_first, copied, rows = len(chosen),",
+        "num_first, copied, rows = len(sizes),",
         ("tests/finetune/test_mixture.py::test_what_the_run_does_not_need_is_not_copied",),
     ),
     (
@@ -950,12 +950,6 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         '*([f"### Input:\\n{more}"] if more else [])',
         "",
         ("tests/finetune/test_documents.py::test_alpaca_s_wording_with_and_without_an_input",),
-    ),
-    (
-        "finetune/documents.py",
-        "if is_chosen.any() and share > 0:",
-        "if is_chosen.any():",
-        ("tests/finetune/test_mixture.py::test_long_documents_come_more_often",),
     ),
     (
         "finetune/run.py",
