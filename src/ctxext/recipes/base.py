@@ -1,4 +1,4 @@
-"""What every context-extension method is: a frozen dataclass that turns one configuration into another."""
+"""Base classes of the context-extension methods: frozen dataclasses that turn one configuration into another."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ CARRIED_BY_CODE: frozenset[Kind] = frozenset({"heads", "attention", "slopes"})
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """One step of a recipe. A subclass is a method and a dataclass too, an instance is that method with its numbers."""
+    """One step of a recipe. A subclass is a method and a dataclass, an instance is that method with its parameters."""
 
     name: ClassVar[str]
     title: ClassVar[str]
@@ -59,76 +59,94 @@ class Method:
 
     @classmethod
     def neutral_step(cls, encoding: Encoding) -> Self:
-        """The step that changes nothing on a model with this encoding."""
+        """Return the step that leaves a model with this encoding unchanged."""
         return cls(**cls.neutral)
 
     @classmethod
     def example_step(cls, encoding: Encoding) -> Self:
-        """A step that changes a small model with this encoding."""
+        """Return a step that changes a small model with this encoding."""
         return cls(**cls.example)
 
     def adapted(self, model: ModelConfig) -> Self:
-        """The same step with unset numbers read from the model's configuration."""
+        """Return the step with unset parameters read from the model's configuration."""
         return self
 
     def resolved(self, encoding: Encoding) -> Self:
-        """The same step with all numbers filled in that depend on the model."""
+        """Return the step with every model-dependent parameter filled in."""
         return self
 
     def reach(self, encoding: Encoding) -> int:
-        """The context length after this step, in tokens; by default unchanged."""
+        """Return the context length after this step, in tokens.
+
+        By default it is unchanged.
+        """
         return encoding.context_length
 
     def new_tensors(self, source: Checkpoint, model: ModelConfig) -> tuple[NewTensor, ...]:
-        """The tensors that differ between the result and its source, for its configuration before this step; none."""
+        """Return the tensors that differ between the result and its source.
+
+        `model` is the source's configuration before this step. By default there are none.
+        """
         return ()
 
     def caution_for(self, model: ModelConfig) -> str:
-        """The warning for users of this result; by default `caution`."""
+        """Return the warning for users of the result.
+
+        By default it is `caution`.
+        """
         return self.caution
 
     def summary(self) -> str:
-        """The step in a few words, for one line of output: "yarn ×4"."""
+        """Return the step in a few words, for one line of output.
+
+        For example "yarn ×4".
+        """
         return self.name
 
     def edit(self, model: ModelConfig) -> ModelConfig:
-        """The configuration after this step. Pure: loads nothing, prints nothing, changes nothing in place."""
+        """Return the configuration after this step.
+
+        Pure: loads nothing, prints nothing, changes nothing in place.
+        """
         raise NotImplementedError
 
     @classmethod
     def refusal(cls, config: Config, family: Family) -> str:
-        """Why this method cannot apply to a model, whatever its numbers; empty if it can."""
+        """Return the reason why the method cannot apply; empty if it can.
+
+        The reason holds for all parameter values.
+        """
         if family.positions != cls.encoding:
             return f"it has {POSITIONS[family.positions]}, not {POSITIONS[cls.encoding]}"
         return family.reason or family.fixed
 
     @classmethod
     def search_space(cls, rotary: Rotary, factor: float) -> dict[str, SearchRange]:
-        """What a search tries on a model, by number.
+        """Return the search range of each parameter.
 
         Args:
             rotary: The model's encoding.
-            factor: How many times longer the target context is.
+            factor: The factor by which the target context is longer.
         """
         return search_ranges(cls)
 
     @classmethod
     def from_search(cls, numbers: Mapping[str, Any], rotary: Rotary, factor: float) -> Self:
-        """The step with numbers from its search space."""
+        """Create the step from parameter values of its search space."""
         return cls(**numbers)
 
     @classmethod
     def needs_code(cls) -> bool:
-        """Whether the checkpoint must carry modeling code."""
+        """Return whether the checkpoint must carry modeling code."""
         return cls.kind in CARRIED_BY_CODE
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether numbers of it must be measured on the model first."""
+        """Whether some parameters must first be measured on the model."""
         return False
 
     def to_dict(self) -> dict[str, Any]:
-        """The step as it is written in a recipe file, without unset numbers."""
+        """Return the step as it is written in a recipe file, without unset parameters."""
         numbers = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         plain = {key: _listed(value) for key, value in numbers.items()}
         return {"method": self.name, **{key: value for key, value in plain.items() if value is not None}}
@@ -142,7 +160,7 @@ _REACH = ("factor", "target_length")
 
 
 class Reaching(Method):
-    """A method that reaches a longer context, given as a factor or as a length."""
+    """A method that extends the context by a factor or to a length."""
 
     neutral: ClassVar[Mapping[str, Any]] = {"factor": 1}
     example: ClassVar[Mapping[str, Any]] = {"factor": 4}
@@ -151,9 +169,10 @@ class Reaching(Method):
     target_length: int | None = param(None, help="The new context length in tokens, for example 32k.", min=1)
 
     def resolved(self, encoding: Encoding) -> Self:
-        """The same step with its factor, and with a target length only if that differs from the factor's.
+        """Return the step with every model-dependent parameter filled in.
 
-        Published models have both: Llama 3.1 has a factor of 8 over 8192 tokens and reads 131072.
+        This includes the factor. A target length stays only if it differs from the factor's. Published models have
+        both: Llama 3.1 has a factor of 8 over 8192 tokens and reads 131072.
         """
         if self.target_length is None:
             if self.factor is None:
@@ -174,7 +193,10 @@ class Reaching(Method):
         return dataclasses.replace(self, factor=factor, target_length=None)
 
     def summary(self) -> str:
-        """The step with how far it reaches."""
+        """Return the step in a few words, for one line of output.
+
+        Contains the factor and the target length, if they are set.
+        """
         times = "" if self.factor is None else f" ×{self.factor:g}"
         return self.name + times + ("" if self.target_length is None else f" to {self.target_length}")
 
@@ -185,7 +207,7 @@ class Reaching(Method):
         return self.factor
 
     def reach(self, encoding: Encoding) -> int:
-        """The new context length in tokens."""
+        """Return the context length after this step, in tokens."""
         return self.target_length or round(self.stretch * encoding.trained_length)
 
 
@@ -198,13 +220,16 @@ class Scaling(Reaching):
 
     @classmethod
     def refusal(cls, config: Config, family: Family) -> str:
-        """Why the family cannot carry the schedule; empty if it can."""
+        """Return the reason why the method cannot apply; empty if it can.
+
+        The family must support the rope type.
+        """
         return super().refusal(config, family) or unsupported(family, cls.rope_type)
 
     def taken_over(self, replaced: Mapping[str, Any], method: str | None) -> dict[str, Any]:
-        """The unset numbers of this step that a replaced schedule of the same type has.
+        """Return the unset parameters of this step that a replaced schedule of the same type has.
 
-        `replaced` is as transformers writes it, and `method` None if ctxext did not write it.
+        `replaced` has the format of transformers. `method` is None if ctxext did not write the schedule.
         """
         if replaced.get("rope_type") != self.rope_type or method not in (None, self.name):
             return {}
@@ -212,7 +237,10 @@ class Scaling(Reaching):
         return {name: replaced[name] for name in unset if name not in _REACH and replaced.get(name) is not None}
 
     def caution_for(self, model: ModelConfig) -> str:
-        """The caution of the method, and that factor and context length were given separately."""
+        """Return the warning for users of the result.
+
+        If factor and context length were set separately, it also contains both lengths.
+        """
         if self.target_length is None or self.factor is None:
             return super().caution_for(model)
         reach = f"the factor of {self.factor:g} gives {round(self.factor * model.rotary.trained_length)}"
@@ -220,7 +248,10 @@ class Scaling(Reaching):
         return " ".join(part for part in (apart, super().caution_for(model)) if part)
 
     def edit(self, model: ModelConfig) -> ModelConfig:
-        """Write this method's schedule, theta and context length into the configuration."""
+        """Return the configuration after this step.
+
+        It contains this method's schedule, theta and context length.
+        """
         rotary = model.rotary
         step = self.resolved(rotary)
         if rotary.rope_type != "default":
@@ -233,25 +264,31 @@ class Scaling(Reaching):
             declared_length=None,
             parameters={"rope_type": self.rope_type, **step.schedule(rotary)},
         )
-        if step.factor == 1 and is_neutral(after):  # Its formula would round otherwise than the plain one.
+        if step.factor == 1 and is_neutral(after):  # Its formula would round unlike the plain one.
             after = after.with_parameters({"rope_type": "default"})
         return model.with_encoding(after)
 
     @classmethod
     def search_space(cls, rotary: Rotary, factor: float) -> dict[str, SearchRange]:
-        """What a search tries; a schedule may reach beyond the target context, never less far."""
+        """Return the search range of each parameter.
+
+        A schedule may extend the context beyond the target length, never to less.
+        """
         factors = {"factor": SearchRange((factor, 2 * factor), factor)} if cls.kind == "schedule" else {}
         return {**factors, **super().search_space(rotary, factor)}
 
     @classmethod
     def from_search(cls, numbers: Mapping[str, Any], rotary: Rotary, factor: float) -> Self:
-        """The step with numbers from its search space, and the target factor if that is not among them."""
+        """Create the step from parameter values of its search space.
+
+        The factor is at least the target factor.
+        """
         return cls(**{**numbers, "factor": max(factor, numbers.get("factor", factor))})
 
     def theta_after(self, rotary: Rotary) -> float:
-        """The base of the inverse frequencies after this step."""
+        """Return the RoPE base after scaling."""
         return rotary.theta
 
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
-        """The schedule's numbers as transformers names them."""
+        """Return the schedule's parameters as transformers names them."""
         return {}

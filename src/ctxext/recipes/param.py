@@ -17,7 +17,7 @@ _LARGEST = 1e30
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a parameter accepts and how it is described.
+    """Limits and description of a parameter.
 
     Attributes:
         help: One sentence for the user.
@@ -25,7 +25,8 @@ class Limits:
         max: The largest legal value.
         choices: The legal words of a text parameter.
         search: The range, or the values, that a search tries.
-        usual: The value that None stands for; for a required parameter, the paper's value, at which a search starts.
+        usual: The value that None stands for. For a required parameter, the paper's value, which a search tries
+            first.
         measured: Whether it is the result of a measurement: kept in recipe files, not an option of the command line.
     """
 
@@ -38,7 +39,7 @@ class Limits:
     measured: bool = False
 
     def describe(self) -> str:
-        """The help sentence with the limits written out."""
+        """Return the help sentence with the limits written out."""
         parts = [" or ".join(self.choices)] if self.choices else []
         if self.min is not None:
             parts.append(f"at least {self.min:g}")
@@ -53,30 +54,30 @@ def param(default: Any = dataclasses.MISSING, **limits: Any) -> Any:
 
 
 def limits_of(field: "dataclasses.Field[Any]") -> Limits:
-    """The declaration behind a dataclass field made by `param`."""
+    """Return the declaration behind a dataclass field created by `param`."""
     limits = field.metadata["limits"]
     assert isinstance(limits, Limits)
     return limits
 
 
 def default_of(field: "dataclasses.Field[Any]") -> Any:
-    """The default of a parameter; `dataclasses.MISSING` if it is required."""
+    """Return the default of a parameter; `dataclasses.MISSING` if it is required."""
     return limits_of(field).usual if field.default is None else field.default
 
 
 def options_of(owner: type) -> "list[dataclasses.Field[Any]]":
-    """The parameters of a method that a user may set on the command line."""
+    """Return the parameters of a method that a user may set on the command line."""
     return [field for field in dataclasses.fields(owner) if not limits_of(field).measured]
 
 
 @dataclasses.dataclass(frozen=True)
 class SearchRange:
-    """What a search tries for one number of a method.
+    """Values that a search tries for one parameter of a method.
 
     Attributes:
         values: The smallest and the largest number, or the words to choose from.
         start: The published value, which is tried first; None if there is none.
-        optional: Whether some trials leave the number out and use the method's rule.
+        optional: Whether some trials leave the parameter out and use the method's rule.
     """
 
     values: tuple[Any, ...]
@@ -85,12 +86,12 @@ class SearchRange:
 
     @property
     def is_choice(self) -> bool:
-        """Whether it is a list of words, not a range of numbers."""
+        """Whether the parameter is a choice rather than a numeric range."""
         return isinstance(self.values[0], str)
 
 
 def search_ranges(owner: type) -> dict[str, SearchRange]:
-    """The search ranges that a method declares, by parameter."""
+    """Return the search ranges that a method declares, by parameter."""
     return {
         field.name: SearchRange(
             limits_of(field).search, search_start(owner, field.name), optional=default_of(field) is None
@@ -101,7 +102,7 @@ def search_ranges(owner: type) -> dict[str, SearchRange]:
 
 
 def search_start(owner: type, name: str) -> Any:
-    """The published value of a parameter: its default, or the paper's value if it is required."""
+    """Return the published value of a parameter: its default, or the paper's value if it is required."""
     (field,) = (field for field in dataclasses.fields(owner) if field.name == name)
     default = default_of(field)
     return limits_of(field).usual if default is dataclasses.MISSING else default
@@ -111,14 +112,14 @@ _types = functools.cache(typing.get_type_hints)  # Reading annotations is slow.
 
 
 def value_type(owner: type, name: str) -> Any:
-    """The type of a parameter's value, without the None that means "not given"."""
+    """Return the type of a parameter's value, without the None of an unset one."""
     hint = _types(owner)[name]
     members = typing.get_args(hint)
     return members[0] if type(None) in members else hint
 
 
 def checked(owner: type, label: str, field: "dataclasses.Field[Any]", value: Any) -> Any:
-    """A parameter's value in its declared type."""
+    """Return a parameter's value in its declared type; raise if it has another type or violates a limit."""
     limits, wanted = limits_of(field), value_type(owner, field.name)
     option = f"{label}: {field.name}"
     if value is None:

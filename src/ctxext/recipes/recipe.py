@@ -1,4 +1,4 @@
-"""A recipe: methods in the order in which they apply, with their numbers, as Python objects or as a YAML file."""
+"""A recipe: methods in the order in which they apply, with their parameters, as Python objects or as a YAML file."""
 
 import contextlib
 import dataclasses
@@ -31,9 +31,9 @@ class Recipe:
     """Steps to apply in order.
 
     Attributes:
-        steps: The methods with their numbers.
-        description: What the recipe is for; from a recipe file.
-        source: Where its numbers come from; from a recipe file.
+        steps: The methods with their parameters.
+        description: The purpose of the recipe, from a recipe file.
+        source: The origin of its parameter values, from a recipe file.
     """
 
     steps: tuple[Method, ...]
@@ -58,7 +58,7 @@ class Recipe:
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether the model must be loaded before it can be applied, to measure numbers of a step."""
+        """Whether the model must be loaded first, to measure parameters of a step."""
         return any(step.needs_calibration for step in self.steps)
 
     @property
@@ -77,7 +77,7 @@ class Recipe:
         return any(type(step).new_tensors is not Method.new_tensors for step in self.steps)
 
     def resolved(self, model: ModelConfig) -> "Recipe":
-        """The same recipe with every number that depends on the model filled in."""
+        """Return the recipe with every model-dependent parameter filled in."""
         encoding, steps = model.encoding, []
         for step in self.steps:
             steps.append(step.adapted(model).resolved(encoding))
@@ -87,7 +87,10 @@ class Recipe:
         return Recipe(steps, self.description, self.source)
 
     def taking_over(self, model: ModelConfig) -> tuple["Recipe", dict[str, Any]]:
-        """The recipe with unset numbers from the schedule of the same type that it replaces, and those numbers."""
+        """Return the recipe with unset parameters from the schedule that it replaces, and those parameters.
+
+        Only a schedule of the same type is used.
+        """
         noted = (provenance(model.config).get("recipe") or {}).get("steps", [])
         names = [name for name in (str(step.get("method")) for step in noted) if not method_named(name).needs_code()]
         previous = names[-1] if names else None
@@ -100,20 +103,26 @@ class Recipe:
         return Recipe(steps, self.description, self.source), kept
 
     def edit(self, model: ModelConfig, *, with_code: bool = True) -> ModelConfig:
-        """The configuration after all steps, or after those only that stock transformers carries."""
+        """Return the configuration after all steps.
+
+        If `with_code` is false, only the steps that unmodified transformers supports are applied.
+        """
         model = _edited(model, (step for step in self.steps if not step.needs_code()))
         return self.add_code(model) if with_code else model
 
     def add_code(self, model: ModelConfig) -> ModelConfig:
-        """The configuration after the steps with code, which come last."""
+        """Return the configuration after the steps with code, which come last."""
         return _edited(model, (step for step in self.steps if step.needs_code()))
 
     def new_tensors(self, source: Checkpoint, model: ModelConfig) -> tuple[NewTensor, ...]:
-        """The tensors that differ between the result and its source, for whose configuration it was resolved."""
+        """Return the tensors that differ between the result and its source.
+
+        The recipe must be resolved for `model`, the source's configuration.
+        """
         return tuple(tensor for step in self.steps for tensor in step.new_tensors(source, model))
 
     def code_files(self, config: Config) -> Mapping[str, str]:
-        """The modeling code that the result must carry, by file name; empty if no step needs any."""
+        """Return the modeling code that the result must carry, by file name; empty if no step needs any."""
         with_code = [step for step in self.steps if isinstance(step, CodeMethod)]
         if not with_code:
             return {}
@@ -125,17 +134,17 @@ class Recipe:
         return {**{file.name: file.read_bytes().decode() for file in files}, STUB_FILE: stub}
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of the recipe file."""
+        """Return the content of the recipe file."""
         notes = {"description": self.description, "source": self.source}
         return {**{key: note for key, note in notes.items() if note}, "steps": [step.to_dict() for step in self.steps]}
 
     def summary(self) -> str:
-        """The recipe in a few words, for one line of output: "yarn ×4, mspoe 1.2-1.8"."""
+        """Return the recipe in a few words, for one line of output: "yarn ×4, mspoe 1.2-1.8"."""
         return ", ".join(step.summary() for step in self.steps)
 
 
 def describe_step(step: Mapping[str, Any]) -> str:
-    """A step of a recipe file in a few words."""
+    """Describe a step of a recipe file in a few words."""
     try:
         return step_from_dict(step, "recipe").summary()
     except CtxextError:
@@ -150,7 +159,7 @@ def _edited(model: ModelConfig, steps: Iterable[Method]) -> ModelConfig:
 
 
 def _check_order(steps: Sequence[Method]) -> None:
-    """Refuse steps that conflict, or that come before a step on which they build."""
+    """Raise if steps conflict, or if one comes before a step on which it builds."""
     exclusive = {
         "schedule": "scale the same frequencies",
         "attention": "replace the same attention",
@@ -175,9 +184,9 @@ def _check_order(steps: Sequence[Method]) -> None:
 
 
 def command_options(steps: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the options of `ctxext convert` that equal some steps of a recipe file; none where a file is needed.
+    """Return the options of `ctxext convert` that equal some steps of a recipe file; none if a file is needed.
 
-    A file is needed for lists, measured values, one number with two values, and factors that multiply.
+    A file is needed for lists, measured values, one parameter with two values, and factors that multiply.
     """
     methods = [(method_named(str(step["method"])), step) for step in steps]
     fields = [
@@ -199,24 +208,26 @@ def command_options(steps: Iterable[Mapping[str, Any]]) -> list[str]:
 def _option(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [option_name(name if value else f"no_{name}")]
-    # As people write it: 4, not 4.0; all its digits all the same.
+    # As users write it: 4, not 4.0, but with all its digits.
     is_whole = isinstance(value, float) and value == int(value) and abs(value) < 1e15
     return [option_name(name), str(int(value) if is_whole else value)]
 
 
 def multiplied(steps: Iterable[Method | type[Method]]) -> list[str]:
-    """The names of steps whose factors multiply: a schedule of the configuration, and code that stretches it again.
+    """Return the names of steps with factors that multiply.
 
-    A new base and the schedule on top of it stretch the original context length both, so theirs do not.
+    They are a schedule of the configuration, and code that scales it again. A new base and the schedule on top of it
+    both scale the original context length, so their factors do not multiply.
     """
     stretching = [step for step in steps if hasattr(step, "factor")]
     return [step.name for step in stretching] if len({step.needs_code() for step in stretching}) > 1 else []
 
 
 def plain_config(model: ModelConfig) -> ModelConfig:
-    """The configuration of an extended model without its extension: no code, the plain schedule and length.
+    """Return the configuration of an extended model without its extension.
 
-    If ctxext noted that only code was added, the source's schedule stays.
+    It has no code, and the plain schedule and length. If ctxext recorded that only code was added, the source's
+    schedule stays.
     """
     noted = provenance(model.config)
     steps = [method_named(str(step.get("method"))) for step in (noted.get("recipe") or {}).get("steps", [])]
@@ -231,7 +242,7 @@ def plain_config(model: ModelConfig) -> ModelConfig:
 
 
 def step_from_dict(entry: Any, place: str) -> Method:
-    """One step of a recipe file; errors name its place there."""
+    """Create a step from an entry of a recipe file; errors name its place there."""
     if not isinstance(entry, Mapping) or "method" not in entry:
         raise CtxextError(f'{place}: each step needs a "method".')
     method = method_named(str(entry["method"]))
@@ -259,7 +270,7 @@ def step_from_dict(entry: Any, place: str) -> Method:
 
 
 def recipe_of(recipe: "Recipe | Method | Iterable[Method] | str | Path") -> Recipe:
-    """A recipe from what stands for one: itself, a method, methods in order, or the name of a file or a preset.
+    """Return a recipe from a recipe, a method, methods in order, or the name of a file or a preset.
 
     >>> from ctxext.methods import Yarn
     >>> recipe_of(Yarn(factor=4)).summary()
@@ -302,7 +313,7 @@ def recipe_from_dict(content: Any, place: str) -> Recipe:
 
 
 def presets() -> dict[str, str]:
-    """The recipes of the package: file content by name."""
+    """Return the recipes of the package: file content by name."""
     folder = resources.files("ctxext.recipes") / "presets"
     files = [entry for entry in folder.iterdir() if entry.name.endswith(".yaml")]
     return {file.name.removesuffix(".yaml"): file.read_text(encoding="utf-8") for file in files}

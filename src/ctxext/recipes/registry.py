@@ -1,4 +1,4 @@
-"""The methods: every class with a name of its own in the files of recipes/methods."""
+"""The methods: every class with its own name in the files of recipes/methods."""
 
 import difflib
 import importlib
@@ -34,7 +34,7 @@ BY_NAME = {key: method for method in METHODS for key in (method.name, *method.al
 
 
 def method_named(name: str) -> type[Method]:
-    """The method class behind a name or an alias."""
+    """Return the method class with a name or an alias."""
     if name.lower() in BY_NAME:
         return BY_NAME[name.lower()]
     near = difflib.get_close_matches(name.lower(), BY_NAME)

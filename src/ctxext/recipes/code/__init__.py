@@ -1,1 +1,1 @@
-"""Checkpoints with modeling code: its layout, which code is ours, and the folder that is loaded."""
+"""Checkpoints with modeling code: layout, verification of the code, and the folder to load from."""

@@ -1,4 +1,4 @@
-"""Guards: values that config.json of a checkpoint with code hides, so that no stock class can load it, by family.
+"""Guards by family: values that config.json of a checkpoint with code hides, so that no plain class can load it.
 
 A guard is a key that every supported version of transformers reads, keeps when saving, and cannot build or run the
 model with. Mostly it is the activation, replaced by the sentinel. The rope type is hidden too (`layout.py`), but
@@ -56,7 +56,7 @@ SHOWN = frozenset({"dbrx", "modernbert-decoder", "nemotron", "olmo", "olmo2", "p
 
 
 def code_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The block that the portable code reads; empty if a configuration has none."""
+    """Return the block that the portable code reads; empty if a configuration has none."""
     nested = config.get("text_config")
     for part in (config, nested if isinstance(nested, Mapping) else {}):
         if isinstance(part.get(CODE_KEY), Mapping):

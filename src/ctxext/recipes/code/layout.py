@@ -1,10 +1,10 @@
 """The layout of a checkpoint with code: its config.json, and the stub file that names family and methods.
 
-The weights stay unchanged. `config.json` keeps the stock `model_type` and gains three things: the classes of the stub
+The weights stay unchanged. `config.json` keeps the original `model_type` and gains three things: the stub's classes
 (`architectures`, `auto_map`); a sentinel that replaces the rope type and another key (`guards.py`), so that loading it
-as a stock model fails instead of being silently wrong; and the block `ctxext_code` with the hidden values and one entry
+as a plain model fails instead of being silently wrong; and the block `ctxext_code` with the hidden values and one entry
 per method, read by `portable/modeling_family.py` or, for families without a rope type, `portable/modeling_alibi.py`.
-Nothing here knows a method.
+Nothing here depends on the method.
 """
 
 import copy
@@ -73,7 +73,7 @@ _SCHEDULE = STOCK_KEYS - _BESIDE_SCALING - {_ORIGINAL}
 
 @dataclass(frozen=True)
 class Classes:
-    """The stock classes of a family.
+    """The transformers classes of a family.
 
     Attributes:
         modeling: The module that defines them, for example `transformers.models.llama.modeling_llama`.
@@ -93,7 +93,7 @@ class Classes:
 
 
 def family_classes(config: Mapping[str, Any]) -> Classes:
-    """The classes of a configuration's family, without importing its modeling code."""
+    """Return the classes of a configuration's family, without importing its modeling code."""
     from transformers.models.auto import modeling_auto
     from transformers.models.auto.configuration_auto import model_type_to_module_name
 
@@ -124,7 +124,7 @@ def family_classes(config: Mapping[str, Any]) -> Classes:
 
 
 def _origin(module: str) -> str | None:
-    """The file of a module, without importing it; None if it is not installed."""
+    """Return the file of a module, without importing it; None if it is not installed."""
     import importlib.util
 
     try:
@@ -135,13 +135,16 @@ def _origin(module: str) -> str | None:
 
 
 def refusal(family: Family) -> str:
-    """Why a family cannot carry code, whatever the method; empty if it can."""
+    """Return the reason why a family cannot carry code of any method; empty if it can."""
     whole = {CAUSAL: "", MASKED: _BOTH_SIDES}.get(family.loader, _WHOLE.format(family.loader))
     return family.reason or UNREACHED.get(family.model_type, whole)
 
 
 def with_step(model: ModelConfig, name: str, settings: Mapping[str, Any]) -> ModelConfig:
-    """The configuration with another method in its code, and its numbers as JSON; the first one hides the schedule."""
+    """Return the configuration with another method in its code, and its settings as JSON.
+
+    The first method hides the schedule.
+    """
     hidden = _with_hidden_schedule if isinstance(model.encoding, Rotary) else _with_hidden_values
     config = copy.deepcopy(model.config) if guards.code_of(model.config) else hidden(model)
     text = _text(config, model.family)
@@ -151,10 +154,10 @@ def with_step(model: ModelConfig, name: str, settings: Mapping[str, Any]) -> Mod
 
 
 def with_length(model: ModelConfig, length: int) -> ModelConfig:
-    """The configuration of a checkpoint with code at another context length in tokens; its schedule stays.
+    """Return the configuration of a checkpoint with code at another context length in tokens.
 
-    transformers computes LongRoPE's factor on cos and sin from the length that config.json claims (Phi-3), which is now
-    the new one: the old factor is written beside the schedule.
+    The schedule stays. transformers computes LongRoPE's factor on cos and sin from the length in config.json (Phi-3),
+    which is now the new one. Therefore the old factor is written next to the schedule.
     """
     longer, rotary = model.with_context_length(length), model.encoding
     if not isinstance(rotary, Rotary) or rotary.rope_type != "longrope":
@@ -168,10 +171,10 @@ def with_length(model: ModelConfig, length: int) -> ModelConfig:
 
 
 def with_idle_window(model: ModelConfig, length: int) -> ModelConfig:
-    """The configuration with a window that has had no effect so far raised to a longer context length in tokens.
+    """Return the configuration with an idle window raised to a longer context length in tokens.
 
-    Its layers see the whole context of the source, which is what a method with code extends; as it is, the window would
-    hide the distant tokens that the method maps.
+    An idle window has had no effect so far: its layers see the whole context of the source, which a method with code
+    extends. Left unchanged, the window would hide the distant tokens that the method maps.
     """
     config, family = model.config, model.family
     if not idle_window(config, family, length) or layer_types(config, family) == layer_types(config, family, length):
@@ -182,12 +185,12 @@ def with_idle_window(model: ModelConfig, length: int) -> ModelConfig:
 
 
 def depends_on_prompt(config: Mapping[str, Any]) -> bool:
-    """Whether some method depends on the prompt, so that no other prompt may use its cache."""
+    """Return whether some method depends on the prompt, so that no other prompt may use its cache."""
     return any(step.get("per_prompt") for step in guards.code_of(config).get("steps", ()))
 
 
 def _with_hidden_schedule(model: ModelConfig) -> Config:
-    """A copy of the configuration with the stub's classes, an empty list of steps, and the sentinel."""
+    """Return a copy of the configuration with the stub's classes, an empty list of steps, and the sentinel."""
     family, rotary = model.family, model.rotary
     classes = family_classes(model.config)
     # A schedule that no method writes for this family is kept as in the source.
@@ -211,7 +214,10 @@ def _with_hidden_schedule(model: ModelConfig) -> Config:
 
 
 def _with_hidden_values(model: ModelConfig) -> Config:
-    """The same for families without a schedule, which have the guard only."""
+    """Return a copy of the configuration with the stub's classes and an empty list of steps.
+
+    It is for families without a schedule, which have only the guard.
+    """
     edited = copy.deepcopy(model.config)
     text = _text(edited, model.family)
     text[CODE_KEY] = {"hidden": guards.hide(text, model.family.model_type), "steps": []}
@@ -232,7 +238,7 @@ def _naming(edited: Config, classes: Classes, others: Mapping[str, Any], *, by_r
 
 
 def without_code(config: Config) -> Config:
-    """A copy of a configuration with the stock classes and the model's schedule restored."""
+    """Return a copy of a configuration with the original classes and the model's schedule restored."""
     plain = copy.deepcopy(config)
     nested = plain.get("text_config")
     text = nested if isinstance(nested, dict) and nested.get(CODE_KEY) else plain
@@ -256,7 +262,7 @@ def without_code(config: Config) -> Config:
 
 
 def _text(edited: Config, family: Family) -> Config:
-    """The language model's part of a configuration, as a copy in it that may be changed."""
+    """Return the language model's part of a configuration, after replacing it there with a copy that may be changed."""
     if text_config(edited, family) is edited or family.text_config is None:
         return edited
     edited[family.text_config] = dict(edited[family.text_config])
@@ -265,7 +271,7 @@ def _text(edited: Config, family: Family) -> Config:
 
 
 def render_stub(classes: Classes, methods: Sequence[tuple[str, str, str]], files: Iterable[str], home: str) -> str:
-    """The text of the stub file, which names the family and the methods of a checkpoint.
+    """Return the text of the stub file, which names the family and the methods of a checkpoint.
 
     Args:
         classes: The classes of the family.
@@ -288,7 +294,7 @@ def render_stub(classes: Classes, methods: Sequence[tuple[str, str, str]], files
     # A class that two Auto classes load (Gemma 3) can be registered for one of them only: the first.
     first = {name: auto for auto, name in reversed(list(classes.by_auto_class.items()))}
     registered = "".join(f'{PREFIX}{name}.register_for_auto_class("{auto}")\n' for name, auto in first.items())
-    # Which heads a family has depends on the installed transformers; the text must not.
+    # The heads of a family depend on the installed transformers; the text must not.
     heads = "".join(
         f'\nif hasattr(modeling, "{name}"):\n\n    class {PREFIX}{name}(modeling.{name}):\n'
         f'        """{name} with {titles}."""\n\n    {PREFIX}{name}.register_for_auto_class("{auto}")\n'

@@ -28,7 +28,7 @@ PORTABLE: Traversable = resources.files("ctxext.portable")
 
 
 class CodeMethod(Method):
-    """A step whose numbers are read by a class of portable code."""
+    """A step with parameters that a class of portable code reads."""
 
     code: ClassVar[tuple[Traversable, ...]]
     """The files that checkpoints carry: that of the class first, then its imports other than `method.py`."""
@@ -44,16 +44,22 @@ class CodeMethod(Method):
 
     @property
     def is_trainable(self) -> bool:
-        """Whether a checkpoint may be fine-tuned as it is: not if each sequence is read differently."""
+        """Whether a checkpoint may be fine-tuned: not if each sequence is read differently."""
         return not self.depends_on_prompt
 
     def settings(self, model: ModelConfig) -> dict[str, Any]:
-        """The numbers that the portable class reads, as plain JSON; `layers` lists the layers that it changes."""
+        """Return the parameters that the portable class reads, as plain JSON.
+
+        `layers` lists the layers that it changes.
+        """
         raise NotImplementedError
 
     @classmethod
     def refusal(cls, config: Config, family: Family) -> str:
-        """Why the family cannot carry the code; empty if it can."""
+        """Return the reason why the method cannot apply; empty if it can.
+
+        The family must be able to carry the code.
+        """
         if cls.kind == "attention" and family.shared_rotary_key:
             return _LATENT
         if cls.kind == "attention" and (key := bidirectional_key(config, family)):
@@ -63,7 +69,10 @@ class CodeMethod(Method):
         return reason or (_UNREACHED_ATTENTION.get(family.model_type, "") if cls.kind == "attention" else "")
 
     def edit(self, model: ModelConfig) -> ModelConfig:
-        """Write the layout of a checkpoint with code (`layout.py`), including this step's numbers."""
+        """Return the configuration after this step.
+
+        It has the layout of a checkpoint with code (`layout.py`), including this step's settings.
+        """
         if reason := self.refusal(model.config, model.family):
             raise CtxextError(
                 f'"{model.family.model_type}" cannot carry {self.name}: {reason}.', hint="Choose another method."

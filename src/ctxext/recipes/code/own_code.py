@@ -1,6 +1,6 @@
-"""Whether loading a checkpoint runs only code that ctxext wrote.
+"""Verification that loading a checkpoint runs only code created by ctxext.
 
-Anyone can write anything into config.json, so the files themselves are compared with those that this version writes.
+config.json is untrusted, so the files themselves are compared with those that this version writes.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ _PLACE = re.compile(r"(\w+)\.\w+")
 
 @contextlib.contextmanager
 def making_sense() -> Iterator[None]:
-    """Report a configuration that was broken by hand as such, whichever error it causes."""
+    """Raise a CtxextError instead of any error that a configuration broken by hand causes."""
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -53,7 +53,7 @@ def own_code(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def runs_only_own_code(checkpoint: Checkpoint) -> bool:
-    """Whether the checkpoint carries code, and all code of its model and tokenizer is ctxext's.
+    """Return whether the checkpoint carries code, and all code of its model and tokenizer is ctxext's.
 
     Other files that transformers would run are left out of the folder that is loaded (`staging.py`).
     """
@@ -67,7 +67,7 @@ def module_of(place: Any) -> str:
 
 
 def own_code_content(checkpoint: Checkpoint) -> dict[str, bytes]:
-    """The verified modeling code by file name, if all of it is ctxext's; empty otherwise."""
+    """Return the verified modeling code by file name if all of it is ctxext's; empty otherwise."""
     places = list(_places(checkpoint, _OF_MODELS))
     ours = (STUB_FILE.removesuffix(".py"), CONFIGURATION)
     if not places or any(module_of(place) not in ours for place in places):
@@ -84,22 +84,23 @@ def own_code_content(checkpoint: Checkpoint) -> dict[str, bytes]:
 
 
 def runs_by_itself(path: Path) -> bool:
-    """Whether transformers runs a file of a checkpoint that no configuration names.
+    """Return whether transformers runs a file of a checkpoint that no configuration names.
 
-    transformers 5 runs it with `trust_remote_code=True`, as our code needs; 4.57 from any local folder, even without.
+    transformers 5 runs it with `trust_remote_code=True`, which our code needs; 4.57 runs it from any local folder, even
+    without.
     """
     return path.parts[0] == "custom_generate"
 
 
 def carries_code(checkpoint: Checkpoint) -> bool:
-    """Whether `trust_remote_code` would run anything at all, whoever wrote it."""
+    """Return whether `trust_remote_code` would run any code, regardless of its author."""
     return any(True for _ in _places(checkpoint, (*_OF_MODELS, *_OF_PROCESSORS)))
 
 
 def needs_code(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration needs the code that it names.
+    """Return whether a configuration needs the code that it names.
 
-    Either transformers does not know the model type, or ctxext has hidden the schedule from it.
+    Either transformers does not support the model type, or ctxext has hidden the schedule from it.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -108,7 +109,7 @@ def needs_code(config: Mapping[str, Any]) -> bool:
 
 
 def check_pinned(checkpoint: Checkpoint, revision: str | None) -> None:
-    """Check that code of others runs from the Hub only at a pinned commit."""
+    """Check that untrusted code from the Hub runs only at a pinned commit."""
     if checkpoint.revision and not _COMMIT.fullmatch(revision or ""):
         raise CtxextError(
             "--trust-remote-code runs code from the Hub only at a pinned revision.",

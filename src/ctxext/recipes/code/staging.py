@@ -1,9 +1,9 @@
-"""Staging: transformers loads from a temporary folder of listed files, never from an untrusted folder as it is.
+"""Staging: transformers loads from a temporary folder of listed files, never directly from an untrusted folder.
 
 With trust, transformers runs more of a folder than its modeling code (`custom_generate/generate.py`, code of tokenizers
 and processors), 4.57 some of it even without trust, and a configuration can name things to fetch from the Hub (kernels
 for attention, other people's modules) or to read from anywhere (an adapter, a vocabulary elsewhere). So every command
-loads from a folder with our code byte for byte as it was checked, config.json and the tokenizer's files without such
+loads from a folder with an identical copy of our verified code, config.json and the tokenizer's files without such
 names, and links to the weights. docs/security.md lists these entrances of transformers.
 """
 
@@ -57,8 +57,8 @@ def staged(checkpoint: Checkpoint, *, foreign: bool = False, kernels: bool = Fal
 
     Args:
         checkpoint: The checkpoint to load.
-        foreign: The user allowed all of its code: it is loaded from its own folder, as it is.
-        kernels: The user named a kernel of the Hub, which may be fetched.
+        foreign: Whether the user allowed all of its code. It is then loaded directly from its own folder.
+        kernels: Whether the user named a kernel of the Hub, which may be fetched.
     """
     if foreign:
         yield Staged(checkpoint.folder, trust=True, trust_tokenizer=True)
@@ -97,7 +97,10 @@ def write_stage(folder: Path, checkpoint: Checkpoint, config: Mapping[str, Any],
 
 
 def own_classes(config: dict[str, Any], code: Mapping[str, bytes | str]) -> dict[str, Any]:
-    """A configuration whose `auto_map` names only classes of our code; without code, none can run."""
+    """Return a configuration with only classes of our code in its `auto_map`.
+
+    Without our code the configuration stays unchanged, as no code can run.
+    """
     auto_map = config.get("auto_map")
     if not code or not isinstance(auto_map, dict):
         return config
@@ -106,12 +109,12 @@ def own_classes(config: dict[str, Any], code: Mapping[str, bytes | str]) -> dict
 
 
 def is_of_tokenizer(name: str) -> bool:
-    """Return whether a file, by its path in the folder, holds data of a tokenizer."""
+    """Return whether a file, by its path in the folder, contains data of a tokenizer."""
     return bool(_TOKENIZER.match(name))
 
 
 def _linked_files(checkpoint: Checkpoint, config: Mapping[str, Any]) -> list[Path]:
-    """Weights and data of the tokenizer, relative to the folder; pickled weights only if there are no others."""
+    """List weights and tokenizer data, relative to the folder; pickled weights only if there are no others."""
     names = {path.as_posix(): path for path in checkpoint.files}
     weights = {name for name in names if LOADABLE.match(name) or _INDEX.match(name)}
     if isinstance(explicit := config.get(_EXPLICIT), str):

@@ -1,1 +1,1 @@
-"""Encodings of positions: how each is read from config.json and written back."""
+"""Position encodings: each is read from config.json and written back."""

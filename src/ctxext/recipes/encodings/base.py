@@ -1,4 +1,4 @@
-"""Base of the position encodings: read from config.json, written back, and restored to what it was.
+"""Base of the position encodings: read from config.json, written back, and restored.
 
 A family names its encoding (`Family.positions`), and a method the encoding that it changes (`Method.encoding`). Each
 encoding has a file: `rotary.py`, `learned.py`, `biases.py`.
@@ -28,7 +28,7 @@ POSITIONS = {
 
 @dataclass(frozen=True)
 class Encoding:
-    """How a model encodes the position of a token.
+    """Position encoding of a model.
 
     Attributes:
         trained_length: The original context length: that of the training, in tokens.
@@ -60,7 +60,7 @@ class Encoding:
 
     @property
     def schedule_summary(self) -> str:
-        """How it is extended, in a few words."""
+        """The extension in a few words."""
         return f"{self.carrier} from {self.trained_length} tokens"
 
     @property
@@ -70,12 +70,12 @@ class Encoding:
 
     @property
     def carrier(self) -> str:
-        """What engines must support to run it."""
+        """The feature that engines must support to run it."""
         raise NotImplementedError
 
     @property
     def numbers(self) -> Mapping[str, Any]:
-        """The numbers of the carrier."""
+        """The parameters of the feature that engines must support."""
         return {}
 
     @property
@@ -89,27 +89,30 @@ class Encoding:
         return 0
 
     def describe(self) -> str:
-        """The encoding in one line, human-readable."""
+        """Return a one-line description of the encoding."""
         raise NotImplementedError
 
     def noted(self) -> dict[str, Any]:
-        """What a converted checkpoint notes of its source's encoding, so that the recipe can be undone."""
+        """Return the record of the source's encoding for a converted checkpoint.
+
+        The record allows the recipe to be undone.
+        """
         return {"trained_length": self.trained_length, "source_length": self.context_length}
 
     def plain(self, noted: Mapping[str, Any]) -> Self:
-        """The encoding before the recipe that a configuration notes."""
+        """Return the encoding before the recipe that a configuration records."""
         return dataclasses.replace(self, context_length=self.trained_length)
 
     def at_length(self, length: int) -> Self:
-        """The same encoding at another context length in tokens."""
+        """Return the encoding at another context length in tokens."""
         return dataclasses.replace(self, context_length=length)
 
     def written(self, config: Config, family: Family) -> Config:
-        """A copy of a configuration with this encoding."""
+        """Return a copy of a configuration with this encoding."""
         return self.with_length_written(config, family)
 
     def with_length_written(self, config: Config, family: Family) -> Config:
-        """A copy of a configuration with this context length; all else stays."""
+        """Return a copy of a configuration with this context length; all else stays."""
         edited = copy.deepcopy(config)
         nested = edited.get(family.text_config) if family.text_config else None
         self.state_length(nested if isinstance(nested, dict) else edited, family)
@@ -120,7 +123,7 @@ class Encoding:
         text[family.length_key] = self.context_length
 
     def cautions(self, config: Config, family: Family, *, is_changed: bool) -> tuple[str, ...]:
-        """Warnings for users of a model with this encoding.
+        """Return the warnings for users of a model with this encoding.
 
         Args:
             config: The content of config.json.
@@ -131,6 +134,6 @@ class Encoding:
 
 
 def provenance(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The notes of ctxext in a configuration that it wrote; empty for others."""
+    """Return the record of ctxext in a configuration that it wrote; empty for others."""
     noted = config.get("ctxext")
     return noted if isinstance(noted, dict) else {}

@@ -29,11 +29,14 @@ class Alibi(Encoding):
 
     @property
     def carrier(self) -> str:
-        """ALiBi itself; steps with code are shown separately."""
+        """ALiBi; steps with code are shown separately."""
         return "alibi"
 
     def describe(self) -> str:
-        """That no position is out of range, or where transformers stops."""
+        """Return a one-line description of the encoding.
+
+        No position is out of range, but transformers may stop at the context length.
+        """
         end = ", though transformers stops there" if self.stops else ""
         return (
             f"ALiBi: {self.num_heads} slopes, by which scores fall with the distance; no position past "
@@ -41,11 +44,17 @@ class Alibi(Encoding):
         )
 
     def plain(self, noted: Mapping[str, Any]) -> Self:
-        """At the source's length."""
+        """Return the encoding before the recipe that a configuration records.
+
+        It has the source's length.
+        """
         return self.at_length(int(noted.get("source_length") or self.trained_length))
 
     def cautions(self, config: Config, family: Family, *, is_changed: bool) -> tuple[str, ...]:
-        """That transformers runs the model with other slopes than it was trained with."""
+        """Return the warnings for users of a model with this encoding.
+
+        transformers may run the model with other slopes than it was trained with.
+        """
         if self.bias_max == _USUAL_BIAS_MAX:
             return ()
         return (
@@ -82,24 +91,36 @@ class Buckets(Encoding):
         return "buckets"
 
     def describe(self) -> str:
-        """That no distance is out of range."""
+        """Return a one-line description of the encoding.
+
+        No distance is out of range.
+        """
         return (
             f"buckets of relative biases, as in T5: distances of {self.distance} tokens and more share the last of "
             f"{self.num_buckets}, so any length runs and no distance is out of range"
         )
 
     def noted(self) -> dict[str, Any]:
-        """The lengths and the distance."""
+        """Return the record of the source's encoding for a converted checkpoint.
+
+        It contains the lengths and the distance.
+        """
         return {**super().noted(), "source_distance": self.distance}
 
     def plain(self, noted: Mapping[str, Any]) -> Self:
-        """With the source's length and distance."""
+        """Return the encoding before the recipe that a configuration records.
+
+        It has the source's length and distance.
+        """
         length, distance = noted.get("source_length"), noted.get("source_distance")
         plain = self.at_length(int(length or self.trained_length))
         return dataclasses.replace(plain, distance=int(distance or self.distance))
 
     def state_length(self, text: Config, family: Family) -> None:
-        """Write the length, which no class reads, and the distance, which they read."""
+        """Write this context length into the language model's part of a configuration.
+
+        No class reads the length. The distance, which they read, is written too.
+        """
         super().state_length(text, family)
         text[_DISTANCE] = self.distance
 
@@ -117,10 +138,10 @@ def read_buckets(config: Config, family: Family, original_length: int | None = N
 
 
 def alibi_slopes(num_heads: int) -> list[float]:
-    """The slopes of the heads in their order.
+    """Return the slopes of the heads in their order.
 
-    2^(−8h/H) for powers of two; else those of the next smaller power, then every other one of the next larger. ALiBi
-    (2108.12409), section 3 and its code.
+    They are 2^(−8h/H) for powers of two. Otherwise they are those of the next smaller power, then every other one of
+    the next larger. ALiBi (2108.12409), section 3 and its code.
     """
     power = 1 << (num_heads.bit_length() - 1)
     slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
@@ -128,7 +149,7 @@ def alibi_slopes(num_heads: int) -> list[float]:
 
 
 def _size(config: Config, family: Family, key: str) -> int:
-    """A positive whole number in config.json."""
+    """Read a positive whole number from config.json."""
     value = read(config, family, key)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST:
         raise CtxextError(f'config.json has no usable {family.aliases.get(key, key)}: "{value}".')

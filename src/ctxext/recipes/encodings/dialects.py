@@ -1,4 +1,4 @@
-"""The layout of a schedule in config.json, in the dialects of transformers 4 and 5, as a family's code accepts it."""
+"""Layout of a schedule in config.json, in the v4 and v5 formats of transformers, as a family's code accepts it."""
 
 import copy
 from collections.abc import Mapping
@@ -37,13 +37,13 @@ _OF_FAMILY: Mapping[str, frozenset[str]] = {
 
 
 def known_keys(text: Mapping[str, Any], family: Family) -> frozenset[str]:
-    """The keys of a schedule that are known for a family."""
+    """Return the keys of a schedule that are known for a family."""
     names = (family.model_type, str(text.get("model_type")))
     return STOCK_KEYS.union(KEPT, _WITHOUT_EFFECT, family.required_keys, *(_OF_FAMILY.get(name, ()) for name in names))
 
 
 def check_numbers(parameters: Mapping[str, Any]) -> None:
-    """Check that a schedule has all its numbers."""
+    """Raise if a schedule lacks a parameter that transformers requires."""
     for key in _NEEDED.get(str(parameters["rope_type"]), ()):
         if parameters.get(key) is None:
             raise CtxextError(
@@ -53,7 +53,7 @@ def check_numbers(parameters: Mapping[str, Any]) -> None:
 
 
 def rope_scaling(family: Family, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The schedule as transformers 4 reads it; some of its classes accept certain keys only (Phi-3)."""
+    """Return the schedule as transformers 4 reads it; some of its classes accept certain keys only (Phi-3)."""
     keys = family.rope_scaling_keys.get(parameters["rope_type"])
     if keys is None:
         return dict(parameters)
@@ -62,7 +62,7 @@ def rope_scaling(family: Family, parameters: Mapping[str, Any]) -> dict[str, Any
 
 
 def nested_by_type(config: Config, family: Family, full: Mapping[str, Any]) -> dict[str, Any]:
-    """The schedule by layer type; sliding layers keep theirs (docs/traps.md, trap 9)."""
+    """Return the schedule by layer type; sliding layers keep theirs (docs/traps.md, trap 9)."""
     source = text_config(config, family).get("rope_parameters") or {}
     nested = {key: copy.deepcopy(value) for key, value in source.items() if isinstance(value, dict)}
     local = {"rope_type": "default", "rope_theta": read(config, family, "local_rope_theta")}
@@ -87,7 +87,7 @@ def write_explicit(config: Config, edited: Config, text: Config, family: Family)
 
 
 def write_length(text: Config, family: Family, length: int) -> None:
-    """Write a context length in tokens wherever the family reads it."""
+    """Write a context length in tokens to every key that the family reads."""
     text[family.length_key] = length
     for key in (LENGTH_ABOVE, LENGTH_REACHED):
         if text.get(key):
@@ -95,13 +95,13 @@ def write_length(text: Config, family: Family, length: int) -> None:
 
 
 def native_type(family: Family, rope_type: str) -> str:
-    """A family's name for a rope type: with partial rotation, linear can be `proportional`."""
+    """Return a family's name for a rope type: with partial rotation, linear can be `proportional`."""
     is_plain = rope_type == "default" or (rope_type == "linear" and family.plain_type != "default")
     return family.plain_type if is_plain else rope_type
 
 
 def unsupported(family: Family, rope_type: str) -> str:
-    """Why a family does not support a rope type; empty if it does."""
+    """Return the reason why a family does not support a rope type; empty if it does."""
     if reason := family.reason or family.fixed:
         return reason
     if rope_type == "default" or native_type(family, rope_type) in family.rope_types:

@@ -1,4 +1,4 @@
-"""Inverse frequencies of a rotary encoding, in plain Python: what a loaded model must use."""
+"""Inverse frequencies of a rotary encoding that a loaded model must use, in plain Python."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from ctxext.recipes.encodings.rotary import Rotary, attention_scaling
 
 
 def inverse_frequencies(rotary: Rotary, length: int | None = None) -> list[float]:
-    """The inverse frequencies θ_i of a schedule, one per rotated pair of dimensions.
+    """Compute the inverse frequencies θ_i of a schedule, one per rotated pair of dimensions.
 
     Args:
         rotary: The encoding.
@@ -28,7 +28,7 @@ def inverse_frequencies(rotary: Rotary, length: int | None = None) -> list[float
 
 
 def is_neutral(rotary: Rotary) -> bool:
-    """Whether a schedule leaves the plain frequencies as they are, at any length, but for rounding."""
+    """Return whether a schedule leaves the plain frequencies unchanged at any length, except for rounding."""
     plain = inverse_frequencies(rotary.with_parameters({"rope_type": "default"}))
     both = (inverse_frequencies(rotary, length) for length in (rotary.trained_length, 2 * rotary.trained_length))
     return attention_scaling(rotary) == 1 and all(
@@ -54,9 +54,10 @@ def _dynamic(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], len
 
 
 def _yarn(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], length: int) -> list[float]:
-    """Section 3.2, bounds rounded outwards and clamped at 0 and d - 1 as transformers does (docs/traps.md, trap 6).
+    """Apply section 3.2, with bounds rounded outwards and clamped at 0 and d - 1 as in transformers.
 
-    With `truncate` false (gpt-oss) they are not rounded. The d of the ramp is that of the exponents.
+    See docs/traps.md, trap 6. With `truncate` false (gpt-oss) they are not rounded. The d of the ramp is that of the
+    exponents.
     """
     span, trained = rotary.span, rotary.schedule_length
     factor = numbers.get("factor") or rotary.context_length / trained

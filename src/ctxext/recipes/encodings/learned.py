@@ -33,7 +33,7 @@ class Layout:
     counts_special: bool = False
 
     def num_special(self, text: Mapping[str, Any]) -> int:
-        """The number of rows before that of position 0."""
+        """Return the number of rows before that of position 0."""
         if self.special != PADDING:
             return int(self.special)
         padding = text.get("pad_token_id", 1)
@@ -97,16 +97,19 @@ class LearnedTable(Encoding):
 
     @property
     def is_scaled(self) -> bool:
-        """Whether rows were added; a table may have more of its own than the training used."""
+        """Whether rows were added; a table may come with more rows than the training used."""
         return self.is_lengthened and super().is_scaled
 
     @property
     def num_unused(self) -> int:
-        """How many rows at the end came with the table and were not trained."""
+        """The number of untrained rows at the end that came with the table."""
         return 0 if self.is_lengthened else max(self.context_length - self.trained_length, 0)
 
     def at_length(self, length: int) -> Self:
-        """A table of another length, with rows that are not the source's."""
+        """Return the encoding at another context length in tokens.
+
+        The table then counts as lengthened: it has rows that are not the source's.
+        """
         return dataclasses.replace(super().at_length(length), is_lengthened=True)
 
     @property
@@ -125,14 +128,20 @@ class LearnedTable(Encoding):
         return self.num_special * self.layout.counts_special
 
     def describe(self) -> str:
-        """The number of rows, and how many of them are special."""
+        """Return a one-line description of the encoding.
+
+        Contains the number of rows, and how many of them are special.
+        """
         special = f" after {self.num_special} for others" if self.num_special else ""
         end = f"of which {self.trained_length} were trained" if self.num_unused else "which ends where training ended"
         rows = f"a table with one row for each of {self.context_length} positions{special}"
         return f"learned position embeddings: {rows}, {end}"
 
     def state_length(self, text: Config, family: Family) -> None:
-        """Write this length into all its keys."""
+        """Write this context length into the language model's part of a configuration.
+
+        The first key of the layout is always written, the others if they are present.
+        """
         length = self.context_length + self.num_special * self.layout.counts_special
         for number, key in enumerate(self.layout.length_keys):
             if number == 0 or key in text:
@@ -144,7 +153,10 @@ class DistanceTable(LearnedTable):
     """A table with a row for each distance (Shaw et al. 2018, 1803.02155)."""
 
     def describe(self) -> str:
-        """The largest distance that it distinguishes."""
+        """Return a one-line description of the encoding.
+
+        Contains the largest distance that it distinguishes.
+        """
         return (
             f"learned embeddings of distances, clipped at {self.context_length - 1}: farther tokens all look "
             "equally far, and more rows would have to be trained"
@@ -166,7 +178,10 @@ class ComputedTable(LearnedTable):
         return ()
 
     def describe(self) -> str:
-        """The number of positions."""
+        """Return a one-line description of the encoding.
+
+        Contains the number of positions.
+        """
         return f"sinusoidal position embeddings: a table computed for {self.context_length} positions"
 
 
@@ -177,7 +192,7 @@ def read_learned(config: Config, family: Family, original_length: int | None = N
 
 
 def is_of_distances(config: Config, family: Family) -> bool:
-    """Whether a configuration uses embeddings of distances instead of positions."""
+    """Return whether a configuration uses embeddings of distances instead of positions."""
     return text_config(config, family).get("position_embedding_type") in DISTANCES
 
 
@@ -210,5 +225,5 @@ def _read(
 
 
 def tensors_named(names: Sequence[str], ending: str) -> list[str]:
-    """The names that are or end with an ending, by whole dotted parts."""
+    """Return the names that equal an ending or end with it, by whole dotted parts."""
     return [name for name in names if name == ending or name.endswith(f".{ending}")]

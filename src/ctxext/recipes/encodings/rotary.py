@@ -1,4 +1,4 @@
-"""The rotary encoding of a checkpoint: read from config.json in either dialect, written in both.
+"""The rotary encoding of a checkpoint: read from config.json in the v4 or v5 format, written in both.
 
 transformers 5 keeps everything in `rope_parameters`; transformers 4 reads `rope_theta` and `rope_scaling`. The other
 version silently misreads a file with only one of them (docs/traps.md, trap 1), so both are always written.
@@ -61,15 +61,15 @@ class Rotary(Encoding):
 
     Attributes:
         theta: The base b of the inverse frequencies b^(-2i/d).
-        dim: How many dimensions of a head are rotated.
+        dim: The number of rotated dimensions of a head.
         span: The d of the exponent: `dim`, or the size of the whole head in families with proportional frequencies.
         trained_length: The original context length: that of the training before any schedule, in tokens.
         context_length: The present context length, in tokens: that of config.json if a schedule or a raised base
             extends the model, otherwise the original length.
-        parameters: The schedule as transformers writes it, `rope_type` and numbers, without theta.
+        parameters: The schedule as transformers writes it, with `rope_type` and without theta.
         declared_length: The length in config.json if nothing extends the model to it, in tokens; None otherwise.
-        length_origin: Where the original context length was read, human-readable.
-        theta_origin: How the base was computed, human-readable; empty if config.json has it.
+        length_origin: The source of the original context length, human-readable.
+        theta_origin: The computation of the base, human-readable; empty if config.json has it.
     """
 
     theta: float
@@ -121,20 +121,26 @@ class Rotary(Encoding):
 
     @property
     def numbers(self) -> Mapping[str, Any]:
-        """The schedule's numbers."""
+        """The schedule's parameters."""
         return self.parameters
 
     def with_parameters(self, parameters: Mapping[str, Any]) -> "Rotary":
-        """The same encoding with another schedule."""
+        """Return the encoding with another schedule."""
         return dataclasses.replace(self, parameters=parameters)
 
     def describe(self) -> str:
-        """The schedule, its base, and how much of a head rotates."""
+        """Return a one-line description of the encoding.
+
+        Contains the schedule, its base, and the number of rotated dimensions of a head.
+        """
         origin = f" ({self.theta_origin})" if self.theta_origin else ""
         return f"rotary, {self.rope_type} schedule, theta {self.theta:g}{origin} · {self.dim} dimensions"
 
     def noted(self) -> dict[str, Any]:
-        """The lengths and the base."""
+        """Return the record of the source's encoding for a converted checkpoint.
+
+        It contains the lengths and the base.
+        """
         lengths = super().noted()
         return {
             "trained_length": lengths["trained_length"],
@@ -143,7 +149,10 @@ class Rotary(Encoding):
         }
 
     def plain(self, noted: Mapping[str, Any]) -> "Rotary":
-        """The plain schedule at the source's base."""
+        """Return the encoding before the recipe that a configuration records.
+
+        It has the plain schedule at the source's base.
+        """
         return dataclasses.replace(
             self,
             theta=noted.get("source_theta") or self.theta,
@@ -153,19 +162,31 @@ class Rotary(Encoding):
         )
 
     def at_length(self, length: int) -> "Rotary":
-        """The same encoding at another context length, which it then reads."""
+        """Return the encoding at another context length in tokens.
+
+        It then reads that length, and config.json claims no other.
+        """
         return dataclasses.replace(self, context_length=length, declared_length=None)
 
     def state_length(self, text: Config, family: Family) -> None:
-        """Write this context length wherever it is read."""
+        """Write this context length into the language model's part of a configuration.
+
+        Every key that the family reads is written.
+        """
         write_length(text, family, self.context_length)
 
     def written(self, config: Config, family: Family) -> Config:
-        """A copy of a configuration with this schedule, in both dialects."""
+        """Return a copy of a configuration with this encoding.
+
+        The schedule is written in both the v4 and v5 format.
+        """
         return write_rotary(config, family, self)
 
     def cautions(self, config: Config, family: Family, *, is_changed: bool) -> tuple[str, ...]:
-        """Warnings about sliding layers."""
+        """Return the warnings for users of a model with this encoding.
+
+        They concern sliding-window layers.
+        """
         warnings = []
         if family.sliding_follows and sliding_layers(config, family) and is_changed:
             warnings.append("its sliding-window layers read the same schedule as the others, so they change too.")
@@ -199,7 +220,7 @@ class ModelConfig:
         return self.encoding
 
     def read(self, key: str) -> Any:
-        """A value as transformers would compute it (`families.read`)."""
+        """Return a value as transformers would compute it (`families.read`)."""
         return read(self.config, self.family, key)
 
     @property
@@ -210,15 +231,15 @@ class ModelConfig:
 
     @property
     def is_extended(self) -> bool:
-        """Whether a schedule or code of ctxext changes how it uses its context."""
+        """Whether a schedule or code of ctxext changes the use of its context."""
         return self.encoding.is_scaled or bool(self.code)
 
     def with_encoding(self, encoding: Encoding) -> "ModelConfig":
-        """The same model with another encoding, written wherever it is read."""
+        """Return the model with another encoding, which is written into its configuration."""
         return ModelConfig(encoding.written(self.config, self.family), self.family, encoding)
 
     def with_context_length(self, length: int) -> "ModelConfig":
-        """The same model with another context length in tokens; its schedule stays."""
+        """Return the model with another context length in tokens; its schedule stays."""
         encoding = self.encoding.at_length(length)
         return ModelConfig(encoding.with_length_written(self.config, self.family), self.family, encoding)
 
@@ -311,7 +332,7 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
 
 
 def _check_stated(config: Config, family: Family, parameters: Mapping[str, Any]) -> None:
-    """Refuse a schedule with a null or without a value that versions of transformers disagree on."""
+    """Raise if a schedule has a null, or lacks a value that versions of transformers disagree on."""
     text = text_config(config, family)
     nulls = [key for key in ("rope_type", "type") if parameters.get(key, key) is None]
     nulls += ["rope_theta"] if has_null_theta(text, family) else []
@@ -346,19 +367,21 @@ def _check_stated(config: Config, family: Family, parameters: Mapping[str, Any])
 
 
 def _base_of_alpha(theta: float, alpha: float, dim: int) -> tuple[float, str]:
-    """Hunyuan's `dynamic` with an alpha: one base at every length, whatever the other numbers of the schedule.
+    """Compute the base of Hunyuan's `dynamic` with an alpha.
+
+    It is the same at every length, independent of the other parameters of the schedule.
 
     Returns:
-        The base of the training, and how it was computed.
+        The base of the training, and its formula as text.
     """
     # The expression of the modeling code, so that the result has the same frequencies to the last bit.
     return theta * alpha ** (dim / (dim - 2)), f"{theta:g} · {alpha:g}^({dim}/{dim - 2}), by alpha"
 
 
 def attention_scaling(rotary: Rotary) -> float:
-    """The factor on cos and sin.
+    """Compute the factor on cos and sin.
 
-    YaRN: 0.1 · ln(s) + 1, and with DeepSeek's two numbers the quotient of 0.1 · mscale · ln(s) + 1 and the same with
+    YaRN: 0.1 · ln(s) + 1, and with DeepSeek's two parameters the quotient of 0.1 · mscale · ln(s) + 1 and the same with
     mscale_all_dim; LongRoPE: sqrt(1 + ln(s) / ln(L)); otherwise 1. Without a factor, s is the ratio of the lengths.
     """
     numbers = rotary.parameters
@@ -388,14 +411,14 @@ READERS: Mapping[str, Callable[[Config, Family, int | None], Encoding]] = {
 
 
 def is_readable(family: Family) -> bool:
-    """Whether `model_config` supports the family's encoding, although a configuration may lack something."""
+    """Return whether `model_config` supports the family's encoding; a configuration may still lack something."""
     if family.positions in ("learned", "sinusoidal"):
         return family.model_type in {**LAYOUTS, **COMPUTED}
     return family.positions in READERS
 
 
 def _full_attention_parameters(text: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """The schedule of the full-attention layers as one flat dict."""
+    """Return the schedule of the full-attention layers as one flat dict."""
     merged: dict[str, Any] = dict(assumed_schedule(text, family))
     for key in reversed(schedule_keys(text, family)):
         schedule = text.get(key) or {}
@@ -410,7 +433,7 @@ def _full_attention_parameters(text: Mapping[str, Any], family: Family) -> dict[
 
 
 def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
-    """A copy of a configuration with a rotary encoding in both dialects.
+    """Return a copy of a configuration with a rotary encoding in both the v4 and v5 format.
 
     Args:
         config: The content of config.json; not changed.
@@ -479,9 +502,9 @@ def check_known(config: Config, family: Family, after: Rotary | None = None) -> 
 
 
 def without_derived(rotary: Rotary) -> dict[str, Any]:
-    """A schedule's numbers without those derived from its factor, which change with another factor.
+    """Return a schedule's parameters without those derived from its factor, which change with another factor.
 
-    Olmo 3 has an attention_factor of 1.2079441541679836, which is 0.1 · ln 8 + 1. A number is derived if it agrees with
+    Olmo 3 has an attention_factor of 1.2079441541679836, which is 0.1 · ln 8 + 1. A value is derived if it agrees with
     its formula in all its digits, at least two after the decimal point; a derived 1 does not count.
     """
     numbers = dict(rotary.parameters)
@@ -493,7 +516,7 @@ def without_derived(rotary: Rotary) -> dict[str, Any]:
 
 
 def _schedule(config: Config, family: Family, rotary: Rotary) -> dict[str, Any]:
-    """The numbers of the schedule with further keys that the family's code requires."""
+    """Return the parameters of the schedule with further keys that the family's code requires."""
     old = _full_attention_parameters(text_config(config, family), family)
     kept = {key: old[key] for key in KEPT if key in old}
     schedule = {**kept, **rotary.parameters, "rope_type": native_type(family, rotary.rope_type)}
