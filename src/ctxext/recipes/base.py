@@ -146,7 +146,7 @@ class Method:
         return False
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the step as it is written in a recipe file, without unset parameters."""
+        """Return the step in the format of a recipe file, without unset parameters."""
         numbers = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         plain = {key: _listed(value) for key, value in numbers.items()}
         return {"method": self.name, **{key: value for key, value in plain.items() if value is not None}}

@@ -25,7 +25,7 @@ class Limits:
         max: The largest legal value.
         choices: The legal words of a text parameter.
         search: The range, or the values, that a search tries.
-        usual: The value that None stands for. For a required parameter, the paper's value, which a search tries
+        usual: The value that replaces None. For a required parameter, the paper's value, which a search tries
             first.
         measured: Whether it is the result of a measurement: kept in recipe files, not an option of the command line.
     """

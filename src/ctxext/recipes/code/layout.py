@@ -204,7 +204,7 @@ def _with_hidden_schedule(model: ModelConfig) -> Config:
     own = {key: value for key, value in full.items() if key in _SCHEDULE or key == _ORIGINAL}
     block: dict[str, Any] = {"rope": {**own, **kept}, **({"shown": True} if is_shown else {})}
     if not is_shown or family.nested_rope:
-        # The full-attention layers have the sentinel as their rope type, in both dialects.
+        # The full-attention layers have the sentinel as their rope type, in the v4 and v5 formats.
         hidden = {"rope_type": SENTINEL, **{key: value for key, value in full.items() if key not in _SCHEDULE}}
         text["rope_parameters"] = {**schedules, **{name: dict(hidden) for name in names}} if names else hidden
         if family.rope_scaling:

@@ -27,15 +27,24 @@ class AdjustedBase(Scaling):
 
     @classmethod
     def search_space(cls, rotary: Rotary, factor: float) -> dict[str, SearchRange]:
-        """From the model's base to a few times the base that NTK-aware scaling would choose."""
+        """Return the search range of each parameter.
+
+        The base ranges from the model's to a few times the one that NTK-aware scaling would choose.
+        """
         most = 4 * rotary.theta * factor**2
         paper = search_start(cls, "theta")
         return {"theta": SearchRange((rotary.theta, most), paper if rotary.theta < paper < most else None)}
 
     def summary(self) -> str:
-        """The step with its base."""
+        """Return the step in a few words, for one line of output.
+
+        Contains the base.
+        """
         return f"{super().summary()} theta {self.theta:g}"
 
     def theta_after(self, rotary: Rotary) -> float:
-        """The chosen base."""
+        """Return the RoPE base after scaling.
+
+        It is the chosen one.
+        """
         return self.theta

@@ -1,4 +1,4 @@
-"""Row-wise schedules: every row with the frequencies that its own length needs."""
+"""Row-wise schedules: every query position uses the frequencies that its own length needs."""
 
 import dataclasses
 import math
@@ -50,17 +50,26 @@ class Adaptive(Relation):
     )
 
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
-        """Why `around` and `long_factor` do not fit together; None if they do."""
+        """Return an error and a hint if the options cannot extend L to the target; None if they can.
+
+        `around` and `long_factor` must fit together.
+        """
         if (self.around == "longrope") != (self.long_factor is not None):
             return "long_factor goes with longrope, and longrope needs it.", "--around longrope --long-factor FILE"
         return None
 
     def summary(self) -> str:
-        """The step with how far it reaches, and the method whose schedule it applies."""
+        """Return the step in a few words, for one line of output.
+
+        Contains the factor or the target length, and the method that provides the schedule.
+        """
         return f"{super().summary()} around {self.around}"
 
     def settings(self, model: ModelConfig) -> dict[str, Any]:
-        """For each factor the inverse frequencies and the factor on cos and sin, as lists."""
+        """Return the parameters that the portable class reads, as plain JSON.
+
+        For each factor they contain the inverse frequencies and the factor on cos and sin, as lists.
+        """
         check_known(model.config, model.family)
         settings = super().settings(model)
         step, rotary = self.resolved(model.rotary), model.rotary
@@ -84,7 +93,7 @@ class Adaptive(Relation):
         }
 
     def _at(self, factor: float, largest: float, rotary: Rotary) -> Rotary:
-        """The encoding with the schedule at one factor, the same at any length."""
+        """Return the encoding with the schedule at one factor, the same at any length."""
         numbers: dict[str, Any] = {}
         if self.around == "longrope":
             share = 1.0 if factor == largest else math.log(factor) / math.log(largest)
@@ -96,7 +105,7 @@ class Adaptive(Relation):
 
 
 def slowed_alike(present: list[float], plain: list[float], slowed: list[float]) -> list[float]:
-    """Frequencies of a model with a schedule, each scaled as a plain one of the same wavelength would be.
+    """Scale each frequency of a model with a schedule like a plain one of the same wavelength.
 
     Args:
         present: The model's frequencies.
@@ -115,5 +124,5 @@ def slowed_alike(present: list[float], plain: list[float], slowed: list[float]) 
 
 
 def rungs(factor: float) -> list[float]:
-    """2, 4, 8 ... below the factor, and the factor itself."""
+    """Return the factors 2, 4, 8 ... below a factor, and the factor itself."""
     return [*(2.0**i for i in range(1, (math.ceil(factor) - 1).bit_length())), float(factor)]

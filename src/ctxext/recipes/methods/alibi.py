@@ -33,10 +33,16 @@ class Slopes(Reaching, CodeMethod):
 
     @abstractmethod
     def exponents(self, num_heads: int) -> list[float]:
-        """The exponent e of each head; 0 keeps a slope, 1 divides it by the whole factor."""
+        """Return the exponent e of each head.
+
+        0 keeps a slope, 1 divides it by the whole factor.
+        """
 
     def settings(self, model: ModelConfig) -> dict[str, Any]:
-        """The exponents, and the length from which rows are scaled."""
+        """Return the parameters that the portable class reads, as plain JSON.
+
+        They contain the exponents, and the length from which query positions are scaled.
+        """
         step = self.resolved(model.encoding)
         assert isinstance(model.encoding, Alibi)
         return {
@@ -47,12 +53,18 @@ class Slopes(Reaching, CodeMethod):
 
     @classmethod
     def refusal(cls, config: Config, family: Family) -> str:
-        """Why the family cannot carry the code; empty if it can."""
+        """Return the reason why the method cannot apply; empty if it can.
+
+        The family must be able to carry the code.
+        """
         unsupported = "" if family.model_type in _FAMILIES else "its biases are untested"
         return super().refusal(config, family) or unsupported
 
     def caution_for(self, model: ModelConfig) -> str:
-        """What happens within the original context length."""
+        """Return the warning for users of the result.
+
+        It describes the effect within the original context length.
+        """
         if self.rows == "static":
             return "every input changes, short ones too."
         return (

@@ -1,4 +1,4 @@
-"""ALiBi with all slopes divided by the row's own factor."""
+"""ALiBi with all slopes divided by the factor of each query position."""
 
 from ctxext.recipes.methods.alibi import Slopes
 
@@ -16,5 +16,8 @@ class AlibiInterpolation(Slopes):
     paper = "https://arxiv.org/abs/2310.13017"
 
     def exponents(self, num_heads: int) -> list[float]:
-        """1 for all heads."""
+        """Return the exponent e of each head.
+
+        It is 1 for all heads.
+        """
         return [1.0] * num_heads

@@ -1,4 +1,4 @@
-"""Bifocal attention as Jet-Long has it, and groups per rotated pair as DPE has them."""
+"""Bifocal attention as in Jet-Long, and groups per rotated pair as in DPE."""
 
 from typing import Any
 
@@ -37,21 +37,33 @@ class Bifocal(Relation):
     )
 
     def summary(self) -> str:
-        """The step with how far it reaches, and its border if that is the published one."""
+        """Return the step in a few words, for one line of output.
+
+        Contains the factor or the target length, and the border if it is the published one.
+        """
         return super().summary() + (", border as published" if self.border == "published" else "")
 
     def defaults(self, length: int) -> dict[str, Any]:
-        """A sixteenth of L, the proportion of the paper."""
+        """Return the defaults that depend on L, by option.
+
+        The window is a sixteenth of L, the proportion of the paper.
+        """
         return {"window": max(length // 16, 1)}
 
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
-        """The window must leave something to regroup, and groups must be whole."""
+        """Return an error and a hint if the options cannot extend L to the target; None if they can.
+
+        The window must leave something to regroup, and groups must be whole numbers.
+        """
         if self.groups and any(group < 1 or group != int(group) for group in self.groups):
             return "groups must be whole numbers of at least 1.", "Jet-Long's rule needs no --groups."
         return window_problem(given(self.window), length)
 
     def settings(self, model: ModelConfig) -> dict[str, Any]:
-        """The numbers of the map, with groups as whole numbers."""
+        """Return the parameters that the portable class reads, as plain JSON.
+
+        They are the parameters of the map, with groups as whole numbers.
+        """
         settings = super().settings(model)
         if self.groups:
             pairs = model.rotary.dim // 2

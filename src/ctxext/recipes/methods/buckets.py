@@ -25,7 +25,10 @@ class WiderBuckets(Reaching):
     is_experimental = True
 
     def caution_for(self, model: ModelConfig) -> str:
-        """That any length ran before, that the gain is not measured, and which inputs change."""
+        """Return the warning for users of the result.
+
+        Any length ran before, the gain is not measured, and inputs change beyond a quarter of `num_buckets` tokens.
+        """
         assert isinstance(model.encoding, Buckets)
         return (
             "no distance was out of range before, as far ones share a bucket: any length ran. What wider buckets gain "
@@ -34,7 +37,10 @@ class WiderBuckets(Reaching):
         )
 
     def edit(self, model: ModelConfig) -> ModelConfig:
-        """Write the distance and the length."""
+        """Return the configuration after this step.
+
+        It contains the new distance and length.
+        """
         if reason := self.refusal(model.config, model.family):
             raise CtxextError(
                 f'"{model.family.model_type}" has no buckets to widen: {reason}.',

@@ -34,15 +34,24 @@ class Cope(Divided):
     )
 
     def theta_after(self, rotary: Rotary) -> float:
-        """The chosen base, or the model's."""
+        """Return the RoPE base after scaling.
+
+        It is the chosen one, or the model's by default.
+        """
         return self.theta or rotary.theta
 
     def attention_factor(self) -> float:
-        """1: CoPE has no temperature."""
+        """Return the factor on cos and sin.
+
+        It is 1, as CoPE has no temperature.
+        """
         return 1.0
 
     def divisors(self, rotary: Rotary) -> list[float]:
-        """The inverse of the fading; the last divisor is very large."""
+        """Return the divisor of each rotated pair's frequency.
+
+        It is the inverse of the fading; the last divisor is very large.
+        """
         pairs, base = rotary.dim // 2, self.theta_after(rotary)
         never = sum(2 * math.pi * base ** (2 * i / rotary.span) > rotary.trained_length for i in range(pairs))
         count = min(round(0.75 * never) if self.num_faded is None else self.num_faded, pairs)

@@ -1,4 +1,4 @@
-"""Distance-aware attention: weights by which a fine-tune teaches each head to use the distance."""
+"""Distance-aware attention: weights that teach each head in a fine-tune to use the distance."""
 
 import re
 from typing import Any
@@ -45,11 +45,17 @@ class DistanceAware(CodeMethod):
 
     @classmethod
     def refusal(cls, config: Config, family: Family) -> str:
-        """Why the family cannot carry the weights; empty if it can."""
+        """Return the reason why the method cannot apply; empty if it can.
+
+        The family must be able to carry the weights.
+        """
         return super().refusal(config, family) or _UNNAMED.get(family.model_type, "")
 
     def settings(self, model: ModelConfig) -> dict[str, Any]:
-        """The layers, the number of heads, and L."""
+        """Return the parameters that the portable class reads, as plain JSON.
+
+        They are the layers, the number of heads, and L.
+        """
         return {
             "layers": rotated_layers(model.config, model.family),
             "num_heads": read(model.config, model.family, "num_attention_heads"),
@@ -57,8 +63,11 @@ class DistanceAware(CodeMethod):
         }
 
     def new_tensors(self, source: Checkpoint, model: ModelConfig) -> tuple[NewTensor, ...]:
-        """Two numbers per head for each attention, in the smallest of the source's files."""
-        if source.remote_sizes:  # A dry run on a repository whose weights were not fetched.
+        """Return the tensors that differ between the result and its source.
+
+        They are two numbers per head for each attention, in the smallest of the source's files.
+        """
+        if source.remote_sizes:  # A dry run on a repository without fetched weights.
             return ()
         stored = source.stored_tensors()
         home = min({path for path, _ in stored.values()}, key=lambda path: (source.size_of(path), path))

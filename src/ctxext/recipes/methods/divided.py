@@ -1,4 +1,4 @@
-"""Schedules with a divisor for each frequency, given by a formula and carried as LongRoPE's lists."""
+"""Schedules with a divisor for each frequency, computed by a formula and carried as LongRoPE's lists."""
 
 import math
 from abc import abstractmethod
@@ -19,28 +19,40 @@ class Divided(Scaling):
 
     @classmethod
     def refusal(cls, config: Config, family: Family) -> str:
-        """Why the family cannot carry the schedule; empty if it can."""
+        """Return the reason why the method cannot apply; empty if it can.
+
+        The family must be able to carry the schedule, including a factor on cos and sin.
+        """
         allowed = family.rope_scaling_keys.get(cls.rope_type)
         if allowed is not None and "attention_factor" not in allowed:
             return "its configuration class takes no factor on cosine and sine, which this schedule needs"
         return super().refusal(config, family)
 
     def edit(self, model: ModelConfig) -> ModelConfig:
-        """Write the lists into the configuration."""
+        """Return the configuration after this step.
+
+        It contains the lists of divisors.
+        """
         if reason := self.refusal(model.config, model.family):
             raise CtxextError(f'"{model.family.model_type}": {reason}.', hint="Choose another method.")
         return super().edit(model)
 
     @abstractmethod
     def divisors(self, rotary: Rotary) -> list[float]:
-        """The divisor of each rotated pair's frequency."""
+        """Return the divisor of each rotated pair's frequency."""
 
     def attention_factor(self) -> float:
-        """The factor on cos and sin; YaRN's."""
+        """Return the factor on cos and sin.
+
+        By default it is YaRN's.
+        """
         return 0.1 * math.log(self.stretch) + 1
 
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
-        """The `longrope` type of transformers with equal lists."""
+        """Return the schedule's parameters as transformers names them.
+
+        The rope type is `longrope`, with equal lists.
+        """
         divisors = self.divisors(rotary)
         return {
             "factor": self.stretch,

@@ -32,7 +32,10 @@ class DualChunk(Relation):
     )
 
     def adapted(self, model: ModelConfig) -> Self:
-        """The step with the numbers of `dual_chunk_attention_config`, which Qwen2.5-1M has and transformers ignores."""
+        """Return the step with unset parameters read from the model's configuration.
+
+        They come from `dual_chunk_attention_config`, which Qwen2.5-1M has and transformers ignores.
+        """
         published = model.read("dual_chunk_attention_config")
         if not isinstance(published, Mapping):
             return self
@@ -45,12 +48,18 @@ class DualChunk(Relation):
         )
 
     def defaults(self, length: int) -> dict[str, Any]:
-        """Chunks as long as L, which leaves all rows within it unchanged."""
+        """Return the defaults that depend on L, by option.
+
+        Chunks are as long as L, which leaves all query positions within it unchanged.
+        """
         size = self.chunk_size or length
         return {"chunk_size": size, "local": max(size // 8, 1)}
 
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
-        """No distance may be longer than L, and chunks must be longer than their overlap."""
+        """Return an error and a hint if the options cannot extend L to the target; None if they can.
+
+        No distance may be longer than L, and chunks must be longer than their overlap.
+        """
         size, local = given(self.chunk_size), given(self.local)
         if size > length:
             return f'a chunk of "{size}" uses distances beyond the {length} tokens that the model reads.', (

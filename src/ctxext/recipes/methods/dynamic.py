@@ -26,12 +26,16 @@ class DynamicNtk(Scaling):
     )
 
     def reach(self, encoding: Encoding) -> int:
-        """The trained length: transformers reads it from the maximum, and raising that switches the scaling off.
+        """Return the context length after this step, in tokens.
 
-        See docs/traps.md, trap 5.
+        It stays the trained length. transformers reads that length from the maximum, and raising the maximum switches
+        the scaling off. See docs/traps.md, trap 5.
         """
         return encoding.trained_length
 
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
-        """The `dynamic` type of transformers."""
+        """Return the schedule's parameters as transformers names them.
+
+        The rope type is `dynamic`.
+        """
         return {"factor": self.stretch}

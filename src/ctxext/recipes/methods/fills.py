@@ -1,4 +1,4 @@
-"""Fills: how the rows of a longer position table are computed from the old rows, each as a weighted sum.
+"""Fills: rules that compute the rows of a longer position table from the old rows, each as a weighted sum.
 
 A fill returns, for the new positions k, the old rows and their weights, both (positions, terms); L is the old number of
 positions and N the new number. Weights sum to 1; rows with a weight of 0 are not read. A row of a single term is copied
@@ -19,14 +19,14 @@ _SHARPNESS = -0.5  # Keys's a, with which his cubic reproduces parabolas.
 
 
 def tile(k: "Array", old: int, new: int, alpha: float) -> "Terms":
-    """p'_k = p_(k mod L). Beltagy et al., Longformer, section 5."""
+    """Repeat the old rows: p'_k = p_(k mod L). Beltagy et al., Longformer, section 5."""
     import numpy as np
 
     return (k % old)[:, None], np.ones((len(k), 1))
 
 
 def hierarchical(k: "Array", old: int, new: int, alpha: float) -> "Terms":
-    """p'_(iL+j) = α u_i + (1 − α) u_j with u_i = (p_i − α p_0) / (1 − α). Su, 2020."""
+    """Combine two rows: p'_(iL+j) = α u_i + (1 − α) u_j with u_i = (p_i − α p_0) / (1 − α). Su, 2020."""
     import numpy as np
 
     i, j = k // old, k % old
@@ -38,7 +38,7 @@ def hierarchical(k: "Array", old: int, new: int, alpha: float) -> "Terms":
 
 
 def linear(k: "Array", old: int, new: int, alpha: float) -> "Terms":
-    """Row k · L / N of the old table, interpolated between its two neighbours; the last row is repeated."""
+    """Interpolate row k · L / N of the old table between its two neighbours; the last row is repeated."""
     import numpy as np
 
     at = np.minimum(k * old / new, old - 1)
@@ -48,7 +48,7 @@ def linear(k: "Array", old: int, new: int, alpha: float) -> "Terms":
 
 
 def cubic(k: "Array", old: int, new: int, alpha: float) -> "Terms":
-    """The same, by cubic convolution of four rows (Keys 1981, a = −1/2); the ends are repeated."""
+    """Interpolate row k · L / N by cubic convolution of four rows (Keys 1981, a = −1/2); the ends are repeated."""
     import numpy as np
 
     at = np.minimum(k * old / new, old - 1)
@@ -77,9 +77,10 @@ DTYPES: Mapping[str, str] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "
 
 
 def filled(raw: memoryview, dtype: str, width: int, special: int, new: int, fill: str, alpha: float) -> Iterator[bytes]:
-    """The bytes of the longer table, some rows at a time; sums are computed in float64 and rounded once.
+    """Yield the bytes of the longer table, some rows at a time.
 
-    `special` rows precede that of position 0 and are copied; `new` is the number of positions of the new table.
+    Sums are computed in float64 and rounded once. `special` rows precede that of position 0 and are copied; `new` is
+    the number of positions of the new table.
     """
     import numpy as np
 
@@ -103,7 +104,7 @@ def filled(raw: memoryview, dtype: str, width: int, special: int, new: int, fill
 
 
 def continued(raw: memoryview, dtype: str, width: int, special: int, new: int) -> Iterator[bytes]:
-    """The bytes of a longer table of sinusoids: the old rows, then those of the next positions.
+    """Yield the bytes of a longer table of sinusoids: the old rows, then those of the next positions.
 
     Row p is sin(p / 10000^(2i/d)) for i < d/2, then the cosines. Vaswani et al. 2017, section 3.5. The arguments are
     those of `filled`.
@@ -121,7 +122,7 @@ def continued(raw: memoryview, dtype: str, width: int, special: int, new: int) -
 
 
 def _rounded(values: "Array", dtype: str) -> "Array":
-    """Float64 numbers in another format, to the nearest, ties to even."""
+    """Round float64 numbers to another format, to the nearest, ties to even."""
     import numpy as np
 
     if dtype != "BF16":

@@ -44,13 +44,19 @@ class Llama3(Scaling):
             )
 
     def edit(self, model: ModelConfig) -> ModelConfig:
-        """At factor 1, keep the plain schedule: blending a frequency with itself changes its last bit."""
+        """Return the configuration after this step.
+
+        At factor 1 it keeps the plain schedule: blending a frequency with itself changes its last bit.
+        """
         if self.resolved(model.rotary).stretch == 1 and not model.rotary.is_scaled:
             return model.with_encoding(model.rotary)
         return super().edit(model)
 
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
-        """The `llama3` type of transformers."""
+        """Return the schedule's parameters as transformers names them.
+
+        The rope type is `llama3`.
+        """
         return {
             "factor": self.stretch,
             "low_freq_factor": self.low_freq_factor,

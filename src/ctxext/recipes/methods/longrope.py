@@ -20,20 +20,24 @@ _MOST = 1.25
 
 
 def with_attention_factor(value: float) -> dict[str, float]:
-    """The keys that give a factor on cos and sin: transformers reads the first, vLLM and SGLang the other two.
+    """Return the keys that specify a factor on cos and sin.
 
-    vLLM and SGLang otherwise take sqrt(1 + ln(factor) / ln(original context length)) (docs/traps.md, trap 27).
+    transformers reads the first, vLLM and SGLang the other two. vLLM and SGLang otherwise take
+    sqrt(1 + ln(factor) / ln(original context length)) (docs/traps.md, trap 27).
     """
     return {"attention_factor": value, "short_mscale": value, "long_mscale": value}
 
 
 def _num_knots(rotary: Rotary) -> int:
-    """At least two, as no model rotates fewer than two pairs (`geometry.check_sizes`)."""
+    """Return the number of knots.
+
+    There are at least two, as no model rotates fewer than two pairs (`geometry.check_sizes`).
+    """
     return min(_KNOTS, rotary.dim // 2)
 
 
 def _starts(rotary: Rotary, factor: float) -> list[float]:
-    """How far YaRN's curve rises up to each knot; 1 is an even share of the way to the factor."""
+    """Compute the rise of YaRN's curve up to each knot; 1 is an even share of the way to the factor."""
     yarn = {"rope_type": "yarn", "factor": factor}
     plain, slowed = (
         inverse_frequencies(dataclasses.replace(rotary, parameters=parameters))
@@ -47,7 +51,7 @@ def _starts(rotary: Rotary, factor: float) -> list[float]:
 
 
 def _between(knots: Sequence[float], place: float) -> float:
-    """The height at a place from 0 to 1 of the line through evenly spaced knots, two at least."""
+    """Return the height at a place from 0 to 1 of the line through evenly spaced knots, two at least."""
     at = place * (len(knots) - 1)
     left = min(int(at), len(knots) - 2)
     return knots[left] + (knots[left + 1] - knots[left]) * (at - left)
@@ -90,20 +94,27 @@ class LongRope(Scaling):
 
     @classmethod
     def neutral_step(cls, encoding: Encoding) -> Self:
-        """Lists of ones."""
+        """Return the step that leaves a model with this encoding unchanged.
+
+        Its lists contain only ones.
+        """
         return cls(**cls.neutral, long_factor=(1.0,) * _num_pairs(encoding))
 
     @classmethod
     def example_step(cls, encoding: Encoding) -> Self:
-        """A divisor that rises by one from pair to pair."""
+        """Return a step that changes a small model with this encoding.
+
+        Its divisor rises by one from pair to pair.
+        """
         return cls(**cls.example, long_factor=tuple(1.0 + pair for pair in range(_num_pairs(encoding))))
 
     @classmethod
     def search_space(cls, rotary: Rotary, factor: float) -> dict[str, SearchRange]:
-        """How far the curve of divisors rises at each of a few knots, and which list the original context has.
+        """Return the search range of each parameter.
 
-        No rise is negative, so divisors never fall from one dimension to the next: the paper's constraint (section
-        3.2). The curve starts as YaRN's, one of those that the paper's search starts from.
+        The parameters are the rise of the curve of divisors up to each of a few knots, the list for the original
+        context, and the temperature. No rise is negative, so divisors never fall from one dimension to the next: the
+        paper's constraint (section 3.2). The curve starts as YaRN's, one of those that the paper's search starts from.
         """
         rises = {
             f"rise_{knot}": SearchRange((0.0, _MAX_RISE), start) for knot, start in enumerate(_starts(rotary, factor))
@@ -113,7 +124,10 @@ class LongRope(Scaling):
 
     @classmethod
     def from_search(cls, numbers: Mapping[str, Any], rotary: Rotary, factor: float) -> Self:
-        """The step whose divisors, on a logarithmic scale, are linear between knots."""
+        """Create the step from parameter values of its search space.
+
+        Its divisors, on a logarithmic scale, are linear between knots.
+        """
         count, pairs = _num_knots(rotary), rotary.dim // 2
         most, level, knots = math.log(_MOST * factor), 0.0, []
         for knot in range(count):
@@ -128,7 +142,10 @@ class LongRope(Scaling):
         )
 
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
-        """The `longrope` type of transformers."""
+        """Return the schedule's parameters as transformers names them.
+
+        The rope type is `longrope`.
+        """
         num_factors = rotary.dim // 2
         short = self.short_factor or (1.0,) * num_factors
         for name, factors in (("long_factor", self.long_factor), ("short_factor", short)):

@@ -37,7 +37,10 @@ class MrRope(Divided):
         check_ends(self.name, self.beta_fast, self.beta_slow)
 
     def divisors(self, rotary: Rotary) -> list[float]:
-        """s^e of each pair; the ends of the ramp are whole indices."""
+        """Return the divisor of each rotated pair's frequency.
+
+        It is s^e; the ends of the ramp are whole indices.
+        """
         pairs = rotary.dim // 2
         rotations = [
             rotary.theta ** (-2 * i / rotary.span) * rotary.trained_length / (2 * math.pi) for i in range(pairs)

@@ -115,18 +115,27 @@ class MsPoE(CodeMethod):
             raise CtxextError("mspoe: ratios, ramps and temperatures must be above zero.")
 
     def reach(self, encoding: Encoding) -> int:
-        """The context length as before, or that of the training."""
+        """Return the context length after this step, in tokens.
+
+        It is unchanged, or that of the training of learned heads if this is longer.
+        """
         before = super().reach(encoding)
         return before if self.reaches is None else max(before, self.reaches)
 
     @classmethod
     def from_search(cls, numbers: Mapping[str, Any], rotary: Rotary, factor: float) -> Self:
-        """The step with numbers from its search space; the smaller of its two ratios is the smallest."""
+        """Create the step from parameter values of its search space.
+
+        The smaller of its two ratios becomes `ratio_min`.
+        """
         smallest, largest = sorted(numbers[name] for name in ("ratio_min", "ratio_max"))
         return cls(**{**numbers, "ratio_min": smallest, "ratio_max": largest})
 
     def summary(self) -> str:
-        """The step with its ratios and its order of heads."""
+        """Return the step in a few words, for one line of output.
+
+        Contains the ratios and the order of heads.
+        """
         if self.ratios:
             numbers = [number for row in self.ratios for number in row]
             return f"{self.name} {min(numbers):.3g}–{max(numbers):.3g} (learned heads)"
@@ -134,7 +143,7 @@ class MsPoE(CodeMethod):
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether the order of its heads is yet to be measured."""
+        """Whether the order of its heads must still be measured."""
         return self.head_order == "calibrated" and not self.ranks
 
     @property
@@ -144,13 +153,19 @@ class MsPoE(CodeMethod):
 
     @classmethod
     def refusal(cls, config: Config, family: Family) -> str:
-        """Why the family does not support a ratio per head; empty if it does."""
+        """Return the reason why the method cannot apply; empty if it can.
+
+        The family must support a ratio per head.
+        """
         if family.shared_rotary_key:
             return "latent attention: all heads share one rotated key, so they cannot have scales of their own"
         return super().refusal(config, family)
 
     def settings(self, model: ModelConfig) -> dict[str, Any]:
-        """Ratios, layers and orders for this model."""
+        """Return the parameters that the portable class reads, as plain JSON.
+
+        They contain the ratios, layers and orders for this model.
+        """
         heads, released = num_kv_heads(model), self.variant == "released"
         if released and heads != model.read("num_attention_heads"):
             raise CtxextError(
@@ -184,7 +199,7 @@ class MsPoE(CodeMethod):
         return settings
 
     def _layers(self, model: ModelConfig) -> list[int]:
-        """The layers with scaled heads: from `first_layer` on, those with full attention and a rotary embedding."""
+        """Return the layers with scaled heads: from `first_layer` on, those with full attention and RoPE."""
         full = rotated_layers(model.config, model.family)
         layers = [index for index in full if index >= self.first_layer]
         if not full:
@@ -199,7 +214,7 @@ class MsPoE(CodeMethod):
         return layers
 
     def _ranks(self, model: ModelConfig, num_layers: int, num_heads: int) -> list[list[int]] | None:
-        """For each layer the rank of each head's ratio; None if heads are ordered by each prompt."""
+        """Return the rank of each head's ratio for each layer; None if heads are ordered by each prompt."""
         if self.head_order == "fixed":
             return [list(range(num_heads)) for _ in range(num_layers)]
         model_type = model.family.model_type
@@ -226,19 +241,25 @@ FIXED_ONLY: Mapping[str, str] = {
 
 
 def ratio_grid(ratio_min: float, ratio_max: float, num_heads: int, *, released: bool = False) -> list[float]:
-    """Ratios from the smallest to the largest, one per KV head. The released code's grid stops one step short."""
+    """Return the ratios from the smallest to the largest, one per KV head.
+
+    The released code's grid stops one step short.
+    """
     steps = num_heads if released else max(num_heads - 1, 1)
     return [ratio_min + (ratio_max - ratio_min) * i / steps for i in range(num_heads)]
 
 
 def ranks_from_scores(scores: Sequence[float]) -> list[int]:
-    """The rank of each head's ratio: the most position-aware head has the smallest, ties go to the lower head."""
+    """Return the rank of each head's ratio.
+
+    The most position-aware head has the smallest ratio; ties go to the lower head.
+    """
     order = sorted(range(len(scores)), key=lambda head: (-scores[head], head))
     return [order.index(head) for head in range(len(scores))]
 
 
 def num_kv_heads(model: ModelConfig) -> int:
-    """How many KV heads a layer with full attention passes through its rotary embedding."""
+    """Return the number of KV heads that a layer with full attention passes through its rotary embedding."""
     if model.family.model_type == "falcon":  # The new architecture repeats its keys for every query first.
         multi_query = model.read("multi_query") and not model.read("new_decoder_architecture")
         return 1 if multi_query else int(model.read("num_attention_heads"))

@@ -18,7 +18,7 @@ class Ntk(Scaling):
     paper = "https://arxiv.org/abs/2309.00071"
 
     def theta_after(self, rotary: Rotary) -> float:
-        """Return the raised base."""
+        """Return the RoPE base after scaling."""
         if rotary.dim <= 2:
             raise CtxextError("A head with one rotating pair has no base to raise.", hint="Use --method pi.")
         return float(rotary.theta * self.stretch ** (rotary.span / (rotary.dim - 2)))

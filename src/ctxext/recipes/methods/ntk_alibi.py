@@ -17,7 +17,10 @@ class NtkAlibi(Slopes):
     paper = "https://github.com/keezen/ntk_alibi"
 
     def exponents(self, num_heads: int) -> list[float]:
-        """By the rank of the head's slope, from the steepest."""
+        """Return the exponent e of each head.
+
+        It depends on the rank of the head's slope, from the steepest.
+        """
         slopes = alibi_slopes(num_heads)
         steepest = sorted(slopes, reverse=True)
         return [steepest.index(slope) / max(num_heads - 1, 1) for slope in slopes]

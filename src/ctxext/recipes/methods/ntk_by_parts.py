@@ -33,7 +33,7 @@ class NtkByParts(Scaling):
     paper = "https://arxiv.org/abs/2309.00071"
     rope_type = "yarn"
 
-    # transformers reads an end of 0 as one that is not given.
+    # transformers reads an end of 0 as a missing one.
     beta_fast: float | None = param(
         None,
         help="Dimensions with more rotations than this within the original context stay unchanged.",
@@ -62,20 +62,27 @@ class NtkByParts(Scaling):
         return fast, _BETA_SLOW if self.beta_slow is None else self.beta_slow
 
     def resolved(self, encoding: Encoding) -> Self:
-        """The same step with the ends of its ramp filled in."""
+        """Return the step with every model-dependent parameter filled in.
+
+        This includes the ends of its ramp.
+        """
         fast, slow = self._ends
         return dataclasses.replace(super().resolved(encoding), beta_fast=fast, beta_slow=slow)
 
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
-        """The `yarn` type of transformers with its temperature switched off.
+        """Return the schedule's parameters as transformers names them.
 
-        mlx-lm does not read attention_factor; a weight of zero for ln(factor) gives it the same 1 (docs/traps.md,
-        trap 27). `mscale_all_dim` would change the attention of DeepSeek's family, so it is left out.
+        The rope type is `yarn`, with its temperature switched off. mlx-lm does not read attention_factor; a weight of
+        zero for ln(factor) gives it the same 1 (docs/traps.md, trap 27). `mscale_all_dim` would change the attention of
+        DeepSeek's family, so it is left out.
         """
         return {**self.ramp(rotary), "attention_factor": 1.0, "mscale": 0.0}
 
     def ramp(self, rotary: Rotary) -> Mapping[str, Any]:
-        """The ramp, with the original length written out because the maximum has changed (docs/traps.md, trap 3)."""
+        """Return the parameters of the ramp.
+
+        The original length is written out because the maximum has changed (docs/traps.md, trap 3).
+        """
         fast, slow = self._ends
         return {
             "factor": self.stretch,

@@ -22,5 +22,8 @@ class PositionInterpolation(Scaling):
     rope_type = "linear"
 
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
-        """The `linear` type of transformers."""
+        """Return the schedule's parameters as transformers names them.
+
+        The rope type is `linear`.
+        """
         return {"factor": self.stretch}

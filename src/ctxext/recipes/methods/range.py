@@ -23,5 +23,8 @@ class Range(Rows):
     caution = "no position beyond the original context length was ever trained: the range grows, quality there falls."
 
     def rows(self, raw: memoryview, dtype: str, width: int, special: int, new: int) -> Iterator[bytes]:
-        """The old rows as they are, then the sinusoids of the positions after them."""
+        """Return an iterator over the bytes of the longer table.
+
+        It has the old rows unchanged, then the sinusoids of the positions after them.
+        """
         return continued(raw, dtype, width, special, new)

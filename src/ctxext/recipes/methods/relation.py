@@ -1,8 +1,8 @@
 """Base of the methods that map the distance between query and key: near keys exact, far ones regrouped.
 
-A map depends on the row, which is the position of the query, and never on the call: inputs within the context length
-of the source are answered bit for bit as before, and a prompt gives the same logits whole, in chunks or from a cache.
-Each method's map is a file in `portable/`; `portable/relation.py` is the attention.
+A map depends on the query position and never on the call. Inputs within the context length of the source give
+bit-identical output, and a prompt gives the same logits whole, in chunks or from a cache. Each method's map is a file
+in `portable/`; `portable/relation.py` is the attention.
 """
 
 import dataclasses
@@ -40,7 +40,10 @@ class Relation(Reaching, CodeMethod):
     )
 
     def resolved(self, encoding: Encoding) -> Self:
-        """The same step with its factor and all defaults that follow from the context length filled in."""
+        """Return the step with every model-dependent parameter filled in.
+
+        This includes the factor and all defaults that depend on the context length.
+        """
         length = encoding.context_length
         if self.factor is not None:
             factor = self.factor
@@ -69,12 +72,15 @@ class Relation(Reaching, CodeMethod):
         return step
 
     def defaults(self, length: int) -> dict[str, Any]:
-        """Defaults that follow from L, by option."""
+        """Return the defaults that depend on L, by option."""
         return {}
 
     @classmethod
     def search_space(cls, rotary: Rotary, factor: float) -> dict[str, SearchRange]:
-        """Windows from a thirty-second of L to a half of it; other ranges as they are declared."""
+        """Return the search range of each parameter.
+
+        Windows range from a thirty-second of L to a half of it; other ranges are the declared ones.
+        """
         ranges, length = super().search_space(rotary, factor), rotary.context_length
         if "window" in ranges:
             start = cls(factor=factor).defaults(length)["window"]
@@ -83,24 +89,33 @@ class Relation(Reaching, CodeMethod):
 
     @classmethod
     def from_search(cls, numbers: Mapping[str, Any], rotary: Rotary, factor: float) -> Self:
-        """The step with numbers from its search space, for the wanted factor."""
+        """Create the step from parameter values of its search space.
+
+        Its factor is the target factor.
+        """
         return cls(**{**numbers, "factor": factor})
 
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
-        """Why the options cannot reach the target from L, and a hint; None if they can."""
+        """Return an error and a hint if the options cannot extend L to the target; None if they can."""
         return None
 
     def reach(self, encoding: Encoding) -> int:
-        """The new context length in tokens."""
+        """Return the context length after this step, in tokens."""
         return round(self.stretch * encoding.context_length)
 
     def summary(self) -> str:
-        """The step with how far it reaches, and its temperature if it has one."""
+        """Return the step in a few words, for one line of output.
+
+        Contains the factor or the target length, and the temperature if it has one.
+        """
         reach = f"×{self.factor:g}" if self.factor is not None else f"to {self.target_length}"
         return f"{self.name} {reach}" + (f" ({self.temperature})" if self.temperature != "none" else "")
 
     def settings(self, model: ModelConfig) -> dict[str, Any]:
-        """The numbers of the map, the layers, and L."""
+        """Return the parameters that the portable class reads, as plain JSON.
+
+        They are the parameters of the map, the layers, and L.
+        """
         if model.rotary.rope_type == "dynamic":  # Its formula starts from the length that the map raises, besides.
             raise CtxextError(
                 f"{self.name} depends on each row, and this model's dynamic schedule on the length of the whole input.",
@@ -122,13 +137,13 @@ _NOT_IN_MAPS = frozenset({"method", "factor", "temperature"})
 
 
 def given(number: int | None) -> int:
-    """A number of a resolved step, which `defaults` has filled in."""
+    """Return a parameter of a resolved step, which `defaults` has filled in."""
     assert number is not None, "resolve the step first"
     return number
 
 
 def window_problem(window: int, length: int) -> tuple[str, str] | None:
-    """Why a window is too long, and a hint; None if it leaves something to regroup."""
+    """Return an error and a hint if a window leaves nothing to regroup; otherwise None."""
     if window >= length:
         return f'a window of "{window}" leaves nothing of {length} tokens to regroup.', f"--window {length // 8}"
     return None

@@ -28,9 +28,15 @@ class ReRope(Relation):
     )
 
     def defaults(self, length: int) -> dict[str, Any]:
-        """A quarter of L."""
+        """Return the defaults that depend on L, by option.
+
+        The window is a quarter of L.
+        """
         return {"window": max(length // 4, 1)}
 
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
-        """The window must leave something to regroup."""
+        """Return an error and a hint if the options cannot extend L to the target; None if they can.
+
+        The window must leave something to regroup.
+        """
         return window_problem(given(self.window), length)

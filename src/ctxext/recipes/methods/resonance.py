@@ -20,7 +20,7 @@ class Resonance(Divided):
     paper = "https://arxiv.org/abs/2403.00071"
     is_experimental = True
 
-    # transformers reads an end of YaRN's ramp of 0 as one that is not given.
+    # transformers reads an end of YaRN's ramp of 0 as a missing one.
     beta_fast: float = param(
         32.0,
         help="YaRN leaves dimensions with more rotations than this within the original context unchanged.",
@@ -35,7 +35,10 @@ class Resonance(Divided):
         check_ends(self.name, self.beta_fast, self.beta_slow)
 
     def divisors(self, rotary: Rotary) -> list[float]:
-        """From the model's own wavelengths to YaRN's rounded ones."""
+        """Return the divisor of each rotated pair's frequency.
+
+        It turns the model's own wavelength into YaRN's rounded one.
+        """
         plain = inverse_frequencies(rotary.with_parameters({"rope_type": "default"}))
         if self.stretch == 1:
             return [1.0] * len(plain)

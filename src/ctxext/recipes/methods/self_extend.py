@@ -33,11 +33,17 @@ class SelfExtend(Relation):
     )
 
     def defaults(self, length: int) -> dict[str, Any]:
-        """An eighth of L."""
+        """Return the defaults that depend on L, by option.
+
+        The window is an eighth of L.
+        """
         return {"window": max(length // 8, 1)}
 
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
-        """A fixed group reaches w + (L - w) · G."""
+        """Return an error and a hint if the options cannot extend L to the target; None if they can.
+
+        A fixed group extends the context to w + (L - w) · G.
+        """
         window = given(self.window)
         if problem := window_problem(window, length):
             return problem

@@ -26,11 +26,17 @@ class Sinks(Relation):
     window: int | None = param(None, help="How many recent tokens are read. Default: L less the sinks.", min=1)
 
     def defaults(self, length: int) -> dict[str, Any]:
-        """All of L, less the sinks."""
+        """Return the defaults that depend on L, by option.
+
+        The window is L less the sinks.
+        """
         return {"window": max(length - self.sinks, 1)}
 
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
-        """Sinks and window must fit into L."""
+        """Return an error and a hint if the options cannot extend L to the target; None if they can.
+
+        Sinks and window must fit into L.
+        """
         if self.sinks + given(self.window) > length:
             return (
                 f"{self.sinks} sinks and a window of {self.window} are more than the {length} tokens that it reads.",

@@ -31,12 +31,18 @@ class String(Relation):
     start: int | None = param(None, help="The first row with shifted distances. Default: L.", min=0)
 
     def defaults(self, length: int) -> dict[str, Any]:
-        """The proportions of the paper."""
+        """Return the defaults that depend on L, by option.
+
+        The proportions are those of the paper.
+        """
         shift = self.shift or max(length // 3, 1)
         return {"shift": shift, "window": min(length // 8, 128, shift), "start": length}
 
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
-        """Distances up to L reach L + S - w tokens."""
+        """Return an error and a hint if the options cannot extend L to the target; None if they can.
+
+        Distances up to L extend the context to L + S - w tokens.
+        """
         shift, window = given(self.shift), given(self.window)
         if window > shift:
             return f'window "{window}" is above shift "{shift}".', f"--window {shift // 3}"

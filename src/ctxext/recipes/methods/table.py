@@ -37,16 +37,25 @@ class Rows(Reaching):
     """Whether the table may be missing from the weights, as it can be computed."""
 
     def num_source_rows(self, table: LearnedTable) -> int:
-        """How many of the source's rows for positions the new ones are made of; by default all."""
+        """Return the number of the source's position rows from which new ones are computed.
+
+        By default these are all.
+        """
         return table.context_length
 
     @abstractmethod
     def rows(self, raw: memoryview, dtype: str, width: int, special: int, new: int) -> Iterator[bytes]:
-        """The bytes of the longer table, from those of the old one (arguments as in `fills.filled`)."""
+        """Return an iterator over the bytes of the longer table.
+
+        It is computed from the bytes of the old one (arguments as in `fills.filled`).
+        """
 
     @classmethod
     def refusal(cls, config: Config, family: Family) -> str:
-        """Why the table cannot be lengthened; empty if it can."""
+        """Return the reason why the method cannot apply; empty if it can.
+
+        The family's table must be supported and hold positions, not distances.
+        """
         if reason := super().refusal(config, family):
             return reason
         if is_of_distances(config, family):
@@ -54,7 +63,10 @@ class Rows(Reaching):
         return "" if family.model_type in cls.layouts else "the location of its table is not known"
 
     def edit(self, model: ModelConfig) -> ModelConfig:
-        """Write the new length wherever the configuration states the old one."""
+        """Return the configuration after this step.
+
+        It contains the new length in every key that holds the old one.
+        """
         if reason := self.refusal(model.config, model.family):
             raise CtxextError(
                 f'"{model.family.model_type}" has no table that {self.name} could lengthen: {reason}.',
@@ -63,8 +75,11 @@ class Rows(Reaching):
         return model.with_context_length(self.resolved(model.encoding).reach(model.encoding))
 
     def new_tensors(self, source: Checkpoint, model: ModelConfig) -> tuple[NewTensor, ...]:
-        """The new table, or two of them for an encoder-decoder, and the buffers with an entry per row."""
-        if source.remote_sizes:  # A dry run on a repository whose weights were not fetched.
+        """Return the tensors that differ between the result and its source.
+
+        They are the new table, or two of them for an encoder-decoder, and the buffers with an entry per row.
+        """
+        if source.remote_sizes:  # A dry run on a repository without fetched weights.
             return ()
         table = model.encoding
         assert isinstance(table, LearnedTable)
@@ -102,7 +117,7 @@ class Rows(Reaching):
 
 
 def _buffer(path: Path, entry: dict[str, Any], name: str, rows: int, new: int) -> NewTensor:
-    """A buffer with one entry per row: 0, 1, 2 ... or zeros."""
+    """Return a longer buffer with one entry per row: 0, 1, 2 ... or zeros."""
     shape, dtype = tuple(entry["shape"]), entry["dtype"]
     if dtype not in ("I64", "I32") or shape[-1:] != (rows,) or math.prod(shape) != rows:
         raise CtxextError(f'"{name}" is {dtype} {list(shape)}; expected one whole number for each of {rows} rows.')
@@ -137,15 +152,24 @@ class Table(Rows):
     alpha: float = param(0.4, help="Weight α of the coarse row in the hierarchical fill.", min=0.0, max=0.9)
 
     def num_source_rows(self, table: LearnedTable) -> int:
-        """Those that were trained."""
+        """Return the number of the source's position rows from which new ones are computed.
+
+        These are the trained ones.
+        """
         return table.trained_length
 
     def summary(self) -> str:
-        """The step with how far it reaches, and its fill."""
+        """Return the step in a few words, for one line of output.
+
+        Contains the factor or the target length, and the fill.
+        """
         return f"{super().summary()} ({self.fill})"
 
     def resolved(self, encoding: Encoding) -> "Table":
-        """The same step with its factor known."""
+        """Return the step with every model-dependent parameter filled in.
+
+        This includes the factor.
+        """
         step = super().resolved(encoding)
         length, reach = encoding.trained_length, step.reach(encoding)
         if length > encoding.context_length:
@@ -158,7 +182,10 @@ class Table(Rows):
         return step
 
     def caution_for(self, model: ModelConfig) -> str:
-        """That the new positions are untrained, and whether short inputs stay unchanged."""
+        """Return the warning for users of the result.
+
+        The new positions are untrained; the fill decides whether short inputs stay unchanged.
+        """
         kept = "inputs within the original context length are answered as before"
         changed = "every input changes, short ones too"
         trained = model.encoding.trained_length
@@ -169,5 +196,8 @@ class Table(Rows):
         )
 
     def rows(self, raw: memoryview, dtype: str, width: int, special: int, new: int) -> Iterator[bytes]:
-        """The bytes of the longer table, by the chosen fill."""
+        """Return an iterator over the bytes of the longer table.
+
+        It is computed by the chosen fill.
+        """
         return filled(raw, dtype, width, special, new, self.fill, self.alpha)

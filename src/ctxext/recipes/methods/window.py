@@ -25,11 +25,17 @@ class Window(Relation):
     window: int | None = param(None, help="How many recent tokens are read. Default: L.", min=1)
 
     def defaults(self, length: int) -> dict[str, Any]:
-        """All of L."""
+        """Return the defaults that depend on L, by option.
+
+        The window is L.
+        """
         return {"window": length}
 
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
-        """The window must fit into L."""
+        """Return an error and a hint if the options cannot extend L to the target; None if they can.
+
+        The window must fit into L.
+        """
         if given(self.window) > length:
             return f"a window of {self.window} is more than the {length} tokens that it reads.", f"--window {length}"
         return None

@@ -31,7 +31,10 @@ class Yarn(NtkByParts):
     )
 
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
-        """The `yarn` rope type, without a default temperature, as some engines ignore it (docs/traps.md, trap 7)."""
+        """Return the schedule's parameters as transformers names them.
+
+        The rope type is `yarn`, without a default temperature, as some engines ignore it (docs/traps.md, trap 7).
+        """
         names = ("attention_factor", "mscale", "mscale_all_dim")
         extra = {name: value for name in names if (value := getattr(self, name)) is not None}
         return {**self.ramp(rotary), **extra}
