@@ -135,7 +135,7 @@ def _origin(module: str) -> str | None:
 
 
 def refusal(family: Family) -> str:
-    """Return the reason why a family cannot carry code of any method; empty if it can."""
+    """Return the reason why a family cannot carry code, for all methods; empty if it can."""
     whole = {CAUSAL: "", MASKED: _BOTH_SIDES}.get(family.loader, _WHOLE.format(family.loader))
     return family.reason or UNREACHED.get(family.model_type, whole)
 

@@ -35,7 +35,7 @@ _PLACE = re.compile(r"(\w+)\.\w+")
 
 @contextlib.contextmanager
 def making_sense() -> Iterator[None]:
-    """Raise a CtxextError instead of any error that a configuration broken by hand causes."""
+    """Raise a CtxextError instead of the errors that a configuration broken by hand causes."""
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError) as error:
