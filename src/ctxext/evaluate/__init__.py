@@ -1,1 +1,1 @@
-"""Does a checkpoint use its context? Tasks, scoring and plots."""
+"""Measurement of a checkpoint's use of its context: tasks, scoring and plots."""

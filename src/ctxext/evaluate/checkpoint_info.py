@@ -1,4 +1,4 @@
-"""What the files of a checkpoint say: context length, recipe, digest. No torch."""
+"""Facts read from a checkpoint's files: context length, recipe, digest. No torch."""
 
 import hashlib
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ _BIAS_TABLES = ("mpt",)
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """What the files of a checkpoint say about its context.
+    """The context of a checkpoint, as its files specify it.
 
     Attributes:
         name: The name in reports.
@@ -70,7 +70,7 @@ class CheckpointInfo:
         return digest.hexdigest()
 
     def facts(self) -> dict[str, Any]:
-        """The entry in reports, before anything is measured."""
+        """Return the entry in reports, before any measurement."""
         noted = provenance(self.checkpoint.config)
         steps = (noted.get("recipe") or {}).get("steps") or []
         return {
@@ -90,7 +90,7 @@ class CheckpointInfo:
 
 @dataclass(frozen=True)
 class GgufInfo(CheckpointInfo):
-    """What the header of a GGUF file says about its context; the `checkpoint` has no files, only what it says.
+    """The context of a GGUF file, as its header specifies it; `checkpoint` has no files, only the header's content.
 
     Attributes:
         paths: The file, or all files of a split model in order.
@@ -100,17 +100,17 @@ class GgufInfo(CheckpointInfo):
 
     @property
     def path(self) -> Path:
-        """The file that is named to llama.cpp."""
+        """The file that llama.cpp opens."""
         return self.paths[0]
 
     @property
     def kind(self) -> str:
-        """It generates text."""
+        """The kind of model: it generates text."""
         return "causal"
 
     @cached_property
     def pipeline(self) -> SentencePipeline | None:
-        """It is no sentence encoder."""
+        """None, as it is no sentence encoder."""
         return None
 
     @cached_property
@@ -151,7 +151,7 @@ def open_infos(
 
 
 def _different_names(names: Sequence[tuple[str, str]]) -> list[str]:
-    """The short name of each model where it is its alone, else the long one."""
+    """Return the short name of each model if it is unique, else the long one."""
     shorts = [short for short, _ in names]
     chosen = [short if shorts.count(short) == 1 else long for short, long in names]
     for name in chosen:
@@ -161,7 +161,7 @@ def _different_names(names: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def info_of(name: str, checkpoint: Checkpoint) -> CheckpointInfo:
-    """Read what the files of a checkpoint say about its context."""
+    """Read the facts about a checkpoint's context from its files."""
     from ctxext.checkpoint.families import family_of
     from ctxext.recipes.encodings.rotary import is_readable, model_config
 

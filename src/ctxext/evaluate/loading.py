@@ -1,4 +1,4 @@
-"""How the models of an evaluation are loaded: device, dtype, attention, remote code, and by which engine."""
+"""The options of loading models for an evaluation: device, dtype, attention, remote code, and engine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _RUN = "How it is run"
 @with_documented_options
 @dataclass(frozen=True)
 class Loading(HubOptions):
-    """How models are loaded.
+    """The options of loading models.
 
     A device may also be "cuda:1", engine arguments a mapping, and a revision is for every model.
     """

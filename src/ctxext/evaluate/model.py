@@ -1,4 +1,4 @@
-"""Loading a checkpoint to evaluate it: the model, its tokenizer, and how it makes one vector of a text."""
+"""Loading a checkpoint to evaluate it: the model, its tokenizer, and its pooling."""
 
 import functools
 import importlib
@@ -64,10 +64,10 @@ _PACKAGE = "sentence_transformers"
 
 @dataclass(frozen=True)
 class Pooler:
-    """How a model makes one vector of a text.
+    """The pooling of a model, which makes one vector of a text.
 
     Attributes:
-        pooling: The poolings, whose vectors are concatenated.
+        pooling: The poolings; their vectors are concatenated.
         modules: Modules of sentence-transformers that replace them.
         length: The number of tokens at which it cuts texts; None if it does not.
     """
@@ -110,7 +110,7 @@ class LoadedModel:
         encoder: The tokenizer.
         can_share: Whether prompts with a common beginning may share a cache.
         kind: One of the values of `checkpoint_info.KINDS`.
-        pooler: How it makes one vector of a text.
+        pooler: The pooling, which makes one vector of a text.
     """
 
     name: str
@@ -131,7 +131,7 @@ class LoadedModel:
         return Head(self.model, is_masked=self.kind == "masked")
 
     def facts(self) -> dict[str, str]:
-        """How the model was loaded, for the report."""
+        """Return the settings of the loaded model for the report: dtype, device, attention and chat template."""
         return {
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "device": self.device.type,
@@ -140,28 +140,28 @@ class LoadedModel:
         }
 
     def first_pace(self, longest: int) -> tuple[int, float]:
-        """Return a number of tokens, at most `longest`, and how many seconds the model takes to read them when warm."""
+        """Return a number of tokens, at most `longest`, and the seconds in which the warm model reads them."""
         length = min(_FIRST, longest)
         with torch.inference_mode():
             while True:
                 ids = torch.ones((1, length), dtype=torch.long, device=self.device)
                 self.model(input_ids=ids[:, :8])
                 began = time.monotonic()
-                float(self.model(input_ids=ids)[0].flatten()[0])  # A number on this side, so that a GPU is waited for.
+                float(self.model(input_ids=ids)[0].flatten()[0])  # Reading a number waits for the GPU.
                 seconds = time.monotonic() - began
                 if seconds >= _ENOUGH or length >= longest:
                     return length, seconds
                 length = min(2 * length, longest)
 
     def may_share(self, common: int, length: int) -> bool:
-        """Whether prompts may share a cache, by their length and by how many tokens they have in common."""
+        """Return whether prompts may share a cache, by their length and their number of common tokens."""
         if self.can_share:
             return True
         config = self.model.config.to_dict()
         return not is_static(config) and is_static_for(config, common, length) and new_cache(self.model) is not None
 
     def rows_that_fit(self, length: int) -> int:
-        """How many prompts of a length fit into memory together.
+        """Return the number of prompts of a length that fit into memory together.
 
         The estimate uses the total memory of the machine, not the free memory, so that batches are reproducible.
         """
@@ -184,7 +184,7 @@ class LoadedModel:
         return int(min(_MAX_ROWS, max(1, room // (per_token * length))))
 
     def questions_at_once(self, length: int, num_depths: int) -> int:
-        """How many questions run together, each at some depths."""
+        """Return the number of questions that run together, each at some depths."""
         return self.rows_that_fit(length)
 
     def write(
@@ -240,7 +240,7 @@ class LoadedModel:
         return [row.tolist() for row in output.sequences[:, ids.shape[1] :]]
 
     def check_finite(self, numbers: torch.Tensor) -> None:
-        """Refuse numbers that overflowed."""
+        """Raise if any number overflowed."""
         if not bool(numbers.isfinite().all()):
             raise CtxextError(
                 f'"{self.name}" returns logits that are not numbers (NaN or infinite).',

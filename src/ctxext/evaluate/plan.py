@@ -52,17 +52,17 @@ class ModelPlan:
         return [*(key.length for work in self.documents for key in work.keys), *self.lengths * times]
 
     def make_work(self, loaded: "LoadedModel", samples: range | None = None) -> "Iterator[Work]":
-        """The work in the order in which it runs, in batches that fit into memory.
+        """Yield the work in the order in which it runs, in batches that fit into memory.
 
         Args:
             loaded: The model.
-            samples: Which samples of each cell, and which documents; by default all.
+            samples: The samples of each cell and the documents to run; by default all.
         """
         from ctxext.evaluate.tasks.retrieval import RetrievalWork, num_questions
 
         settings, asked = self.settings, samples or range(self.settings.samples)
         for task in self.tasks:
-            # A task without depths asks as many questions as the others do at all their depths.
+            # A task without depths has as many questions as the others have at all their depths.
             times, depths = num_questions(task, settings) // settings.samples, len(settings.depths)
             for length in self.lengths:
                 most = loaded.questions_at_once(length, depths if task.has_depths else 1)
@@ -134,7 +134,7 @@ _WRITTEN = ("needle",)
 
 
 def default_tasks(models: Sequence[str], loading: "Loading") -> tuple[str, ...]:
-    """The default tasks that all of some models can be asked, in transformers or in an engine."""
+    """Return the default tasks that apply to all of the models, in transformers or in an engine."""
     if loading.engine != "transformers":
         return _WRITTEN
     infos = _open(models, loading)
@@ -156,7 +156,7 @@ def check_kind(info: CheckpointInfo, settings: Settings, loading: "Loading") -> 
 
 
 def check_evaluator(source: str, infos: Sequence[CheckpointInfo], longest: int, loading: "Loading") -> None:
-    """Refuse an evaluator that cannot tell which tokens of the models' texts need far context."""
+    """Refuse an evaluator that is not causal, reads fewer tokens, or has another vocabulary than a model."""
     from ctxext.evaluate.model import load_tokenizer
 
     (evaluator,) = open_infos([source], token=loading.token)
@@ -199,7 +199,7 @@ def _documents(
     longest: int,
     settings: Settings,
 ) -> "tuple[Work, ...]":
-    """The documents of some tasks: the same for every model, each read as far as the model's lengths allow."""
+    """Return the work on documents: the same for every model, each read as far as the model's lengths allow."""
     kinds = kinds_of_text(settings.data)
     reading = Reading(
         kind=info.kind,
@@ -223,13 +223,13 @@ def _documents(
 
 
 def _with_sources(infos: Sequence[CheckpointInfo], *, opens: bool) -> tuple[list[CheckpointInfo], list[CheckpointInfo]]:
-    """Name the source of each checkpoint, and return those sources that are not among the checkpoints.
+    """Return the checkpoints with the names of their sources, and the opened sources that are not among them.
 
-    A folder beside a result that has its source's name is its source only if its content is.
+    A folder beside a result with its source's name is its source only if its content matches.
 
     Args:
         infos: The checkpoints to evaluate.
-        opens: Whether sources that are not among them are looked for.
+        opens: Whether to open sources that are not among them.
     """
     named: list[CheckpointInfo] = []
     found: list[CheckpointInfo] = []

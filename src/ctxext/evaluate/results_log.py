@@ -68,7 +68,7 @@ class ResultsLog:
             os.fsync(file.fileno())
 
     def records(self) -> list[Record]:
-        """The complete records of all processes, without the header."""
+        """Return the complete records of all processes, without the header."""
         if self.folder is None:
             return list(self._records)
         records = []
@@ -83,16 +83,16 @@ class ResultsLog:
         return sum(_read_lines(path)[1] for path in paths)
 
     def records_of(self, model: str) -> list[Record]:
-        """The records of one model."""
+        """Return the records of one model."""
         return [record for record in self.records() if record.get("model") == model]
 
     def done(self, model: str) -> set[Key]:
-        """The samples that have been measured of a model."""
+        """Return the samples of a model that have been measured."""
         return {key for record in self.records_of(model) if "task" in record for key in keys_of(record)}
 
 
 def _read_lines(path: Path) -> tuple[list[Record], int]:
-    """The complete records, and the number of other lines; a kill can leave only the last one incomplete."""
+    """Return the complete records, and the number of other lines; a kill can leave only the last one incomplete."""
     records, num_skipped = [], 0
     with open_regular(path) as file:
         lines = file.read().split(b"\n")[:-1]
@@ -112,7 +112,7 @@ _NEEDED = {"model": str, "length": int, "depth": float | int | None, "samples": 
 
 
 def _is_record(line: Any) -> TypeGuard[Record]:
-    """Return whether a line is a header, or of a model; a measurement has what every task writes."""
+    """Return whether a line is a header or a record of a model; a measurement has the fields that every task writes."""
     if not isinstance(line, dict):
         return False
     if "task" not in line:

@@ -39,7 +39,7 @@ _UNSEEN = 1.5
 
 
 class EvaluationReport(dict[str, Any]):
-    """The content of report.json, which a notebook shows as its sentences."""
+    """The content of report.json; a notebook shows its findings."""
 
     def _repr_html_(self) -> str:
         return table(dict(enumerate(findings(self), 1)))
@@ -56,7 +56,7 @@ def evaluate(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Report:
-    """Measure whether checkpoints use their context, and what extending it costs.
+    """Measure the use of the context by checkpoints, and the cost of extending it.
 
     Args:
         models: A folder, a Hub id or `demo`; or several.
@@ -112,12 +112,12 @@ class Run:
         out: The folder of results; None keeps them in memory.
         resume: Continue with the results in it.
         overwrite: Replace them.
-        progress: Called with a label, the work done and the work in all.
-        end: When to stop, on the monotonic clock. All models are then kept loaded and asked in rounds, so that they
-            were asked the same, however far the time reaches.
-        watches_memory: Whether the most memory that each model takes is recorded.
-        complete: Adds to the report what is worked out from the single records.
-        first_pace: A number of tokens, and how many seconds the first model took to read them; before it is measured.
+        progress: Called with a label, the work done and the total work.
+        end: The time to stop, on the monotonic clock. All models then stay loaded and are measured in rounds, so that
+            all have the same questions, however far the time reaches.
+        watches_memory: Whether the peak memory of each model is recorded.
+        complete: Adds to the report the results computed from single records.
+        first_pace: A number of tokens, and the seconds in which the first model read them before its measurement.
     """
 
     plans: Sequence[ModelPlan]
@@ -134,7 +134,7 @@ class Run:
     first_pace: tuple[int, float] | None = None
 
     def report(self) -> Report:
-        """Ask what is not answered in the folder yet, and write the report; empty in all processes but the first."""
+        """Measure the samples that the folder lacks, and write the report; empty in all processes but the first."""
         out, is_first = self.out, processes.rank() == 0
         if out is None and processes.num_processes() > 1:
             raise CtxextError("Several processes need a folder to meet in.", hint="Add --out report.")
@@ -154,7 +154,7 @@ class Run:
             processes.wait_for_everyone(self.loading.device)
             if not is_first:
                 return {}
-            # Only the lines of an earlier run may be other than this one writes them.
+            # Only lines of an earlier run may be malformed.
             with explain_malformed(str(out)) if self.resume else nullcontext():
                 records = self._log.records()
                 report = EvaluationReport(make_report(header, records))
@@ -167,7 +167,7 @@ class Run:
                 return report
 
     def _ask_all(self, entry: ModelPlan) -> None:
-        """Run what is left of a model's work in this process."""
+        """Run the rest of a model's work in this process."""
         name = entry.info.name
         done = self._log.done(name)
         needs_harness = bool(self.settings.harness and entry.lengths) and processes.rank() == 0
@@ -194,7 +194,7 @@ class Run:
             loaded.close()
 
     def _ask_in_rounds(self) -> None:
-        """Ask all models a few samples of every cell, shortest first, then more of them, while the time lasts."""
+        """Measure all models on a few samples of every cell, shortest first, then on more, until the time is up."""
         meter, models = self._meter, {entry.info.name: self.load(entry) for entry in self.plans}
         done = {name: self._log.done(name) for name in models}
         for name, loaded in models.items():
@@ -222,7 +222,7 @@ class Run:
                     meter.note(name, lengths, time.monotonic() - began)
 
     def _ask(self, loaded: "LoadedModel", work: "Work", done: "set[Key]") -> None:
-        """Measure what is not done yet, and record each cell as it comes."""
+        """Measure the samples that are not done yet, and record each cell as it comes."""
         name, label = loaded.name, f"{loaded.name} {work.label}"
         self._meter.skip(name, [key.length for key in work.keys if key in done], label)
         started = time.perf_counter()
@@ -233,7 +233,7 @@ class Run:
 
     @contextmanager
     def _peak_recorded(self, loaded: "LoadedModel") -> Iterator[None]:
-        """Record the most memory that a model takes meanwhile, if it is more than before."""
+        """Record a model's peak memory, if it is higher than before."""
         watches = self.watches_memory and forget_peak(loaded.device)
         yield
         if watches and (peak := peak_memory(loaded.device)) > self._peaks.get(loaded.name, 0):
@@ -271,14 +271,14 @@ def _header(plans: Sequence[ModelPlan], settings: Settings, loading: "Loading") 
 
 
 class Meter:
-    """Progress by cost, and how long prompts will take.
+    """Progress by cost, and the expected time of prompts.
 
     Args:
         plans: The work of all models.
         progress: Called at every step.
         samples: The number of samples per cell, for the hint.
         clock: Returns seconds.
-        end: When the run stops by the clock, done or not.
+        end: The time by the clock at which the run stops, done or not.
     """
 
     def __init__(
@@ -300,7 +300,7 @@ class Meter:
         self._report(f"{len(lengths):,} prompts and documents of {sum(lengths):,} tokens", 0)
 
     def cost(self, model: str, lengths: Iterable[int]) -> int:
-        """The cost of prompts for a model."""
+        """Return the cost of prompts for a model."""
         return sum(map(self._costs[model], lengths))
 
     def begin(self) -> None:
@@ -324,12 +324,12 @@ class Meter:
         self._report(f"{label} ({in_words(left)} left{advice})", cost)
 
     def note(self, model: str, lengths: Sequence[int], seconds: float) -> None:
-        """Note how long prompts took that ran together."""
+        """Record the time of prompts that ran together."""
         if lengths:
             self._rates[model, max(lengths)] = seconds / self.cost(model, lengths)
 
     def expected(self, model: str, lengths: Sequence[int]) -> float:
-        """How many seconds prompts will take: 0 before any ran, and rather too many for a length new to the model."""
+        """Estimate the seconds that prompts take: 0 before any ran, rather too many for a length new to the model."""
         longest = max(lengths, default=0)
         own = [rate for (name, _), rate in self._rates.items() if name == model]
         at_length = [rate for (_, length), rate in self._rates.items() if length == longest]
@@ -350,7 +350,7 @@ def cost_of(config: Mapping[str, Any]) -> Callable[[int], int]:
 
 
 def break_even(config: Mapping[str, Any]) -> float:
-    """The length in tokens at which attention scores cost as much as all operations per token."""
+    """Compute the prompt length in tokens that makes attention scores cost as much as all operations per token."""
     family = FAMILIES.get(str(config.get("model_type")))
     keys = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
     sizes = [read(config, family, key) if family else None for key in keys]

@@ -1,4 +1,4 @@
-"""Evaluation through an inference engine: which tasks and checkpoints it supports, and the model that it serves."""
+"""Evaluation through an inference engine: the tasks and checkpoints that it supports, and the model that it serves."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class ServedModel(LoadedModel):
     mind: str = ""
 
     def facts(self) -> dict[str, str]:
-        """How the model was loaded, for the report."""
+        """Return the settings of the loaded model for the report."""
         engine = f"{self.model.name} {self.model.version}"
         facts = {
             "dtype": self.model.dtype,
@@ -54,12 +54,12 @@ class ServedModel(LoadedModel):
         return {**facts, "mind": self.mind} if self.mind else facts
 
     def questions_at_once(self, length: int, num_depths: int) -> int:
-        """How many questions go to the engine in one call: all, unless too much would be lost if the run is killed."""
-        # llama.cpp reads one prompt after another, so that nothing is gained by many.
+        """Return the number of questions per call of the engine, limited so that a killed run loses little."""
+        # llama.cpp reads one prompt after another, so several per call gain nothing.
         return 1 if isinstance(self.model, LlamaCpp) else max(1, _TOKENS_PER_CALL // (length * num_depths))
 
     def may_share(self, common: int, length: int) -> bool:
-        """An engine shares the cache of prompts itself."""
+        """Return False: an engine shares the cache of prompts itself."""
         return False
 
     def write(
@@ -78,14 +78,14 @@ class ServedModel(LoadedModel):
 
 
 def engine_versions(loading: Loading) -> dict[str, str]:
-    """The version of the engine by the name of its package; empty for transformers."""
+    """Return the version of the engine by the name of its package; empty for transformers."""
     if loading.engine == "llama.cpp":
         return {"xllamacpp": llama_cpp_version()}
     return {"vllm": vllm_version()} if loading.engine == "vllm" else {}
 
 
 def check_tasks(tasks: Sequence[str], harness: Sequence[str], loading: Loading, num_processes: int) -> None:
-    """Refuse what an engine does not support, before anything is read."""
+    """Refuse tasks and options that an engine does not support, before anything is read."""
     engine_versions(loading)
     name, is_vllm = ("vLLM", True) if loading.engine == "vllm" else ("llama.cpp", False)
     without = "Leave it out, or measure it without --engine." if is_vllm else "Leave it out, or measure the checkpoint."
@@ -105,7 +105,7 @@ def check_tasks(tasks: Sequence[str], harness: Sequence[str], loading: Loading, 
 
 
 def serving_by_vllm(checkpoint: Checkpoint) -> Serving | None:
-    """The row of the table of engines for a checkpoint; None without rotary embeddings."""
+    """Return vLLM's row of the table of engines for a checkpoint; None without rotary embeddings."""
     family = family_of(checkpoint.config)
     if family.positions != "rotary" or family.reason:
         return None
@@ -128,7 +128,7 @@ def check_served(info: CheckpointInfo, lengths: Sequence[int]) -> None:
 
 
 def _overrides(info: CheckpointInfo, length: int) -> Mapping[str, Any]:
-    """The changes to config.json that give vLLM positions for a length."""
+    """Return the changes to config.json that give vLLM positions for a length."""
     if info.context_length is None or length <= info.context_length:
         return {}
     model: ModelConfig | None = None if info.has_table else model_config(info.checkpoint.config)
@@ -175,7 +175,7 @@ def load_served(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]) 
 
 
 def _ends(checkpoint: Checkpoint) -> tuple[int, ...]:
-    """The tokens at which transformers stops generating."""
+    """Return the tokens at which transformers stops generating."""
     ends = (checkpoint.read_json("generation_config.json") or {}).get("eos_token_id")
     ends = checkpoint.config.get("eos_token_id") if ends is None else ends
     return tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,)

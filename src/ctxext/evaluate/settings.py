@@ -116,7 +116,7 @@ class Settings:
             raise CtxextError("--filler same makes its own haystack.", hint="Leave out --haystack.")
 
     def retrieval_tasks(self) -> list[RetrievalTask]:
-        """The retrieval tasks with their options; reads the files."""
+        """Return the retrieval tasks with their options; reads the files."""
         options = {
             "text": read_haystack(self.haystack) if self.haystack else (),
             "questions": read_questions(self.documents) if self.documents else (),
@@ -126,7 +126,7 @@ class Settings:
         return [task.with_options(options) for task in tasks]
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as in report.json, with files by name and digest, without their folder."""
+        """Return the settings as in report.json, with files by name and digest, without their folder."""
         content = dataclasses.asdict(self)
         for name in ("haystack", "data", "documents"):
             value = content[name]
@@ -164,5 +164,5 @@ def parse_depths(text: str) -> tuple[float, ...]:
 
 
 def lengths_of(settings: Settings, known: Sequence[int | None]) -> tuple[int, ...]:
-    """The prompt lengths: those of the settings, or else the known lengths of a model."""
+    """Return the prompt lengths: those of the settings, or else the known lengths of a model."""
     return tuple(sorted(set(settings.lengths))) or tuple(sorted({length for length in known if length}))

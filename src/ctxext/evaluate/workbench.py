@@ -28,13 +28,13 @@ class Workbench:
     """A loaded model on which recipes are tried.
 
     For each recipe the family's model is built again from the configuration that a conversion would write, without
-    weights, and every parameter and buffer of the loaded model is put into it; only what the configuration decides,
-    the inverse frequencies and the code around them, differs. The loaded model itself is never changed.
+    weights, and every parameter and buffer of the loaded model is put into it; only the parts that the
+    configuration decides, the inverse frequencies and the code around them, differ. The loaded model never changes.
 
     Args:
         stock: The loaded model, plain.
         source: The checkpoint that it was loaded from.
-        folder: Where configurations and the code that some methods bring are put; made here.
+        folder: A new folder for configurations and for the code of some methods.
     """
 
     def __init__(self, stock: LoadedModel, source: Checkpoint, folder: Path) -> None:
@@ -43,7 +43,7 @@ class Workbench:
         folder.mkdir()
 
     def prepared(self, recipe: Recipe, progress: Progress | None = None) -> Recipe:
-        """The recipe with everything filled in that depends on the model, a calibrated head order measured."""
+        """Return the recipe with every value that depends on the model filled in, a calibrated head order measured."""
         recipe = recipe.resolved(self.plain)
         if not recipe.needs_calibration:
             return recipe
@@ -53,7 +53,7 @@ class Workbench:
         return with_order(recipe, scores)
 
     def apply(self, recipe: Recipe) -> LoadedModel:
-        """The model with a prepared recipe."""
+        """Return the model with a prepared recipe."""
         edited = recipe.edit(self.plain).config
         code, rewritten = recipe.code_files(self.plain.config), recipe.new_tensors(self.source, self.plain)
         safe = own_classes(without_hub(edited), code)
@@ -74,7 +74,7 @@ class Workbench:
         return LoadedModel(recipe.summary(), model.eval(), self.stock.encoder, can_share)
 
     def _built(self, *, has_code: bool) -> Any:
-        """The family's model around the configuration in the folder; its parameters take no memory."""
+        """Build the family's model around the configuration in the folder; its parameters take no memory."""
         from accelerate import init_empty_weights
         from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -84,7 +84,7 @@ class Workbench:
             if has_code:
                 build, options = AutoModelForCausalLM.from_config, {"trust_remote_code": True}
             else:
-                # The loaded model's own class; some are the text part of a larger model, and so is their configuration.
+                # The loaded model's class; some are the text part of a larger model, and so is their configuration.
                 build, options = type(stock)._from_config, {}
                 config = config if type(config) is type(stock.config) else config.get_text_config()
             return build(config, attn_implementation=_attention_of(stock.config), dtype=stock.dtype, **options)
@@ -110,10 +110,10 @@ class Workbench:
                     module._buffers[buffer_name] = given
 
     def _tensors_of(self, model: Any, rewritten: Sequence[NewTensor]) -> dict[str, torch.Tensor]:
-        """The parameters that the recipe writes anew, made from the source's files as a conversion makes them."""
+        """Compute the tensors that the recipe writes anew, from the source's files as a conversion does."""
         names, tensors = dict(model.named_parameters()), {}
         for new in rewritten:
-            # A file may hold a model with or without its head, so that one name is the end of the other.
+            # A file may contain a model with or without its head, so that one name is the end of the other.
             alike = [name for name in names if f".{name}".endswith(f".{new.name}") or new.name.endswith(f".{name}")]
             alike = [name for name in alike if tuple(names[name].shape) == new.shape]
             if alike:  # Buffers count positions, and are built as long as they should be.
@@ -125,14 +125,14 @@ class Workbench:
 
 
 def _no_init_weights() -> Any:
-    """Skip the initialization of parameters: they hold nothing, and that of some families needs numbers."""
+    """Skip the initialization of parameters: they have no values, and that of some families needs them."""
     # In transformers 5 it is in a separate module.
     place = "initialization" if importlib.util.find_spec("transformers.initialization") else "modeling_utils"
     return importlib.import_module(f"transformers.{place}").no_init_weights()
 
 
 def _attention_of(config: Any) -> dict[str, str]:
-    """The attention implementation of each part of a loaded model, the whole under an empty name."""
+    """Return the attention implementation of each part of a loaded model, the whole under an empty name."""
     parts = {"": config, **{name: getattr(config, name, None) for name in config.sub_configs}}
     implementations = {name: getattr(part, "_attn_implementation", None) for name, part in parts.items()}
     return {name: attention for name, attention in implementations.items() if attention}

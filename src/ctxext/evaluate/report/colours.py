@@ -7,7 +7,7 @@ _DASHES: tuple[tuple[float, ...], ...] = ((), (6, 2), (2, 1.5), (6, 2, 1.5, 2))
 
 
 def series_style(number: int) -> tuple[str, tuple[float, ...]]:
-    """The colour and the dashes of a curve, with thirty-two different combinations.
+    """Return the colour and the dashes of a curve, with thirty-two different combinations.
 
     Dashes are the lengths of lines and gaps in turn; an empty tuple is a solid line.
     """
@@ -15,7 +15,7 @@ def series_style(number: int) -> tuple[str, tuple[float, ...]]:
 
 
 def shade(share: float) -> tuple[int, int, int]:
-    """The colour of a share of correct answers, as red, green and blue from 0 to 255."""
+    """Compute the colour of a share of correct answers, as red, green and blue from 0 to 255."""
     share = min(1.0, max(0.0, share))
     (start, low), (end, high) = _STOPS[:2] if share <= _STOPS[1][0] else _STOPS[1:]
     at = (share - start) / (end - start)
@@ -24,12 +24,12 @@ def shade(share: float) -> tuple[int, int, int]:
 
 
 def hexadecimal(colour: tuple[int, int, int]) -> str:
-    """A colour as style sheets and terminals write it: "#1c707a"."""
+    """Write a colour in the form of style sheets and terminals: "#1c707a"."""
     return "#{:02x}{:02x}{:02x}".format(*colour)
 
 
 def ink(colour: tuple[int, int, int]) -> str:
-    """Black or white, whichever has more contrast with a colour: 4.58 or more, where WCAG asks for 4.5."""
+    """Return black or white, whichever has more contrast with a colour: 4.58 or more, WCAG requires 4.5."""
     parts = [part / 3294.6 if part <= 10 else ((part / 255 + 0.055) / 1.055) ** 2.4 for part in colour]
     luminance = 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
     return "#ffffff" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.05 else "#000000"

@@ -15,7 +15,7 @@ _MAX_NAMED = 4
 
 
 def findings(report: Report) -> list[str]:
-    """One sentence for each task, and one for the cost of extending; first of all which method a comparison takes."""
+    """Return a sentence for each task and one for the cost of extending; first of all the verdict of a comparison."""
     models = report["models"]
     tasks = tasks_of(report)
     ruler = GROUPS["ruler"] if {*tasks} >= {*GROUPS["ruler"]} else ()
@@ -26,19 +26,19 @@ def findings(report: Report) -> list[str]:
 
 
 def pooled(cells: Sequence[dict[str, Any]]) -> tuple[float, float, float]:
-    """The share of correct answers over several cells, with its 95 % interval, in which questions may share a text."""
+    """Compute the share of correct answers over several cells, and its 95 % interval; questions may share a text."""
     correct, samples = sum(cell["correct"] for cell in cells), sum(cell["samples"] for cell in cells)
     return correct / max(samples, 1), *share_interval(texts_of(cells))
 
 
 def percent(share: float) -> str:
-    """A share in whole percent, from 1 to 99 unless it is exactly 0 or 1."""
+    """Write a share in whole percent, from 1 to 99 unless it is exactly 0 or 1."""
     value = round(100 * share)
     return str(min(99, max(1, value)) if 0 < share < 1 else value)
 
 
 def _retrieval(name: str, tasks: Sequence[str], models: Sequence[dict[str, Any]]) -> str:
-    """The scores at the longest length with any correct answer, and of one task the best model's weakest depth."""
+    """Write the scores at the longest length with correct answers, and for one task the best model's weakest depth."""
     by_model = {model["name"]: [cell for cell in model["cells"] if cell["task"] in tasks] for model in models}
     cells = [cell for of_model in by_model.values() for cell in of_model]
     longest = max(cell["length"] for cell in cells)
@@ -67,7 +67,7 @@ def _retrieval(name: str, tasks: Sequence[str], models: Sequence[dict[str, Any]]
 
 
 def _long_text(models: Sequence[dict[str, Any]]) -> str:
-    """Whether more context still lowers the loss beyond the original context length."""
+    """Write the change of the loss from the original context length to the last half of a long text, for each model."""
     changes = []
     for model in models:
         trained, measured = model["trained_length"], model["perplexity"]
@@ -97,7 +97,7 @@ def _mean_loss(points: Sequence[dict[str, Any]]) -> float:
 
 
 def _cost(models: Sequence[dict[str, Any]]) -> str:
-    """The loss at the original context length against the source, for each model or from the least to the most."""
+    """Write the loss at the original context length against the source, for each model or as a range."""
     costs = []
     for model in models:
         against = (model["short"] or {}).get("against")

@@ -1,4 +1,4 @@
-"""Intervals of shares, means and paired differences, of 95 % unless another confidence is asked for."""
+"""Intervals of shares, means and paired differences, with a confidence of 95 % by default."""
 
 import functools
 import math
@@ -8,11 +8,11 @@ _NORMAL_97_5 = 1.959963984540054
 
 
 def wilson_interval(correct: float, samples: int) -> tuple[float, float]:
-    """The 95 % interval of a share, after Wilson (1927); it stays inside 0 and 1 and works at both ends.
+    """Compute the 95 % interval of a share, after Wilson (1927); it stays inside 0 and 1 and works at both ends.
 
     Args:
-        correct: How many answers are correct.
-        samples: How many answers there are.
+        correct: The number of correct answers.
+        samples: The number of answers.
     """
     return _wilson(correct / samples, samples, _NORMAL_97_5) if samples else (0.0, 1.0)
 
@@ -27,13 +27,13 @@ def _wilson(share: float, samples: float, z: float) -> tuple[float, float]:
 
 
 def effective_samples(texts: Sequence[tuple[float, int]]) -> float:
-    """How many independent questions say as much as these: fewer where answers about one text are alike.
+    """Compute the number of independent questions with the same information; fewer if answers about a text are alike.
 
-    The number of questions over the design effect (Kish 1965): the variance of whole texts, over that of independent
-    questions.
+    It is the number of questions over the design effect (Kish 1965): the variance of whole texts, over that of
+    independent questions.
 
     Args:
-        texts: For each text how many answers are correct, and how many questions it has.
+        texts: For each text the numbers of its correct answers and of its questions.
     """
     correct, samples = math.fsum(right for right, _ in texts), sum(asked for _, asked in texts)
     share = correct / max(samples, 1)
@@ -44,18 +44,18 @@ def effective_samples(texts: Sequence[tuple[float, int]]) -> float:
 
 
 def share_interval(texts: Sequence[tuple[float, int]]) -> tuple[float, float]:
-    """The 95 % interval of a share where several questions may be about one text.
+    """Compute the 95 % interval of a share if several questions may be about one text.
 
-    Wilson's with as many questions as `effective_samples` says, and Student's distribution, which has one degree of
-    freedom less than there are texts; just Wilson's where each text has one question.
+    It is Wilson's with as many questions as `effective_samples` returns, and with Student's distribution, which has one
+    degree of freedom less than there are texts. It is just Wilson's if each text has one question.
 
     In 360 settings of 20,000 simulated models each (2 to 50 texts of 2, 5 or 10 questions, 2 to 90 % right, correlation
-    within a text from 0 to 0.5) it holds the true share in 97.6 % on average, in 93.9 % or more in 19 of 20 settings,
-    and in 82 % at the least (8 or 50 texts of 10 questions, few right or few wrong, 0.5). With questions taken as
-    independent, Wilson's holds it in 87 % on average and 48 % at the least.
+    within a text from 0 to 0.5) it contains the true share in 97.6 % on average, in 93.9 % or more in 19 of 20
+    settings, and in 82 % at the least (8 or 50 texts of 10 questions, few right or few wrong, 0.5). With questions
+    taken as independent, Wilson's contains it in 87 % on average and 48 % at the least.
 
     Args:
-        texts: For each text how many answers are correct, and how many questions it has.
+        texts: For each text the numbers of its correct answers and of its questions.
     """
     correct, samples = math.fsum(right for right, _ in texts), sum(asked for _, asked in texts)
     if not samples or max(asked for _, asked in texts) == 1:
@@ -66,7 +66,7 @@ def share_interval(texts: Sequence[tuple[float, int]]) -> tuple[float, float]:
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """The mean of some values and half the width of its interval, after Student (1908), for few values too."""
+    """Compute the mean of some values and half the width of its interval, after Student (1908), for few values too."""
     mean = math.fsum(values) / len(values)
     if len(values) < 2:
         return mean, math.inf
@@ -75,7 +75,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
 
 
 def paired_interval(texts: Sequence[Sequence[float]], confidence: float = 0.95) -> tuple[float, float]:
-    """The middle and half the width of the interval of the mean difference between two models' answers.
+    """Compute the middle and half the width of the interval of the mean difference between two models' answers.
 
     Questions about one text are not independent, so the variance is that of whole texts (cluster-robust), and Student's
     distribution has one degree of freedom less than there are texts. One question with a difference of 1 and one of -1
@@ -84,11 +84,11 @@ def paired_interval(texts: Sequence[Sequence[float]], confidence: float = 0.95) 
     In 20,000 simulated comparisons of two equal models at a time (2 to 50 texts of 1 to 10 questions, 2 to 60 % right,
     correlation of the differences within a text from 0 to 0.47), the interval is above 0 in at most 2.5 %. Five
     texts of ten questions show a true difference of 0 against 28 % in 87 % of comparisons, and are never enough with a
-    text in the place of a question.
+    text instead of a question.
 
     Args:
         texts: For each text the differences of its questions, from -1 to 1.
-        confidence: How often the interval holds the true difference.
+        confidence: The probability that the interval contains the true difference.
     """
     if len(texts) < 2:
         return math.fsum(value for text in texts for value in text) / (sum(map(len, texts)) + 2), math.inf
@@ -101,7 +101,7 @@ def paired_interval(texts: Sequence[Sequence[float]], confidence: float = 0.95) 
 
 
 def together(comparisons: int) -> float:
-    """The confidence of each of several intervals, so that at most 5 % of runs have any above 0 by chance.
+    """Return the confidence of each of several intervals, so that at most 5 % of runs have any above 0 by chance.
 
     For one and two comparisons it is 95 %, of which half lies below 0; for more it is that of Bonferroni. With four and
     nine equal models against a fifth and a tenth, 8,000 simulated runs each, up to 4 % have one (up to 14 % at 95 %).
@@ -111,7 +111,7 @@ def together(comparisons: int) -> float:
 
 @functools.cache
 def _student(freedom: int, confidence: float) -> float:
-    """The number below which the absolute value of Student's t lies with a probability, by bisection."""
+    """Find the number that the absolute value of Student's t stays below with a probability, by bisection."""
     low, high = 0.0, 1.0
     while _within(high, freedom) < confidence:
         low, high = high, 2 * high
@@ -122,7 +122,7 @@ def _student(freedom: int, confidence: float) -> float:
 
 
 def _within(t: float, freedom: int) -> float:
-    """The probability of an absolute value of Student's t below `t` (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    """Compute the probability that |t| of Student stays below `t` (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
     angle = math.atan(t / math.sqrt(freedom))
     odd = freedom % 2
     term = math.cos(angle) if odd else 1.0

@@ -1,4 +1,4 @@
-"""The files of a report: report.html, a single file with the tables, heat maps and curves, and those beside it."""
+"""The files of a report: report.html, a single file with the tables, heat maps and curves, and the files beside it."""
 
 import base64
 import json
@@ -89,7 +89,7 @@ class _Markup(str):
 
 
 def _escaped(value: Any) -> str:
-    """Escape what the page shows, unless it is HTML already."""
+    """Escape a value for the page, unless it is HTML already."""
     return value if isinstance(value, _Markup) else escape(str(value))
 
 
@@ -314,7 +314,7 @@ def _settings(report: Report) -> tables.Table:
 
 
 def _losses(report: Report) -> dict[str, Any]:
-    """Return losses by position as a picture in both themes, of which the browser's setting decides which is shown."""
+    """Return losses by position as a picture in both themes; the browser's setting decides which is shown."""
     curves = [model["perplexity"] for model in report["models"] if model["perplexity"]]
     picture = dict.fromkeys(("light", "dark", "width", "description", "install"), "")
     picture["stride"] = report["settings"]["stride"] if curves and "sliding" in curves[0] else ""
@@ -332,7 +332,7 @@ def _losses(report: Report) -> dict[str, Any]:
 
 
 def _described(report: Report) -> str:
-    """The losses by position in words: of each model at the start, at the original context length, and at the end."""
+    """Describe the losses by position: of each model at the start, at the original context length, and at the end."""
     texts = []
     for model in report["models"]:
         if model["perplexity"]:

@@ -125,7 +125,7 @@ def draw_losses(report: Report, *, theme: str = "light", has_legend: bool = True
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
-    """The mean of each value and its neighbours, weighted 1 : 2 : 1; values at the ends are kept."""
+    """Return the mean of each value and its neighbours, weighted 1 : 2 : 1; values at the ends are kept."""
     inner = [
         sum(w * v for w, v in zip(_SMOOTHED, values[at - 1 : at + 2], strict=True)) for at in range(1, len(values) - 1)
     ]
@@ -143,7 +143,7 @@ def _themed(theme: str) -> Iterator[None]:
 
 
 def as_png(figure: Figure) -> bytes:
-    """A figure as the bytes of a PNG file, the same bytes for the same figure."""
+    """Return a figure as the bytes of a PNG file, the same bytes for the same figure."""
     FigureCanvasAgg(figure)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=160, metadata={"Software": None})

@@ -39,12 +39,12 @@ def explain_malformed(name: str) -> Iterator[None]:
 
 
 def effective_lengths(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The effective length over all tasks and of each task; None for fewer than two lengths.
+    """Compute the effective length over all tasks and of each task; None for fewer than two lengths.
 
     The effective length is the longest length up to which a model keeps 85 % of its score at the shortest length, at
     every length in between. There is none if that score is below RULER's threshold of 85.6 %. The score over several
     tasks is the mean of their scores. The interval holds 95 % of the effective lengths of seeded draws, in which each
-    score is drawn from its Jeffreys beta distribution, with as many questions as its texts are worth.
+    score is drawn from its Jeffreys beta distribution, with the effective number of questions of its texts.
     """
     groups: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
     for cell in cells:
@@ -61,7 +61,7 @@ def effective_lengths(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any] | No
 
 
 def texts_of(cells: Sequence[Mapping[str, Any]]) -> list[tuple[float, int]]:
-    """For each text of some cells how many answers are correct, and how many questions it has."""
+    """Return the numbers of correct answers and of questions for each text of some cells."""
     counts: dict[tuple[str, int, int], tuple[float, int]] = {}
     for cell in cells:
         for text, correct, samples in cell["texts"]:
@@ -71,13 +71,13 @@ def texts_of(cells: Sequence[Mapping[str, Any]]) -> list[tuple[float, int]]:
 
 
 def _weighed(cells: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """The share of correct answers, and how many independent questions say as much."""
+    """Return the share of correct answers, and the number of independent questions with the same information."""
     correct, samples = math.fsum(cell["correct"] for cell in cells), sum(cell["samples"] for cell in cells)
     return correct / samples, effective_samples(texts_of(cells))
 
 
 def _effective(counts: Mapping[str, Mapping[int, tuple[float, float]]]) -> dict[str, Any]:
-    """The effective length and its interval, each None below `FLOOR`, and the score at the shortest length."""
+    """Compute the effective length and its interval, each None below `FLOOR`, and the score at the shortest length."""
     tasks = list(counts.values())
     lengths = sorted(set.intersection(*map(set, tasks)))
     by_length = {length: [task[length] for task in tasks] for length in lengths}
@@ -110,7 +110,7 @@ def _longest(scores: Mapping[int, float]) -> int | None:
 
 
 def versions() -> dict[str, str]:
-    """The versions of everything that affects a score."""
+    """Return the versions of everything that affects a score."""
     return {
         "ctxext": __version__,
         "python": platform.python_version(),
@@ -119,7 +119,7 @@ def versions() -> dict[str, str]:
 
 
 def make_report(header: Record, records: Sequence[Record]) -> Report:
-    """The content of report.json, from the header of a results log and its records in any order."""
+    """Build the content of report.json, from the header of a results log and its records in any order."""
     models = []
     for model in header["models"]:
         of_model = [record for record in records if record.get("model") == model["name"]]
@@ -144,7 +144,7 @@ def make_report(header: Record, records: Sequence[Record]) -> Report:
 
 
 def _cells(settings: dict[str, Any], records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Correct answers by task, length and depth."""
+    """Count correct answers by task, length and depth."""
     order = {task: number for number, task in enumerate(settings["tasks"])}
     groups: dict[tuple[str, int, float | None], list[Record]] = {}
     for record in records:
@@ -178,7 +178,7 @@ def _cells(settings: dict[str, Any], records: Sequence[Record]) -> list[dict[str
 
 
 def _perplexity(records: Sequence[Record]) -> dict[str, Any] | None:
-    """Loss by position over all documents, and over those of each kind of text if there are several."""
+    """Compute the loss by position over all documents, and over those of each kind of text if there are several."""
     if not records:
         return None
     texts: dict[str, list[Record]] = {}
@@ -189,7 +189,7 @@ def _perplexity(records: Sequence[Record]) -> dict[str, Any] | None:
 
 
 def _curve(records: Sequence[Record]) -> dict[str, Any]:
-    """Loss by position over some documents, and perplexity by context length, with a sliding window too if measured."""
+    """Compute loss by position over some documents, and perplexity by length, sliding windows included if measured."""
     records = sorted(records, key=lambda record: (record["task"], record["samples"][0]))
     width = records[0]["width"]
     columns = zip(*(record["buckets"] for record in records), strict=True)
@@ -219,7 +219,7 @@ def _mean(sums: Any) -> dict[str, Any]:
 
 
 def _key_tokens(records: Sequence[Record]) -> dict[str, Any] | None:
-    """The loss on the tokens that need far context, by length."""
+    """Compute the loss on the tokens that need far context, by length."""
     lengths: dict[int, dict[int, Record]] = {}
     for record in records:
         lengths.setdefault(record["length"], {})[record["samples"][0]] = record
@@ -234,7 +234,7 @@ def _key_tokens(records: Sequence[Record]) -> dict[str, Any] | None:
 
 
 def _short(records: Sequence[Record]) -> dict[str, Any] | None:
-    """Perplexity at the original context length."""
+    """Compute the perplexity at the original context length."""
     records = sorted(records, key=lambda record: record["samples"][0])
     if not records:
         return None
@@ -266,7 +266,7 @@ class HeatMap:
 
     Attributes:
         task: The name of the task.
-        models: The models that were asked, as in report.json.
+        models: The models that were measured, as in report.json.
         lengths: Prompt lengths in tokens, in rising order.
         depths: Depths in rising order; None for tasks without depths.
         cells: Cells of report.json by model name, length and depth.
@@ -279,12 +279,12 @@ class HeatMap:
     cells: Mapping[tuple[str, int, float | None], dict[str, Any]]
 
     def row(self, model: Mapping[str, Any], length: int) -> list[dict[str, Any] | None]:
-        """The cells of a model at a length, one for each depth; None where nothing was measured."""
+        """Return the cells of a model at a length, one for each depth; None for an unmeasured depth."""
         return [self.cells.get((model["name"], length, depth)) for depth in self.depths]
 
 
 def tasks_of(report: Report) -> list[str]:
-    """Return the retrieval tasks that were asked, in order."""
+    """Return the measured retrieval tasks, in order."""
     return list(dict.fromkeys(cell["task"] for model in report["models"] for cell in model["cells"]))
 
 

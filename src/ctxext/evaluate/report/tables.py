@@ -1,4 +1,4 @@
-"""The tables of a report as text, which the page, the model card and the terminal print in their own forms."""
+"""The tables of a report as text, which the page, the model card and the terminal print in their separate forms."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,16 +33,16 @@ class Table:
 
 
 def in_percent(cells: Sequence[dict[str, Any]]) -> tuple[str, str]:
-    """The share of correct answers over several cells, and its 95 % interval."""
+    """Return the share of correct answers over several cells, and its 95 % interval."""
     share, low, high = pooled(cells)
     return percent(share), f"{percent(low)}–{percent(high)}"
 
 
 def effective_text(effective: Mapping[str, Any] | None, longest: int) -> str:
-    """An effective length as text, with its interval if that is wider than the length itself.
+    """Write an effective length as text, with its interval if that is wider than the length itself.
 
     Args:
-        effective: An entry of `effective` in report.json; None where nothing was measured.
+        effective: An entry of `effective` in report.json; None without a measurement.
         longest: The longest prompt length; an effective length of it is shown as "≥".
     """
     if effective is None:
@@ -67,13 +67,13 @@ def perplexities(report: Report) -> tuple[str, list[int], list[tuple[dict[str, A
 
 
 def figures(by_length: Mapping[str, Any], lengths: Sequence[int]) -> list[str]:
-    """The perplexity at each length."""
+    """Return the perplexity at each length."""
     measured = (by_length.get(str(length)) for length in lengths)
     return ["–" if figure is None else f"{figure['perplexity']:.2f}" for figure in measured]
 
 
 def change_in_loss(short: Mapping[str, Any]) -> tuple[str, str]:
-    """The loss at the original context length against the source, and its interval; empty where it is not known."""
+    """Return the loss at the original context length against the source, and its interval; empty if unknown."""
     against = short.get("against")
     if not against:
         return "", ""
@@ -82,7 +82,7 @@ def change_in_loss(short: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def key_token_rows(report: Report) -> list[list[str]]:
-    """The tokens, the loss on key tokens, their number, of how many and the documents, by model and length."""
+    """Return the length, the loss on key tokens and the numbers of these, of all tokens and of documents, by model."""
     return [
         [model["name"], length, f"{one['loss']:.3f}" if one["count"] else "–"]
         + [str(one[key]) for key in ("count", "of", "documents")]
@@ -92,7 +92,7 @@ def key_token_rows(report: Report) -> list[list[str]]:
 
 
 def harness_rows(models: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """The task, the metric and the value of lm-evaluation-harness, by model."""
+    """Return the task, the metric and the value of lm-evaluation-harness, by model."""
     return [
         [model["name"], task, metric, f"{value:.4f}"]
         for model in models

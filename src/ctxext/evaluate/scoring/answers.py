@@ -1,8 +1,8 @@
-"""Whether answers are right: by one teacher-forced forward per prompt, or by generating; common prefixes run once.
+"""Scoring of answers: one teacher-forced forward per prompt, or generation; common prefixes run once.
 
 Greedy decoding returns an answer if and only if each of its tokens is the arg-max given the tokens before it, so
 exact match generates nothing. The prompts of one haystack have a common prefix up to a needle or up to the question.
-If the position encoding allows it, the prefix runs once, and its cache is cropped to where the next prompt differs.
+If the position encoding allows it, the prefix runs once, and its cache is cropped to the prefix of the next prompt.
 
 If heads are ordered by the prompt, or the schedule depends on the length, one forward over prompt and answer differs
 from generation: the answer's last token would decide. Then each prompt runs as in generation: first the prompt, then
@@ -56,7 +56,7 @@ def score_depths(
 def answer_losses(
     loaded: LoadedModel, questions: Sequence[Sequence[Prompt]]
 ) -> Iterator[tuple[int, list[float], list[bool]]]:
-    """The loss of the correct answers, at every depth.
+    """Yield the loss of the correct answers, at every depth.
 
     Args:
         loaded: The model.
@@ -76,7 +76,7 @@ def answer_losses(
 def _run_all(
     loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], wanted: set[int]
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """The index of each wanted depth, its prompts and their last logits."""
+    """Yield the index of each wanted depth, its prompts and their last logits."""
     ids, num_kept = tokens_of(questions).to(loaded.device), num_own(questions)
     common, length = min(num_common(ids, num_kept)[0]), ids.shape[2]
     if ids.shape[1] > 1 and loaded.may_share(common, length):
@@ -97,12 +97,12 @@ def _run_all(
 
 
 def tokens_of(questions: Sequence[Sequence[Prompt]]) -> torch.Tensor:
-    """The tokens of prompts of the same length, of shape (questions, depths, length)."""
+    """Return the tokens of prompts of the same length, of shape (questions, depths, length)."""
     return torch.tensor([[prompt.ids for prompt in question] for question in questions])
 
 
 def num_own(questions: Sequence[Sequence[Prompt]]) -> int:
-    """How many tokens at the end prompts never share: the longest answer, and the token that it is read from."""
+    """Count the tokens at the end that prompts never share: the longest answer, and the token it is predicted from."""
     return max(prompt.num_answer for question in questions for prompt in question) + 1
 
 
@@ -111,7 +111,7 @@ def _num_answers(questions: Sequence[Sequence[Prompt]], depth: int) -> list[int]
 
 
 def num_common(ids: torch.Tensor, num_last: int) -> list[list[int]]:
-    """How many tokens any two prompts have in common at the beginning, in every row of a batch.
+    """Count the tokens that any two prompts have in common at the beginning, in every row of a batch.
 
     Args:
         ids: Tokens of shape (batch, prompts, length).
@@ -132,13 +132,13 @@ def walk(
     wanted: set[int],
     finish: Callable[[int, torch.Tensor, Any], Finished],
 ) -> Iterator[tuple[int, Finished]]:
-    """Read what prompts have in common once, and finish each of the wanted on a cache of it.
+    """Read the common tokens of prompts once, and finish each of the wanted prompts on a cache of them.
 
-    After a prompt comes the one that has most in common with it. What it shares with any other runs by itself, so that
-    the cache can be cropped there, and so that the pieces are the same whichever prompts are wanted.
+    After a prompt comes the one that has most in common with it. The tokens that it shares with any other run
+    separately, so that the cache can be cropped there, and so that the pieces do not depend on the wanted prompts.
 
     Args:
-        model: A causal language model whose caches can be cropped.
+        model: A causal language model with caches that can be cropped.
         ids: Tokens of shape (batch, prompts, length), without padding.
         num_last: The number of tokens at the end that prompts never share.
         wanted: Indices of the prompts to finish.
@@ -146,7 +146,7 @@ def walk(
             or None. It may add to the cache.
 
     Yields:
-        The index of a prompt, and what `finish` returned.
+        The index of a prompt, and the result of `finish`.
     """
     common, waiting = num_common(ids, num_last), list(range(ids.shape[1]))
     prompt = read = 0
@@ -170,7 +170,7 @@ def walk(
 
 
 def run(model: Any, ids: torch.Tensor, num_kept: int, cache: Any = None) -> torch.Tensor:
-    """The logits after the last tokens of some prompts, of shape (batch, num_kept, vocabulary).
+    """Return the logits after the last tokens of some prompts, of shape (batch, num_kept, vocabulary).
 
     Args:
         model: A causal language model.
@@ -184,7 +184,7 @@ def run(model: Any, ids: torch.Tensor, num_kept: int, cache: Any = None) -> torc
     options[cache_argument(model)] = cache
     start, length = 0, ids.shape[1]
     size = length if cache.get_seq_length() == 0 else max(num_kept, _PIECE.get(ids.device.type, _LARGE_PIECE))
-    # Pieces are counted from the end, so that the last one holds every kept token.
+    # Pieces are counted from the end, so that the last one contains every kept token.
     for end in range(length, 0, -size)[::-1]:
         output = model(input_ids=ids[:, start:end], use_cache=True, **options)
         start = end
@@ -192,10 +192,10 @@ def run(model: Any, ids: torch.Tensor, num_kept: int, cache: Any = None) -> torc
 
 
 def run_as_written(model: Any, ids: torch.Tensor, num_answers: Sequence[int], num_kept: int) -> torch.Tensor:
-    """The logits from which each answer would be generated, of shape (batch, num_kept, vocabulary).
+    """Return the logits from which each answer would be generated, of shape (batch, num_kept, vocabulary).
 
-    They are at the end of each row. Before them, and for the logits after the answer, whose last token is never read,
-    there are zeros.
+    They are at the end of each row. Before them are zeros, and so are the logits after the answer, as its last token
+    is never read.
 
     Args:
         model: A causal language model.
@@ -207,7 +207,7 @@ def run_as_written(model: Any, ids: torch.Tensor, num_answers: Sequence[int], nu
     logits: torch.Tensor | None = None
     for size in sorted(set(num_answers)):
         rows = [row for row, num_answer in enumerate(num_answers) if num_answer == size]
-        with quiet_transformers():  # A warning that the prompt alone orders the heads is of no use here.
+        with quiet_transformers():  # The warning that the prompt alone orders the heads does not apply.
             answer = _answer_logits(model, ids[rows], size, token_by_token=token_by_token)
         if logits is None:
             logits = answer.new_zeros(len(num_answers), num_kept, answer.shape[-1])
@@ -236,7 +236,7 @@ def _last(output: Any, num_kept: int) -> torch.Tensor:
 
 
 def are_exact(loaded: LoadedModel, logits: torch.Tensor, ids: torch.Tensor, num_answers: Sequence[int]) -> list[bool]:
-    """Whether every token of each answer is the arg-max given the tokens before it.
+    """Return whether every token of each answer is the arg-max given the tokens before it.
 
     Args:
         loaded: The model.
@@ -244,7 +244,7 @@ def are_exact(loaded: LoadedModel, logits: torch.Tensor, ids: torch.Tensor, num_
         ids: The prompts, of shape (batch, length), each ending with its answer.
         num_answers: The number of tokens of each answer.
     """
-    # Some families mask unused words with minus infinity; the largest number is finite all the same.
+    # Some families mask unused words with minus infinity; the largest number is still finite.
     loaded.check_finite(logits.amax(-1))
     best = logits[:, :-1].argmax(-1)
     return [bool((best[row, -n:] == ids[row, -n:]).all()) for row, n in enumerate(num_answers)]
@@ -265,7 +265,7 @@ def generate_graded(
     wanted: Sequence[int],
     grade: Callable[[str, Prompt], float],
 ) -> Iterator[tuple[int, list[float]]]:
-    """Yield the grade of the text of greedy decoding; what the prompts of a question have in common is read once."""
+    """Yield the grade of the text of greedy decoding; common tokens of the prompts of a question are read once."""
     for depth, rows in _written(loaded, questions, wanted):
         texts = [loaded.encoder.tokenizer.decode(ids, skip_special_tokens=True) for ids in rows]
         yield depth, [grade(text, question[depth]) for text, question in zip(texts, questions, strict=True)]
@@ -274,7 +274,7 @@ def generate_graded(
 def _written(
     loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], wanted: Sequence[int]
 ) -> Iterator[tuple[int, list[list[int]]]]:
-    """As `LoadedModel.write`, on one reading of what prompts have in common if they may share a cache."""
+    """Generate as `LoadedModel.write` does, reading common tokens once if prompts may share a cache."""
     ids, num_last = tokens_of(questions), num_own(questions)
     if ids.shape[1] > 1 and loaded.may_share(min(num_common(ids, num_last)[0]), ids.shape[2]):
         return _write_on_shared(loaded, questions, wanted)
@@ -285,7 +285,7 @@ def _written(
 def _write_on_shared(
     loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], wanted: Sequence[int]
 ) -> Iterator[tuple[int, list[list[int]]]]:
-    """The same on one reading; questions whose answers have the same sizes run together."""
+    """Generate on one reading of the common tokens; questions with answers of the same sizes run together."""
     model, ends = loaded.model, torch.tensor(loaded.ends, device=loaded.device, dtype=torch.long)
     forget_longer_prompts(model)
     sizes = [tuple(prompt.num_answer for prompt in question) for question in questions]
@@ -312,6 +312,6 @@ def _write_on_shared(
 
 
 def _up_to_end(ids: Sequence[int], ends: Sequence[int]) -> list[int]:
-    """The tokens up to the first that ends a text."""
+    """Return the tokens up to the first that ends a text."""
     last = next((place for place, token in enumerate(ids) if token in ends), len(ids))
     return list(ids[: last + 1])

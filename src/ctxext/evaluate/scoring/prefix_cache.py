@@ -1,4 +1,4 @@
-"""Whether the cache of a prompt may be cropped and reused for another prompt with a common prefix."""
+"""Checks that the cache of a prompt may be cropped and reused for another prompt with a common prefix."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,7 +16,7 @@ _SHORTEST = [[0]]
 
 
 def is_static(config: Mapping[str, Any]) -> bool:
-    """Whether config.json implies that a token's keys depend only on the tokens before it.
+    """Return whether config.json implies that a token's keys depend only on the tokens before it.
 
     They do not if the schedule depends on the length of the prompt, or if the order of heads depends on the prompt.
     """
@@ -24,7 +24,7 @@ def is_static(config: Mapping[str, Any]) -> bool:
 
 
 def is_static_for(config: Mapping[str, Any], common: int, length: int) -> bool:
-    """Whether the same holds for prompts of a given length.
+    """Return whether a token's keys depend only on the tokens before it, for prompts of these lengths.
 
     A schedule that depends on the length is constant inside the original context length, and LongRoPE's is constant
     beyond it.
@@ -44,15 +44,15 @@ def is_static_for(config: Mapping[str, Any], common: int, length: int) -> bool:
 
 
 def follows_length(config: Mapping[str, Any]) -> bool:
-    """Whether the schedule depends on the length of the prompt, with the same schedule for all its tokens."""
+    """Return whether the schedule depends on the length of the prompt, with the same schedule for all its tokens."""
     return any(_follows_length(node) for node in _dicts(config))
 
 
 def forget_longer_prompts(model: Any) -> None:
     """Reset a model to the state in which it was loaded.
 
-    The stock `dynamic` schedule keeps the frequencies of the longest prompt until a short one comes, so that the result
-    of a prompt would depend on the prompts before it.
+    The `dynamic` schedule of transformers keeps the frequencies of the longest prompt until a short one comes. Then the
+    result of a prompt would depend on the prompts before it.
     """
     if follows_length(model.config.to_dict()):
         with torch.no_grad():
@@ -70,7 +70,7 @@ def _is_longrope(node: Mapping[str, Any]) -> bool:
 
 
 def _switch(node: Mapping[str, Any], config: Mapping[str, Any]) -> int:
-    """The length in tokens up to which the schedule is the original one."""
+    """Return the length in tokens up to which the schedule is the original one."""
     original = node.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
     return int(original or (0 if _is_longrope(node) else config.get("max_position_embeddings") or 0))
 
@@ -86,7 +86,7 @@ def _dicts(value: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def new_cache(model: Any) -> Any:
-    """An empty cache that can be cropped, or None if layers of the model keep another state."""
+    """Return an empty cache that can be cropped, or None if layers of the model keep another state."""
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer
 
@@ -98,7 +98,7 @@ def new_cache(model: Any) -> Any:
 
 @torch.no_grad()
 def sharing_works(model: Any) -> bool:
-    """Whether a cropped and continued cache gives the logits of the whole prompt, for a few tokens."""
+    """Return whether a cropped and continued cache gives the logits of the whole prompt, for a few tokens."""
     size = model.config.get_text_config(decoder=True).vocab_size
     ids = (torch.arange(_PROBE_LENGTH, device=model.device)[None] * 7) % size
     try:

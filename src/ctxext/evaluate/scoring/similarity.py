@@ -15,12 +15,12 @@ Question = tuple[Sequence[int], Sequence[Sequence[int]]]
 
 @torch.inference_mode()
 def are_most_similar(loaded: LoadedModel, questions: Sequence[Question], long_texts: str = "cut") -> list[bool]:
-    """For each question, whether the correct passage is more similar to the query than every other.
+    """Return for each question whether the correct passage is more similar to the query than every other.
 
     Args:
         loaded: The model.
         questions: Queries and passages.
-        long_texts: What happens to passages that are longer than the model reads: "cut", "average" or "best".
+        long_texts: The treatment of passages that are longer than the model reads: "cut", "average" or "best".
     """
     answers, ends = [], (loaded.encoder.start(), loaded.encoder.end())
     last = 1 if long_texts == "cut" else None
@@ -43,7 +43,7 @@ def are_most_similar(loaded: LoadedModel, questions: Sequence[Question], long_te
 
 @torch.inference_mode()
 def pooled(loaded: LoadedModel, texts: Sequence[Sequence[int]]) -> torch.Tensor:
-    """The vector of each text, of shape (texts, width), normalized; in float64 on the CPU.
+    """Return the vector of each text, of shape (texts, width), normalized; in float64 on the CPU.
 
     Args:
         loaded: The model.

@@ -28,7 +28,7 @@ GAIN, LOSS = 2.0, 2.0
 
 
 def losses_of(loaded: LoadedModel, ids: Sequence[int]) -> torch.Tensor:
-    """The losses of a text's tokens: given the tokens before, or masked for a masked language model.
+    """Return the losses of a text's tokens: given the tokens before, or masked for a masked language model.
 
     Args:
         loaded: A causal or masked language model.
@@ -42,12 +42,12 @@ def losses_of(loaded: LoadedModel, ids: Sequence[int]) -> torch.Tensor:
 
 @torch.inference_mode()
 def token_losses(loaded: LoadedModel, ids: torch.Tensor, *, last: int | None = None) -> torch.Tensor:
-    """The loss in nats of predicting each token from those before it.
+    """Return the loss in nats of predicting each token from those before it.
 
     Args:
         loaded: The model.
         ids: Tokens of shape (batch, length), without padding.
-        last: How many of the last tokens to return the loss of; by default all but the first.
+        last: The number of last tokens to return the loss of; by default all but the first.
 
     Returns:
         Losses in float64 on the CPU, of shape (batch, last).
@@ -61,7 +61,7 @@ def token_losses(loaded: LoadedModel, ids: torch.Tensor, *, last: int | None = N
 
 @torch.inference_mode()
 def masked_losses(loaded: LoadedModel, ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss in nats of predicting each token while every eighth token is masked, this one included.
+    """Return the loss in nats of predicting each token while every eighth token is masked, this one included.
 
     Args:
         loaded: A masked language model.
@@ -88,7 +88,7 @@ def masked_losses(loaded: LoadedModel, ids: Sequence[int]) -> tuple[torch.Tensor
 
 
 def _losses_at(loaded: LoadedModel, ids: torch.Tensor, chosen: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The losses of the targets (n,) at n chosen positions of texts (batch, length); in float64 on the CPU."""
+    """Return the losses of the targets (n,) at n chosen positions of texts (batch, length), in float64 on the CPU."""
     head = loaded.head
     hidden, places = head.read(ids)[chosen][None], ids[chosen][None]
     losses = [
@@ -105,7 +105,7 @@ def _losses_at(loaded: LoadedModel, ids: torch.Tensor, chosen: torch.Tensor, tar
 def losses_in_windows(
     loaded: LoadedModel, ids: Sequence[int], num_start: int, window: int, stride: int
 ) -> tuple[float, int]:
-    """The sum of the mean losses of sliding windows, and their number.
+    """Return the sum of the mean losses of sliding windows, and their number.
 
     The window moves by `stride` and only its new tokens count. All windows have the same weight, the first and
     longest included, as in YaRN's script.
@@ -138,7 +138,7 @@ def load_evaluator(source: str, device: str) -> LoadedModel:
 
 
 def key_tokens(evaluator: LoadedModel, ids: Sequence[int], window: int, num_start: int = 0) -> torch.Tensor:
-    """The indices of a text's key tokens, from `window` on.
+    """Return the indices of a text's key tokens, from `window` on.
 
     Args:
         evaluator: The model that decides.

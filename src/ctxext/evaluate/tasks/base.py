@@ -31,12 +31,12 @@ class Key(NamedTuple):
 
 
 def keys_of(record: Record) -> list[Key]:
-    """The samples that a record covers."""
+    """Return the samples that a record covers."""
     return [Key(record["task"], record["length"], record["depth"], sample) for sample in record["samples"]]
 
 
 def texts_asked(record: Record) -> list[int]:
-    """The text of each sample that a record covers, by number: one of its own unless the record says otherwise."""
+    """Return the number of the text of each sample that a record covers; by default each sample has a separate text."""
     return list(record.get("texts") or record["samples"])
 
 
@@ -44,7 +44,7 @@ def texts_asked(record: Record) -> list[int]:
 class Work(ABC):
     """Some samples of a task at one length that run together.
 
-    The result for one key must not depend on which other keys are wanted.
+    The result for one key must not depend on the other wanted keys.
     """
 
     task: "Task"
@@ -67,7 +67,7 @@ class Work(ABC):
 
 @dataclass(frozen=True)
 class Reading:
-    """Which documents a model reads, and how much of each.
+    """The documents that a model reads, and the lengths to read.
 
     Attributes:
         kind: The kind of model, one of the values of `checkpoint_info.KINDS`.
@@ -75,10 +75,10 @@ class Reading:
         lengths: Context lengths in tokens.
         longest: The longest of all models' lengths; documents have as many tokens.
         trained_length: The original context length.
-        data: Files or data sets to read documents from, in turn where there are several; None is the prose of the
+        data: Files or data sets to read documents from, in turn if there are several; None is the prose of the
             package.
-        text: The name of the kind of text; empty where there is only one.
-        samples: How many documents to read.
+        text: The name of the kind of text; empty if there is only one.
+        samples: The number of documents to read.
         seed: Decides the prose.
         stride: Of the sliding window; None for none.
         evaluator: The model that finds the tokens of `longppl`.
@@ -97,7 +97,7 @@ class Reading:
     evaluator: str | None = None
 
     def documents(self, length: int, most: int | None = None) -> list[list[int]]:
-        """The token ids of documents that have `length` tokens, each cut to `most` or else to `length`."""
+        """Return the token ids of documents that have `length` tokens, each cut to `most` or else to `length`."""
         from ctxext.data.texts import read_corpus
 
         options = {"length": length, "most": most or length, "seed": self.seed}
@@ -114,9 +114,9 @@ class Task(ABC):
     Attributes:
         name: The name on the command line and in reports.
         description: The text above its results in a report.
-        shows: What its results show; a model card names it if they are missing.
+        shows: The ability that its results show; a model card names it if they are missing.
         kinds: The kinds of models it is for, of `checkpoint_info.KINDS`.
-        tells_texts_apart: Whether it reads as many documents of every kind of text, and reports each kind by itself.
+        tells_texts_apart: Whether it reads as many documents of every kind of text, and reports each kind separately.
     """
 
     name: str
@@ -126,7 +126,7 @@ class Task(ABC):
     tells_texts_apart: bool = False
 
     def documents_to_read(self, reading: Reading) -> Sequence[Work]:
-        """The work of a task that reads documents, one for each document; none by default."""
+        """Return the work of a task that reads documents, one for each document; none by default."""
         return ()
 
 
@@ -135,13 +135,13 @@ class RetrievalTask(Task):
     """A question about one place in a long text.
 
     Attributes:
-        scored: How answers are scored, in a few words.
+        scored: The way of scoring answers, in a few words.
         is_written: Whether the model always generates its answers.
-        answer_room: How many tokens it may generate then; 0 for as many as the answer has.
+        answer_room: The number of tokens it may generate then; 0 for as many as the answer has.
         has_depths: Whether the question is about one place. Otherwise a record's depth is None, and a length gets as
-            many questions as other tasks ask at all their depths.
-        same_questions_as: The task whose questions it asks in another way; empty for questions of its own.
-        questions_per_text: How many questions in a row have the same text; what is read of it is read once.
+            many questions as other tasks have at all their depths.
+        same_questions_as: The task with the same questions, asked in another way; empty for separate questions.
+        questions_per_text: The number of questions in a row about the same text, which is read only once.
         text: Sentences to hide needles in, if the task takes any; empty for the prose of the package.
     """
 
@@ -154,13 +154,13 @@ class RetrievalTask(Task):
     text: tuple[str, ...] = ()
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
-        """The task with the user's options, those that are fields of it."""
+        """Return the task with those of the user's options that are fields of it."""
         names = {field.name for field in dataclasses.fields(self)}
         return dataclasses.replace(self, **{name: value for name, value in options.items() if name in names})
 
     @abstractmethod
     def pieces(self, rng: random.Random) -> Pieces:
-        """The text of one question; the same for the same state of `rng`."""
+        """Draw the text of one question; the same for the same state of `rng`."""
 
     def score(
         self, loaded: "LoadedModel", questions: Sequence[Sequence[Prompt]], depths: Sequence[int], *, generate: bool
@@ -184,22 +184,22 @@ class RetrievalTask(Task):
         return share_of_substrings(text, prompt.wanted)
 
     def size(self, pieces: Pieces, encoder: Encoder) -> int:
-        """The number of tokens of a question without its haystack."""
+        """Count the tokens of a question without its haystack."""
         return encode_parts(pieces, encoder, answer_room=self.answer_room).size
 
     def prompts(
         self, pieces: Pieces, encoder: Encoder, length: int, depths: Sequence[float], rng: random.Random
     ) -> list[Prompt]:
-        """One question as prompts of exactly `length` tokens, one for each depth."""
+        """Build one question as prompts of exactly `length` tokens, one for each depth."""
         parts = encode_parts(pieces, encoder, answer_room=self.answer_room)
         return lay_out(pieces, parts, encoder, length, depths, rng)
 
     def asking(self, prompts: list[Prompt], number: int) -> list[Prompt]:
-        """The prompts of one of the questions about the same text; by default there is only one."""
+        """Return the prompts of one of the questions about the same text; by default there is only one."""
         return prompts
 
     def fitting(self, encoder: Encoder, length: int) -> Self:
-        """The task as it is asked at a length in tokens."""
+        """Return the task adapted to a length in tokens."""
         return self
 
     @property
@@ -214,5 +214,5 @@ def share_of_substrings(text: str, wanted: Sequence[str]) -> float:
 
 
 def leaves_room(task: RetrievalTask, encoder: Encoder, length: int) -> bool:
-    """Whether the questions of a task leave half of a length for its haystack."""
+    """Return whether the questions of a task leave half of a length for its haystack."""
     return 2 * task.size(task.pieces(random.Random(0)), encoder) <= length

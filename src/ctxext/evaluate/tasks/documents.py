@@ -41,20 +41,20 @@ _MOST = 30
 
 @dataclass(frozen=True)
 class Passage:
-    """One search result; `is_gold` marks the one that holds the answer."""
+    """One search result; `is_gold` marks the one with the answer."""
 
     title: str
     text: str
     is_gold: bool = False
 
     def unit(self, number: int, form: str = DOCUMENT) -> str:
-        """The document as it appears in a prompt."""
+        """Write the document in the form of a prompt."""
         return form.format(number=number, title=self.title, text=self.text)
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its documents; any of `answers` is correct."""
+    """A question with its documents; each of `answers` is correct."""
 
     question: str
     answers: tuple[str, ...]
@@ -62,7 +62,7 @@ class Question:
 
     @property
     def gold(self) -> Passage:
-        """The document that holds the answer."""
+        """The document with the answer."""
         return next(document for document in self.documents if document.is_gold)
 
 
@@ -70,14 +70,14 @@ class Question:
 class Documents(RetrievalTask):
     """Answer a question from one of many documents.
 
-    The wording is that of the Lost in the Middle release. The documents are numbered at random, so that a number says
-    nothing about the position, and a document keeps its number at every position.
+    The wording is that of the Lost in the Middle release. The documents are numbered at random, so that a number
+    carries no information about the position, and a document keeps its number at every position.
 
     Attributes:
         questions: Questions read with `read_questions`; empty for random facts.
-        ask: With random facts: "which" asks for the number of the document, "fact" for its fact, "any" for either.
-        num_needles: How many documents of a text can be asked for, 30 at most: each answers a question that no other
-            document does, and one reading serves them all. One in a text that is too short for so many.
+        ask: The answer to random facts: "which" is the number of the document, "fact" its fact, "any" either.
+        num_needles: The number of documents of a text with a question, 30 at most. Each answers a question that no
+            other document does, and one reading serves them all. One in a text that is too short for so many.
     """
 
     name: str = "documents"
@@ -93,15 +93,15 @@ class Documents(RetrievalTask):
     num_needles: int = 1
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
-        """The task with the user's options; random facts are asked for as such, as a user's questions are."""
+        """Return the task with the user's options; made-up questions are about facts, as a user's are."""
         return super().with_options({**options, "ask": "fact", "num_needles": min(options["num_needles"], _MOST)})
 
     def fitting(self, encoder: Encoder, length: int) -> Self:
-        """The task with one document to ask for where several would leave no room for a haystack."""
+        """Return the task with one question about a text if several would leave no room for a haystack."""
         return self if leaves_room(self, encoder, length) else dataclasses.replace(self, num_needles=1)
 
     def pieces(self, rng: random.Random) -> Pieces:
-        """The text of one question."""
+        """Draw the text of one question."""
         numbers = _document_numbers(random.Random(rng.getrandbits(64)))
         gold_numbers = [next(numbers) for _ in range(self.num_needles)]
         if self.questions:
@@ -127,7 +127,7 @@ class Documents(RetrievalTask):
     def made_up(
         self, rng: random.Random, gold_numbers: Sequence[int]
     ) -> tuple[list[Passage], list[tuple[str, str]], Iterator[Passage]]:
-        """Documents with answers, which get these numbers in turn, the questions and answers, and other documents."""
+        """Draw documents with answers, numbered in turn by these, the questions and answers, and other documents."""
         golds, asked, nouns = list[Passage](), list[tuple[str, str]](), set[str]()
         while len(golds) < len(gold_numbers):
             key = prose.object_name(rng)
@@ -140,7 +140,7 @@ class Documents(RetrievalTask):
         return golds, asked, _random_documents(random.Random(rng.getrandbits(64)), nouns)
 
     def _chosen(self, rng: random.Random) -> list[Question]:
-        """Different questions, none of which the document of another answers; fewer where the file has no more."""
+        """Draw different questions, none of which the document of another answers; fewer if the file has no more."""
         chosen = [rng.choice(self.questions)]
         candidates = rng.sample(self.questions, len(self.questions)) if self.num_needles > 1 else []
         for one in candidates:
@@ -152,11 +152,11 @@ class Documents(RetrievalTask):
         return chosen
 
     def grade(self, text: str, prompt: Prompt) -> float:
-        """Whether the generated text contains an answer."""
+        """Return 1 if the generated text contains an answer, else 0."""
         return float(best_subspan_match(text, prompt.answers))
 
     def _other_documents(self, chosen: Sequence[Question], rng: random.Random) -> Iterator[Passage]:
-        """The distractors of the questions, then documents of the others, without an answer to any of another."""
+        """Yield the distractors of the questions, then documents of the others, without an answer to any of another."""
 
         def answers_another(document: Passage, own: Question | None = None) -> bool:
             return any(
@@ -178,7 +178,7 @@ class Documents(RetrievalTask):
 def random_document(
     rng: random.Random, key: str, number: int, *, bare: bool = False
 ) -> tuple[Passage, list[tuple[str, str]]]:
-    """A document about the thing `key`, and two questions: for the document's number, and for its fact.
+    """Draw a document about the thing `key`, and two questions: for the document's number, and for its fact.
 
     Sentences of prose may surround the fact, unless the document is `bare`.
     """
@@ -249,7 +249,7 @@ def _random_documents(rng: random.Random, without: Collection[str]) -> Iterator[
 
 
 def _document_numbers(rng: random.Random) -> Iterator[int]:
-    """An endless stream of different numbers, first of three digits, then of four, and so on."""
+    """Yield different numbers without end, first of three digits, then of four, and so on."""
     num_digits = 3
     while True:
         numbers = list(range(10 ** (num_digits - 1), 10**num_digits))

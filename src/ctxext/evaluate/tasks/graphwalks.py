@@ -59,7 +59,7 @@ class GraphWalks(RetrievalTask):
     many fit. The answer's first line is begun for the model.
 
     Attributes:
-        max_depth: The largest depth of a breadth-first search; half of the questions are such, the others ask for
+        max_depth: The largest depth of a breadth-first search; half of the questions are such, the others are about
             parents.
         max_nodes: The largest number of parents, and of edges from a node of a search.
     """
@@ -77,7 +77,7 @@ class GraphWalks(RetrievalTask):
     max_nodes: int = 3
 
     def pieces(self, rng: random.Random) -> Pieces:
-        """The text of one question."""
+        """Draw the text of one question."""
         root = _name(rng)
         if rng.random() < 0.5:
             depth = rng.randint(1, self.max_depth)
@@ -101,7 +101,7 @@ class GraphWalks(RetrievalTask):
         )
 
     def _search(self, root: str, depth: int, rng: random.Random) -> tuple[list[Edge], set[str]]:
-        """The edges from a node up to a depth, some of them leading back, and the nodes exactly there."""
+        """Draw the edges from a node up to a depth, some of them leading back, and the nodes exactly there."""
         edges, seen, layer = list[Edge](), {root}, [root]
         for _ in range(depth):
             following = [_name(rng) for _ in range(rng.randint(1, self.max_nodes))]
@@ -116,7 +116,7 @@ class GraphWalks(RetrievalTask):
         return list(dict.fromkeys(edges)), set(layer)
 
     def grade(self, text: str, prompt: Prompt) -> float:
-        """F1 of the list in the line that the prompt began."""
+        """Return F1 of the list in the line that the prompt began."""
         return graphwalks_score(_ANSWER + text.split("\n")[0], prompt.wanted)
 
 
@@ -131,7 +131,7 @@ def graphwalks_score(text: str, correct: Collection[str]) -> float:
 
 
 def _edges(rng: random.Random, targets: list[str]) -> Iterator[Edge]:
-    """An endless stream of different edges from other nodes, now and then to one of the targets."""
+    """Yield different edges from other nodes without end, now and then to one of the targets."""
     nodes, known = [_name(rng), _name(rng)], set[Edge]()
     while True:
         nodes.append(_name(rng))

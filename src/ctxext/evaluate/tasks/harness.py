@@ -25,12 +25,12 @@ LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
 
 
 def expanded(tasks: Iterable[str]) -> tuple[str, ...]:
-    """The tasks and the tasks of groups, each once."""
+    """Return the tasks and the tasks of groups, each once."""
     return tuple(dict.fromkeys(task for word in tasks for task in GROUPS.get(word, (word,))))
 
 
 def summary_rows(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """The mean of RULER's tasks at each length, under the name of their set; empty for any other subset.
+    """Compute the mean of RULER's tasks at each length, under the name of their set; empty for any other subset.
 
     Args:
         metrics: The metrics of each task; RULER's are named by their length in tokens.
@@ -91,7 +91,7 @@ def run_harness(
     results: dict[str, dict[str, float]] = {}
     ruler = [task for task in names if task in ALL]
     others = [task for task in names if task not in ALL]
-    # One length at a time: a limit takes the first samples of a list in which those of all lengths follow each other.
+    # One length at a time: a limit takes the first samples of a list, and the samples of all lengths are in one list.
     for length in lengths if ruler else ():
         for task, metrics in _run(loaded, ruler, [length], samples).items():
             results.setdefault(task, {}).update(metrics)

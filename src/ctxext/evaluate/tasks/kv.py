@@ -24,7 +24,7 @@ class KeyValue(RetrievalTask):
     Attributes:
         ids: "uuid" as in the paper, or "number" for short numbers, for small models and contexts: three digits each,
             and longer keys once half of those are used.
-        num_needles: The number of records that can be asked for, one in a text that is too short for so many.
+        num_needles: The number of records with a question, one in a text that is too short for so many.
     """
 
     name: str = "kv"
@@ -34,7 +34,7 @@ class KeyValue(RetrievalTask):
     num_needles: int = 1
 
     def pieces(self, rng: random.Random) -> Pieces:
-        """The text of one question."""
+        """Draw the text of one question."""
         records = self.records(random.Random(rng.getrandbits(64)))
         first, last = next(records), next(records)
         needles = [next(records) for _ in range(self.num_needles)]
@@ -51,16 +51,16 @@ class KeyValue(RetrievalTask):
         )
 
     def fitting(self, encoder: Encoder, length: int) -> Self:
-        """The task with one record to ask for where several would leave no room for a haystack."""
+        """Return the task with one question about a text if several would leave no room for a haystack."""
         return self if leaves_room(self, encoder, length) else dataclasses.replace(self, num_needles=1)
 
     @property
     def advice(self) -> str:
-        """Numbers are shorter than uuids."""
+        """A hint at short numbers, which take less room than uuids."""
         return "Or use short ids: --kv-ids number." if self.ids == "uuid" else ""
 
     def records(self, rng: random.Random) -> Iterator[tuple[str, str]]:
-        """An endless stream of records with different keys."""
+        """Yield records with different keys without end."""
         used: set[str] = set()
         num_digits = 3
         while True:

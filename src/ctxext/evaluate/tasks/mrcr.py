@@ -1,4 +1,4 @@
-"""Multi-round co-reference: which of several texts of the same kind and topic was the i-th?"""
+"""Multi-round co-reference: find the i-th of several texts of the same kind and topic."""
 
 import random
 import string
@@ -22,14 +22,14 @@ _PREFIX_LENGTH, _NUM_SENTENCES = 10, 3
 
 @dataclass(frozen=True, kw_only=True)
 class CoReference(RetrievalTask):
-    """Give back one of several texts that were asked for in the same words.
+    """Give back one of several texts that were requested in the same words.
 
     The form and the score of OpenAI MRCR, https://huggingface.co/datasets/openai/mrcr (MIT), with texts of a few
     sentences from generated prose or the user's text: the ratio of `difflib.SequenceMatcher` behind a prefix that the
     answer must begin with.
 
     Attributes:
-        num_texts: How many texts are asked for in the same words.
+        num_texts: The number of texts that are requested in the same words.
     """
 
     shows: str = "telling texts apart by their order"
@@ -39,7 +39,7 @@ class CoReference(RetrievalTask):
     num_texts: int
 
     def pieces(self, rng: random.Random) -> Pieces:
-        """The text of one question."""
+        """Draw the text of one question."""
         sentences = endless(self.text, random.Random(rng.getrandbits(64)))
         kind, topic = rng.choice(KINDS), rng.choice(prose.GOODS)
         texts = [_text(sentences) for _ in range(self.num_texts)]
@@ -75,7 +75,7 @@ def _turn(kind: str, topic: str, text: str) -> str:
 
 
 def _turns(sentences: Iterator[str], without: tuple[str, str], rng: random.Random) -> Iterator[str]:
-    """Other askings, many of them for the same kind of text or on the same topic."""
+    """Yield other requests, many of them for the same kind of text or on the same topic."""
     while True:
         chosen = (rng.choice((without[0], rng.choice(KINDS))), rng.choice((without[1], rng.choice(prose.GOODS))))
         if chosen != without:

@@ -62,7 +62,7 @@ class Needle(RetrievalTask):
     filler: str = "prose"
 
     def pieces(self, rng: random.Random) -> Pieces:
-        """The text of one question."""
+        """Draw the text of one question."""
         phrasing = PHRASINGS[rng.choice(list(PHRASINGS)) if self.phrasing == "any" else self.phrasing]
         keys = prose.object_names(rng, self.num_needles)
         values = [random_number(rng, self.num_digits) for _ in keys]
@@ -109,7 +109,7 @@ class PassKey(RetrievalTask):
     num_digits: int = 5
 
     def pieces(self, rng: random.Random) -> Pieces:
-        """The text of one question."""
+        """Draw the text of one question."""
         key = random_number(rng, self.num_digits)
         return Pieces(
             opening=PASSKEY_OPENING,
@@ -157,7 +157,7 @@ class Association(RetrievalTask):
     num_people: int = 4
 
     def pieces(self, rng: random.Random) -> Pieces:
-        """The text of one question."""
+        """Draw the text of one question."""
         chosen = rng.sample(PAIRS, self.num_people)
         first = rng.sample(prose.FIRST_NAMES, self.num_people)
         people = [f"{name} {rng.choice(prose.LAST_NAMES)}" for name in first]

@@ -1,4 +1,4 @@
-"""Retrieval by similarity, as embedding models are used for: which of several texts has what a question is about?"""
+"""Retrieval by similarity, the use of embedding models: find the one of several texts that a question is about."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ class PassagePrompt(Prompt):
     """One question about several passages.
 
     Attributes:
-        passages: Their tokens, all of the same length; the first holds the fact.
+        passages: Their tokens, all of the same length; the first contains the fact.
         queries: The tokens of the question about it; before one is chosen, those about several in turn.
     """
 
@@ -40,8 +40,8 @@ class Passages(RetrievalTask):
         num_passages: The number of passages.
         phrasing: A key of `PHRASINGS`.
         num_digits: Length of each number.
-        long_texts: What happens to a passage that is longer than the model reads: "cut", or it is read in chunks, whose
-            vectors are averaged ("average"), or of which the best counts ("best").
+        long_texts: The treatment of a passage that is longer than the model reads: "cut", or it is read in chunks, and
+            their vectors are averaged ("average"), or the best of them counts ("best").
     """
 
     name: str = "passages"
@@ -58,7 +58,7 @@ class Passages(RetrievalTask):
     num_digits: int = 5
 
     def pieces(self, rng: random.Random) -> Pieces:
-        """The text of one question: as needles the facts of all passages."""
+        """Draw the text of one question, with the facts of all passages as needles."""
         phrasing = PHRASINGS[self.phrasing]
         keys = prose.object_names(rng, self.num_passages)
         facts = [phrasing.fact.format(key=key, value=random_number(rng, self.num_digits)) for key in keys]
@@ -66,14 +66,14 @@ class Passages(RetrievalTask):
         return Pieces("", iter(()), tuple(f" {fact}" for fact in facts), (Asked(question, ""),))
 
     def size(self, pieces: Pieces, encoder: Encoder) -> int:
-        """How many tokens the largest passage takes without any prose."""
+        """Count the tokens of the largest passage without any prose."""
         around = len(encoder.start()) + len(encoder.end())
         return around + max(len(encoder.piece(fact)) for fact in pieces.needles)
 
     def prompts(
         self, pieces: Pieces, encoder: Encoder, length: int, depths: Sequence[float], rng: random.Random
     ) -> list[Prompt]:
-        """All passages for each depth, each of exactly `length` tokens."""
+        """Build all passages for each depth, each of exactly `length` tokens."""
         seed, end = rng.getrandbits(64), encoder.end()
         passages = []
         for fact in pieces.needles:
@@ -87,7 +87,7 @@ class Passages(RetrievalTask):
     def score(
         self, loaded: "LoadedModel", questions: Sequence[Sequence[Prompt]], depths: Sequence[int], *, generate: bool
     ) -> Scores:
-        """Whether the right passage is the most similar one."""
+        """Yield for each depth whether the right passage of each question is the most similar one."""
         from ctxext.evaluate.scoring.similarity import are_most_similar
 
         # In one call, as several questions may be about the same passages.
@@ -99,7 +99,7 @@ class Passages(RetrievalTask):
 
 
 def _read_topics() -> dict[str, str]:
-    """The sentence about each topic, from topics.txt."""
+    """Read the sentence about each topic from topics.txt."""
     text = resources.files("ctxext.data").joinpath("topics.txt").read_text(encoding="utf-8")
     return dict(line.split(": ", 1) for line in text.splitlines())
 
@@ -116,7 +116,7 @@ _MOST = len(TOPICS) // _PASSAGES
 class Topics(Passages):
     """Find by similarity the document with a sentence about a topic.
 
-    Each document has a sentence about a topic of its own at every depth, and is asked for by each of them, so that few
+    Each document has a sentence about a separate topic at every depth, and a question about each of them, so that few
     documents must be read. Eight questions in a row are about the same eight documents.
     """
 
@@ -131,20 +131,20 @@ class Topics(Passages):
     shows: str = "finding a document by one sentence in it"
 
     def pieces(self, rng: random.Random) -> Pieces:
-        """The sentences and questions about all topics, in the order in which documents and depths take them."""
+        """Draw the sentences and questions about all topics, in the order in which documents and depths take them."""
         topics = rng.sample(list(TOPICS), len(TOPICS))
         asks = tuple(Asked(f"What is known about {topic}?", "") for topic in topics)
         return Pieces("", iter(()), tuple(f" {TOPICS[topic]}" for topic in topics), asks)
 
     def size(self, pieces: Pieces, encoder: Encoder) -> int:
-        """How many tokens a document takes without any prose, at most."""
+        """Return the largest number of tokens that a document takes without any prose."""
         longest = sorted(len(encoder.piece(fact)) for fact in pieces.needles)[-_MOST:]
         return len(encoder.start()) + len(encoder.end()) + sum(longest)
 
     def prompts(
         self, pieces: Pieces, encoder: Encoder, length: int, depths: Sequence[float], rng: random.Random
     ) -> list[Prompt]:
-        """All documents for each depth, each of exactly `length` tokens."""
+        """Build all documents for each depth, each of exactly `length` tokens."""
         end, count = encoder.end(), min(len(depths), _MOST)
         documents, queries = [], []
         for first in range(0, _PASSAGES * count, count):
@@ -163,7 +163,7 @@ class Topics(Passages):
         ]
 
     def asking(self, prompts: list[Prompt], number: int) -> list[Prompt]:
-        """The question about one of the documents, which comes first."""
+        """Return the question about one of the documents, which comes first."""
         asked: list[Prompt] = []
         for prompt in prompts:
             assert isinstance(prompt, PassagePrompt)

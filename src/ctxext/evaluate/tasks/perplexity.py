@@ -21,7 +21,7 @@ class DocumentWork(Work):
     """One document.
 
     Attributes:
-        reading: How much of documents is read.
+        reading: The lengths of documents to read.
         ids: Its tokens, with begin tokens.
         sample: Its index.
     """
@@ -48,13 +48,13 @@ class DocumentTask(Task):
     """Read documents and measure the loss."""
 
     def documents_to_read(self, reading: Reading) -> list[DocumentWork]:
-        """The work, one for each document and length."""
+        """Return the work, one for each document and length."""
         named = dataclasses.replace(self, name=f"{self.name}: {reading.text}") if reading.text else self
         read, lengths = self.documents(reading)
         return [DocumentWork(named, n, reading, ids, sample) for sample, ids in enumerate(read) for n in lengths]
 
     def documents(self, reading: Reading) -> tuple[list[list[int]], list[int]]:
-        """The tokens of each document, and the lengths at which it is read: by default the longest of the model."""
+        """Return the tokens of each document, and the lengths to read it at: by default the longest of the model."""
         return reading.documents(reading.longest), [max(reading.lengths)]
 
     @abstractmethod
@@ -74,7 +74,7 @@ class Perplexity(DocumentTask):
     tells_texts_apart: bool = True
 
     def documents(self, reading: Reading) -> tuple[list[list[int]], list[int]]:
-        """A sliding window also reads the text behind the longest length."""
+        """Return longer documents for a sliding window, which also reads the text behind the longest length."""
         most = 2 * reading.longest if reading.stride else reading.longest
         return reading.documents(reading.longest, most), [max(reading.lengths)]
 
@@ -111,11 +111,11 @@ class LongPerplexity(DocumentTask):
     shows: str = "the loss on what only far context predicts"
 
     def window(self, reading: Reading) -> int:
-        """The length of the last part: a quarter of the longest length, at most 4096 tokens."""
+        """Return the length of the last part: a quarter of the longest length, at most 4096 tokens."""
         return min(_LONGEST_WINDOW, reading.longest // 4)
 
     def documents(self, reading: Reading) -> tuple[list[list[int]], list[int]]:
-        """Lengths that have more than a last part."""
+        """Return the documents, and only the lengths that have more than a last part."""
         return reading.documents(reading.longest), [n for n in reading.lengths if n > self.window(reading)]
 
     def measure(self, reading: Reading, loaded: "LoadedModel", ids: list[int], length: int) -> Record:
@@ -142,7 +142,7 @@ class PseudoPerplexity(DocumentTask):
     shows: str = "the loss of masked tokens in long text, position by position"
 
     def measure(self, reading: Reading, loaded: "LoadedModel", ids: list[int], length: int) -> Record:
-        """Read a document at every length, cut and closed, as an encoder also reads what follows a token."""
+        """Read a document at every length, cut and closed, as an encoder also reads the text that follows a token."""
         from ctxext.evaluate.scoring.token_losses import masked_losses
 
         end, width = reading.encoder.end(), bucket_width(length)
@@ -166,7 +166,7 @@ class Short(DocumentTask):
     shows: str = "what extending cost at the original context length"
 
     def documents(self, reading: Reading) -> tuple[list[list[int]], list[int]]:
-        """As long as the original context."""
+        """Return documents as long as the original context."""
         return reading.documents(reading.trained_length), [reading.trained_length]
 
     def measure(self, reading: Reading, loaded: "LoadedModel", ids: list[int], length: int) -> Record:
@@ -179,7 +179,7 @@ class Short(DocumentTask):
 
 
 def bucket_width(length: int) -> int:
-    """The number of positions that are averaged for one point of a curve, a power of two."""
+    """Return the number of positions that are averaged for one point of a curve, a power of two."""
     width = _MIN_BUCKET
     while width * _NUM_BUCKETS < length:
         width *= 2

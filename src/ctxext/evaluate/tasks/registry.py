@@ -37,5 +37,5 @@ NAMES = tuple(dict.fromkeys(next((group for group in GROUPS if task in GROUPS[gr
 
 
 def expanded(names: Iterable[str]) -> tuple[str, ...]:
-    """Tasks, and the tasks of groups."""
+    """Return the tasks, with groups replaced by their tasks."""
     return tuple(task for name in names for task in GROUPS.get(name, (name,)))

@@ -1,4 +1,4 @@
-"""Questions about one place in a long text: how samples become prompts, batches and records."""
+"""Questions about one place in a long text: prompts, batches and records of their samples."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ class RetrievalWork(Work):
         return self.settings.depths if self.task.has_depths else (None,)
 
     def run(self, loaded: LoadedModel, wanted: set[Key]) -> Iterator[Record]:
-        """Ask the questions; one record per depth."""
+        """Run the questions; one record per depth."""
         depths = self._depths
         numbers = [
             i
@@ -55,7 +55,7 @@ class RetrievalWork(Work):
 def make_questions(
     task: RetrievalTask, encoder: Encoder, length: int, samples: Sequence[int], settings: Settings
 ) -> list[list[Prompt]]:
-    """The prompts of each sample, one per depth, with the same texts for every model."""
+    """Make the prompts of each sample, one per depth, with the same texts for every model."""
     questions = []
     task = task.fitting(encoder, length)
     for sample in samples:
@@ -73,7 +73,7 @@ def _pieces(task: RetrievalTask, length: int, sample: int, settings: Settings) -
 
 
 def num_questions(task: RetrievalTask, settings: Settings) -> int:
-    """The number of different questions per length; tasks with depths ask each of them at every depth."""
+    """Return the number of different questions per length; tasks with depths have each of them at every depth."""
     return settings.samples * (1 if task.has_depths else len(settings.depths))
 
 

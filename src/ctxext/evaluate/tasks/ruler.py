@@ -1,7 +1,7 @@
 """RULER's thirteen tasks: its prompts and its score, with names, values and prose of the package or the user.
 
 https://arxiv.org/abs/2404.06654, https://github.com/NVIDIA/RULER (Apache-2.0), in the form of lm-evaluation-harness.
-Texts fill their length to the token, so the tasks that ask for one place have depths; RULER draws them.
+Texts fill their length to the token, so the tasks about one place have depths; RULER draws them.
 """
 
 import dataclasses
@@ -47,11 +47,11 @@ class Niah(RulerTask):
 
     Attributes:
         haystack: "repeat" for the same sentences again and again, "prose", or "needles".
-        keys: What keys are: "words" or "uuids".
-        values: What values are: "numbers" or "uuids".
+        keys: The kind of keys: "words" or "uuids".
+        values: The kind of values: "numbers" or "uuids".
         num_keys: The number of keys in the text.
         num_values: The number of values of each key.
-        num_queries: The number of keys that are asked for.
+        num_queries: The number of keys in the question.
     """
 
     answer_room: int = 128
@@ -63,7 +63,7 @@ class Niah(RulerTask):
     num_queries: int = 1
 
     def pieces(self, rng: random.Random) -> Pieces:
-        """The text of one question."""
+        """Draw the text of one question."""
         keys = _different(_DRAWS[self.keys], max(self.num_keys, self.num_queries), rng)
         values = _different(_DRAWS[self.values], len(keys) * self.num_values, rng)
         by_key = [values[at : at + self.num_values] for at in range(0, len(values), self.num_values)]
@@ -128,7 +128,7 @@ class RulerVariables(RulerTask):
     """Follow a value from variable to variable, after one solved example.
 
     Attributes:
-        num_copies: How often the value is copied.
+        num_copies: The number of copies of the value.
     """
 
     name: str = "ruler-vt"
@@ -138,7 +138,7 @@ class RulerVariables(RulerTask):
     num_copies: int = 4
 
     def pieces(self, rng: random.Random) -> Pieces:
-        """The text of one question."""
+        """Draw the text of one question."""
         start = "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n"
         solved, lines, value = self._chain(rng, num_letters=3)
         units = [_NOISE] * _NOISES_OF_EXAMPLE
@@ -179,7 +179,7 @@ _MOST_TOKENS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class _RulerWords(RulerTask):
-    """A list of words that is as long as the prompt allows, and never cut: what is asked of it is how often words come.
+    """A list of words that is as long as the prompt allows, and never cut, with a question about their frequencies.
 
     Attributes:
         length: The length of the prompt in tokens; `fitting` sets it.
@@ -194,15 +194,15 @@ class _RulerWords(RulerTask):
 
     @property
     def fewest(self) -> int:
-        """The least number of words of which the question has an answer."""
+        """The least number of words for which the question has an answer."""
         raise NotImplementedError
 
     def units(self, rng: random.Random, num_words: int) -> tuple[list[str], list[str]]:
-        """The units of a list of about `num_words` words, and the words to name."""
+        """Draw the units of a list of about `num_words` words, and the words to name."""
         raise NotImplementedError
 
     def about_list(self, rng: random.Random, opening: str, question: str, answer: Callable[[list[str]], str]) -> Pieces:
-        """The text of one question about the longest list that fits; `answer` writes out the words to name."""
+        """Draw one question about the longest list that fits; `answer` writes out the words to name."""
         seed = rng.getrandbits(64)
         _, wanted = self.units(random.Random(seed), self.fewest)
         return Pieces(
@@ -214,10 +214,10 @@ class _RulerWords(RulerTask):
         )
 
     def _longest(self, seed: int) -> Iterator[str]:
-        """The units of the longest list that fits, made when they are read."""
+        """Yield the units of the longest list that fits, made when they are read."""
         best, size = self.units(random.Random(seed), self.fewest)[0], 0
         num_words = max(self.fewest, self.room // 8)
-        for _ in range(_TRIES):  # Other words take other tokens, so how many fit is tried.
+        for _ in range(_TRIES):  # Words differ in tokens, so the largest number is found by trial.
             tried = self.units(random.Random(seed), num_words)[0]
             tokens = self.count(tried)
             if size < tokens <= self.room:
@@ -226,7 +226,7 @@ class _RulerWords(RulerTask):
         yield from best
 
     def fitting(self, encoder: Encoder, length: int) -> Self:
-        """The task with the room that a prompt has for the list."""
+        """Return the task with the room that a prompt has for the list."""
         parts = encode_parts(self.pieces(random.Random(0)), encoder, answer_room=self.answer_room)
         room = max(0, length - parts.size)
         return dataclasses.replace(
@@ -234,7 +234,7 @@ class _RulerWords(RulerTask):
         )
 
     def size(self, pieces: Pieces, encoder: Encoder) -> int:
-        """The number of tokens of a question with the shortest list that it can be asked of."""
+        """Count the tokens of a question with the shortest list that has an answer."""
         if self.room > _MOST_TOKENS * self.fewest:
             return super().size(pieces, encoder)
         units = encoder.pieces([*islice(pieces.haystack, self.fewest)])
@@ -250,7 +250,7 @@ class RulerCommonWords(_RulerWords):
     answer_room: int = 120
 
     def pieces(self, rng: random.Random) -> Pieces:
-        """The text of one question."""
+        """Draw the text of one question."""
         return self.about_list(
             rng,
             "Below is a numbered list of words. In these words, some appear more often than others. Memorize the ones "
@@ -262,17 +262,17 @@ class RulerCommonWords(_RulerWords):
 
     @property
     def fewest(self) -> int:
-        """Ten words as often as they come, and ten others."""
+        """The number of words of a list that repeats ten words as often as they come, and ten others."""
         often, seldom = self._times
         return 10 * (often + seldom)
 
     @property
     def _times(self) -> tuple[int, int]:
-        """How often the words to name come, and all others: as in RULER, and less often in short lists."""
+        """The repetitions of the words to name and of all others: as in RULER, and fewer in short lists."""
         return (30, 3) if self.length >= 4096 else (6, 1) if self.length >= 1024 else (3, 1)
 
     def units(self, rng: random.Random, num_words: int) -> tuple[list[str], list[str]]:
-        """Ten words many times as often as all others."""
+        """Draw a list that repeats ten words many times as often as all others."""
         often, seldom = self._times
         num_others = (num_words - 10 * often) // seldom
         words = _words(rng, 10 + num_others)
@@ -287,7 +287,7 @@ _WORDS = [*_SINGLE, *(f"{adjective}-{noun}" for adjective in prose.ADJECTIVES fo
 
 
 def _words(rng: random.Random, count: int) -> list[str]:
-    """Different words in random order; lists beyond some 40,000 tokens need longer ones too."""
+    """Draw different words in random order; lists beyond some 40,000 tokens need longer ones too."""
     words = rng.sample(_WORDS, len(_WORDS))
     known = dict.fromkeys(words)
     while len(words) < count:
@@ -301,14 +301,14 @@ def _words(rng: random.Random, count: int) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class RulerFrequentWords(_RulerWords):
-    """Name the three most frequent coded words, whose frequencies follow a Zipf distribution."""
+    """Name the three most frequent coded words; their frequencies follow a Zipf distribution."""
 
     name: str = "ruler-fwe"
     description: str = _DESCRIBED + "the three most frequent words of a coded text."
     answer_room: int = 50
 
     def pieces(self, rng: random.Random) -> Pieces:
-        """The text of one question."""
+        """Draw the text of one question."""
         return self.about_list(
             rng,
             "Read the following coded text and track the frequency of each coded word. Find the three most frequently "
@@ -321,11 +321,11 @@ class RulerFrequentWords(_RulerWords):
 
     @property
     def fewest(self) -> int:
-        """From so many words on the fourth in frequency comes more often than the fifth."""
+        """The least number of words that makes the fourth in frequency come more often than the fifth."""
         return 53
 
     def units(self, rng: random.Random, num_words: int) -> tuple[list[str], list[str]]:
-        """The n-th word comes 6 / (π n)² of the time; the first is noise."""
+        """Draw a list in which the n-th word has a share of 6 / (π n)²; the first is noise."""
         words = ["...", *_random_names(rng, max(4, self.length // 50) - 1, 6, string.ascii_lowercase)]
         counts = [int(num_words * 6 / (math.pi * rank) ** 2) for rank in range(1, len(words) + 1)]
         listed = [f" {word}" for word, count in zip(words, counts, strict=True) for _ in range(count)]
@@ -352,17 +352,17 @@ class RulerQuestions(Documents):
     ask: str = "fact"
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
-        """The task with the user's questions, one a text as in RULER."""
+        """Return the task with the user's questions, one a text as in RULER."""
         return dataclasses.replace(self, questions=options["questions"])
 
     def grade(self, text: str, prompt: Prompt) -> float:
-        """RULER's `string_match_part`: whether one of the answers is in the text."""
+        """Return RULER's `string_match_part`: 1 if one of the answers is in the text, else 0."""
         return max(share_of_substrings(text, (answer,)) for answer in prompt.answers)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RulerTwoHops(RulerQuestions):
-    """Answer a question from two of many documents, one of which names what the other tells of."""
+    """Answer a question from two of many documents; one of them names the subject of the other."""
 
     name: str = "ruler-qa-2"
     description: str = _DESCRIBED + "a question that two of many documents answer together."
@@ -371,7 +371,7 @@ class RulerTwoHops(RulerQuestions):
     def made_up(
         self, rng: random.Random, gold_numbers: Sequence[int]
     ) -> tuple[list[Passage], list[tuple[str, str]], Iterator[Passage]]:
-        """Who owns a thing, and where that person lives."""
+        """Draw documents about the owner of a thing and that person's home, the question, and other documents."""
         key, person, place = prose.object_name(rng), prose.person_name(rng), rng.choice(prose.PLACES)
         golds = [Passage(f"The {key}", f"The owner of the {key} is {person}.", is_gold=True), _home(person, place)]
         others = _others(random.Random(rng.getrandbits(64)), key, person)
