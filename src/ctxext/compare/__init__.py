@@ -1,1 +1,1 @@
-"""Which of the published methods suits a model? All of them applied in memory and asked the same."""
+"""Comparison of the published methods on a model: all applied in memory and evaluated on the same prompts."""

@@ -1,4 +1,4 @@
-"""The options of a comparison, and the recipes that are compared: each as options of `ctxext convert`, or why not."""
+"""The options of a comparison, and its recipes: each as options of `ctxext convert`, or the reason against it."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ _REACH = ("factor", "target_length")
 @with_documented_options
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions(Settings):
-    """How to compare methods.
+    """Options of a comparison.
 
     In Python `methods` may also map a name of your choice to each recipe.
     """
@@ -90,14 +90,14 @@ class CompareOptions(Settings):
             )
 
     def settings(self, tasks: Sequence[str], trained_length: int | None) -> Settings:
-        """What every model is asked; these tasks unless the user named some."""
+        """Return the settings of the evaluation, the same for every model; these tasks unless the user named some."""
         asked = {field.name: getattr(self, field.name) for field in dataclasses.fields(Settings)}
         lengths = self.lengths or doubled(trained_length, self.target_length)
         return Settings(**{**asked, "tasks": self.tasks or tuple(tasks), "lengths": lengths, "allow_beyond": True})
 
 
 def doubled(trained_length: int | None, target_length: int) -> tuple[int, ...]:
-    """The original context length and its doubles up to a target, which is among them."""
+    """Return the original context length and its doubles up to a target, which is among them."""
     lengths, length = {target_length}, trained_length or target_length
     while length < target_length:
         lengths.add(length)
@@ -111,10 +111,10 @@ class Candidate:
 
     Attributes:
         name: Its name in the report.
-        words: The options of `ctxext convert` that make it; empty where only a recipe file can say it.
+        words: The options of `ctxext convert` that make it; empty if only a recipe file can specify it.
         recipe: The recipe; None if it does not apply.
-        plan: What converting would write; None if it does not apply.
-        refusal: Why it does not apply; empty if it does.
+        plan: The plan of its conversion; None if it does not apply.
+        refusal: The reason it does not apply; empty if it does.
     """
 
     name: str
@@ -127,13 +127,13 @@ class Candidate:
 def candidates_of(
     source: Checkpoint, methods: Sequence[str] | Mapping[str, Any], target_length: int
 ) -> list[Candidate]:
-    """The recipes to compare on a checkpoint.
+    """Return the recipes to compare on a checkpoint.
 
     Args:
         source: The checkpoint.
         methods: Names of methods, presets or recipe files, or recipes by name; by default the published methods for
             the encoding.
-        target_length: How far recipes reach that do not say it themselves, in tokens.
+        target_length: The new context length in tokens, for recipes that do not specify one.
     """
     contents: dict[str, tuple[dict[str, Any], str]] = {}
     if isinstance(methods, Mapping):
@@ -157,7 +157,7 @@ def candidates_of(
 
 
 def _short(name: str, names: Sequence[str]) -> str:
-    """The name of a recipe file without its folder and ending, unless another of the names is called so too."""
+    """Return the name of a recipe file without its folder and ending, unless another file has the same name."""
     stems = [_stem(other) for other in dict.fromkeys(names)]
     return _stem(name) if stems.count(_stem(name)) == 1 else name
 
@@ -167,7 +167,7 @@ def _stem(name: str) -> str:
 
 
 def _named(name: str) -> tuple[dict[str, Any], str]:
-    """The content of a recipe by its name, and the file or preset that it is from; empty for a method."""
+    """Return the content of a recipe by its name, and its file or preset; empty for a method."""
     if name.lower() not in BY_NAME and (name in presets() or Path(name).is_file()):
         return load_recipe(name).to_dict(), name
     return {"steps": [{"method": method_named(name).name}]}, ""

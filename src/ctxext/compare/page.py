@@ -1,4 +1,4 @@
-"""What is written of a comparison beside its report: Markdown for a page of results, and a line for each method."""
+"""The files of a comparison besides its report: a page of results in Markdown, and a line for each method."""
 
 import itertools
 import json
@@ -16,7 +16,7 @@ PAGE, BENCH = "comparison.md", "bench.jsonl"
 
 
 def markdown(report: Report) -> str:
-    """What a comparison says, a table for each task by length and depth, and what each method costs."""
+    """Write the verdict, a table for each task by length and depth, and the cost of each method, as Markdown."""
     content, settings = report["comparison"], report["settings"]
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     loaded = report["models"][0]
@@ -39,7 +39,7 @@ def markdown(report: Report) -> str:
 
 
 def beyond_by_text(rows: Sequence[Mapping[str, Any]], shown: Callable[[Mapping[str, Any] | None], str]) -> Table:
-    """The losses on each kind of text, in the form of a printer; no rows where they were not measured apart."""
+    """Return a table of the losses on each kind of text, formatted by `shown`; no rows if not measured separately."""
     measured = [row for row in rows if row.get("beyond_by_text")]
     texts = list(dict.fromkeys(text for row in measured for text in row["beyond_by_text"]))
     cells = [[row["name"], *(shown(row["beyond_by_text"].get(text)) for text in texts)] for row in measured]
@@ -47,12 +47,12 @@ def beyond_by_text(rows: Sequence[Mapping[str, Any]], shown: Callable[[Mapping[s
 
 
 def ratios(row: Mapping[str, Any]) -> list[str]:
-    """The time and the memory of a method, in those of the model as it is."""
+    """Return the time and the memory of a method, relative to the unmodified model."""
     return [f"× {ratio:.2f}" if ratio else "–" for ratio in (row["time"], row["memory"])]
 
 
 def _task(scores: HeatMap) -> str:
-    """One row for each model, one column for each length: the share found, then the same by depth."""
+    """Write a table with a row for each model and a column for each length: the share found, then the same by depth."""
 
     def cell(model: Mapping[str, Any], length: int) -> str:
         cells = [cell for cell in scores.row(model, length) if cell]
@@ -75,7 +75,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def bench(report: Report) -> str:
-    """One line of JSON for each method, to be put beside those of other devices and models."""
+    """Write one line of JSON for each method, for comparisons with other devices and models."""
     rows = {row["name"]: row for row in report["comparison"]["models"]}
     return "".join(json.dumps(_bench_line(report, model, rows[model["name"]])) + "\n" for model in report["models"])
 
@@ -98,7 +98,7 @@ def _bench_line(report: Report, model: Mapping[str, Any], row: Mapping[str, Any]
 
 
 def _bench_cells(model: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The cells of a task at a length in one, over all depths."""
+    """Yield the cells of a task at a length as one cell, over all depths."""
     for (task, length), group in itertools.groupby(model["cells"], key=lambda cell: (cell["task"], cell["length"])):
         cells = list(group)
         share, low, high = pooled(cells)
@@ -111,7 +111,7 @@ def _bench_cells(model: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _hardware(device: str) -> str:
-    """The name of an accelerator, or the kind of processor."""
+    """Return the name of an accelerator, or the kind of processor."""
     import platform
 
     import torch

@@ -1,4 +1,4 @@
-"""A comparison from top to bottom: load one copy of the weights, apply every recipe to it, ask all models the same."""
+"""A comparison from top to bottom: load the weights once, apply every recipe, evaluate all on the same prompts."""
 
 import dataclasses
 import math
@@ -53,11 +53,11 @@ class AppliedInfo(CheckpointInfo):
 
     @cached_property
     def digest(self) -> str:
-        """That of the checkpoint: the recipe stands beside it in reports."""
+        """Digest of the checkpoint; reports contain the recipe separately."""
         return self.stock.digest
 
     def facts(self) -> dict[str, Any]:
-        """The entry in reports, before anything is measured."""
+        """Return the entry in reports, before any measurement."""
         applied = {"recipe": self.recipe.to_dict(), "summary": self.recipe.summary(), "source": STOCK}
         return {**super().facts(), **applied}
 
@@ -74,7 +74,7 @@ def compare(
     progress: Progress | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Report:
-    """Apply published methods to a model in memory, one copy of the weights for all, and ask each the same.
+    """Apply published methods to a model in memory, one copy of the weights for all, and evaluate all alike.
 
     Args:
         source: A folder, a Hub id or `demo`.
@@ -84,11 +84,12 @@ def compare(
         resume: Continue with the results in `out`.
         overwrite: Replace the results in `out`.
         progress: Called with a label, the work done and the work in all.
-        tell: Called with an estimate of what fits into the time.
+        tell: Called with an estimate of the work that fits into the time.
 
     Returns:
-        The report of `evaluate` on all models, and under `comparison` a row for each: what it finds, and against the
-        model as it is the loss beyond and inside the original context length, time and memory, and which to take.
+        The report of `evaluate` on all models. Its `comparison` has a row for each: the share found, and against the
+        unmodified model the loss beyond and inside the original context length, time and memory. It also has the
+        method to take.
 
     Raises:
         CtxextError: The source, a method or a setting is refused, no method applies, or one text does not fit into
@@ -109,17 +110,17 @@ def compare(
     tasks = (*DEFAULTS[info.kind], *([Perplexity.name] if info.kind == "causal" else []))
     settings = options.settings(tasks, info.trained_length)
     check_harness(settings.harness, settings.lengths)
-    # A table ends at the context length of the model as it is; with the recipes it is as long as they reach.
+    # A position table ends at the context length of the unmodified model; recipes lengthen it.
     endless = dataclasses.replace(info, context_length=max(settings.lengths), has_table=False)
     drawn = len(settings.tasks) if out and is_installed("matplotlib") else 0
 
     def end_with(models: int) -> float:
-        """Return when asking ends, with time for the pictures of so many models."""
+        """Return the end of measuring on the monotonic clock, with time left for the pictures of this many models."""
         if options.minutes is None:
             return math.inf
         return started + _MINUTE * options.minutes - _PICTURE * (1 + models * drawn)
 
-    # The source of a converted checkpoint follows; here all is against the checkpoint as it is.
+    # The source of a converted checkpoint follows; here everything is compared with the checkpoint itself.
     asked, *_ = plans_of([endless], settings, loading)
     _begin(progress, "loading the model")
     stock, read_first = load_model(info, loading), None
@@ -184,7 +185,7 @@ def _applied(
     folder: Path,
     progress: Progress | None,
 ) -> "tuple[list[tuple[AppliedInfo, LoadedModel]], list[Candidate]]":
-    """The candidates that apply, each sharing the weights of the loaded model; and all, with why the others do not."""
+    """Apply the candidates, sharing the loaded model's weights; return those that apply, and all with refusals."""
     from ctxext.evaluate.model import make_ready
     from ctxext.evaluate.workbench import Workbench
 
@@ -217,7 +218,7 @@ def _applied(
 
 
 def _reached(entry: ModelPlan, info: CheckpointInfo) -> ModelPlan:
-    """The part of a plan that the model as it is can read: all of it unless a table of positions ends."""
+    """Return the part of a plan that the unmodified model can read: all of it unless a table of positions ends."""
     reach = info.context_length
     if not info.has_table or reach is None:
         return entry
@@ -229,13 +230,13 @@ def _reached(entry: ModelPlan, info: CheckpointInfo) -> ModelPlan:
 def estimate(
     plan: ModelPlan, applied: Sequence[Recipe], *, can_share: bool, seconds: Callable[[int], float], left: float
 ) -> str:
-    """Return what fits into the time, in a sentence; texts are read in the order of `Run`: rounds, shortest first.
+    """Describe the work that fits into the time; texts are read in the order of `Run`: rounds, shortest first.
 
     Args:
-        plan: What every model is asked.
+        plan: The questions and documents of every model.
         applied: The recipes.
         can_share: Whether the questions about a text read it once.
-        seconds: Returns how long a text of a length takes one model.
+        seconds: Returns the seconds that one model takes for a text of a length.
         left: The seconds that are left.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a comparison says: each method against the model as it is, and which of them to take."""
+"""The verdict of a comparison: each method against the unmodified model, and the one to take."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -33,20 +33,20 @@ class Difference:
     texts: int
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON, without an interval where there is none."""
+        """Return the difference as JSON, without an interval if that is infinite."""
         low, high = (self.low, self.high) if math.isfinite(self.high) else (None, None)
         return {"difference": self.mean, "low": low, "high": high, "texts": self.texts}
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What single records say of one model.
+    """Results of one model from single records.
 
     Attributes:
         answers: The score of each answer by text, and there by depth and sample.
         losses: The mean loss per token beyond the original context length, by kind of text and document.
-        seconds: How long each record took.
-        peak: The most memory that was in use, in bytes; None if that cannot be known here.
+        seconds: The time of each record.
+        peak: The peak memory in bytes; None if unknown.
         beyond: The planned prompt lengths beyond the original context length.
     """
 
@@ -59,8 +59,8 @@ class Measured:
     def finds_more(self, other: "Measured", confidence: float = 0.95) -> Difference | None:
         """Return the difference in the share found, paired by question; questions about one text are not independent.
 
-        Only lengths beyond the original one count if both models were to be asked there, and none at which both answer
-        every question: those say nothing of which is better, and dilute the others.
+        If both models have planned lengths beyond the original one, only those count. Lengths at full score for both
+        are left out: they carry no information about the better model, and dilute the others.
         """
         beyond, shared = self.beyond & other.beyond, self.answers.keys() & other.answers.keys()
         shared = {text for text in shared if not beyond or text[1] in beyond}
@@ -77,7 +77,7 @@ class Measured:
         return Difference(mean, max(-1.0, middle - half), min(1.0, middle + half), len(texts))
 
     def loses_more(self, other: "Measured", confidence: float = 0.95, text: str | None = None) -> Difference | None:
-        """The difference in the loss beyond the original context length, paired by document; of one kind of text."""
+        """Return the difference in loss beyond the original context length, paired by document; of one kind of text."""
         shared = self.losses.keys() & other.losses.keys()
         documents = sorted(document for document in shared if text in (None, document[0]))
         if not documents:
@@ -87,20 +87,20 @@ class Measured:
         return Difference(middle, middle - half, middle + half, len(documents))
 
     def loses_more_by_text(self, other: "Measured", confidence: float = 0.95) -> dict[str, Difference]:
-        """The same for each kind of text by its name; empty where there is only one."""
+        """Return the same difference for each kind of text by its name; empty if there is only one."""
         texts = sorted({text for text, _ in self.losses if text})
         by_text = {text: self.loses_more(other, confidence, text) for text in texts}
         return {text: difference for text, difference in by_text.items() if difference}
 
     def times(self, other: "Measured") -> float | None:
-        """How many times as long the same records took."""
+        """Return the ratio of the times of the records that both models have; None without any."""
         shared = self.seconds.keys() & other.seconds.keys()
         theirs = math.fsum(other.seconds[record] for record in shared)
         return math.fsum(self.seconds[record] for record in shared) / theirs if theirs else None
 
 
 def measured(records: Sequence[Record], trained_length: int | None, lengths: Sequence[int] = ()) -> Measured:
-    """Return what the records of one model say, whose planned prompt lengths are these."""
+    """Collect the results of one model from its records; `lengths` are its planned prompt lengths."""
     answers: dict[_Text, dict[tuple[float | None, int], float]] = {}
     losses, seconds, peaks = dict[tuple[str, int], float](), dict[tuple[Any, ...], float](), []
     for record in records:
@@ -123,7 +123,7 @@ def measured(records: Sequence[Record], trained_length: int | None, lengths: Seq
 def comparison(
     report: Report, records: Sequence[Record], candidates: Sequence[Candidate], plans: Sequence[ModelPlan]
 ) -> dict[str, Any]:
-    """What is added to a report: a row for each model, the model as it is first, and candidate; and which to take."""
+    """Compare the models of a report: a row for the unmodified model and each candidate, and the method to take."""
     by_name = {model["name"]: model for model in report["models"]}
     trained = by_name[STOCK]["trained_length"]
     lengths = {entry.info.name: entry.lengths for entry in plans}
@@ -176,7 +176,7 @@ def comparison(
 
 
 def _row(model: Mapping[str, Any]) -> dict[str, Any]:
-    """What a model finds."""
+    """Return the row of a model: its name, summary and recipe, and the share that it finds."""
     share, low, high = pooled(model["cells"])
     found = {"share": share, "low": low, "high": high, "samples": sum(cell["samples"] for cell in model["cells"])}
     return {
@@ -196,15 +196,15 @@ def _choice(
     trained_length: int | None,
     confidence: float,
 ) -> tuple[str | None, str | None, str]:
-    """The method to take, if any is better beyond doubt, the one that comes nearest, and both in a sentence."""
+    """Choose the method to take, if any is significantly better, and the nearest one; describe both in a sentence."""
 
     def price(name: str) -> tuple[float, float, int]:
-        """Of methods that are equally good: the cheapest inside, then the one with the least loss beyond."""
+        """Return a sort key for equally good methods: the cost inside, then the loss beyond, then the most engines."""
         inside, beyond = inside_of(rows[name]).get("difference", 0.0), losses[name].mean if name in losses else 0.0
         return round(inside, _SAME_COST), round(beyond, _SAME_COST), -len(engines_of(rows[name]))
 
     sure = [name for name, gain in found.items() if gain.low > 0]
-    # Where documents differ by the same, an interval may lie below 0 by less than anyone would show.
+    # If documents differ by the same amount, an interval may be below 0 by less than the shown decimals.
     lower = [
         name
         for name, drop in losses.items()
@@ -251,7 +251,7 @@ def _choice(
 def _sentence(
     taken: str, more: str, alike: Sequence[str], rows: Mapping[str, Mapping[str, Any]], trained_length: int | None
 ) -> str:
-    """Which method to take, and why."""
+    """Recommend a method, with the reasons."""
     cost = inside_of(rows[taken]).get("difference")
     parts = [f"Take {taken}: it {more}"]
     if cost is not None:
@@ -267,18 +267,18 @@ def _sentence(
 
 
 def inside_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The difference in loss at the original context length against the model as it is; empty if not measured."""
+    """Return the difference in loss from the unmodified model at the original context length; empty if not measured."""
     inside = row.get("inside")
     return {**inside, "difference": inside["loss"]} if inside else {}
 
 
 def engines_of(row: Mapping[str, Any]) -> list[str]:
-    """The engines that run a method, even if only partly."""
+    """Return the engines that run a method, even if only partly."""
     return [served["engine"] for served in row.get("serving") or () if served["status"] in (EXACT, PARTLY)]
 
 
 def _best_of(asked: Mapping[str, Measured]) -> str:
-    """Return the model that finds the most of what all were asked at the lengths that decide."""
+    """Return the model that answers the most of the common questions at the deciding lengths."""
     texts = set.intersection(*({*mine.answers} for mine in asked.values()))
     beyond = frozenset.intersection(*(mine.beyond for mine in asked.values()))
     texts = {text for text in texts if not beyond or text[1] in beyond}
@@ -292,7 +292,7 @@ def _share(cells: Sequence[dict[str, Any]], trained_length: int | None) -> str:
 
 
 def signed(difference: Mapping[str, Any] | None, decimals: int = 3, times: int = 1) -> str:
-    """A difference with its interval, in units of which `times` make one."""
+    """Format a difference with its interval, multiplied by `times`."""
     if not difference:
         return "–"
     text = f"{times * difference['difference']:+z.{decimals}f}"
@@ -306,7 +306,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _minutes_of_a_round(plans: Sequence[ModelPlan], records: Sequence[Record]) -> int:
-    """How long one sample of every cell takes all models, from those that were asked; 0 if none was."""
+    """Estimate the minutes of one sample of every cell for all models, from the measured records; 0 without any."""
     samples = plans[0].settings.samples
     meter, answered = Meter(plans, None, samples), [record for record in records if "task" in record]
     spent = sum(meter.cost(record["model"], [record["length"]] * len(record["samples"])) for record in answered)
@@ -315,7 +315,7 @@ def _minutes_of_a_round(plans: Sequence[ModelPlan], records: Sequence[Record]) -
 
 
 def _beyond_stock(plans: Sequence[ModelPlan]) -> list[str]:
-    """What the differences leave out where the model as it is cannot read every length, in a sentence or none."""
+    """Name the lengths that the unmodified model cannot read and differences leave out, in a sentence or none."""
     reach = max(plans[0].lengths, default=0)
     lengths = sorted({length for entry in plans for length in entry.lengths if length > reach})
     if not lengths:
@@ -326,7 +326,7 @@ def _beyond_stock(plans: Sequence[ModelPlan]) -> list[str]:
 
 
 def _not_reached(plans: Sequence[ModelPlan], figures: Mapping[str, Measured]) -> list[str]:
-    """What was planned and not asked of every model, in sentences: nothing where all was."""
+    """List the planned work that was not reached for every model, in sentences; empty if all was."""
     from ctxext.evaluate.tasks.retrieval import num_questions
 
     counts: dict[str, dict[int, int]] = {}
