@@ -64,23 +64,23 @@ class Check:
 
     @property
     def finds_more(self) -> Point | None:
-        """The recipe that answers the most prompts, where it answers more than the winner."""
+        """The recipe that answers the most prompts, if it answers more than the winner."""
         least = self.winner_answers.share if self.winner_answers else self.stock.share
         best = max(self.points.values(), key=lambda point: self.answers[point.trial.number].share, default=None)
         return best if best and self.answers[best.trial.number].share > least else None
 
 
 def keeps_bound(answers: Measurement, stock: Measurement, keep_short: float) -> bool:
-    """Return whether the loss at the original context length rises by no more, by its interval's upper end."""
+    """Return whether the loss at the original context length keeps the bound, by its interval's upper end."""
     return sum(answers.rise(stock)) <= keep_short
 
 
 def run_off(bench: Workbench, eval_set: EvalSet, points: Sequence[Point], keep_short: float, end: float) -> list[Point]:
-    """Those that keep the bound on a larger eval set, of the best of the search and of the published ones.
+    """Return those that keep the bound on a larger eval set, of the best of the search and of the published ones.
 
-    The search's own prompts are few and its recipes many, so that its best is partly a lucky one. Only recipes count
-    that keep the loss at the original context length by the upper end of the 95 % interval. Those that have surely
-    lost are asked no further. The lowest loss comes first; `end` is on the monotonic clock in seconds.
+    The search has few prompts and many recipes, so its best is partly due to luck. Only recipes count that keep the
+    loss at the original context length by the upper end of the 95 % interval. Recipes that have surely lost are not
+    measured further. The lowest loss comes first; `end` is on the monotonic clock in seconds.
     """
 
     def has_lost(key: int, measurements: Mapping[int, Measurement]) -> bool:
@@ -142,10 +142,10 @@ def _asked(
     end: float,
     has_lost: Callable[[int, Mapping[int, Measurement]], bool] = lambda key, measurements: False,
 ) -> dict[int, Measurement]:
-    """The answers of all models to as many parts of an eval set as time allows, at least one.
+    """Measure all models on as many parts of an eval set as time allows, at least one.
 
-    Every model is asked the same, so that they can be compared whenever the time is up; those that have lost are
-    left out of the rest, and of what is returned.
+    All models are measured on the same prompts, so that they can be compared whenever the time is up. Those that have
+    lost are left out of the rest, and of the result.
     """
     models: dict[int, LoadedModel] = {_STOCK: bench.stock}
     for trial in trials:

@@ -1,8 +1,8 @@
 """Learned heads: ratio, ramp and temperature of every KV head of every layer by gradient, the weights frozen.
 
-A few hundred numbers are learned on the loss of needle answers up to the target, held to what the source says inside
-its own window. What comes of it is an ordinary static Ms-PoE recipe. Per-head schedules that are learned were proposed
-as AdaRoPE (ICML 2026); the ramp is YaRN's (arXiv 2309.00071, section 3.2).
+A few hundred parameters are learned on the loss of needle answers up to the target, held close to the source inside
+its original context. The result is an ordinary static Ms-PoE recipe. Learned schedules per head were proposed as
+AdaRoPE (ICML 2026); the ramp is YaRN's (arXiv 2309.00071, section 3.2).
 """
 
 import inspect
@@ -46,20 +46,20 @@ Numbers = dict[str, list[torch.Tensor]]
 
 
 class Learner:
-    """The numbers during training."""
+    """The learned parameters during training."""
 
     def __init__(self, bench: Workbench, options: SearchOptions) -> None:
         self.bench, self.options = bench, options
         factor = options.target_length / bench.plain.rotary.trained_length
         heads = num_kv_heads(bench.plain)
-        # As YaRN begins, with its temperature; every head alike.
+        # Training starts from YaRN's schedule and temperature, the same for every head.
         self.starts = {"ratios": factor, "ramps": 1.0, "temperatures": 1 + 0.1 * math.log(factor)}
         plain = MsPoE(schedule="by-parts", head_order="fixed", first_layer=0)
         layers = len(plain.settings(bench.plain)["layers"])
         self.logs = {name: torch.zeros(layers, heads, requires_grad=True) for name in self.starts}
         self.model = bench.apply(self.recipe()).model
         self.model.requires_grad_(False)
-        # The numbers pass to the model's code as tensors: training runs the code that is shipped.
+        # The parameters are passed to the model's code as tensors: training runs the code that is shipped.
         methods = {
             id(method): method
             for module in self.model.modules()
@@ -71,12 +71,12 @@ class Learner:
         self.methods = list(methods.values())
 
     def numbers(self) -> dict[str, torch.Tensor]:
-        """The numbers, (layers, heads) each; a ratio below one would speed a head up."""
+        """Return the parameters, (layers, heads) each; a ratio below one would speed a head up."""
         numbers = {name: self.starts[name] * log.exp() for name, log in self.logs.items()}
         return {**numbers, "ratios": numbers["ratios"].clamp(min=1.0)}
 
     def recipe(self) -> Recipe:
-        """The current numbers as a recipe."""
+        """Return the current parameters as a recipe."""
         rows = {
             name: tuple(tuple(float(f"{number:.{_DIGITS}g}") for number in row) for row in values.tolist())
             for name, values in self.numbers().items()
@@ -85,14 +85,14 @@ class Learner:
         return Recipe([MsPoE(schedule="by-parts", head_order="fixed", first_layer=0, **numbers)])
 
     def refresh(self) -> None:
-        """Update the numbers from the parameters of the optimizer."""
+        """Update the parameters in the model from those of the optimizer."""
         numbers = self.numbers()
         for method in self.methods:
             method.settings["heads"] = {name: list(values.unbind(0)) for name, values in numbers.items()}
 
 
 def learn(bench: Workbench, options: SearchOptions, end: float, report: Callable[[float, float], None]) -> Recipe:
-    """Learn the heads' numbers until the time is up, `end` on the monotonic clock in seconds.
+    """Learn the heads' parameters until the time is up, `end` on the monotonic clock in seconds.
 
     `report` is called after each step with the loss of the answers and the divergence from the source, in nats.
     """
@@ -122,7 +122,7 @@ def learn(bench: Workbench, options: SearchOptions, end: float, report: Callable
 
 
 def _sequences(encoder: Encoder, options: SearchOptions, length: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Texts with all their questions and answers at the end: ids (1, length or more), and which are of an answer."""
+    """Yield texts with all their questions and answers at the end: ids (1, length or more), and the answers' mask."""
     task, settings = _asked(encoder, options, length, _NEEDLES)
     for sample in itertools.count():
         (prompts,) = make_questions(task, encoder, length, [sample], settings)
@@ -131,7 +131,7 @@ def _sequences(encoder: Encoder, options: SearchOptions, length: int) -> Iterato
 
 
 def _asked(encoder: Encoder, options: SearchOptions, length: int, count: int) -> tuple[Needle, Settings]:
-    """As many needles as fit into a length, two at least."""
+    """Return a task with as many needles as fit into a length, two at least, and its settings."""
     settings = Settings(tasks=("needle",), samples=1, depths=even_depths(count), seed=options.seed + _ALREADY)
     task = Needle(num_needles=count)
     try:
@@ -144,7 +144,7 @@ def _asked(encoder: Encoder, options: SearchOptions, length: int, count: int) ->
 
 
 def _joined(prompts: list[Prompt]) -> tuple[torch.Tensor, torch.Tensor]:
-    """One prompt, then what the others do not share with it."""
+    """Join prompts: their common beginning once, then the rest of each."""
     first = prompts[0].ids
     same = min(
         next((place for place, (a, b) in enumerate(zip(first, prompt.ids, strict=False)) if a != b), len(first))
@@ -159,7 +159,7 @@ def _joined(prompts: list[Prompt]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _documents(encoder: Encoder, options: SearchOptions, length: int) -> Iterator[torch.Tensor]:
-    """Documents of the original context length, (documents, length), again and again."""
+    """Yield documents of the original context length, (documents, length), again and again."""
     seed = options.seed + _ALREADY
     documents = read_corpus(options.data, encoder, count=64, length=length, most=length, seed=seed)
     rows = torch.tensor(documents)
@@ -171,7 +171,7 @@ def _documents(encoder: Encoder, options: SearchOptions, length: int) -> Iterato
 
 
 def _answer_loss(model: Any, ids: torch.Tensor, is_answer: torch.Tensor) -> torch.Tensor:
-    """The mean loss of the answers' tokens; logits are computed from the first answer on only."""
+    """Compute the mean loss of the answers' tokens; logits are computed from the first answer on only."""
     ids, is_answer = ids.to(model.device), is_answer.to(model.device)
     first = int(is_answer[0].long().argmax())
     logits = run(model, ids, ids.shape[1] - first + 1)[:, :-1]
@@ -180,9 +180,9 @@ def _answer_loss(model: Any, ids: torch.Tensor, is_answer: torch.Tensor) -> torc
 
 
 def _divergence(model: Any, source: Any, ids: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """The Kullback-Leibler divergence from the source in nats per token, and the source's loss.
+    """Compute the Kullback-Leibler divergence from the source in nats per token, and the source's loss.
 
-    Both are of some positions (positions,), so that logits do not grow with the length.
+    Both are computed at some positions (positions,), so that logits do not grow with the length.
     """
     ids, at = ids.to(model.device), at.to(model.device)
     with torch.no_grad():
@@ -193,14 +193,14 @@ def _divergence(model: Any, source: Any, ids: torch.Tensor, at: torch.Tensor) ->
 
 
 def _logits_at(model: Any, ids: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """The logits after some positions, (documents, positions, vocabulary), in float32."""
+    """Return the logits after some positions, (documents, positions, vocabulary), in float32."""
     kept = {"logits_to_keep": at} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
     logits: torch.Tensor = model(input_ids=ids, use_cache=False, **kept).logits
     return (logits if kept else logits[:, at]).float()
 
 
 def learned_standing(ground: Ground) -> Standing:
-    """Return the points for the last checks, as a search by trials has them: YaRN as published, and what is learned."""
+    """Return the points for the last checks, as from a search by trials: YaRN as published, and the learned recipe."""
     bench, options = ground.bench, ground.options
     trials: list[Trial] = []
 

@@ -1,4 +1,4 @@
-"""The eval sets of a search, and what a recipe scores on them; the cheapest part comes first.
+"""The eval sets of a search, and the measurement of a recipe on them; the cheapest part comes first.
 
 An eval set has needle prompts at each length, and documents at the original context length.
 """
@@ -71,7 +71,7 @@ class EvalSet:
         return sum(map(len, self.questions[self.lengths[0]]))
 
     def parts(self) -> "Iterator[EvalSet]":
-        """A few questions of each length at a time, with documents until there are no more of those."""
+        """Yield a few questions of each length at a time, with documents until there are no more of those."""
         starts = range(0, self.num_questions, _PART)
         size = -(-2 * len(self.documents) // len(starts))
         for place, start in enumerate(starts):
@@ -80,7 +80,7 @@ class EvalSet:
 
 
 def make_eval_sets(encoder: Encoder, options: SearchOptions, trained_length: int) -> tuple[EvalSet, EvalSet, EvalSet]:
-    """The eval sets of the trials, of the run-off among the best recipes, and of the last check."""
+    """Make the eval sets of the trials, of the run-off among the best recipes, and of the last check."""
     samples = (options.samples, 2 * options.samples, options.checked)
     counts = [max(2, count) for count in (2 * options.samples, 8 * options.samples, 4 * options.checked)]
     documents = _documents(encoder, options, trained_length, counts)
@@ -89,7 +89,7 @@ def make_eval_sets(encoder: Encoder, options: SearchOptions, trained_length: int
     for number, (count, text) in enumerate(zip(samples, sentences, strict=True)):
         seed = _seed(options, number)
         settings = Settings(tasks=("needle",), samples=count, depths=options.depths, seed=seed)
-        # One needle for each depth: a single text then serves all depths, whose common beginning is run once.
+        # One needle for each depth: a single text then serves all depths, and the common beginning runs once.
         task = Needle(num_needles=max(2, options.num_depths), text=text)
         lengths = options.lengths_from(trained_length)
         check_fits(task, encoder, lengths, settings)
@@ -106,7 +106,7 @@ def _seed(options: SearchOptions, number: int) -> int:
 def _documents(
     encoder: Encoder, options: SearchOptions, trained_length: int, counts: Sequence[int]
 ) -> list[torch.Tensor]:
-    """The documents of each eval set, fewer than counted if the data has fewer. Eval sets share none."""
+    """Return the documents of each eval set, fewer than counted if the data has fewer. Eval sets share none."""
     if options.data is None:
         return [
             torch.tensor(_read(None, encoder, count, trained_length, _seed(options, number)))
@@ -127,7 +127,7 @@ def _read(data: str | None, encoder: Encoder, count: int, length: int, seed: int
 
 
 def _own_sentences(data: str | None) -> list[tuple[str, ...]]:
-    """The user's text as sentences, a third for each eval set; none where the package's prose is used."""
+    """Read the user's text as sentences, a third for each eval set; none if the package's prose is used."""
     if data is None:
         return [(), (), ()]
     sentences = sentences_of("\n\n".join(islice(read_texts(data), _MAX_TEXTS))[:_MAX_CHARACTERS])
@@ -143,15 +143,15 @@ _ROUND = 8
 
 @dataclass(frozen=True)
 class Measurement:
-    """One model's answers to an eval set, in the order in which it was asked.
+    """One model's answers to an eval set, in the order of measurement.
 
     Attributes:
         short: For each document its mean loss in nats per token.
         answers: By prompt length: for each prompt the mean loss of its answer's tokens in nats.
         correct: By prompt length: for each prompt whether it is answered.
         lengths: Every length of the eval set; those that were not reached have no answers.
-        num_prompts: How many prompts the eval set has at each length.
-        per_text: How many of the prompts in a row are about the same text.
+        num_prompts: The number of prompts of the eval set at each length.
+        per_text: The number of prompts in a row about the same text.
     """
 
     short: list[float]
@@ -163,7 +163,7 @@ class Measurement:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the whole eval set was asked."""
+        """Whether the whole eval set was measured."""
         return sum(map(len, self.answers.values())) == self.num_prompts * len(self.lengths)
 
     @property
@@ -175,7 +175,7 @@ class Measurement:
     def loss(self) -> float:
         """The mean bounded loss over all lengths; one that was not reached counts like the last one that was.
 
-        It is infinite for a model that was asked for no needle.
+        It is infinite for a model that was measured on no needle.
         """
         losses = list(self.losses.values())
         if not losses:
@@ -200,7 +200,7 @@ class Measurement:
         )
 
     def exact(self, length: int) -> float:
-        """The share of prompts of a length that are answered."""
+        """Return the share of prompts of a length that are answered."""
         return mean([float(right) for right in self.correct[length]])
 
     @property
@@ -209,13 +209,13 @@ class Measurement:
         return mean([self.exact(length) for length in self.correct])
 
     def rise(self, stock: "Measurement") -> tuple[float, float]:
-        """The relative rise of the loss on documents over the source's, and half its 95 % interval."""
+        """Compute the relative rise of the loss on documents over the source's, and half its 95 % interval."""
         differences = [loss - other for loss, other in zip(self.short, stock.short, strict=True)]
         middle, half = mean_interval(differences)
         return middle / mean(stock.short), half / mean(stock.short)
 
     def gain(self, stock: "Measurement") -> tuple[float, float]:
-        """The decrease of the bounded loss of an answer from the source's, and half its 95 % interval, by text."""
+        """Compute the decrease of an answer's bounded loss from the source's, and half its 95 % interval, by text."""
         texts = []
         for length, answers in self.answers.items():
             gains = [
@@ -226,21 +226,21 @@ class Measurement:
 
 
 def measurement_from(content: Mapping[str, Any]) -> Measurement:
-    """Read a measurement from the JSON of a study, made by `dataclasses.asdict`; numbers and truths may be words."""
+    """Read a measurement from the JSON of a study, made by `dataclasses.asdict`; booleans and numbers may be text."""
     return TypeAdapter(Measurement).validate_python(content)
 
 
 def bounded(nats: float) -> float:
-    """The loss of an answer from 0, where the model is certain of it, to 1, where it is certain of another.
+    """Map an answer's loss to a range from 0, if the model is certain of it, to 1, if it is certain of another.
 
-    One less the probability of its tokens (their geometric mean). In nats a single answer that is missed with
-    confidence would outweigh many, and recipes would be chosen by the few hardest prompts.
+    The result is one minus the probability of its tokens (their geometric mean). In nats, a single confidently missed
+    answer would outweigh many, and the few hardest prompts would decide the choice of a recipe.
     """
     return -math.expm1(-nats)
 
 
 def mean(values: list[float]) -> float:
-    """The mean, with an exact sum, so that it depends on the values alone."""
+    """Compute the mean with an exact sum, so that it depends on the values alone."""
     return math.fsum(values) / len(values)
 
 

@@ -25,7 +25,7 @@ _ASKED = "What is asked"
 @with_documented_options
 @dataclass(frozen=True)
 class SearchOptions:
-    """How to search."""
+    """Options of a search."""
 
     target_length: int = target_length_option()
     trials: int | None = option(None, help="Stop after so many recipes, those of earlier runs included.", min=1)
@@ -84,7 +84,7 @@ class SearchOptions:
 
     @property
     def depths(self) -> tuple[float, ...]:
-        """Where needles lie, from 0 (the beginning) to 1."""
+        """Depths of the needles, from 0 (the beginning) to 1."""
         return even_depths(self.num_depths)
 
     @property
@@ -95,7 +95,7 @@ class SearchOptions:
         return 60 * self.minutes
 
     def lengths_from(self, trained_length: int) -> tuple[int, ...]:
-        """The prompt lengths, shortest first; the target is always among them."""
+        """Return the prompt lengths, shortest first; the target is always among them."""
         if self.target_length <= trained_length:
             raise CtxextError(
                 f"The model was trained to {trained_length} tokens already; a target of {self.target_length} is no "
@@ -108,7 +108,7 @@ class SearchOptions:
         return tuple(sorted({*(self.lengths or doubles), self.target_length}))
 
     def what_is_asked(self, trained_length: int) -> dict[str, Any]:
-        """The options that must be equal for two runs to share a study."""
+        """Return the options that must be equal for two runs to share a study."""
         names: Sequence[str] = ("target_length", "keep_short", "samples", "num_depths", "seed")
         asked = {name: getattr(self, name) for name in names}
         if self.original_length is not None:
@@ -140,7 +140,7 @@ class StudyPlace:
     def __post_init__(self) -> None:
         scheme = _SCHEME.match(self.storage or "")
         if self.storage and scheme and _url(self.storage) is None:
-            raise CtxextError(  # Which shows no part of it that may be a password.
+            raise CtxextError(  # The message shows no part that may be a password.
                 f'--storage "{scheme[1]}..." is not the URL of a database.',
                 hint="Write it as postgresql+psycopg2://USER:PASSWORD@HOST:PORT/NAME.",
             )
@@ -237,7 +237,7 @@ def shown_storage(storage: str) -> str:
 
 
 def _url(storage: str) -> "URL | None":
-    """Read the URL of a database; None for a path, or where the port is no number, which may be a password."""
+    """Read the URL of a database; None for a path, or if the port is no number, which may be a password."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 

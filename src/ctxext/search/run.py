@@ -40,7 +40,7 @@ class Found:
     """The result of a search.
 
     Attributes:
-        recipe: The best recipe; None if no recipe surely improves the model.
+        recipe: The best recipe; None if no recipe significantly improves the model.
         standing: All trials.
         check: The measurements of the best one and others on prompts that the search never used.
         files: The files written.
@@ -77,15 +77,15 @@ def search(
 
     Args:
         source: A folder, a Hub id, or `demo`.
-        options: How far to reach, what may be lost, how long to try. Each field is a keyword of this function too, as
-            target_length="32k".
-        out: The recipe file to write; beside it a picture of the Pareto front, where matplotlib is
-            installed. None writes neither.
+        options: The target length, the bound on the loss and the time limit, among others. Each field is a keyword of
+            this function too, as target_length="32k".
+        out: The recipe file to write; beside it a picture of the Pareto front, if matplotlib is installed. None writes
+            neither.
         study: The storage of the study; None keeps it beside `out`, or nowhere without that.
-        resume: Go on with the study; several processes may share one.
-        overwrite: Replace a study and a recipe file that are there.
+        resume: Continue the study; several processes may share one.
+        overwrite: Replace an existing study and recipe file.
         loading: How to load the model.
-        watch: Called whenever there is something new to see.
+        watch: Called with every new state of the search.
 
     Raises:
         CtxextError: the source, an option or a place is refused; nothing is written then.
@@ -104,7 +104,7 @@ def search(
     if out is not None:
         check_recipe_place(out, overwrite=overwrite or resume)
 
-    # From here on it takes torch, and seconds.
+    # The rest needs torch, which takes seconds to import.
     from ctxext.evaluate.model import Loading, load_model
     from ctxext.evaluate.workbench import Workbench
     from ctxext.search.final_evaluation import check, refuse_without_points, run_off
@@ -159,7 +159,7 @@ def search(
 def _check_time(
     info: CheckpointInfo, stock: "LoadedModel", trial_set: "EvalSet", options: SearchOptions, end: float
 ) -> None:
-    """Estimate how long a recipe takes from some tokens that the model reads first.
+    """Raise if the time is too short, by an estimate from some tokens that the model reads first.
 
     Raises:
         NothingMeasuredError: The plain model and one recipe do not fit into the time.
@@ -185,7 +185,7 @@ def _check_time(
 def _written(
     standing: "Standing", checked: "Check", out: Path | None, checkpoint: Checkpoint, options: SearchOptions
 ) -> Found:
-    """The result, after noting its origin in the recipe and writing its files."""
+    """Write the files of the result, with its origin noted in the recipe, and return the result."""
     name, tried = checkpoint.public_name, f"{len(standing.trials)} recipes tried, seed {options.seed}"
     recipe, files = None, []
     if checked.winner is not None and checked.winner.trial.recipe is not None and checked.is_better:
@@ -201,7 +201,7 @@ def _written(
         text = yaml.safe_dump(recipe.to_dict(), sort_keys=False, allow_unicode=True, width=120)
         write_whole(out, f"{comments}{text}".encode())
     elif out is not None:
-        out.unlink(missing_ok=True)  # One that is there was to be replaced, and this search would not recommend it.
+        out.unlink(missing_ok=True)  # An existing file was to be replaced, and this search would not recommend it.
     return Found(recipe, standing, checked, tuple(files))
 
 
@@ -262,7 +262,7 @@ def pareto_picture(points: "Sequence[Point]", best: "Point | None", keep_short: 
 
 
 def figures(checked: "Check") -> list[str]:
-    """The figures of the last check, in lines."""
+    """Return the figures of the last check, in lines."""
     count = checked.stock.num_prompts
     lines = [f"Measured on {count} prompts of each length that the search never saw:", _line("stock", checked.stock)]
     for number, answers in sorted(checked.answers.items(), key=lambda entry: entry[1].loss):

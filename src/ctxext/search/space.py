@@ -34,7 +34,7 @@ class Space:
     slots: Mapping[str, tuple[type[Method], ...]]
 
     def draw(self, trial: "BaseTrial") -> Parameters:
-        """Let a trial choose methods and their numbers."""
+        """Let a trial choose methods and their parameters."""
         drawn: Parameters = {}
         for slot, methods in self.slots.items():
             drawn[slot] = trial.suggest_categorical(slot, [NONE, *(method.name for method in methods)])
@@ -50,7 +50,7 @@ class Space:
         return drawn
 
     def recipe(self, parameters: Parameters) -> Recipe:
-        """The recipe of drawn parameters."""
+        """Build the recipe of drawn parameters."""
         chosen = [
             method for slot, methods in self.slots.items() for method in methods if method.name == parameters.get(slot)
         ]
@@ -70,7 +70,7 @@ class Space:
         }
 
     def starts(self) -> list[tuple[type[Method], Parameters]]:
-        """Every method alone with the numbers from which a search starts: the published ones, if any."""
+        """Return every method alone with the parameters that a search starts from: the published ones, if any."""
         starts = []
         for slot, methods in self.slots.items():
             for method in methods:
@@ -92,12 +92,12 @@ def _draw(trial: "BaseTrial", name: str, choices: SearchRange) -> Any:
     low, high = choices.values
     if isinstance(low, int) and isinstance(high, int) and isinstance(choices.start, int):
         return trial.suggest_int(name, low, high)
-    # Numbers that cannot be zero are scales: what doubles them matters as much as what halves them.
+    # Parameters that cannot be zero are scales: doubling one matters as much as halving it.
     return trial.suggest_float(name, low, high, log=low > 0)
 
 
 def space_of(source: Checkpoint, target_length: int, names: Sequence[str] = ()) -> Space:
-    """What can be tried on a plain model: the methods named, or by default all that apply and are not experimental."""
+    """Return the space of a plain model: the named methods, or by default all that apply and are not experimental."""
     rotary = model_config(source.config, source.original_length).rotary
     wanted = [method_named(name) for name in names] or [method for method in METHODS if not method.is_experimental]
     refused = {method: _refusal(method, source) for method in wanted}

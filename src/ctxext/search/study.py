@@ -62,12 +62,12 @@ class Trial:
     """One recipe of a study.
 
     Attributes:
-        number: Its trial's.
-        published: The method whose published numbers it has; empty if the search chose them.
-        recipe: The recipe, with all that a conversion measures filled in; None if it was refused.
+        number: The number of its trial.
+        published: The method with these published parameters; empty if the search chose them.
+        recipe: The recipe, with all values that a conversion measures filled in; None if it was refused.
         measurement: Its measurement; None if it was refused.
-        refusal: Why it could not be measured; empty if it could.
-        seconds: How long it took.
+        refusal: The reason it could not be measured; empty if it could.
+        seconds: The time it took.
     """
 
     number: int
@@ -90,8 +90,8 @@ class Point:
     Attributes:
         trial: The recipe.
         loss: Mean bounded loss of the answers, from 0 to 1, over all lengths.
-        rise: By which share the loss at the original context length rises.
-        sure_rise: The upper end of the 95 % interval of that.
+        rise: The relative rise of the loss at the original context length.
+        sure_rise: The upper end of the 95 % interval of the rise.
     """
 
     trial: Trial
@@ -100,12 +100,12 @@ class Point:
     sure_rise: float
 
     def dominates(self, loss: float, rise: float) -> bool:
-        """Whether it is better than a recipe with these values in one aim and no worse in the other."""
+        """Return whether it is better than a recipe with these values in one aim and no worse in the other."""
         return self.loss <= loss and self.rise <= rise and (self.loss, self.rise) != (loss, rise)
 
 
 def points_of(trials: Sequence[Trial], stock: Measurement) -> list[Point]:
-    """The recipes that were measured to the end, in order."""
+    """Return the recipes that were measured to the end, in order."""
     points = []
     for one in trials:
         if one.measurement is not None and one.measurement.is_whole:
@@ -115,22 +115,22 @@ def points_of(trials: Sequence[Trial], stock: Measurement) -> list[Point]:
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
-    """The points that no other dominates, lowest loss first."""
+    """Return the points that no other dominates, lowest loss first."""
     front = [point for point in points if not any(other.dominates(point.loss, point.rise) for other in points)]
     return sorted(front, key=lambda point: (point.loss, point.rise))
 
 
 def best_of(points: Sequence[Point], keep_short: float) -> Point | None:
-    """The point with the lowest loss among those that keep the bound for sure; the earlier of two equal ones."""
+    """Return the point with the lowest loss among those with `sure_rise` within the bound; the earlier of two equals."""
     kept = [point for point in points if point.sure_rise <= keep_short]
     return min(kept, key=lambda point: (point.loss, point.trial.number), default=None)
 
 
 def is_hopeless(measurement: Measurement, stock: Measurement, points: Sequence[Point], keep_short: float) -> bool:
-    """Whether a recipe that is being measured is not worth the rest of its eval set.
+    """Return whether a recipe that is being measured is not worth the rest of its eval set.
 
-    It loses more at the original context length than it may, or what it has lost so far already makes sure that another
-    one dominates it. Recipes that lose less than half of what they may count as alike in that.
+    Either the rise at the original context length exceeds the bound, or the loss so far already guarantees that
+    another recipe dominates it. Rises below half of the bound count as equal.
     """
     rise = measurement.rise(stock)[0]
     alike = max(rise, keep_short / 2)
@@ -173,16 +173,16 @@ Watch = Callable[[Standing], None]
 
 @dataclass(frozen=True)
 class Ground:
-    """What recipes are tried on.
+    """The setup of trying recipes.
 
     Attributes:
         bench: The model.
-        options: How to search.
-        eval_set: What every trial is asked.
+        options: The options of the search.
+        eval_set: The eval set of every trial.
         stock: The plain model's answers to it.
-        stock_seconds: How long these took.
+        stock_seconds: The time these took.
         watch: Called before each recipe.
-        end: When the whole run must be over, on the monotonic clock in seconds.
+        end: The deadline of the whole run, on the monotonic clock in seconds.
     """
 
     bench: Workbench
@@ -194,7 +194,7 @@ class Ground:
     end: float
 
     def reserve(self, points: Sequence[Point]) -> float:
-        """Return the seconds to reserve for the last checks: estimated from what was measured, up to a share."""
+        """Return the seconds to reserve for the last checks: estimated from the measurements, up to a share."""
         if math.isinf(self.end):
             return 0.0
         seconds = self.stock_seconds + sum(
@@ -209,8 +209,8 @@ class SteadySampler(TPESampler):
 
     A mutation changes one of the best recipes a little, as in LongRoPE's evolution (Ding et al. 2024, section 3.2):
     models of the whole space need more trials than most searches have. Everything is seeded by the search's seed and
-    the trial's number, so that a trial which a kill cut short is drawn again as it was, and those after it as if
-    nothing had happened.
+    the trial's number, so that an interrupted trial is drawn again with the same values, and those after it as without
+    the interruption.
 
     Of all trials, `num_known` are given and not drawn.
     """
@@ -234,18 +234,18 @@ class SteadySampler(TPESampler):
         return random.Random(f"{self.seed} {number}")
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        """Seed again."""
+        """Seed again for the trial."""
         self._begin(trial.number)
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """The parameters that are drawn together."""
+        """Return the parameters that are drawn together."""
         parent = self._parent(study, trial.number)
         return parent.distributions if parent else super().infer_relative_search_space(study, trial)
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Draw them."""
+        """Draw the parameters together."""
         parent = self._parent(study, trial.number)
         if parent is None:
             return super().sample_relative(study, trial, search_space)
@@ -253,7 +253,7 @@ class SteadySampler(TPESampler):
         return {name: _mutated(rng, parent.params[name], space) for name, space in search_space.items()}
 
     def _parent(self, study: optuna.Study, number: int) -> FrozenTrial | None:
-        """The recipe to mutate: one of the best that keep the bound, or nearly do."""
+        """Choose the recipe to mutate: one of the best that keep the bound, or nearly do."""
         if number < self.num_known or number % 2:
             return None
         finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
@@ -267,7 +267,7 @@ class SteadySampler(TPESampler):
 
 
 def _kind(trial: FrozenTrial) -> set[tuple[str, str]]:
-    """The categorical values chosen, methods among them."""
+    """Return the categorical values chosen, methods among them."""
     return {(name, value) for name, value in trial.params.items() if isinstance(value, str)}
 
 
@@ -284,7 +284,7 @@ def _mutated(rng: random.Random, value: Any, space: Any) -> Any:
 
 
 def _errors_named(method: Callable[..., _Found]) -> Callable[..., _Found]:
-    """Wrap a method that reads the study, whose file may be damaged or not a study."""
+    """Wrap a method that reads the study, to report a damaged file or one that is no study."""
 
     @functools.wraps(method)
     def telling(self: "Study", *given: Any) -> _Found:
@@ -341,7 +341,7 @@ class Study:
         """Queue a trial again, one that ran out of time for example."""
         study_id = self._storage.get_study_id_from_name(self.place.name)
         known = self._storage.get_trial_id_from_study_id_trial_number(study_id, trial.number)
-        # Another process may have been faster: then this one has come to its end, or is tried twice.
+        # Another process may have been faster: then the trial is finished, or is tried twice.
         with contextlib.suppress(UpdateFinishedTrialError):
             self._storage.set_trial_user_attr(known, "owner", None)
             self._storage.set_trial_state_values(known, TrialState.WAITING)
@@ -355,7 +355,7 @@ class Study:
 
     @_errors_named
     def ask(self) -> tuple[optuna.trial.Trial, Parameters]:
-        """The next recipe to try."""
+        """Return the next trial and its parameters."""
         trial = self._study.ask()
         self.sign(trial, force=True)
         return trial, self.space.draw(trial)
@@ -377,7 +377,7 @@ class Study:
     ) -> None:
         """Store the result of a recipe, unless another process, which took this one for dead, has done so."""
         rise = measurement.rise(stock)[0] if measurement else _REFUSED_RISE
-        # Where no needle was asked for, a recipe counts as no better than none.
+        # Without a measured needle, a recipe counts as no better than the plain model.
         loss = measurement.loss if measurement and measurement.answers else stock.loss
         with contextlib.suppress(UpdateFinishedTrialError):
             trial.set_constraint("short", rise - self.keep_short)
@@ -386,13 +386,13 @@ class Study:
             trial.set_user_attr("refusal", refusal)
             trial.set_user_attr("recipe", recipe.to_dict() if recipe else None)
             trial.set_user_attr("measurement", asdict(measurement) if measurement else None)
-            # As where recipes are given up: those that lose less than half of what they may count as alike in that.
+            # As in `is_hopeless`, rises below half of the bound count as equal.
             values = [loss, max(rise, self.keep_short / 2)]
             self._study.tell(trial, values, skip_if_finished=True)
 
     @_errors_named
     def trials(self) -> list[Trial]:
-        """Every recipe that was tried, in order."""
+        """Return every recipe that was tried, in order."""
         trials = []
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
             attributes = trial.user_attrs
@@ -412,7 +412,7 @@ class Study:
 
 
 def _is_alive(trial: FrozenTrial) -> bool:
-    """Whether a process works on a trial: visible on this machine, by its heartbeat on another."""
+    """Return whether a process works on a trial: visible on this machine, by its heartbeat on another."""
     owner = trial.user_attrs.get("owner")
     if not owner:  # Taken a moment ago, or by a process that was killed in that moment.
         begun = trial.datetime_start
