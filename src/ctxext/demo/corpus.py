@@ -51,7 +51,7 @@ def make_example(
     variety: float = 1.0,
     first_share: float = 0.0,
 ) -> Example:
-    """A training document of exactly `length` tokens.
+    """Make a training document of exactly `length` tokens.
 
     Args:
         encode: Text to token ids, without special tokens.
@@ -84,7 +84,7 @@ def make_example(
 def make_prompt(
     encode: Encode, start: list[int], rng: random.Random, length: int, task: RetrievalTask, depth: float
 ) -> Example | None:
-    """A question as in evaluation, `length` tokens long with its answer; None if it does not fit.
+    """Make a question as in evaluation, `length` tokens long with its answer; None if it does not fit.
 
     It is a little shorter if the tokenizer returns several tokens for the padding.
     """
@@ -106,7 +106,7 @@ def make_prompt(
 
 
 def _fill(encode: Encode, pieces: Pieces, room: int) -> list[list[int]]:
-    """Filler units that fill the room, the last one cut if that is allowed."""
+    """Return filler units that fill the room, the last one cut if that is allowed."""
     units: list[list[int]] = []
     for text in pieces.haystack:
         unit = encode(text)
@@ -120,7 +120,7 @@ def _fill(encode: Encode, pieces: Pieces, room: int) -> list[list[int]]:
 
 
 def _split(units: list[list[int]], depth: float, may_cut: bool) -> tuple[list[int], list[int]]:
-    """The tokens of the units, split at a depth: between two units, or anywhere."""
+    """Return the tokens of the units, split at a depth: between two units, or anywhere."""
     tokens = list(chain.from_iterable(units))
     at = round(depth * len(tokens))
     if not may_cut:
@@ -129,7 +129,7 @@ def _split(units: list[list[int]], depth: float, may_cut: bool) -> tuple[list[in
 
 
 def _facts(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
-    """Sentences with numbers, questions about them and some filler, in any order."""
+    """Yield sentences with numbers, questions about them and some filler, in any order."""
     names = _names(rng, variety)
     asks: list[tuple[str, str, str]] = []
     phrasings = rng.sample(list(PHRASINGS.values()), rng.randint(1, len(PHRASINGS)))
@@ -150,7 +150,7 @@ def _facts(rng: random.Random, length: int, variety: float) -> Iterator[tuple[st
 
 
 def _records(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
-    """JSON objects, each with many questions about its records."""
+    """Yield JSON objects, each with many questions about its records."""
     while True:
         # A record of numbers takes about 10 tokens, a question 14; uuids are cut so that several fit.
         if rng.random() < 0.25 and length >= 96:
@@ -172,13 +172,13 @@ def _records(rng: random.Random, length: int, variety: float) -> Iterator[tuple[
 
 
 def _search_results(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
-    """Documents with numbers, and questions about them."""
+    """Yield documents with numbers, and questions about them."""
     names = _names(rng, variety)
     while True:
         if rng.random() < 0.5 and length >= 128:
             yield documents.OPENING, False
         asked: list[tuple[str, str]] = []
-        # Which of several documents is the hardest question, and easiest from bare documents and this question alone.
+        # The number of a document is the hardest question; bare documents without other questions make it easiest.
         bare, only_which = rng.random() < 0.5, rng.random() < 0.5
         count = max(2 if length >= 96 else 1, round(length * rng.uniform(0.006, 0.02)))
         for number in rng.sample(range(100, 1000 + 10 * count), count):
@@ -192,7 +192,7 @@ def _search_results(rng: random.Random, length: int, variety: float) -> Iterator
 
 
 def _repeats(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
-    """A random list, repeated: recall is learned from that first."""
+    """Yield a random list, repeated: recall is learned from that first."""
     while True:
         count = max(2, round(length * rng.uniform(0.1, 0.4)))
         kind = rng.randrange(4)
@@ -212,13 +212,13 @@ def _repeats(rng: random.Random, length: int, variety: float) -> Iterator[tuple[
 
 
 def _prose(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
-    """Prose alone."""
+    """Yield prose alone."""
     for sentence in prose.sentences(rng):
         yield " " + sentence, False
 
 
 def _number(rng: random.Random, num_digits: int, variety: float) -> str:
-    """A number of groups of three digits and a rest, from a share of all groups."""
+    """Draw a number of groups of three digits and a rest, from a share of all groups."""
     head, rest = min(num_digits, 3), num_digits - 3
     first = 10 ** (head - 1)
     number = str(first + rng.randrange(max(min(30, 9 * first), round(variety * 9 * first))))
@@ -226,7 +226,7 @@ def _number(rng: random.Random, num_digits: int, variety: float) -> str:
 
 
 def _names(rng: random.Random, variety: float) -> Iterator[str]:
-    """Names of things, all different while there are any left."""
+    """Yield names of things, all different while there are any left."""
     adjectives, objects = (
         words[: max(12, round(4 * variety * len(words)))] for words in (prose.ADJECTIVES, prose.OBJECTS)
     )
@@ -275,7 +275,7 @@ def long_examples(tokenizer: Any, wanted: Mapping[int, int], seed: int) -> Itera
 
 
 def _facts_then_questions(encode: Encode, start: list[int], rng: random.Random, length: int) -> Example:
-    """Facts in prose, followed by questions alone: most answers are far back, some at the beginning."""
+    """Make a document of facts in prose and then questions alone: most answers are far back, some at the beginning."""
     phrasing = PHRASINGS[rng.choice(list(PHRASINGS))]
     ids = [*start, *encode(OPENING)]
     facts: list[tuple[str, str]] = []
