@@ -121,7 +121,7 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
 
 
 def best_of(points: Sequence[Point], keep_short: float) -> Point | None:
-    """Return the point with the lowest loss among those with `sure_rise` within the bound; the earlier of two equals."""
+    """Return the point with the lowest loss among those with `sure_rise` within the bound; the earlier if equal."""
     kept = [point for point in points if point.sure_rise <= keep_short]
     return min(kept, key=lambda point: (point.loss, point.trial.number), default=None)
 
