@@ -1,4 +1,4 @@
-"""The `ctxext` command: its subcommands, and how errors are reported."""
+"""The `ctxext` command: its subcommands and its error reports."""
 
 import contextlib
 import functools
@@ -36,16 +36,16 @@ _SHORT = 300
 
 
 def print_fault(error: BaseException) -> None:
-    """Print the exception that ended a command in one line, after the traceback if that was asked for."""
+    """Print the exception that ended a command in one line, after the traceback if CTXEXT_TRACEBACK is set."""
     if os.environ.get(TRACEBACK):
         lines = "".join(traceback.format_exception(error)).splitlines()
-        # A stranger's words may stand in it.
+        # The traceback may contain untrusted text.
         sys.stderr.write("".join(f"{visible(line)}\n" for line in lines))
     print_error(as_error(error))
 
 
 def as_error(error: BaseException) -> CtxextError:
-    """An exception as an error with a hint."""
+    """Convert an exception to an error with a hint."""
     where = f"{TRACEBACK}=1 shows where."
     is_torchs = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
     if isinstance(error, MemoryError) or is_torchs:
@@ -63,7 +63,7 @@ def as_error(error: BaseException) -> CtxextError:
 
 
 def _origin(error: BaseException) -> str:
-    """The last place of this package in the traceback."""
+    """Return the file and line of the last frame of this package in the traceback."""
     places = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     inside = [(path.relative_to(_PACKAGE), line) for path, line in places if _PACKAGE in path.parents]
     return "{}:{}".format(*inside[-1]) if inside else "outside the package"
@@ -76,9 +76,9 @@ def tell_everywhere() -> None:
 
 
 def _print_beside(error: BaseException | None) -> None:
-    """Print an exception that ends no command, when debugging."""
+    """Print an exception that does not end the command, if CTXEXT_TRACEBACK is set."""
     if error is not None and os.environ.get(TRACEBACK):
-        with contextlib.suppress(Exception):  # The streams may be gone, and this is called where nothing may be raised.
+        with contextlib.suppress(Exception):  # The streams may be closed, and hooks must not raise.
             print_fault(error)
 
 
@@ -106,7 +106,7 @@ SUMMARIES = {
 _FUNCTIONS = {"eval": "eval_", "search": "search_"}
 """The functions that are not called as their commands are; a command is in the module of its name."""
 
-# Given to each command too: one keeps the help option of the first context it is parsed in, be it without the app.
+# Passed to each command too: a command keeps the help option of the first context, which may be without the app.
 _SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
 
@@ -144,7 +144,7 @@ def _command(name: str) -> typer.core.TyperCommand:
 
 
 class _Loaded(Mapping[str, typer.core.TyperCommand]):
-    """The commands by name; each is imported when it is asked for."""
+    """The commands by name; each is imported on first access."""
 
     def __getitem__(self, name: str) -> typer.core.TyperCommand:
         if name not in SUMMARIES:
@@ -165,15 +165,15 @@ class _LazyCommands(_Commands):
         super().__init__(**{**settings, "commands": _Loaded()})
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The parameters, with those that typer adds."""
+        """Return the parameters, with those that typer adds."""
         return read_plainly(super().get_params(ctx))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the commands with what each does."""
+        """Print the help, with a summary of each command."""
         print_help(self, ctx, commands=SUMMARIES)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        """The names of commands and options that begin so."""
+        """Return the names of commands and options that begin with `incomplete`."""
         item: Any = vars(typer.core)["CompletionItem"]
         names = [item(name, help=SUMMARIES[name]) for name in SUMMARIES if name.startswith(incomplete)]
         return [*names, *super(typer.core.TyperGroup, self).shell_complete(ctx, incomplete)]
@@ -207,14 +207,14 @@ def _root(
 
 def main() -> None:
     """Run the command line; every error becomes one line, a hint and exit code 1."""
-    os.environ.setdefault("USE_HUB_KERNELS", "NO")  # transformers 5 would fetch some for what a checkpoint says.
+    os.environ.setdefault("USE_HUB_KERNELS", "NO")  # transformers 5 would fetch kernels that a checkpoint names.
     remember_arguments(sys.argv)
     _make_streams_take_everything()
     tell_everywhere()
     try:
         try:
             app()
-        except Exception:  # A full disk is explained, for commands that do not name the path themselves.
+        except Exception:  # Explain a full disk, for commands that do not name the path themselves.
             from ctxext.files.output_directory import explain_disk_errors
 
             with explain_disk_errors(Path("OUT")):
@@ -245,6 +245,6 @@ def _make_streams_take_everything() -> None:
         if stream is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  Until the process ends.
         elif isinstance(stream, io.TextIOWrapper):
-            with contextlib.suppress(OSError):  # It writes out what it holds first, which a full disk refuses.
+            with contextlib.suppress(OSError):  # It flushes its buffer first, which fails on a full disk.
                 stream.reconfigure(errors="backslashreplace")
         setattr(sys, name, RedactedStream(getattr(sys, name)))

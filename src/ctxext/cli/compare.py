@@ -1,4 +1,4 @@
-"""`ctxext compare`: which of the published methods suits a model, and what does it cost?"""
+"""`ctxext compare`: compare the published methods on a model, with their costs."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -76,7 +76,7 @@ def compare(
 
 
 def comparison_tables(report: "Report", width: int) -> Iterator[RenderableType]:
-    """What each model finds by length and depth, then what it costs, then what does not apply."""
+    """Yield the scores by length and depth, then the costs, the engines and the methods that do not apply."""
     yield from heat_maps(report, width)
     yield Text()
     rows = report["comparison"]["models"]
@@ -99,17 +99,17 @@ def comparison_tables(report: "Report", width: int) -> Iterator[RenderableType]:
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    """The cells of one model."""
+    """Return the cells of one model."""
     found = row["found"]
     share = f"{percent(found['share'])} ({percent(found['low'])}–{percent(found['high'])})" if found else "–"
-    if "against" not in row:  # The model as it is.
+    if "against" not in row:  # The unmodified model.
         loss = f"{row['loss_beyond']:.3f}" if row["loss_beyond"] is not None else "–"
         return [row["name"], share, loss, "", "", f"{row['peak'] / 1e9:.1f} GB" if row["peak"] else ""]
     return [row["name"], share, _with_half(row["beyond"]), _with_half(inside_of(row)), *ratios(row)]
 
 
 def _with_half(difference: Mapping[str, Any] | None) -> str:
-    """A difference in loss, with half of its interval."""
+    """Format a difference in loss, with half of its confidence interval."""
     if not difference:
         return "–"
     text, high = f"{difference['difference']:+z.3f}", difference["high"]

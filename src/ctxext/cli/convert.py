@@ -46,7 +46,7 @@ _PANEL = "Search of --method auto"
 
 @dataclass(frozen=True)
 class Budget:
-    """How long a search for the recipe may take."""
+    """Limits of the search for the recipe."""
 
     trials: int | None = option(None, help="Stop after so many recipes.", min=1, panel=_PANEL)
     minutes: float | None = option(
@@ -109,7 +109,7 @@ def convert(
                 "A search loads a checkpoint, not a GGUF file.",
                 hint="Search the checkpoint; --recipe takes what it writes.",
             )
-        if out is not None:  # Before minutes of search.
+        if out is not None:  # Fail before minutes of search.
             check_out(out, open_checkpoint(source, **vars(hub)).folder, options)
         loading = Loading(device=calibration.device, dtype=calibration.dtype, **vars(hub))
         length = options.original_length
@@ -161,14 +161,14 @@ def convert(
     for caution in (*plan.cautions, *written.notes, *_untested(plan)):
         output.warning(caution)
     if auto_class(plan.model.config) in KINDS:
-        models = (done.out,) if plan.recipe.rewrites_weights else (source, done.out)  # The source's own table ends.
+        models = (done.out,) if plan.recipe.rewrites_weights else (source, done.out)  # The source's table is shorter.
         output.next_step("ctxext", "eval", *models, why="Not measured yet")
     else:
         output.next_step("ctxext", "verify", done.out, "--against", source)
 
 
 def _wants_search(methods: Sequence[str], budget: Budget) -> bool:
-    """Say whether the recipe comes from a search."""
+    """Return whether the recipe comes from a search; raise if its options do not fit together."""
     if _AUTO in methods and len(methods) > 1:
         raise CtxextError("--method auto searches for the whole recipe, so it stands alone.")
     if _AUTO not in methods and budget != Budget():
@@ -192,7 +192,7 @@ def _searched_recipe(
             f"--method auto chooses {others} itself." if others else "--method auto needs to know how far to reach.",
             hint="Give it --target-length alone, for example 32k.",
         )
-    from ctxext.cli.search import watching  # A conversion by a named method needs none of these.
+    from ctxext.cli.search import watching  # A conversion with a named method needs none of these.
     from ctxext.search.options import SearchOptions
     from ctxext.search.run import figures, search
 
@@ -226,7 +226,7 @@ def _searched_recipe(
                     )
                 return published.trial.recipe
     left = None if minutes is None else max(_LEAST, minutes - (time.monotonic() - started) / 60)
-    # The method that a comparison would take, or that comes nearest to being better.
+    # Take the method that a comparison takes, or the one closest to being better.
     from ctxext.compare.run import compare
 
     with out.progress("comparing") as progress:
@@ -259,7 +259,7 @@ def _untested(plan: Plan) -> list[str]:
 
 
 def plan_data(plan: Plan, out: str | None) -> dict[str, Any]:
-    """A plan as JSON."""
+    """Return a plan as JSON."""
     return {
         "source": plan.source.name,
         "revision": plan.source.revision,

@@ -1,4 +1,4 @@
-"""`ctxext eval`: does a model use its context, and what does extending it cost?"""
+"""`ctxext eval`: measure retrieval over the whole context, and the cost of extending it."""
 
 import itertools
 import sys
@@ -31,7 +31,7 @@ ModelsArgument = Annotated[list[str], typer.Argument(metavar="MODEL…", help="F
 
 @dataclass(frozen=True)
 class ReportPlace:
-    """Where a report goes."""
+    """Folder of a report, and whether to resume or overwrite it."""
 
     out: Path | None = option(
         None, help="Folder for the report. Default: report, report-2 …", flags=("--out", "-o"), panel=_RESULTS
@@ -90,7 +90,7 @@ def eval_(
 
 @contextmanager
 def resumable(out: Path, output: Output) -> Iterator[None]:
-    """Explain a full disk in one line, and after Ctrl-C say how to go on."""
+    """Explain a full disk in one line, and print the command that resumes after Ctrl-C."""
     try:
         with explain_disk_errors(out):
             yield
@@ -120,7 +120,7 @@ def _print_report(report: "Report", out: Path, models: Sequence[str], output: Ou
     output.note(Text(f"Computed in {', '.join(sorted(computed))}. Pictures and tables: {out / 'report.html'}"))
     if not is_installed("matplotlib"):
         output.note(f"No picture files: {install_command('matplotlib')}, then the same command with --resume.")
-    each = list(zip(models, report["models"], strict=False))  # Sources read beside them come last.
+    each = list(zip(models, report["models"], strict=False))  # Sources that were added for comparison come last.
     if tuned := [path for path, model in each if model["is_finetuned"]]:
         output.next_step("ctxext", "push", tuned[0], f"USER/{Path(tuned[0]).name}", "--report", out, why="Publish it")
     elif not (extended := [pair for pair in each if pair[1]["recipe"]]):
@@ -134,7 +134,7 @@ def _print_report(report: "Report", out: Path, models: Sequence[str], output: Ou
 
 
 def _propose(report: "Report", source: str, output: Output) -> None:
-    """The next step for a model as it is: the rest of its context, then which method takes it beyond."""
+    """Suggest the next step for an unmodified model: evaluate its whole context, then compare or apply methods."""
     model = report["models"][0]
     asked, reach = max(model["lengths"], default=0), model["context_length"] or 0
     if model["kind"] != "causal" or is_gguf(source):

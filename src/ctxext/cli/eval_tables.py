@@ -18,7 +18,7 @@ _MAX_NAME = 32
 
 
 def report_tables(report: Report, width: int) -> Iterator[RenderableType]:
-    """The whole report as tables for a terminal of a given width."""
+    """Yield the whole report as tables for a terminal of a given width."""
     models = report["models"]
     yield from heat_maps(report, width)
     if any(model.get("effective") for model in models):
@@ -37,7 +37,7 @@ def report_tables(report: Report, width: int) -> Iterator[RenderableType]:
 
 
 def heat_maps(report: Report, width: int) -> Iterator[Text]:
-    """The scores by length and depth, task after task: as many lengths side by side as fit, and the others below."""
+    """Yield the scores of each task by length and depth: as many lengths side by side as fit, the others below."""
     models = report["models"]
     for task in tasks_of(report):
         scores = heat_map(models, task)
@@ -80,7 +80,7 @@ def _cut(name: str, width: int) -> str:
 
 
 def _effective(report: Report, width: int) -> Iterator[RichTable]:
-    """The effective length of each model, over all tasks and of each: as many side by side as fit, the others below."""
+    """Yield each model's effective length, overall and per task: as many columns as fit, the others below."""
     models, tasks = report["models"], tasks_of(report)
     longest = max(cell["length"] for model in models for cell in model["cells"])
     shown = [model for model in models if model.get("effective")]
@@ -98,7 +98,7 @@ def _effective(report: Report, width: int) -> Iterator[RichTable]:
 
 
 def _width(texts: Sequence[str]) -> int:
-    """The width of a column with the space behind it."""
+    """Return the width of a column, including the space after it."""
     return max(map(len, texts)) + 2
 
 

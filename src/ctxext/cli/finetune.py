@@ -1,4 +1,4 @@
-"""`ctxext finetune`: a short training that makes a longer context work."""
+"""`ctxext finetune`: a short fine-tuning for a longer context."""
 
 import dataclasses
 import warnings
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def with_step_lines(output: Output, progress: Progress) -> Progress:
-    """Without a terminal, a line for each step instead of a progress bar."""
+    """Return a progress callback that prints one line per step if there is no terminal for a progress bar."""
     if output.stderr.is_terminal:
         return progress
 
@@ -42,7 +42,7 @@ def with_step_lines(output: Output, progress: Progress) -> Progress:
 
 
 def tell_plan(output: Output, plan: "Plan") -> None:
-    """Show what a training would take, and what to change where it does not fit."""
+    """Print the memory and time of a training, and remedies if it does not fit."""
     from ctxext.finetune.trainer import span
 
     peak, available = plan.peak_memory / 2**30, plan.available_memory / 2**30
@@ -84,7 +84,7 @@ def tell_result(output: Output, done: "Finetuned", model: str, out: Path, *, mer
 
 
 def _served_length(out: Path) -> int:
-    """The context length of what was written."""
+    """Return the context length of the result."""
     from ctxext.checkpoint.opening import open_checkpoint
     from ctxext.recipes.encodings.rotary import model_config
 
@@ -93,7 +93,7 @@ def _served_length(out: Path) -> int:
 
 @dataclass(frozen=True)
 class Measured:
-    """What is measured while training and after it."""
+    """Measurements during and after the training."""
 
     eval_data: str | None = option(
         None,
@@ -137,12 +137,12 @@ def finetune(
     held_out = None
     if measured.eval_data is not None:
         held_out = dataclasses.replace(chosen, words=(measured.eval_data,), split=None)
-        held_out.reader(training)  # Refuses what cannot be read, in a dry run too.
+        held_out.reader(training)  # Raises if the data cannot be read, in a dry run too.
     if dry_run:
         from ctxext.finetune.dry_run import dry_run as plan_of
 
         with warnings.catch_warnings():
-            # As while training: transformers and peft cause them, not the user.
+            # As during training: transformers and peft cause them, not the user.
             warnings.filterwarnings("ignore", category=FutureWarning)
             reader, tell = chosen.reader(training), output.note
             plan = plan_of(model, reader, training, merge=run.merge, revision=run.revision, token=run.token, tell=tell)
@@ -180,7 +180,7 @@ def finetune(
 
 
 def _questions(tasks: str, model: str, training: TrainingOptions, run: RunOptions) -> tuple[Settings, Loading]:
-    """What base and result will be asked, and how they are loaded; refused before hours of training."""
+    """Return the settings of the evaluation and of loading; raise if they are invalid, before hours of training."""
     from ctxext.evaluate.plan import plan_questions
 
     settings = Settings(tasks=(tasks,), seed=training.seed, original_length=training.original_length)
@@ -190,7 +190,7 @@ def _questions(tasks: str, model: str, training: TrainingOptions, run: RunOption
 
 
 def _evaluate(model: str, out: Path, questions: tuple[Settings, Loading], output: Output) -> Any:
-    """Ask the base and the result the same questions, in this process: the others of the training have ended."""
+    """Evaluate the base and the result on the same prompts, in this process: the others of the training have ended."""
     from ctxext.cli.eval_tables import report_tables
     from ctxext.evaluate.run import evaluate
 

@@ -1,4 +1,4 @@
-"""What `convert`, `inspect` and `verify` do with a GGUF file in the place of a checkpoint."""
+"""`convert`, `inspect` and `verify` for GGUF files instead of checkpoints."""
 
 import time
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from ctxext.recipes.recipe import Recipe, describe_step
 def convert_file(
     source: str, out: Path | None, recipe: Recipe, options: ConvertOptions, output: Output, *, dry_run: bool
 ) -> None:
-    """Convert a GGUF file, or show what would change."""
+    """Convert a GGUF file, or print the planned changes."""
     started = time.perf_counter()
     if options.link not in ("auto", "copy", "reflink"):
         raise CtxextError(
@@ -57,7 +57,7 @@ def convert_file(
 
 
 def plan_data(plan: GgufPlan, out: str | None) -> dict[str, Any]:
-    """A plan as JSON."""
+    """Return a plan as JSON."""
     encoding = plan.model.encoding
     return {
         "source": str(plan.source.path),
@@ -86,7 +86,7 @@ def _shown(value: Any) -> str:
 
 
 def inspect_file(source: str, original_length: int | None, output: Output) -> None:
-    """Show what a GGUF file says about its context."""
+    """Print the position encoding and context length of a GGUF file, and the methods that apply."""
     model = open_gguf(source, original_length)
     table = Table.grid(padding=(0, 2))
     reasons = carried_methods(model)
@@ -99,7 +99,7 @@ def inspect_file(source: str, original_length: int | None, output: Output) -> No
 
 
 def inspection_data(model: GgufModel, reasons: Mapping[str, str]) -> dict[str, Any]:
-    """An inspection as JSON, with the reason why each method cannot be carried."""
+    """Return an inspection as JSON, with the reason for each method that GGUF cannot represent."""
     rotary = model.model.rotary
     return {
         "source": str(model.path),

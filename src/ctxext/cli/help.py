@@ -1,4 +1,4 @@
-"""The help of a command: names of options are never cut, and what fits a screen comes first."""
+"""The help of a command: names of options are never cut, and advanced options are hidden by default."""
 
 import functools
 import re
@@ -29,11 +29,11 @@ class Command(typer.core.TyperCommand):
         return getattr(self.callback, "advanced", ())
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The parameters, with that of help."""
+        """Return the parameters, including the help option."""
         return read_plainly(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words after the command; help looks at them, as it comes before they are parsed."""
+        """Parse the words after the command, and keep them for help, which runs before they are parsed."""
         ctx.meta[_WORDS] = tuple(args)
         return super().parse_args(ctx, args)
 
@@ -46,9 +46,9 @@ _WORDS = "ctxext.words"
 
 
 def read_plainly(parameters: list[Any]) -> list[Any]:
-    """Make parameters take a word as the word that it is, and what is not given as nothing.
+    """Make parameters keep text and missing values unchanged.
 
-    Typer reads each value by pydantic, whose import takes longer than all that `methods` and `inspect` do.
+    Typer parses each value with pydantic; importing it takes longer than all the work of `methods` and `inspect`.
     """
     for parameter in parameters:
         if "process_value" not in vars(parameter):
@@ -85,7 +85,7 @@ HelpAllOption = Annotated[
 def print_help(
     command: Any, ctx: typer.Context, *, commands: Mapping[str, str] | None = None, everything: bool = False
 ) -> None:
-    """Print the help of a command, with what each of its subcommands does; advanced options only with `everything`."""
+    """Print the help of a command and a summary of each subcommand; advanced options only with `everything`."""
     console = SafeConsole()
     words: Sequence[str] = ctx.meta.get(_WORDS, ())
     note = getattr(command.callback, "help_for", None)
@@ -116,7 +116,7 @@ def _name_of(argument: Any) -> str:
 
 
 def _prose(text: str, width: int) -> Iterator[Text]:
-    """The paragraphs of a docstring, wrapped; the lines under "Examples:" stay as they are, to be copied."""
+    """Yield the paragraphs of a docstring, wrapped; lines under "Examples:" are unchanged and can be copied."""
     is_example = False
     for paragraph in text.split("\n\n"):
         heading, _, rest = paragraph.partition("\n")
@@ -145,7 +145,7 @@ def _panels(parameters: Iterable[Any], ctx: typer.Context) -> list[tuple[str, li
 
 
 def section(title: str, rows: Iterable[Row], console: SafeConsole) -> Iterator[Text]:
-    """The lines of a heading and below it names beside what they mean."""
+    """Yield the lines of a section: its heading, then each name with its explanation."""
     width = width_of(console)
     yield Text(f"\n{title}", style="bold")
     rows = list(rows)
@@ -163,5 +163,5 @@ def section(title: str, rows: Iterable[Row], console: SafeConsole) -> Iterator[T
 
 
 def width_of(console: SafeConsole) -> int:
-    """The columns that help fills: lines that are longer are hard to read."""
+    """Return the width of help in columns; it is bounded because longer lines are hard to read."""
     return max(20, min(console.width, _WIDE))

@@ -1,4 +1,4 @@
-"""`ctxext inspect`: what a checkpoint's files say about its context."""
+"""`ctxext inspect`: the context of a checkpoint, read from its files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ _ENCODINGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Opening(HubOptions):
-    """How a checkpoint is opened."""
+    """Options for opening a checkpoint."""
 
     original_length: int | None = original_length_option()
 
@@ -72,7 +72,7 @@ def inspect(
 
 
 def inspection_data(source: str, inspection: Inspection) -> dict[str, Any]:
-    """An inspection as JSON."""
+    """Return an inspection as JSON."""
     rotary, model = inspection.rotary, inspection.model
     return {
         "source": source,
@@ -196,12 +196,12 @@ def _size(number: int) -> str:
 
 
 def serving_line(serving: tuple[Serving, ...]) -> str:
-    """Which engines run it, in one line."""
+    """Format the engines and their status in one line."""
     return "   ".join(f"{row.engine} {MARKS[row.status]}" + (f" ({row.note})" if row.note else "") for row in serving)
 
 
 def unconverted_text(lines: Mapping[str, str]) -> list[str]:
-    """The commands that serve the source itself, each on a line that can be copied."""
+    """Return the commands that serve the source without converting it, each on a line that can be copied."""
     commands = [f"  {line}" for line in lines.values()]
     if "vLLM" in lines:
         commands.append("  (a draft model does not inherit --hf-overrides: give it its own, or convert)")

@@ -1,4 +1,4 @@
-"""End the process at once after Ctrl-C, whatever it is doing."""
+"""End the process promptly after Ctrl-C, even during a long operation."""
 
 import contextlib
 import os
@@ -15,13 +15,13 @@ _PATIENCE = 1.0
 
 @contextlib.contextmanager
 def answered_at_once(tell: Callable[[], None]) -> Iterator[None]:
-    """Make Ctrl-C end the process within about a second, for work that may be cut off anywhere without loss.
+    """Make Ctrl-C end the process within about a second, for work that may stop anywhere without loss.
 
-    Python raises KeyboardInterrupt between two operations of the main thread: one operation on a large model may take
-    long, and some libraries swallow what is raised inside a callback. So a thread waits for the signal too.
+    Python raises KeyboardInterrupt between two operations of the main thread. One operation on a large model may take
+    long, and some libraries swallow exceptions raised in a callback. So a thread waits for the signal too.
 
     Args:
-        tell: Says how to go on; called once, by whoever is first.
+        tell: Prints how to continue; called once, by the thread that handles the signal first.
     """
     import socket  # Most commands need none.
 

@@ -1,4 +1,4 @@
-"""`ctxext merge`: put what was trained into the checkpoint it was trained on."""
+"""`ctxext merge`: merge trained weights into their base checkpoint."""
 
 from pathlib import Path
 from typing import Annotated

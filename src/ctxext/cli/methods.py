@@ -1,4 +1,4 @@
-"""`ctxext methods`, and the options of the methods, derived from their classes, with the recipe that they describe."""
+"""`ctxext methods`, the method options derived from the method classes, and the recipe built from them."""
 
 import dataclasses
 import functools
@@ -75,7 +75,7 @@ def summary_of(method: type[Method]) -> str:
 
 
 def carried_by(method: type[Method]) -> str:
-    """Return what a checkpoint needs to carry the method."""
+    """Return the files of a checkpoint that contain the method."""
     if method.kind == "table":
         return "config.json and the table in the weights"
     return "code in the checkpoint" if method.needs_code() else "config.json"
@@ -109,7 +109,7 @@ def option_owners() -> dict[str, list[type[Method]]]:
 
 
 def method_parameters() -> list[inspect.Parameter]:
-    """Return a keyword parameter with its typer option for every method option, None where not given."""
+    """Return a keyword parameter with its typer option for every method option, None by default."""
     parameters = []
     for name, owners in option_owners().items():
         kind, flag = value_type(owners[0], name), option_name(name)
@@ -133,7 +133,7 @@ def _names(methods: Collection[type[Method]]) -> str:
 
 
 def help_of(field: "dataclasses.Field[Any]") -> str:
-    """Return what help says of a method's option, with its limits and its default."""
+    """Return the help of a method's option, with its limits and its default."""
     default = default_of(field)
     if default is None or default is dataclasses.MISSING:
         return limits_of(field).describe()
@@ -152,7 +152,7 @@ def _shared_help(name: str, methods: Sequence[type[Method]], *, always_named: bo
 
 
 def build_recipe(methods: Sequence[str], recipe: str | None, options: Mapping[str, Any]) -> "Recipe":
-    """Return the recipe of methods in order, or of a file or preset, with options by Python name above its numbers."""
+    """Return the recipe of methods in order, or of a file or preset; options by Python name override its parameters."""
     from ctxext.recipes.recipe import load_recipe, multiplied, recipe_from_dict
 
     if bool(methods) == bool(recipe):
@@ -196,7 +196,7 @@ def build_recipe(methods: Sequence[str], recipe: str | None, options: Mapping[st
 
 
 def _parsed(name: str, value: Any) -> Any:
-    """Return an option's value as a recipe file would hold it: lengths as numbers, files as their lists."""
+    """Return an option's value as in a recipe file: lengths as numbers, files as their lists."""
     if name.endswith("_length"):
         return parse_length(value)
     if get_origin(value_type(option_owners()[name][0], name)) is not tuple:
@@ -217,7 +217,7 @@ def _parsed(name: str, value: Any) -> Any:
 
 
 def method_sections(method: type[Method], *, options: bool = True) -> list[tuple[str, list[Row]]]:
-    """Return a method under headings: what differs from its paper first, its options last."""
+    """Return the help sections of a method: differences from its paper first, its options last."""
     paragraphs = (inspect.getdoc(method) or "").split("\n\n")
     lines = {
         "not the paper's": method.difference,
@@ -233,7 +233,7 @@ def method_sections(method: type[Method], *, options: bool = True) -> list[tuple
 
 
 def example_of(method: type[Method]) -> str:
-    """Return a command that converts by the method."""
+    """Return an example command that converts with the method."""
     source = "demo" if method.encoding == "rotary" else "MODEL"
     shown = {"factor", *(field.name for field in options_of(method) if field.default is dataclasses.MISSING)}
     numbers = {name: value for name, value in method.example.items() if name in shown}
@@ -255,9 +255,9 @@ def methods_in(words: Sequence[str]) -> list[str]:
 
 
 def help_of_convert(words: Sequence[str], everything: bool) -> tuple[list[tuple[str, list[Row]]], Collection[str]]:
-    """Return what the help of `convert` says beside its parameters, and which parameters it leaves out.
+    """Return the additional help sections of `convert`, and the parameters that its help omits.
 
-    Without a method on the command line it lists them; with one it shows that method and its options.
+    Without a method on the command line, the help lists the methods; with one, it shows that method and its options.
     """
     if everything:
         return [], ()

@@ -1,4 +1,4 @@
-"""Files of options for `ctxext finetune`: a user's, the presets of the package, and the one of a finished run."""
+"""Files of options for `ctxext finetune`: user files, the presets of the package, and the file of a finished run."""
 
 import dataclasses
 import difflib
@@ -29,7 +29,7 @@ def _load(context: typer.Context, path: Path | None) -> Path | None:
 
 
 def _take_preset(context: typer.Context, name: str | None) -> str | None:
-    """Make a preset's values the defaults of the command's options; or list the presets and end."""
+    """Make a preset's values the defaults of the command's options, or list the presets and exit."""
     if name is None:
         return None
     known = presets()
@@ -45,13 +45,13 @@ def _take_preset(context: typer.Context, name: str | None) -> str | None:
 
 
 def _take_back(context: typer.Context, words: list[str] | None) -> list[str] | None:
-    """Leave options out that a preset or a file names, before or after this."""
+    """Ignore options of a preset or a file; the order on the command line does not matter."""
     _take(context, "without", dict.fromkeys(names_in(words or []), ""), "--without")
     return words
 
 
 def _take(context: typer.Context, kind: str, content: Mapping[str, Any], place: str) -> None:
-    """Make values by word the defaults of the command's options: a file's stand above a preset's."""
+    """Make values by option name the defaults of the command's options; a file overrides a preset."""
     names, kinds = _kept_options(context), context.meta.setdefault("ctxext.finetune", {})
     values = kinds.setdefault(kind, {})
     for key, value in content.items():
@@ -63,20 +63,20 @@ def _take(context: typer.Context, kind: str, content: Mapping[str, Any], place: 
         listed = value if isinstance(value, list) else [value]
         if value is not None and names[word].multiple:
             values[names[word].name] = [str(entry) for entry in listed]
-        elif value is not None:  # An option that is given once takes a list with commas.
+        elif value is not None:  # An option that cannot be repeated takes a list with commas.
             values[names[word].name] = ",".join(map(str, value)) if isinstance(value, list) else value
     above = {**kinds.get("preset", {}), **kinds.get("config", {})}
     context.default_map = {name: above[name] for name in above.keys() - kinds.get("without", {}).keys()}
 
 
 def _kept_options(context: typer.Context) -> dict[str, Any]:
-    """The options that a file may hold, by their words."""
+    """Return the options that a file may contain, by name on the command line."""
     kept = getattr(context.command.callback, "kept", ())
     return {max(option.opts, key=len).lstrip("-"): option for option in context.command.params if option.name in kept}
 
 
 def used_options(context: typer.Context) -> str:
-    """All options of a call as a file that `--config` reads again."""
+    """Return the options of a call as YAML that `--config` can read."""
     values = {word: context.params.get(str(option.name)) for word, option in _kept_options(context).items()}
     plain = {word: list(value) if isinstance(value, list | tuple) else value for word, value in values.items()}
     given = {word: value for word, value in plain.items() if value is not None}
@@ -84,7 +84,7 @@ def used_options(context: typer.Context) -> str:
 
 
 def _read_first(flag: str, callback: Callable[..., Any], text: str) -> Any:
-    """An option that is read before those whose defaults it changes."""
+    """Declare an option that is read before the options with defaults that it changes."""
     return typer.Option(flag, help=text, is_eager=True, callback=callback, show_default=False)
 
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, what a shell offers for them, and how a command takes those of dataclasses."""
+"""Options shared by several commands, their shell completions, and commands that take the options of dataclasses."""
 
 import dataclasses
 import functools
@@ -26,14 +26,14 @@ SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="A folder,
 
 
 def complete_method(incomplete: str) -> list[str]:
-    """The names of methods, and auto."""
+    """Complete the name of a method, or auto."""
     from ctxext.recipes.registry import METHODS
 
     return _beginning(incomplete, [*(method.name for method in METHODS), "auto"])
 
 
 def complete_recipe(incomplete: str) -> list[str]:
-    """The presets in the package, and recipe files beside what is typed."""
+    """Complete the name of a preset, or the path of a recipe file in the typed folder."""
     from ctxext.recipes.recipe import presets
 
     folder = Path(incomplete).parent if incomplete else Path()
@@ -45,14 +45,14 @@ def complete_recipe(incomplete: str) -> list[str]:
 
 
 def complete_methods(incomplete: str) -> list[str]:
-    """The names of methods in a list with commas."""
+    """Complete the last method in a list with commas."""
     from ctxext.recipes.registry import METHODS
 
     return _in_list(incomplete, [method.name for method in METHODS])
 
 
 def complete_tasks(incomplete: str) -> list[str]:
-    """The names of tasks in a list with commas."""
+    """Complete the last task in a list with commas."""
     from ctxext.evaluate.tasks.registry import TASKS
 
     return _in_list(incomplete, TASKS)
@@ -67,14 +67,14 @@ def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:
 
 
 def _in_list(incomplete: str, names: Iterable[str]) -> list[str]:
-    """Names for the last entry of a list, without those that it has."""
+    """Complete the last entry of a list with the names that are not in it yet."""
     before, comma, last = incomplete.rpartition(",")
     taken = before.split(",")
     return [f"{before}{comma}{name}" for name in names if name.startswith(last) and name not in taken]
 
 
 def keyword(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
-    """A keyword parameter of a command."""
+    """Create a keyword parameter of a command."""
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
@@ -120,15 +120,15 @@ def takes_options(
     more: Sequence[inspect.Parameter] = (),
     help_for: HelpFor | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Let a command take the options of each dataclass among its parameters one by one, and give it the objects.
+    """Let a command take the options of each dataclass among its parameters one by one, and pass it the objects.
 
     If two dataclasses have an option of the same name, the first declaration is used and both receive the value.
 
     Args:
-        order: Names in the order of help; ... stands for those that are not named, as they are declared.
+        order: Names in the order of help; ... stands for all others, in the order of declaration.
         without: Options that the command does not have.
         more: Parameters that replace the command's `**` parameter.
-        help_for: Says from the words of a command line what help shows beside the parameters, and which it leaves out.
+        help_for: Returns the additional help sections and the hidden parameters for the words of a command line.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:

@@ -1,6 +1,6 @@
-"""The one place that prints: results on stdout, everything else on stderr, in human, JSON and quiet form.
+"""All printing: results on stdout, everything else on stderr, in human, JSON and quiet form.
 
-Text is safe for a terminal: no markup, no control characters, and errors on one line. The streams leave secrets out.
+Text is safe for a terminal: no markup, no control characters, and errors on one line. The streams redact secrets.
 """
 
 import json
@@ -23,14 +23,14 @@ from ctxext.errors import CtxextError
 from ctxext.files.content import Progress
 from ctxext.options import option
 
-# Control characters, and those that turn the direction of reading around; surrogates cannot be written at all.
+# Control characters, and characters that change the text direction; surrogates cannot be written at all.
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _LONGEST = 2000
 """Characters of an error that are shown; a configuration may hold a word of any length."""
 
 
 class SafeConsole(Console):
-    """A console to which a string is only a string; colours come from `Text` alone."""
+    """A console that prints strings literally; colours come from `Text` alone."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, soft_wrap=True, markup=False, emoji=False)
@@ -42,7 +42,7 @@ class SafeConsole(Console):
 
 
 def visible(text: str) -> str:
-    """A text with control characters escaped as in Python."""
+    """Return a text with control characters escaped as in Python."""
     return _UNSEEN.sub(lambda match: _written(match[0]), text)
 
 
@@ -51,23 +51,23 @@ def _written(character: str) -> str:
 
 
 def in_one_line(text: str, longest: int = _LONGEST) -> str:
-    """A message on one line, cut if it is very long."""
+    """Return a message on one line, cut after `longest` characters."""
     line = " ".join(text.split())
     return line if len(line) <= longest else f"{line[:longest]}…"
 
 
 def bold(text: Any) -> Text:
-    """A heading, a name."""
+    """Return a bold text, for headings and names."""
     return Text(str(text), style="bold")
 
 
 def done_line(name: Any, rest: str) -> Text:
-    """The line that reports a written file or folder."""
+    """Return the line that reports a written file or folder."""
     return Text.assemble(("✓", "green"), " ", (str(name), "bold"), f"   {rest}")
 
 
 def marked(mark: str, colour: str, rest: str) -> Text:
-    """A line behind a coloured mark."""
+    """Return a line that begins with a coloured mark."""
     return Text.assemble((mark, colour), f" {rest}")
 
 
@@ -86,7 +86,7 @@ def _switch(*flags: str, help: str) -> Any:
 
 @dataclass
 class Output:
-    """Where a command writes."""
+    """Output of a command, on stdout and stderr."""
 
     as_json: bool = _switch("--json", help="Print one JSON object on stdout.")
     quiet: bool = _switch("-q", "--quiet", help="No progress, notes or suggestions.")
@@ -112,7 +112,7 @@ class Output:
         """Print a command's result: its data as JSON, or its lines for people."""
         if self.as_json:
             text = json.dumps(content, ensure_ascii=False, indent=2)
-            # A file name that is not text holds surrogates, which JSON can write and a stream cannot.
+            # A file name that is not valid UTF-8 contains surrogates, which JSON can represent and a stream cannot.
             sys.stdout.write(text.encode("utf-8", "backslashreplace").decode() + "\n")
             return
         for line in lines:
@@ -136,7 +136,7 @@ class Output:
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Progress]:
-        """A progress bar on a terminal, occasional plain lines in a log. Yields the function that advances it."""
+        """Show a progress bar on a terminal, or occasional plain lines in a log; yield the function to advance it."""
         if self.quiet:
             yield lambda label, done, total: None
         elif self.stderr.is_terminal:
@@ -157,7 +157,7 @@ class Output:
             yield self._plain_progress(title)
 
     def _plain_progress(self, title: str) -> Progress:
-        """Print a line where a stage begins, and at every tenth of it."""
+        """Return a function that prints a line at the start of each stage and at every tenth of it."""
         shown, stage = -1, ""
 
         def advance(label: str, done: int, total: int) -> None:
@@ -173,7 +173,7 @@ class Output:
 
 
 def time_left_column() -> Any:
-    """Return the column of a bar's time left, empty if the label specifies it: two estimates contradict each other."""
+    """Return the column of a bar's time left; it is empty if the label contains another estimate."""
     from rich.progress import TimeRemainingColumn
 
     class TimeLeft(TimeRemainingColumn):
@@ -184,14 +184,14 @@ def time_left_column() -> Any:
 
 
 def wants_json() -> bool:
-    """Whether the command line asks for JSON; errors are printed where nothing of it is parsed."""
+    """Return whether the command line contains `--json`; errors may occur before it is parsed."""
     return "--json" in sys.argv[1:]
 
 
 def print_error(error: CtxextError) -> None:
     """Print an error in one line on stderr, and its hint if it has one; with `--json` also as JSON on stdout.
 
-    The object is {"error": {"message": "...", "hint": "..."}}, the hint empty where there is none.
+    The object is {"error": {"message": "...", "hint": "..."}}; the hint is empty if there is none.
     """
     if wants_json():
         content = {"message": in_one_line(error.message), "hint": in_one_line(error.hint)}
@@ -205,7 +205,7 @@ def print_error(error: CtxextError) -> None:
 
 
 def same_command(*more: str) -> list[str]:
-    """Return the command that was typed, with some words behind it that it did not have."""
+    """Return the words of the current command, with the words of `more` at the end, each only once."""
     words = [Path(sys.argv[0]).name, *sys.argv[1:]]
     if words[0] in ("__main__.py", "-m", "-c"):
         words[0] = "ctxext"

@@ -47,7 +47,7 @@ def watching(output: Output) -> "Callable[[Standing], None]":
 
 
 def state_line(standing: "Standing") -> str:
-    """The stage, the number of recipes tried, and the time left."""
+    """Format the stage of a search, the number of evaluated recipes, and the time left."""
     parts = [standing.stage]
     if standing.trials:
         whole = f" of {standing.max_trials}" if standing.max_trials else ""
@@ -60,12 +60,12 @@ def state_line(standing: "Standing") -> str:
 
 
 def point_line(point: "Point") -> str:
-    """A recipe with its two losses."""
+    """Format a recipe with its two losses."""
     return f"{point.trial.name} (answers {point.loss:.4f}, original context length {100 * point.rise:+z.2f} %)"
 
 
 def points_table(points: "list[Point]", stock: "Measurement | None") -> Table:
-    """A table of recipes with their two losses."""
+    """Return a table of recipes with their two losses, and the unmodified model."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("recipe", overflow="fold")
     lengths = points[0].trial.measurement.lengths if points and points[0].trial.measurement else ()
@@ -106,7 +106,7 @@ class StudyOptions:
     overwrite: bool = option(False, help="Replace the study and RECIPE.", panel=_STUDY)
 
     def place(self, out: Path) -> StudyPlace:
-        """The place of the study of a recipe file."""
+        """Return the place of the study of a recipe file."""
         if self.storage is not None:
             return StudyPlace(name=self.study or out.stem, storage=self.storage)
         return StudyPlace(path=Path(self.study)) if self.study else study_beside(out)
@@ -137,7 +137,7 @@ def search_(
         if options.gradient or (place.path is not None and not place.path.exists()):
             return
         words = [word for word in same_command("--resume") if word != "--overwrite"]
-        if kept.storage:  # Whose password is not shown.
+        if kept.storage:  # Hide the password in the URL.
             words = [word.replace(kept.storage, shown_storage(kept.storage)) for word in words]
         output.next_step(*words, why="Stopped; go on with")
 
@@ -175,7 +175,7 @@ def search_(
 
 
 def verdict(result: Found, options: SearchOptions) -> str:
-    """The conclusion in one sentence, with a second one if another recipe answers more prompts."""
+    """Return the conclusion in one sentence, with a second one if another recipe answers more prompts."""
     check = result.check
     if check.winner is None:
         first = (
@@ -201,7 +201,7 @@ def verdict(result: Found, options: SearchOptions) -> str:
 
 
 def _more(check: "Check") -> str:
-    """The recipe that answers more prompts than the winner, and why it is not the winner; empty if there is none."""
+    """Describe the recipe that answers more prompts than the winner, with the reason it lost; empty if none does."""
     point = check.finds_more
     if point is None:
         return ""
@@ -222,7 +222,7 @@ def _more(check: "Check") -> str:
 
 
 def result_data(result: Found, options: SearchOptions) -> dict[str, Any]:
-    """The result of a search as JSON."""
+    """Return the result of a search as JSON."""
     from ctxext.search.study import pareto_front
 
     def point_data(point: Any) -> dict[str, Any]:

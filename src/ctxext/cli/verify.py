@@ -1,4 +1,4 @@
-"""`ctxext verify`: prove that a checkpoint is what it says."""
+"""`ctxext verify`: check a converted checkpoint against its record."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -125,7 +125,7 @@ def _arguments(engine: str | None, text: str | None) -> dict[str, Any]:
 def _in_engine(
     out: Checkpoint, source: Checkpoint | None, *, trust_remote_code: bool, arguments: Mapping[str, Any]
 ) -> "list[Compared]":
-    """The checkpoint in vLLM, and its source there with the recipe on the command line where that is all it takes."""
+    """Compare the checkpoint in vLLM with transformers, and its source with --hf-overrides if those are enough."""
     from ctxext.converters.engines import overrides
     from ctxext.engines.in_engine import compare_in_engine
     from ctxext.recipes.encodings.rotary import model_config
