@@ -1,1 +1,1 @@
-"""Converting checkpoints: plan what would be written, then write it."""
+"""Converting checkpoints: plan the files of the result, then write them."""

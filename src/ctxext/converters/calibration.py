@@ -1,4 +1,4 @@
-"""Measure the order of heads once, over calibration text, for a checkpoint that keeps no state per prompt."""
+"""Measure the order of heads once, on a calibration text, for checkpoints that keep no state per prompt."""
 
 import dataclasses
 import json
@@ -33,10 +33,10 @@ _USUAL_CHARACTERS = 4
 
 
 def calibrated(source: Checkpoint, recipe: Recipe, options: ConvertOptions, progress: Progress | None = None) -> Recipe:
-    """Load the model and return the recipe with the measured order of the heads that wait for it.
+    """Load the model and return the recipe with the measured head order in the steps that need one.
 
-    The statistic of Ms-PoE (`portable/mspoe.py`) is averaged over chunks of the text, each ending where a
-    prompt might; the head that stands out most on average takes the first ratio.
+    The statistic of Ms-PoE (`portable/mspoe.py`) is averaged over chunks of the text, each ending at a possible end
+    of a prompt. The head with the highest average score takes the first ratio.
     """
     text, hint = read_text(options.calibration.text), "Try --head-order fixed."
     listening = in_order(recipe, "prompt")
@@ -60,7 +60,7 @@ def calibrated(source: Checkpoint, recipe: Recipe, options: ConvertOptions, prog
 
 
 def in_order(recipe: Recipe, head_order: str) -> Recipe:
-    """Return the recipe with waiting heads in another order: "fixed", or "prompt", to which calibration listens."""
+    """Return the recipe with uncalibrated heads in another order: "fixed", or "prompt", which calibration records."""
     return _changed(recipe, lambda _: {"head_order": head_order})
 
 
@@ -78,13 +78,13 @@ def _changed(recipe: Recipe, changes: Callable[[MsPoE], dict[str, Any]]) -> Reci
 
 
 def _ranks(scores: list[float], variant: str) -> tuple[int, ...]:
-    """The number of each head's ratio; the released code takes the order of heads itself for those numbers."""
+    """Return the index of each head's ratio; the variant of the released code uses the head order as these indices."""
     ranks = ranks_from_scores(scores)
     return tuple(ranks) if variant == "paper" else tuple(ranks.index(place) for place in range(len(ranks)))
 
 
 def read_text(path: Path | None) -> str:
-    """The calibration text: a text file, JSON lines, or what ships with the package."""
+    """Read the calibration text from a text file or JSON lines; by default return the text of the package."""
     if path is None:
         return (resources.files("ctxext.converters") / "calibration.txt").read_text(encoding="utf-8")
     content = strict.read_text(path)
@@ -101,7 +101,7 @@ def _text_of(path: Path, number: int, line: str) -> str:
 
 
 def calibrated_lengths(recipe: Recipe, trained_length: int) -> list[int]:
-    """Return about how many tokens each chunk of the calibration text has; nothing if no step waits for it."""
+    """Return the approximate number of tokens of each calibration chunk; empty if no step needs calibration."""
     if not recipe.needs_calibration:
         return []
     length = len(read_text(None)) // _USUAL_CHARACTERS // _NUM_SEQUENCES
@@ -139,7 +139,7 @@ def head_scores(
 
 @contextmanager
 def _scores_of(model: Any) -> Iterator[dict[int, Any]]:
-    """Listen to the checkpoint's own statistic while it runs: layer to the sum of its scores."""
+    """Record the checkpoint's own statistic while it runs; yield a dict from layer to the sum of its scores."""
     module: Any = sys.modules[type(model).__module__.rpartition(".")[0] + ".mspoe"]
     original = module.MsPoE.order
     totals: dict[int, Any] = {}

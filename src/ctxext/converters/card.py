@@ -1,4 +1,4 @@
-"""The model card: what was done, the commands, how to load and serve it, what was measured and what was not."""
+"""The model card: the changes, the commands, loading and serving, measured results and missing measurements."""
 
 import dataclasses
 import re
@@ -37,7 +37,7 @@ _HUB_ID = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a report says of a checkpoint, as Markdown, with the figures as `huggingface_hub.EvalResult`."""
+    """Results of a report for a checkpoint, as Markdown, with the figures as `huggingface_hub.EvalResult`."""
 
     body: str
     command: str
@@ -47,23 +47,23 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class CardFacts:
-    """Everything a card says, as data.
+    """Content of a model card, as data.
 
     Attributes:
-        source: The public name of the checkpoint it was made from.
-        revision: The source's commit on the Hub; None where it was a folder.
-        base: The Hub id of the model that it descends from, where the source is a folder; empty where nobody says it.
-        inherited: Front matter of the source's card, or of the card that stands there now.
-        recipe: What was applied, resolved; None where somebody else extended the model, or nobody.
+        source: Public name of the source checkpoint.
+        revision: The source's commit on the Hub; None if it was a folder.
+        base: Hub id of the model that the source descends from, if the source is a folder; empty if unknown.
+        inherited: Front matter of the source's card, or of the current card.
+        recipe: The applied recipe, resolved; None if the model was not extended by ctxext.
         model: The configuration of the result.
-        cautions: What a user must know.
-        rewritten: The tensors that a method wrote anew, by name.
-        training: What is known of a fine-tuning; empty where the weights are the source's.
-        training_command: The command that did it; empty where it is not known.
-        curve: The picture of its loss, by file name; empty where there is none.
-        model_id: What to load it by.
+        cautions: Warnings for the user.
+        rewritten: The tensors that a method rewrote, by name.
+        training: Record of a fine-tuning; empty if the weights are the source's.
+        training_command: The command of the fine-tuning; empty if unknown.
+        curve: File name of the picture of its loss; empty if there is none.
+        model_id: Name to load the model by.
         is_adapter: Whether only a LoRA adapter is shared, which needs its base.
-        measured: Results; None where there are none.
+        measured: Results; None if there are none.
     """
 
     source: str
@@ -83,29 +83,29 @@ class CardFacts:
 
     @cached_property
     def serving(self) -> tuple[Serving, ...]:
-        """The engines, and whether they run it."""
+        """The engines, and their status for the result."""
         return serving_of(self.model)
 
     @property
     def steps(self) -> tuple[Method, ...]:
-        """The steps of the recipe; none where somebody else extended the model."""
+        """The steps of the recipe; empty without a recipe."""
         return self.recipe.steps if self.recipe else ()
 
     @property
     def is_extended(self) -> bool:
-        """Whether its context was extended; a model may be trained within its window too."""
+        """Whether its context was extended; a model may also be trained within its original context length."""
         return bool(self.steps) or self.model.encoding.is_scaled
 
     @property
     def needs_code(self) -> bool:
-        """Whether it carries modeling code."""
+        """Whether it contains modeling code."""
         return any(step.needs_code() for step in self.steps)
 
 
 def declared_base(config: Mapping[str, Any]) -> str:
-    """The Hub id in `_name_or_path`, where transformers wrote what a folder's model was loaded from; else empty.
+    """Return the Hub id in `_name_or_path`, in which transformers records the origin of a model; empty without one.
 
-    A path is no id: one with more or fewer parts than USER/NAME, or of a folder that is there.
+    A path is not an id: its form is not USER/NAME, or it exists as a folder.
     """
     name = config.get("_name_or_path")
     if not isinstance(name, str) or not _HUB_ID.fullmatch(name) or re.search(r"\.\.|--|[-.](/|$)", name):
@@ -151,12 +151,12 @@ def render(facts: CardFacts) -> str:
 
 
 def _begun(sentence: str) -> str:
-    """A sentence with a capital; one that begins with a method's name keeps it as it is spelled."""
+    """Capitalize a sentence, unless it begins with a method's name and a colon."""
     return sentence if ":" in sentence.split()[0] else sentence[0].upper() + sentence[1:]
 
 
 def card_metadata(folder: Path) -> dict[str, Any]:
-    """The front matter of the card in a folder; empty if there is none that can be read."""
+    """Read the front matter of the card in a folder; empty if there is no valid one."""
     card = folder / "README.md"
     if not card.is_file():
         return {}
@@ -169,7 +169,7 @@ def card_metadata(folder: Path) -> dict[str, Any]:
 
 
 def front_matter(facts: CardFacts) -> dict[str, Any]:
-    """What the Hub reads: the source's licence and languages, our tags, where the model comes from, its results."""
+    """Return the metadata for the Hub: the source's licence and languages, our tags, the base model, the results."""
     inherited = facts.inherited
     listed = inherited.get("tags") or []
     tags = [str(tag) for tag in (listed if isinstance(listed, list) else [listed]) if tag != "config-only"]
@@ -183,7 +183,7 @@ def front_matter(facts: CardFacts) -> dict[str, Any]:
     if facts.is_adapter:
         ours.append("lora")
     base = facts.base or (facts.source if facts.revision is not None else "")
-    # The Hub has no word for a model of the same weights: adapter, finetune, merge and quantized all claim others.
+    # The Hub has no relation for a model with the same weights: adapter, finetune, merge and quantized imply others.
     relation = "adapter" if facts.is_adapter else "finetune" if facts.training else ""
     front = {
         **{key: inherited[key] for key in _INHERITED if key in inherited},
@@ -211,7 +211,7 @@ def _commands(facts: CardFacts) -> list[str]:
 
 
 def _engine_commands(facts: CardFacts) -> list[str]:
-    """What users of each engine type; for engines that run it exactly."""
+    """Return the commands for each engine that runs the checkpoint exactly."""
     arguments = {row.engine: shlex.split(row.arguments) for row in facts.serving if row.status == EXACT}
     place = facts.model_id
     folder = place.rpartition("/")[2] if place != ANY_ID else "FOLDER"
@@ -238,7 +238,7 @@ def _recipe_file(recipe: Recipe | None) -> str:
 
 
 def _step_rows(step: Method) -> list[str]:
-    """One row per number of a step, with the help of its option as the meaning."""
+    """Return one table row per parameter of a step, with the help of its option as the meaning."""
     shown = step.to_dict()
     rows = [
         f"| | {name} | {_short(shown[name])} | {limits_of(declared).help} |"
@@ -258,13 +258,13 @@ def _short(value: Any) -> str:
 
 
 def convert_command(source: str, revision: str | None, recipe: Recipe, out: str = "OUT") -> str:
-    """The `ctxext convert` line of a recipe; its numbers as options, or as a file where options cannot say them."""
+    """Return the `ctxext convert` line of a recipe, with its parameters as options, or as a file if it needs one."""
     options = command_options(recipe.to_dict()["steps"]) or ["--recipe", RECIPE_FILE]
     return shlex.join(["ctxext", "convert", source, out, *options, *(["--revision", revision] if revision else [])])
 
 
 def wrapped(command: str, width: int = 88) -> str:
-    """A long command on several lines, which a shell reads as one; for a page, so that no word of it begins a line."""
+    """Wrap a long command for a page, on lines that a shell reads as one; each further line begins with an option."""
     lines = [""]
     for word in shlex.split(command):
         quoted = shlex.quote(_UNSEEN.sub("?", word))

@@ -1,9 +1,9 @@
 """Convert a checkpoint: one function behind the command and the Python interface.
 
-The result is written beside its place and renamed when it is complete, so that no half-made folder is ever seen. What
-it is edited to never reaches the source unasked: a hard link shares its bytes with the source for ever, so it is made
-only when asked for, never to a file of the Hub's cache or of this package, and it loses its write bit. docs/security.md
-gives the reasons.
+The result is written to a temporary folder next to OUT and renamed when it is complete, so OUT is never incomplete.
+Editing the result does not change the source by default. A hard link shares its bytes with the source permanently, so
+it is created only on request, never for a file of the Hub's cache or of this package, and it loses its write bit.
+docs/security.md gives the reasons.
 """
 
 import hashlib
@@ -55,28 +55,28 @@ _HARD_NOTE = (
 
 @dataclass(frozen=True)
 class Written:
-    """How each weight file came there, by name: "cloned", "hard-linked", "copied" or "rewritten"."""
+    """How each weight file was placed, by name: "cloned", "hard-linked", "copied" or "rewritten"."""
 
     ways: Mapping[str, str]
 
     @property
     def num_linked(self) -> int:
-        """Weight files that took no space: clones and links."""
+        """Number of weight files that took no space: clones and links."""
         return sum(how not in (COPIED, REWRITTEN) for how in self.ways.values())
 
     @property
     def num_copied(self) -> int:
-        """Weight files that were copied."""
+        """Number of weight files that were copied."""
         return sum(how == COPIED for how in self.ways.values())
 
     @property
     def how(self) -> str:
-        """How the weights came there, in a word or two."""
+        """Short description of how the weights were placed."""
         return ", ".join(sorted(set(self.ways.values()))) or COPIED
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user must know of linked weights."""
+        """Notes for the user about linked weights."""
         return (_HARD_NOTE,) if HARD in self.ways.values() else ()
 
 
@@ -86,10 +86,10 @@ class Conversion:
 
     Attributes:
         out: The new checkpoint, as the caller named it.
-        plan: What was planned.
-        written: What was written.
-        verification: The result of the last check: frequencies, or, if code travels, logits in a clean process; None
-            if there was none.
+        plan: The plan of the conversion.
+        written: The written weight files.
+        verification: The result of the last check: frequencies, or, if the result contains code, logits in a clean
+            process; None if there was none.
     """
 
     out: Path
@@ -103,7 +103,7 @@ class Conversion:
         return f"Conversion({self.out.name!r}: {self.plan.recipe.summary()}, {lengths}, weights {self.written.how})"
 
     def _repr_html_(self) -> str:
-        """The same for a notebook, with everything escaped: a name may be a stranger's."""
+        """Render a summary for a notebook, as HTML with all text escaped: names may be untrusted."""
         encoding = self.plan.encoding
         rows = {
             "out": str(self.out),
@@ -130,17 +130,17 @@ def convert(
 
     Args:
         source: A folder, a Hub id, or `demo`.
-        out: The folder to make; ./NAME-METHOD-LENGTH if None.
-        recipe: What to apply: a recipe, a method, methods in order, or the name of a recipe file or a preset.
+        out: The folder to create; ./NAME-METHOD-LENGTH if None.
+        recipe: A recipe, a method, methods in order, or the name of a recipe file or a preset.
         options: How to convert and to write. Each field is a keyword of this function too, as overwrite=True.
         revision: A branch, tag or commit on the Hub.
         token: A Hub token; the usual places are read if None.
-        progress: Called with what is being done, how much of it and how much in all.
-        tell: Called with facts beside the result, one line each.
+        progress: Called with a label, the amount done and the total.
+        tell: Called with additional information, one line each.
 
     Raises:
-        CtxextError: the source, the recipe or the place is refused, the installed transformers does not carry the
-            recipe, the disk is full, or the result is not what the method says; nothing is left behind then.
+        CtxextError: the source, the recipe or OUT is invalid, the installed transformers does not implement the
+            recipe, the disk is full, or the result does not match the method; no files are left behind.
     """
     recipe = recipe_of(recipe)
     checkpoint = _open(source, out, options, revision=revision, token=token)
@@ -179,19 +179,19 @@ def plan_conversion(
     token: str | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Plan:
-    """Plan what `convert` would write, without the weights: nothing large is fetched and no model is loaded.
+    """Plan a conversion without the weights: nothing large is downloaded and no model is loaded.
 
     Args:
         source: A folder, a Hub id, or `demo`.
-        out: The folder that would be made; it is checked unless it is None.
-        recipe: What to apply; heads that wait for a calibration are planned in the order of their index.
+        out: The folder of the result; it is checked unless it is None.
+        recipe: The recipe; heads that need a calibration are planned in the order of their index.
         options: How to convert. Each field is a keyword of this function too.
         revision: A branch, tag or commit on the Hub.
         token: A Hub token; the usual places are read if None.
-        tell: Called with facts beside the result, one line each.
+        tell: Called with additional information, one line each.
 
     Raises:
-        CtxextError: the source, the recipe or the place is refused.
+        CtxextError: the source, the recipe or OUT is invalid.
     """
     recipe = recipe_of(recipe)
     checkpoint = _open(source, out, options, weights=False, revision=revision, token=token)
@@ -202,7 +202,7 @@ def plan_conversion(
 
 
 def _open(source: str | Path, out: str | Path | None, options: ConvertOptions, **where: Any) -> Checkpoint:
-    """Open the source, and check the place of the result where it is known."""
+    """Open the source, and check the place of the result if it is known."""
     checkpoint = open_checkpoint(str(source), original_length=options.original_length, **where)
     if out is not None:
         check_out(Path(out), checkpoint.folder, options)
@@ -210,7 +210,7 @@ def _open(source: str | Path, out: str | Path | None, options: ConvertOptions, *
 
 
 def check_frequencies(plan: Plan) -> Verification | None:
-    """Compare the frequencies that the installed transformers makes of the plan; None if the recipe changes none."""
+    """Verify the frequencies that the installed transformers computes for the plan; None if the recipe changes none."""
     difference = check_carried(plan.recipe, without_code(plan.source.config), plan.start, plan.stock)
     return None if difference is None else Verification(of="frequencies", difference=difference)
 
@@ -233,7 +233,7 @@ def card_of(plan: Plan) -> str:
 
 
 def _write(plan: Plan, work: Path, options: SaveOptions, progress: Progress | None) -> dict[str, str]:
-    """Write every file of the plan into a folder; returns how each weight file came there."""
+    """Write every file of the plan into a folder; return how each weight file was placed."""
     ways = _bring_weights(plan, work, options.link, progress)
     files, weights = dict[str, str](), dict[str, str | None]()
 
@@ -252,7 +252,7 @@ def _write(plan: Plan, work: Path, options: SaveOptions, progress: Progress | No
         target.parent.mkdir(parents=True, exist_ok=True)
         copy_whole(plan.source.folder / path, target)
         files[path.as_posix()] = sha256_of(target)
-    for name, how in ways.items():  # A digest where it costs nothing, or where it was asked for.
+    for name, how in ways.items():  # Record a digest if it is free or requested.
         known = None if how == REWRITTEN else plan.source.known_digest(Path(name))
         is_wanted = options.digest or options.link == "copy"
         weights[name] = known or (sha256_of(work / name) if is_wanted else None)
@@ -266,7 +266,7 @@ def _write(plan: Plan, work: Path, options: SaveOptions, progress: Progress | No
         "files": dict(sorted(files.items())),
         "weights": dict(sorted(weights.items())),
         **({"rewritten": {tensor.name: list(tensor.shape) for tensor in plan.rewritten}} if plan.rewritten else {}),
-        # By its size and time `verify` knows a weight file of which no digest was taken.
+        # `verify` identifies a weight file without a digest by its size and time.
         "stamps": {name: stamp_of(work / name) for name in sorted(ways)},
         **({"links": shared} if shared else {}),
     }
@@ -275,7 +275,7 @@ def _write(plan: Plan, work: Path, options: SaveOptions, progress: Progress | No
 
 
 def _bring_weights(plan: Plan, work: Path, link: str, progress: Progress | None) -> dict[str, str]:
-    """Bring every weight file, several at once; gives how each came there."""
+    """Place every weight file, several at once; return how each was placed."""
     origins = {path: (plan.source.folder / path).resolve() for path in plan.weights}
     for path in origins:
         (work / path).parent.mkdir(parents=True, exist_ok=True)
@@ -298,7 +298,7 @@ def _bring_weights(plan: Plan, work: Path, link: str, progress: Progress | None)
             brought[path] = pool.submit(way, origin, work / path, progress=report)
         try:
             return {path.as_posix(): future.result() or REWRITTEN for path, future in brought.items()}
-        finally:  # Where one has failed, or Ctrl-C was pressed, no other begins, and those under way end at a piece.
+        finally:  # After a failure or Ctrl-C no further copy begins, and running ones stop.
             is_over.set()
             pool.shutdown(cancel_futures=True)
 
@@ -320,9 +320,9 @@ def _clone(origin: Path, target: Path, _progress: Progress | None) -> bool:
 
 
 def _hard(origin: Path, target: Path, _progress: Progress | None) -> bool:
-    """Give the user's own file a second name; it loses its write bit, under both."""
+    """Hard-link the user's own file; it loses its write bit under both names."""
     status = origin.stat()
-    # What belongs to the Hub's cache or to this package is not the user's to share.
+    # Files of the Hub's cache and of this package do not belong to the user.
     if is_cached(origin) or _PACKAGE in origin.parents or status.st_uid != os.geteuid():
         return False
     try:
@@ -336,7 +336,7 @@ def _hard(origin: Path, target: Path, _progress: Progress | None) -> bool:
 
 
 def _copy(origin: Path, target: Path, progress: Progress | None) -> bool:
-    """Copy a file, in the kernel where that is possible."""
+    """Copy a file, in the kernel if possible."""
     size, done = origin.stat().st_size, 0
     check_room(target.parent, size)
     with origin.open("rb") as reading, target.open("wb", buffering=0) as writing:
@@ -352,7 +352,7 @@ _WAYS: Mapping[str, Callable[[Path, Path, Progress | None], bool]] = {CLONED: _c
 
 
 def _bring(origin: Path, target: Path, link: str, progress: Progress | None = None) -> str:
-    """Bring a resolved file to a new place by one of `LINKS`, with its time, and return how it was done."""
+    """Place a resolved file, with its time, by one of `LINKS`; return how it was placed."""
     for how in LINKS[link]:
         if _WAYS[how](origin, target, progress):
             if how != HARD:

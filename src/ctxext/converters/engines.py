@@ -1,10 +1,10 @@
 """Which engines can run a converted checkpoint, and how they must be started.
 
-What is said of methods that configuration carries is read from engines.json, which `tools/measure_engines.py` writes:
-a cell for each method and engine, never one method's for another. What was not run is "not known". The rest is read
-from engines.toml. Methods with code were tried by `make engines`: vLLM 0.32.0 (log-probabilities within 9e-5 of
-transformers'). SGLang was read in its source and not tried: what would be right there is "not known", and says so.
-ALiBi by the row was run in transformers alone: what the other engines take is one slope for each head.
+The status of methods without code is read from engines.json, which `tools/measure_engines.py` writes: one cell for
+each method and engine, never shared between methods. Combinations that were not run are "not known". The rest is read
+from engines.toml. Methods with code were run by `make engines` in vLLM 0.32.0 (log-probabilities within 9e-5 of
+transformers'). For SGLang only the source was read: correct schedules are "not known" there, with a remark.
+ALiBi with per-position slopes was run in transformers only: the other engines accept one slope per head.
 """
 
 import dataclasses
@@ -38,13 +38,13 @@ _BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
 
 @dataclass(frozen=True)
 class Serving:
-    """How one engine fares with a checkpoint.
+    """Status of a checkpoint in one engine.
 
     Attributes:
         engine: Its name.
         status: "exact", "with care", "not" or "not known".
-        arguments: What it must be started with, word for word; empty where nothing.
-        remark: What would be lost, or must be known.
+        arguments: Required command-line arguments, verbatim; empty if none are needed.
+        remark: A limitation or a condition.
     """
 
     engine: str
@@ -58,7 +58,7 @@ class Serving:
         return "; ".join(part for part in (self.arguments, self.remark) if part)
 
     def to_dict(self) -> dict[str, str]:
-        """As JSON."""
+        """Return the status as JSON."""
         return dict(vars(self))
 
 
@@ -74,11 +74,11 @@ _METHOD_OF: Mapping[str, str] = {"default": _PLAIN, "linear": "pi"}
 
 @functools.cache
 def measured() -> Mapping[str, Any]:
-    """The content of engines.json.
+    """Read engines.json.
 
-    `prompts` are their lengths in tokens, `window` is the original context length, `greedy_of` how many tokens were
-    written in all, `versions` are those of the packages. `cells` has by variant of a method and by engine the
-    `differences` of each prompt from transformers and how many `greedy` tokens are the same, or why it `refused`.
+    `prompts` are prompt lengths in tokens, `window` is the original context length, `greedy_of` the number of
+    generated tokens, `versions` those of the packages. `cells` has, by variant of a method and by engine, the
+    `differences` of each prompt from transformers and the number of identical `greedy` tokens, or why it `refused`.
     `families` has the same for yarn in families that the cells were not measured with.
     """
     return json.loads(files("ctxext.converters").joinpath("engines.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
@@ -86,7 +86,7 @@ def measured() -> Mapping[str, Any]:
 
 @functools.cache
 def _noted() -> Mapping[str, Any]:
-    """Return the content of engines.toml, whose comments say what each part is."""
+    """Read engines.toml; its comments describe each part."""
     return tomllib.loads(files("ctxext.converters").joinpath("engines.toml").read_text(encoding="utf-8"))
 
 
@@ -97,19 +97,19 @@ def _said_of(part: str, thing: str, engine: str) -> _Row | None:
 
 
 def worst(variant: str, engine: str) -> float | None:
-    """The largest difference of a variant in an engine, in nats; None where it was not run."""
+    """Return the largest difference of a variant in an engine, in nats; None if it was not run."""
     return max(measured()["cells"].get(variant, {}).get(engine, {}).get("differences", ()), default=None)
 
 
 def tried_in(engine: str) -> set[str]:
-    """The families with which an engine was tried and is right."""
+    """Return the families that an engine was tested with and runs correctly."""
     rows = {name: cells.get(engine, {}).get("differences") for name, cells in measured()["families"].items()}
     right = {name for name, differences in rows.items() if differences and max(differences) <= TOLERANCE}
     return right.union(_noted()["tried_in"].get(engine, _noted()["tried_families"]))
 
 
 def schedules_of(model: ModelConfig) -> tuple[str, ...]:
-    """The variants of methods that wrote a schedule, as engines.json names them; from config.json alone otherwise."""
+    """Return the method variants of a schedule, as named in engines.json; from config.json if there is no record."""
     carrier, numbers = model.encoding.carrier, model.encoding.numbers
     noted = [str(step.get("method")) for step in (provenance(model.config).get("recipe") or {}).get("steps", ())]
     rotary = {method.name: method for method in METHODS if method.encoding == "rotary" and not method.needs_code()}
@@ -118,7 +118,7 @@ def schedules_of(model: ModelConfig) -> tuple[str, ...]:
     schedule = names[-1] if names else _METHOD_OF.get(carrier, carrier)
     factor, parts = numbers.get("attention_factor"), "yarn" if schedule == "ntk-by-parts" else schedule
     if parts == "yarn" and factor is not None:
-        # Without a note, 1 and the key beside it are what ntk-by-parts writes.
+        # Without a record, factor 1 and mscale 0 identify ntk-by-parts.
         is_parts = schedule == "ntk-by-parts" or (factor == 1 and numbers.get("mscale") == 0)
         schedule = "ntk-by-parts" if is_parts else "yarn" + _FACTOR
         schedule += _BARE if is_parts and numbers.get("mscale") != 0 else ""
@@ -142,7 +142,7 @@ def _steps_of(model: ModelConfig) -> tuple[str, ...]:
 
 
 def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
-    """Who can serve a checkpoint: for each engine the worst of what it carries allows."""
+    """Return the status of a checkpoint in each engine: the worst status of its schedules and code."""
     order, family, steps = (EXACT, PARTLY, UNKNOWN, WRONG), model.family.model_type, _steps_of(model)
     schedules = schedules_of(model) if isinstance(model.encoding, Rotary) else (model.encoding.carrier,)
     is_longrope = model.encoding.carrier == "longrope"
@@ -159,7 +159,7 @@ def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
         else:
             rows = [_row(name, engine, has_code=bool(steps)) for name in schedules]
         rows += [_row(name, engine, has_code=True) for name in steps]
-        if len(steps) > 1:  # Each was tried alone.
+        if len(steps) > 1:  # Each was tested alone.
             rows.append((UNKNOWN, "", f"{' and '.join(steps)} together were not tried"))
         status, _, remark = max(rows, key=lambda row: order.index(row[0]))
         arguments = " ".join(dict.fromkeys(row[1] for row in rows if row[1]))
@@ -171,7 +171,7 @@ def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
         if status == WRONG:
             arguments = ""
         served.append(Serving(engine, status, arguments.format(**numbers), remark))
-    # What transformers 4.57 cannot do, where it is known to differ.
+    # Limits of transformers 4.57, if they are known.
     types, rope_type = model.family.rope_types_4x, native_type(model.family, model.encoding.carrier)
     if types is not None and rope_type not in types:
         reads = "does not know the family" if not types else f'does not take the rope type "{rope_type}" here'
@@ -181,7 +181,7 @@ def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
 
 
 def _of_schedule(variant: str, engine: str, model: ModelConfig) -> _Row:
-    """What an engine makes of a schedule: by its cell, or by its source in SGLang."""
+    """Return an engine's status for a schedule, from its cell or, for SGLang, from its source code."""
     carrier, family = model.encoding.carrier, model.family.model_type
     arguments, remark = _noted()["started"].get(carrier, {}).get(engine, ("", ""))
     if row := _said_of("schedules", variant, engine):
@@ -208,7 +208,7 @@ def _of_schedule(variant: str, engine: str, model: ModelConfig) -> _Row:
     if better is not None and better <= TOLERANCE and reads_metadata:
         return tuple(_noted()["metadata"][carrier])
     differs = f"log-probabilities differ by up to {difference:.2g}"
-    # Of the prompts beyond the original context length.
+    # Only prompts beyond the original context length.
     pairs = zip(data["prompts"], data["cells"][variant][engine]["differences"], strict=True)
     beyond = max(float(number) for length, number in pairs if length > data["window"])
     if _TWO_LISTS in variant and beyond <= TOLERANCE:
@@ -219,14 +219,14 @@ def _of_schedule(variant: str, engine: str, model: ModelConfig) -> _Row:
 
 
 def gguf_name(model: ModelConfig) -> str:
-    """What llama.cpp's metadata calls the family."""
+    """Return the name of the family in llama.cpp's metadata."""
     return str(_noted()["gguf_names"].get(model.family.model_type, model.family.model_type))
 
 
 def attn_factor(model: ModelConfig) -> float | None:
-    """llama.cpp's `rope.scaling.attn_factor` for a `yarn` schedule with an attention factor of its own; else None.
+    """Return llama.cpp's `rope.scaling.attn_factor` for a `yarn` schedule with its own attention factor; else None.
 
-    It multiplies cos and sin by YaRN's own 0.1 · ln(factor) + 1 whatever the checkpoint says, and by this.
+    llama.cpp always multiplies cos and sin by YaRN's 0.1 · ln(factor) + 1, and by this factor.
     """
     numbers = model.encoding.numbers
     if model.encoding.carrier != "yarn" or numbers.get("attention_factor") is None:
@@ -235,24 +235,24 @@ def attn_factor(model: ModelConfig) -> float | None:
 
 
 def _row(thing: str, engine: str, *, has_code: bool) -> _Row:
-    """What one engine makes of one thing that is carried; not known unless somebody tried it."""
+    """Return an engine's status for one schedule or method; it is "not known" if untested."""
     rows: Mapping[str, Any] = next((entry for entry in _noted()["carried"] if thing in entry["names"]), {})
     row = rows.get(engine) or (_noted()["code"].get(engine) if has_code else None)
     return tuple(row) if row else (UNKNOWN, _TRUST if has_code else "", f"{thing} was not tried")
 
 
 def unconverted_lines(source: str, model: ModelConfig, serving: Sequence[Serving]) -> dict[str, str]:
-    """Return by engine the command that serves a source as its recipe would have it, without converting it.
+    """Return, by engine, the command that serves a source with its recipe without converting it.
 
-    Only for recipes that configuration carries, and only for engines that serve their result. vLLM's lines and
-    llama.cpp's are run by `make engines`; SGLang's is as its users write it.
+    Only for recipes without code, and only for engines that serve their result. `make engines` runs the lines of
+    vLLM and llama.cpp; SGLang's line is untested and follows common usage.
     """
-    if model.code or model.family.positions != "rotary":  # Neither code nor rows can be said in a line.
+    if model.code or model.family.positions != "rotary":  # A command line can express neither code nor tables.
         return {}
-    # `demo` is no Hub id and no folder; other names would not stay one word of a command on a page.
+    # `demo` is neither a Hub id nor a folder; other names would not remain one word of a command on a page.
     source = source if source != "demo" and source.isprintable() and not set(source) & set("<>`") else "SOURCE"
     run = {row.engine for row in serving if row.status in (EXACT, PARTLY) or BY_SOURCE in row.remark}
-    # vLLM takes the same line for any family, and for a multimodal one a nested override.
+    # vLLM accepts the same line for any family, with a nested override for multimodal ones.
     run |= {row.engine for row in serving if row.engine == "vLLM" and row.remark.startswith(UNTRIED)}
     changed, length = json.dumps(overrides(model)), str(model.rotary.context_length)
     flags = {
@@ -269,7 +269,7 @@ def unconverted_lines(source: str, model: ModelConfig, serving: Sequence[Serving
 
 
 def overrides(model: ModelConfig) -> dict[str, Any]:
-    """What config.json must say otherwise than the source's, in transformers 5's dialect, whole dicts at a time."""
+    """Return the values of config.json that differ from the source's, in transformers 5's format, as whole dicts."""
     text, family = text_config(model.config, model.family), model.family
     keys = ("rope_parameters", family.length_key, "original_max_position_embeddings")
     changed = {key: text[key] for key in keys if key in text}
@@ -277,10 +277,10 @@ def overrides(model: ModelConfig) -> dict[str, Any]:
 
 
 def _llama_cpp(model: ModelConfig) -> list[str]:
-    """Flags of llama-server; none where it has no flag for the schedule."""
+    """Return the flags of llama-server; empty if it has no flag for the schedule."""
     rotary, numbers = model.rotary, model.rotary.parameters
     length = str(rotary.context_length)
-    # A server goes no further than the length that it takes the model to be trained on.
+    # A server does not exceed the context length in the model's metadata.
     reach = ["--override-kv", f"{gguf_name(model)}.context_length=int:{length}", "-c", length]
     kind = native_type(model.family, rotary.rope_type)
     if kind == "default" or (kind == "linear" and rotary.rope_type == "default"):  # Mistral 4's plain schedule.

@@ -1,4 +1,4 @@
-"""What a checkpoint's files say about its context, from configuration and headers alone."""
+"""The context of a checkpoint, read from its configuration and tensor headers alone."""
 
 import contextlib
 import math
@@ -48,7 +48,7 @@ _DEFAULTS: Mapping[str, Any] = {"max_relative_positions": -1, "position_buckets"
 
 
 def bound_of(config: Mapping[str, Any], family: Family) -> str:
-    """One sentence, with the numbers of this very configuration."""
+    """Return a sentence on the limit of a family's context, with the numbers of this configuration."""
     sentence = _BY_TYPE.get(family.model_type, _BY_ENCODING.get(family.positions, ""))
     return sentence.format_map({**_DEFAULTS, **text_config(config, family)})
 
@@ -59,23 +59,23 @@ _BYTES_PER_NUMBER = 2
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `ctxext inspect` shows.
+    """Result of `ctxext inspect`.
 
     Attributes:
         positions: "rotary", "learned", "sinusoidal", "alibi", "relative" or "none".
-        model: The resolved configuration; None where nothing can be done to its encoding.
-        bound: What bounds it where no method is for it; empty where one is.
+        model: The resolved configuration; None if its encoding cannot be changed.
+        bound: The limit of its context if no method supports it; empty if one does.
         unfinished_pairs: Rotated pairs of dimensions that never complete a rotation in the original context length.
-        windows: The length that each file claims, by file name.
+        windows: The context length in each file, by file name.
         pipeline: The modules of a sentence encoder; None for other models.
-        default_length: The length of the configuration class in tokens, where config.json names none; None elsewhere.
+        default_length: The configuration class's default length in tokens if config.json contains none; else None.
         attention: Heads, KV heads, full and sliding layers.
-        cache_bytes: What the keys and values of one sequence take in 16 bits, by length in tokens.
-        num_parameters: Counted from the safetensors headers; None where there are none.
-        methods: For every method the reason why it does not apply; empty where it does.
-        recipe: What ctxext did to it before, as a recipe file says it; None where nothing.
-        serving: Which engines run it, where ctxext made it.
-        unconverted: By engine the line that serves its source as it is, with the recipe on the command line.
+        cache_bytes: Size of the keys and values of one sequence in 16 bits, by length in tokens.
+        num_parameters: Counted from the safetensors headers; None if there are none.
+        methods: For every method the reason why it does not apply; empty if it does.
+        recipe: The recipe that ctxext applied to it, as in a recipe file; None without one.
+        serving: Status in each engine, if ctxext created the checkpoint.
+        unconverted: By engine the command that serves its unconverted source with the recipe on the command line.
     """
 
     family: Family
@@ -96,13 +96,13 @@ class Inspection:
 
     @property
     def rotary(self) -> Rotary | None:
-        """The encoding where it is rotary; None for the others."""
+        """The encoding if it is rotary; None for the others."""
         encoding = self.model.encoding if self.model else None
         return encoding if isinstance(encoding, Rotary) else None
 
 
 def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
-    """Read everything that can be said without loading weights.
+    """Inspect a checkpoint without loading weights.
 
     Raises:
         CtxextError: the model's family is unknown, or its configuration is broken.

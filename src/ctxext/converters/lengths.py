@@ -1,4 +1,4 @@
-"""The files beside config.json that state a length, brought into agreement with it (docs/traps.md, trap 11)."""
+"""Update the context length in files other than config.json (docs/traps.md, trap 11)."""
 
 import json
 import math
@@ -19,14 +19,14 @@ _DECODER = json.JSONDecoder()
 
 
 def with_number(text: str, name: str, keys: Sequence[str], number: int, *, old: int | None = None) -> str | None:
-    """A JSON text with another number at a place, whatever order, nesting or escapes the keys come in.
+    """Replace a number in a JSON text, for any order, nesting or escapes of the keys; None if it is not there.
 
     Args:
-        text: The text; a byte-order mark is taken away.
-        name: What errors call the file.
-        keys: The keys of objects on the way, the number's own last.
-        number: What takes its place; None is returned if there is no such place.
-        old: The number that must stand there, else None is returned; any where None.
+        text: The text; a byte-order mark is removed.
+        name: Name of the file in errors.
+        keys: The keys of the objects on the path, the number's own last.
+        number: The new number.
+        old: The number to replace; None is returned if the text contains another one. Any number if None.
     """
     text = text.removeprefix("\ufeff")
     begin, end = 0, len(text)
@@ -44,7 +44,7 @@ def with_number(text: str, name: str, keys: Sequence[str], number: int, *, old: 
 
 
 def _value_of(text: str, at: int, wanted: str, name: str) -> tuple[int, int] | None:
-    """Where the value of a key begins and ends in the object that begins here; None where there is none."""
+    """Return the start and end of a key's value in the object that begins at `at`; None if there is none."""
     at, place = _skip(text, at), None
     if text[at : at + 1] != "{":
         return None
@@ -83,7 +83,7 @@ _FOLLOWING = (
 
 
 def length_files(folder: Path, before: Encoding, after: Encoding) -> dict[str, str]:
-    """The texts of the files that state the context length, with the new one; only those that change."""
+    """Return the new texts of the files that contain the context length, by name; only those that change."""
     texts: dict[str, str] = {}
     tokenizer = _read(folder, "tokenizer_config.json")
     if tokenizer is not None and 0 < (tokenizer.get("model_max_length") or 0) < _UNLIMITED:
@@ -94,19 +94,19 @@ def length_files(folder: Path, before: Encoding, after: Encoding) -> dict[str, s
             _set(folder, texts, name, key, after.claimed_length)
     is_sentence_encoder = False
     if after.is_scaled or after.claimed_length != before.claimed_length:
-        # These cut every text in silence, often far below what the model reads, so all of them follow.
+        # These truncate every text silently, often far below the model's context length, so all are updated.
         stated = stated_lengths(folder)
         for name, key in stated:
             _set(folder, texts, name, key, after.claimed_length)
         is_sentence_encoder = bool(stated) or read_pipeline(folder) is not None
     old = None if is_sentence_encoder else before.claimed_length
-    # Versions of transformers may read another file in its place.
+    # Some versions of transformers read another file instead.
     versioned = (tokenizer or {}).get("fast_tokenizer_files")
     names = [name for name in versioned if isinstance(name, str)] if isinstance(versioned, list) else []
     for name in dict.fromkeys(("tokenizer.json", *(name for name in names if Path(name).name == name))):
         if not (path := folder / name).is_file():
             continue
-        # Padding stays: that changes no token.
+        # Padding is kept: it does not change any token.
         keys = ("truncation", "max_length")
         if text := with_number(read_text(path), str(path), keys, after.claimed_length, old=old):
             texts[name] = text
@@ -118,7 +118,7 @@ def _read(folder: Path, name: str) -> dict[str, Any] | None:
 
 
 def index_files(folder: Path, rewritten: Sequence[NewTensor]) -> dict[str, str]:
-    """The index of sharded weights with the sizes and names that new tensors leave; nothing where there is none."""
+    """Return the index of sharded weights, updated for new tensors; empty if there is no index or no new tensor."""
     index = _read(folder, _INDEX)
     if not rewritten or not isinstance(index, dict):
         return {}
@@ -136,7 +136,7 @@ def index_files(folder: Path, rewritten: Sequence[NewTensor]) -> dict[str, str]:
 
 
 def _set(folder: Path, texts: dict[str, str], name: str, key: str, value: int, *, inside: str = "") -> None:
-    """Put a number into the text of a JSON file, and leave every other byte as it was."""
+    """Set a number in the text of a JSON file and leave every other byte unchanged."""
     path = folder / name
     before = texts[name] if name in texts else read_text(path)
     keys = (inside, key) if inside else (key,)

@@ -1,4 +1,4 @@
-"""The options of a conversion: how its checkpoint is written, and what may be given up of the source."""
+"""The options of a conversion: writing the checkpoint, and permitted losses compared with the source."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _CALIBRATION = "Calibration of the head order"
 @with_documented_options
 @dataclass(frozen=True, kw_only=True)
 class SaveOptions(OverwriteOptions):
-    """How a checkpoint is written."""
+    """Options for writing a checkpoint."""
 
     link: str = option(
         "auto",
@@ -46,7 +46,7 @@ class SaveOptions(OverwriteOptions):
 @with_documented_options
 @dataclass(frozen=True)
 class Calibration:
-    """How a calibrated head order is measured."""
+    """Options for measuring a calibrated head order."""
 
     text: Path | None = option(
         None,
@@ -63,7 +63,7 @@ class Calibration:
 @with_documented_options
 @dataclass(frozen=True, kw_only=True)
 class ConvertOptions(SaveOptions):
-    """How a checkpoint is converted and written; `calibration` says how a calibrated head order is measured."""
+    """Options for converting and writing a checkpoint; `calibration` is for measuring a calibrated head order."""
 
     replace_scaling: bool = option(
         False,

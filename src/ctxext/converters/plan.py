@@ -1,4 +1,4 @@
-"""What a conversion would write, worked out before anything is written."""
+"""The plan of a conversion, computed before any file is written."""
 
 import dataclasses
 import logging
@@ -50,17 +50,17 @@ class Change:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything a conversion would write.
+    """Planned result of a conversion.
 
     Attributes:
-        source: The checkpoint it starts from.
-        recipe: The steps with every number filled in.
-        start: The configuration that the steps begin with: the source's, or what it was before a schedule of its own.
-        stock: The configuration with those steps only that stock transformers carries.
+        source: The source checkpoint.
+        recipe: The steps with all parameters resolved.
+        start: The configuration that the steps begin with: the source's, or the source's without its own schedule.
+        stock: The configuration with only the steps that unmodified transformers implements.
         model: The configuration of the result, as written to config.json.
-        texts: Content of the other files whose content is new, by name, without the card.
+        texts: Content of the other files with new content, by name, without the card.
         weights: Files to link or copy, relative to the source.
-        rewritten: The tensors among them that are written anew; all else of them is the source's.
+        rewritten: The tensors among them that are rewritten; all others are the source's.
         others: Files to copy unchanged, relative to the source.
         replaced: Description of the scaling removed from the source; empty if none was.
         left_out: Files of the source omitted from the result without a replacement, by reason.
@@ -85,12 +85,12 @@ class Plan:
 
     @property
     def written(self) -> list[str]:
-        """The names of all files whose content is new, sorted."""
+        """The names of all files with new content, sorted."""
         return sorted([*self.texts, *_REPLACED])
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
-        """What changes in the JSON files, for people."""
+        """The changes in the JSON files, for people."""
         old, new, family = self.source.read_json("config.json") or {}, self.model.config, self.model.family
         changes = _differences("config.json", "", old, new)
         if inner := family.text_config:
@@ -102,26 +102,26 @@ class Plan:
 
     @cached_property
     def serving(self) -> tuple[Serving, ...]:
-        """Which engines can run the result."""
+        """Status of the result in each engine."""
         return serving_of(self.model)
 
     @cached_property
     def cautions(self) -> tuple[str, ...]:
-        """What a user of the result must know."""
+        """Warnings for users of the result."""
         left = (f"left out, as {reason}: {', '.join(files)}." for reason, files in self.left_out.items())
         replaced = [self.replaced] if self.replaced else []
         return (*replaced, *cautions_of(self.source, self.recipe, self.model), *left)
 
     @property
     def unconverted(self) -> Mapping[str, str]:
-        """By engine the line that serves the source as it is, with the recipe on the command line."""
+        """By engine the command that serves the unconverted source with the recipe on the command line."""
         return unconverted_lines(self.source.name, self.model, self.serving)
 
 
 def make_plan(
     source: Checkpoint, recipe: Recipe, *, replace_scaling: bool = False, allow_shorter: bool = False
 ) -> Plan:
-    """Work out a conversion, with the weights checked by header only."""
+    """Plan a conversion; weights are checked by their headers only."""
     before = model_config(source.config, source.original_length)
     start, recipe, kept = _start(source, before, recipe, replace_scaling=replace_scaling)
     recipe = recipe.resolved(start)
@@ -159,7 +159,7 @@ def make_plan(
 def _start(
     source: Checkpoint, before: ModelConfig, recipe: Recipe, *, replace_scaling: bool
 ) -> tuple[ModelConfig, Recipe, Mapping[str, Any]]:
-    """Return the configuration to start from, the recipe with the numbers that it takes over, and those."""
+    """Return the configuration to start from, the recipe with the parameters it takes over, and those parameters."""
     if not before.code and not (before.encoding.is_scaled and recipe.replaces_encoding):
         return before, recipe, {}
     if not replace_scaling:
@@ -172,7 +172,7 @@ def _start(
         )
     start = plain_config(before)
     if start.encoding.is_scaled and recipe.replaces_encoding:
-        start = plain_config(start)  # Below our own code the source had a schedule of its own.
+        start = plain_config(start)  # Without our code, the source still has its own schedule.
     _check_original(source, before.encoding, start.encoding)
     return start, *recipe.taking_over(before)
 
@@ -183,7 +183,7 @@ def _noting(source: Checkpoint, recipe: Recipe, start: ModelConfig, model: Model
     trained = noted.get("finetune") or noted.get("source_finetune")
     config = {
         **{key: value for key, value in model.config.items() if key != VERSIONED},
-        "ctxext": {  # A published file names no folder of its maker's machine.
+        "ctxext": {  # A published file must not name a local folder.
             "version": __version__,
             "source": source.public_name,
             "revision": source.revision,
@@ -203,7 +203,7 @@ def _sorted_files(
     weights = tuple(source.weight_files) or tuple(Path(name) for name in source.remote_sizes)
     names = [path.as_posix() for path in (*weights, *source.files)]
     stale: list[str] = []
-    if recipe.rewrites_weights:  # Files that hold the same weights in another form, the old table among them.
+    if recipe.rewrites_weights:  # Omit other formats of the weights: they contain the old table.
         loaded = {path.as_posix() for path in source.loaded_safetensors or map(Path, source.remote_sizes)}
         beside = dict.fromkeys(name for name in names if "/" not in name)
         stale = [name for name in beside if _SAME_WEIGHTS.match(name) and name not in loaded]
@@ -234,7 +234,7 @@ def _replaced(source: Checkpoint, before: ModelConfig, after: Encoding, kept: Ma
 
 
 def already_extended(source: Checkpoint, encoding: Encoding) -> CtxextError:
-    """The refusal to scale twice (docs/traps.md, trap 10), which says what there is to lose."""
+    """Return the error for a second scaling (docs/traps.md, trap 10), with a hint for replacing the first."""
     noted = provenance(source.config)
     steps = (noted.get("recipe") or {}).get("steps", [])
     if steps:
@@ -254,7 +254,7 @@ def already_extended(source: Checkpoint, encoding: Encoding) -> CtxextError:
 
 
 def _check_original(source: Checkpoint, before: Encoding, plain: Encoding) -> None:
-    """Refuse to start again from a length that nothing says."""
+    """Raise if the scaling is to be replaced but the original length is unknown."""
     if before.lacks_original and not plain.is_scaled:
         factor = float(before.numbers.get("factor") or 1)
         guess = max(round(before.claimed_length / factor), 1)
@@ -265,8 +265,8 @@ def _check_original(source: Checkpoint, before: Encoding, plain: Encoding) -> No
 
 
 def _check_reach(source: Checkpoint, before: ModelConfig, start: ModelConfig, after: Encoding) -> None:
-    """Refuse to shorten a model in silence."""
-    # What ctxext put there may be taken back; what the model came with may not be lost.
+    """Raise if the result has a shorter context than the source."""
+    # Extensions by ctxext may be removed; the source model's own context must not be lost silently.
     is_ours = start is not before and provenance(source.config).get("recipe")
     came_with = (plain_config(before) if is_ours else before).encoding
     if after.usable_length >= came_with.usable_length:
@@ -280,7 +280,7 @@ def _check_reach(source: Checkpoint, before: ModelConfig, start: ModelConfig, af
 
 
 def cautions_of(source: Checkpoint, recipe: Recipe, model: ModelConfig) -> tuple[str, ...]:
-    """What a user of a converted checkpoint must know; SOURCE may be the result as well."""
+    """Return the warnings for users of a converted checkpoint; `source` may also be the result."""
     family = model.family
     cautions = [f"{step.name}: {caution}" for step in recipe.steps if (caution := step.caution_for(model))]
     scales = any(step.kind == "schedule" for step in recipe.steps)
@@ -329,9 +329,9 @@ def cautions_of(source: Checkpoint, recipe: Recipe, model: ModelConfig) -> tuple
 
 
 def is_new_only(model: ModelConfig) -> bool:
-    """Whether transformers 4.57 does not know the family, or does not carry this schedule for it."""
+    """Return whether transformers 4.57 does not support the family, or this schedule for it."""
     types, carrier = model.family.rope_types_4x, model.encoding.carrier
-    # Where 4.57 is strict about the keys of a schedule, it refuses a factor of 1 too.
+    # If 4.57 validates the keys of a schedule, it also rejects a factor of 1.
     if "factor" in model.family.rope_scaling_keys.get(carrier, ()) and model.encoding.numbers.get("factor") == 1:
         return True
     return types is not None and native_type(model.family, carrier) not in types
