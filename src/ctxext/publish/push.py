@@ -43,10 +43,10 @@ _MESSAGE = "Upload a checkpoint made by ctxext"
 
 @contextlib.contextmanager
 def hub_errors_in_one_line(name: str) -> Iterator[None]:
-    """Report exceptions of the Hub's client, about a repository, in one line each."""
+    """Convert exceptions of the Hub's client, for a repository, to errors of one line each."""
     from huggingface_hub import errors
 
-    # The client's transport errors descend from the base of its HTTP errors, in both of its generations.
+    # The client's transport errors derive from the base class of its HTTP errors, in both major versions.
     transport: type[Exception] = getattr(errors, "HTTPError")  # noqa: B009
     try:
         yield
@@ -60,12 +60,12 @@ def hub_errors_in_one_line(name: str) -> Iterator[None]:
         raise _of_status(error, name) from error
     except (transport, OSError) as error:
         text = _clean(str(error)).rstrip(".")
-        # One generation of the client wraps the system's message in several layers.
+        # One major version of the client wraps the system's message in several layers.
         known = re.search(r"(Connection refused|Name or service not known|timed out|Network is unreachable)", text)
         reason = known[1] if known else text[:120] or type(error).__name__
         raise CtxextError(f"The Hub cannot be reached: {reason}.", hint=_AGAIN) from error
     except RuntimeError as error:
-        # The client wraps what stops the upload of one file.
+        # The client wraps errors in the upload of one file.
         if not isinstance(error.__cause__, transport | OSError):
             raise
         if isinstance(error.__cause__, errors.HfHubHTTPError):
@@ -91,7 +91,7 @@ def _of_status(error: Exception, name: str) -> CtxextError:
     response = getattr(error, "response", None)
     status = getattr(response, "status_code", 0) or 0
     said = _clean(getattr(error, "server_message", None) or str(error))
-    # A repository that does not exist and a token that is wrong look alike, save for the status.
+    # A missing repository also gives status 401; only the message distinguishes it from an invalid token.
     if status == 401 and "nvalid" not in said and "username or password" not in said and "expired" not in said:
         status = 404
     if status >= 500:
@@ -101,7 +101,7 @@ def _of_status(error: Exception, name: str) -> CtxextError:
 
 
 def _clean(text: str) -> str:
-    """A message on one line and without anything that looks like a token."""
+    """Return a message on one line, with tokens redacted."""
     return redacted(" ".join(text.split()))
 
 
@@ -110,11 +110,11 @@ class Push:
     """The result of a push.
 
     Attributes:
-        url: Where it can be looked at.
-        commit: The commit that holds it.
+        url: Web address of the result.
+        commit: The commit that contains it.
         is_new: Whether anything was uploaded.
         sizes: Size in bytes of each file, by name.
-        others: Files of the repository that were there before and are not part of the checkpoint.
+        others: Earlier files of the repository that are not part of the checkpoint.
     """
 
     url: str
@@ -138,7 +138,7 @@ def prepare(
     read_weights: bool = True,
     progress: Progress | None = None,
 ) -> UploadPlan:
-    """Plan the upload; weights with recorded digests are read on request. Writes nothing and makes no request."""
+    """Plan the upload without writing files or sending requests; weights with recorded digests are read on request."""
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     with hub_errors_in_one_line(repository):
@@ -157,7 +157,7 @@ def prepare(
 
 @accepts_options(PushOptions)
 def plan_push(folder: str | Path, repository: str, options: PushOptions) -> UploadPlan:
-    """Plan what `push` would upload: files, sizes and the model card. Writes nothing and makes no request.
+    """Plan a push without writing files or sending requests: files, sizes and the model card.
 
     Args:
         folder: The checkpoint.
@@ -165,23 +165,23 @@ def plan_push(folder: str | Path, repository: str, options: PushOptions) -> Uplo
         options: How to share it. Each field is a keyword of this function too.
 
     Raises:
-        CtxextError: the name is not allowed, options contradict each other, or the folder is refused.
+        CtxextError: the name is not allowed, options contradict each other, or the folder is invalid.
     """
     return prepare(Path(folder), repository, options, read_weights=False)
 
 
 @accepts_options(PushOptions)
 def push(folder: str | Path, repository: str, options: PushOptions, *, token: str | None = None) -> Push:
-    """Upload a finished checkpoint. Records the digests of its weights first.
+    """Record the digests of a finished checkpoint's weights, then upload it.
 
     Args:
         folder: The checkpoint.
         repository: The Hub id, user/name.
         options: How to share it. Each field is a keyword of this function too, as private=True.
-        token: A Hub token that may write; the usual places are read where it is None.
+        token: A Hub token with write access; the usual places are read if it is None.
 
     Raises:
-        CtxextError: the checkpoint, the name or the token is refused, or the Hub cannot be reached.
+        CtxextError: the checkpoint, the name or the token is rejected, or the Hub cannot be reached.
     """
     return send(prepare(Path(folder), repository, options), repository, options, token=token)
 
@@ -195,7 +195,7 @@ def send(
     progress: Progress | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Push:
-    """Write the planned files into the folder, and upload it; arguments as for `push`."""
+    """Write the planned files into the folder and upload it; arguments as for `push`."""
     from huggingface_hub import HfApi
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
@@ -206,19 +206,19 @@ def send(
     if plan.base:
         with hub_errors_in_one_line(plan.base):
             api.model_info(plan.base)
-    # Whatever the Hub refuses at once is known before large files are read.
+    # Fail on immediate rejections by the Hub before large files are read.
     _patiently(lambda: _open(api, repository, options), tell)
     if not plan.is_adapter:
         seal(plan, progress)
         return _patiently(lambda: _upload(api, plan.folder, repository, options), tell)
-    with tempfile.TemporaryDirectory() as place:  # An adapter's own folder belongs to a recorded checkpoint.
+    with tempfile.TemporaryDirectory() as place:  # A recorded checkpoint must not change.
         for name, content in plan.contents.items():
             (Path(place) / name).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
         return _patiently(lambda: _upload(api, Path(place), repository, options), tell)
 
 
 def _patiently(action: Callable[[], _Result], tell: Callable[[str], None] | None) -> _Result:
-    """Call a function, again if the connection breaks: files that have arrived are not sent twice."""
+    """Call a function, and retry if the connection breaks: files that have arrived are not sent twice."""
     for attempt in range(1, _ATTEMPTS):
         try:
             return action()
@@ -250,7 +250,7 @@ def _upload(api: "HfApi", folder: Path, repository: str, options: PushOptions) -
     title, revision, create_pr = options.message or _MESSAGE, options.revision, options.create_pr
     with hub_errors_in_one_line(repository):
         if create_pr:
-            # An open one with this title is reused, of this user alone: the title has a default.
+            # Reuse an open pull request with this title, only this user's: the title has a default.
             revision, user = None, api.whoami()["name"]
             pulls = api.get_repo_discussions(repository, discussion_type="pull_request", discussion_status="open")
             number = next((pull.num for pull in pulls if pull.author == user and pull.title == title), None)

@@ -1,4 +1,4 @@
-"""The part of a model card that comes from report.json: tables with intervals, pictures, and what was not measured."""
+"""The results in a model card, from report.json: tables with intervals, pictures, and missing measurements."""
 
 import json
 import re
@@ -30,7 +30,7 @@ FOLDER = "report"
 
 
 def _retrieval(report: Report, task: str) -> tables.Table:
-    """Right answers by model and length, pooled over depths, with the weakest depth."""
+    """Return a table of right answers by model and length, pooled over depths, with the weakest depth."""
     rows = []
     for model in report["models"]:
         cells = [cell for cell in model["cells"] if cell["task"] == task]
@@ -44,7 +44,10 @@ def _retrieval(report: Report, task: str) -> tables.Table:
 
 
 def _effective(report: Report) -> tables.Table:
-    """The length up to which each model keeps most of its score at the shortest; no rows for a single length."""
+    """Return a table of each model's effective length; it has no rows for a single length.
+
+    Up to its effective length a model keeps most of its score at the shortest length.
+    """
     effective = {model["name"]: model["effective"]["tasks"] for model in report["models"] if model.get("effective")}
     tasks = list(dict.fromkeys(task for by_task in effective.values() for task in by_task))
     lengths = [cell["length"] for model in report["models"] for cell in model["cells"]] or [0]
@@ -60,14 +63,14 @@ def _effective(report: Report) -> tables.Table:
 
 
 def _perplexity(report: Report) -> tables.Table:
-    """Perplexity over all texts, by length."""
+    """Return a table of perplexity over all texts, by length."""
     task, lengths, curves = tables.perplexities(report)
     rows = [[model["name"], *tables.figures(curve["lengths"], lengths)] for model, text, curve in curves if not text]
     return tables.Table(task, [f"{task} over the first", *(f"{length} tokens" for length in lengths)], rows)
 
 
 def _short(report: Report) -> tables.Table:
-    """Perplexity at the original context length, and the difference from the source."""
+    """Return a table of perplexity at the original context length, with the difference from the source."""
     shorts = [(model["name"], model["short"]) for model in report["models"] if model["short"]]
     rows = [[name, f"{short['perplexity']:.3f}", *tables.change_in_loss(short)] for name, short in shorts]
     head = ["model", "perplexity", "nats per token against its source", "95 % interval"]
@@ -75,21 +78,21 @@ def _short(report: Report) -> tables.Table:
 
 
 def _section(table: tables.Table, picture: str = "") -> str:
-    """A table with its title, its note and its picture; nothing where it has no rows."""
+    """Format a table with its title, its note and its picture; empty if it has no rows."""
     rule = f"| --- |{' ---: |' * (len(table.head) - 1)}"
     parts = [f"### {in_markdown(table.title)}", in_markdown(table.note), table.as_markdown(rule), picture]
     return "\n\n".join(part for part in parts if part) if table.rows else ""
 
 
 def _picture(stem: str, label: str, pictures: Sequence[str]) -> str:
-    """A link to a picture, if the report has one with this name, or with this name and a model."""
+    """Return a link to the picture with this name, or with this name and a model; empty if the report has none."""
     named = [name for name in pictures if name == f"{stem}.png"]
     named += [name for name in pictures if name.startswith(f"{stem}-")]
     return f"![{in_markdown(label)}]({FOLDER}/{named[0]})" if named else ""
 
 
 def conditions(report: Report, entry: Mapping[str, Any]) -> str:
-    """The conditions of the measurement."""
+    """Return a description of the measurement's conditions."""
     settings = report["settings"]
     versions = {key: value for key, value in report["versions"].items() if value}
     answers = "generated" if settings["generate"] else "scored in one forward pass against the right answer"
@@ -104,7 +107,7 @@ def conditions(report: Report, entry: Mapping[str, Any]) -> str:
 
 
 def model_index(report: Report, entry: Mapping[str, Any]) -> list[Any]:
-    """The figures in the form of the Hub's model index, pooled over depths."""
+    """Return the figures for the Hub's model index, pooled over depths."""
     from huggingface_hub import EvalResult
 
     figures: list[tuple[str, Any, str, float, dict[str, int]]] = []
@@ -171,7 +174,7 @@ def _leaves(content: Any) -> Iterator[Any]:
 
 
 def entry_of(report: Report, digests: Sequence[str]) -> dict[str, Any]:
-    """The report's entry for a checkpoint, matched by digest and not by name."""
+    """Return the report's entry for a checkpoint, matched by digest and not by name; raise if there is none."""
     for entry in report["models"]:
         if entry.get("digest") in digests:
             return dict(entry)
@@ -183,14 +186,14 @@ def entry_of(report: Report, digests: Sequence[str]) -> dict[str, Any]:
 
 
 def files_of(folder: Path, body: str = "") -> list[Path]:
-    """The report's files to upload: figures, the page, and the pictures that a card shows."""
+    """Return the report's files to upload: figures, the page, and the pictures that a card contains."""
     known = [path for path in sorted(folder.iterdir()) if _PICTURE.fullmatch(path.name)]
     known = [path for path in known if not body or path.name in body]
     return [path for name in ("report.json", "report.html") if (path := folder / name).is_file()] + known
 
 
 def measured(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) -> Measured:
-    """The part of a card that comes from a report, with links to those of its pictures that are uploaded."""
+    """Return the results section of a card, from a report, with links to its uploaded pictures."""
     with explain_malformed("report.json"):
         summary = "\n".join(f"- {in_markdown(sentence)}" for sentence in findings(report))
         named = {**report, "models": [_named(model, entry) for model in report["models"]]}
@@ -263,7 +266,7 @@ def command_of(words: Sequence[str], options: Mapping[str, Any]) -> str:
 
 
 def _command(report: Report, entry: Mapping[str, Any]) -> str:
-    """The `ctxext eval` command that asks the same questions, without options at their defaults."""
+    """Return the `ctxext eval` command that repeats the measurement, without options at their defaults."""
     settings, loading = report["settings"], report.get("loading") or {}
     names = ["OUT" if model["name"] == entry["name"] else model["name"] for model in report["models"]]
     depths = ",".join(f"{100 * depth:g}" for depth in settings["depths"])

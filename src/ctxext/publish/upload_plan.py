@@ -61,13 +61,13 @@ class UploadPlan:
     """The files that a push uploads.
 
     Attributes:
-        folder: Where the files are.
-        names: The files that are there already, relative to it.
+        folder: The folder of the files.
+        names: The existing files, relative to it.
         texts: Content of files that the push writes or changes, by name; the record is not among them.
-        warnings: What the user should know.
-        is_adapter: Whether it is an adapter alone, whose folder is left as it is.
-        base: The Hub id of the checkpoint that an adapter belongs to, or of the model that the user names as base.
-        known: Digests of weight files that were just verified, by name.
+        warnings: Warnings for the user.
+        is_adapter: Whether it is only an adapter; its folder is not changed.
+        base: Hub id of the base checkpoint of an adapter, or of the base that the user names.
+        known: Digests of weight files verified before, by name.
     """
 
     folder: Path
@@ -88,7 +88,7 @@ class UploadPlan:
 
     @property
     def contents(self) -> dict[str, Path | bytes]:
-        """Each file by name, sorted: its place where it is there already, or what is written."""
+        """Each file by name, sorted: the path of an existing file, or the new content."""
         contents: dict[str, Path | bytes] = {name: self.folder / name for name in self.names}
         return dict(sorted((contents | dict(self.texts)).items()))
 
@@ -106,7 +106,7 @@ class _AsMeasured(Checkpoint):
 
     @property
     def files(self) -> list[Path]:
-        """Every file but the report's."""
+        """Every file except the report's."""
         return [path for path in super().files if path.parts[0] != FOLDER]
 
 
@@ -118,10 +118,10 @@ def pack(
     read_weights: bool = True,
     progress: Progress | None = None,
 ) -> UploadPlan:
-    """Plan the push of a whole checkpoint. Writes nothing."""
+    """Plan the push of a whole checkpoint without writing files."""
     report = Path(options.report) if options.report else None
     subject = _subject(folder, rewritten=FOLDER if report else None, progress=progress)
-    subject.checkpoint.check_files()  # Without the checks too: what a link leads to elsewhere is not to be shared.
+    subject.checkpoint.check_files()  # Required even without the checks: a link must not share files from elsewhere.
     checks = [item for item in READING if options.check and (read_weights or item is not check_weights)]
     failed = failures(run_checks(checks, subject))
     if failed:
@@ -130,7 +130,7 @@ def pack(
             hint=f"ctxext verify {shlex.quote(str(folder))} says more; --no-verify shares it all the same.",
         )
     results, files = None, list[Path]()
-    if report:  # The report's entry for this checkpoint, by digest with and without a report published before.
+    if report:  # Match the report's entry by digest, with and without an earlier published report.
         content, checkpoint = read_report(report), subject.checkpoint
         stripped = _AsMeasured(checkpoint.name, checkpoint.folder, checkpoint.config)
         digests = [info_of("this", version).digest for version in (stripped, checkpoint)]
@@ -178,18 +178,18 @@ def pack_adapter(folder: Path, repository: str, base: str | None = None) -> Uplo
 
 
 def adapter_in(folder: Path) -> Path | None:
-    """The folder of an adapter: this one, or the one in it; None where there is none."""
+    """Return the folder of an adapter: this folder or the one in it; None if there is none."""
     return next((place for place in (folder / ADAPTER, folder) if (place / _ADAPTER_CONFIG).is_file()), None)
 
 
 def _check_links(folder: Path, files: Sequence[Path]) -> None:
-    """Check that files to be shared lie inside their folder, as those of a checkpoint must."""
+    """Check that files to upload are inside their folder, as for a checkpoint."""
     for path in files:
         Checkpoint(str(folder), folder, {}).check_file(path.relative_to(folder))
 
 
 def _check_adapter(weights: Path) -> None:
-    """Refuse weights that are not an adapter's: whole models have been published by mistake."""
+    """Raise if weights are not an adapter's: whole models have been published by mistake."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -214,7 +214,7 @@ def _subject(folder: Path, rewritten: str | None = None, progress: Progress | No
 
 
 def _edited_card(subject: Subject) -> str | None:
-    """The card in the folder, if a person changed it."""
+    """Return the card in the folder if a person changed it, else None."""
     path, recorded = subject.checkpoint.folder / CARD, subject.recorded("files").get(CARD)
     if not path.is_file() or recorded is None or sha256_of(path) == recorded:
         return None
@@ -247,7 +247,7 @@ def _facts(
 
 
 def training_command(folder: Path, trained: str = EXTENDED) -> str:
-    """The `ctxext finetune` line of a training's result; empty where the folder does not say how it was trained."""
+    """Return the `ctxext finetune` line of a training's result; empty if the folder has no record of the training."""
     if not (folder / REPORT).is_file():
         return ""
     report = read_json_object(folder / REPORT)
@@ -262,7 +262,7 @@ def training_command(folder: Path, trained: str = EXTENDED) -> str:
 
 
 def seal(plan: UploadPlan, progress: Progress | None = None) -> None:
-    """Write the card, the report and the record with the digest of every file, weights included, into the folder."""
+    """Write the card, the report and the record into the folder; the record has the digest of every file."""
     for name, content in plan.texts.items():
         _write(plan.folder / name, content)
     checkpoint = open_checkpoint(str(plan.folder))
@@ -275,7 +275,7 @@ def seal(plan: UploadPlan, progress: Progress | None = None) -> None:
         if progress is not None:
             progress("digests", sum(sizes[:number]), sum(sizes))
     weights = [path.as_posix() for path in checkpoint.weight_files if len(path.parts) == 1]
-    # Times and links are of this machine, and digests say more than they do.
+    # Times and links are specific to this machine, and digests replace them.
     noted = {key: value for key, value in (checkpoint.read_json(MANIFEST) or {}).items() if key not in _OF_THE_DISK}
     written = {
         **noted,
@@ -295,5 +295,5 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def total(sizes: Mapping[str, Any]) -> str:
-    """The size of all files, human-readable."""
+    """Return the number and total size of all files, human-readable."""
     return f"{len(sizes)} files, {sum(sizes.values()) / 1e6:,.1f} MB"
