@@ -1,4 +1,4 @@
-"""The merge of what was trained into a portable checkpoint, tensor by tensor."""
+"""Merging trained weights into a portable checkpoint, tensor by tensor."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Put what was trained into a full checkpoint: recipe, both config dialects, modeling code and tokenizer stay."""
+"""Merge trained weights into a full checkpoint: recipe, both config formats, modeling code and tokenizer are kept."""
 
 import copy
 import hashlib
@@ -51,7 +51,7 @@ from ctxext.version import __version__
 
 
 def render_card(base: Checkpoint, notes: Mapping[str, Any]) -> str:
-    """The whole README.md, with what is known of the training, as config.json says it."""
+    """Render README.md of a merged checkpoint, with the training's record from config.json."""
     noted, model = provenance(base.config), model_config(base.config)
     recipe = recipe_from_dict(noted["recipe"], "config.json") if noted.get("recipe") else None
     return render(
@@ -69,7 +69,7 @@ def render_card(base: Checkpoint, notes: Mapping[str, Any]) -> str:
 
 
 def adapter_card(base: Checkpoint) -> str:
-    """The README.md of an adapter alone: its base, and the command that makes the base."""
+    """Return the README.md of an adapter alone: its base, and the command that creates the base."""
     name, noted = base.public_name, provenance(base.config)
     lines = ["---", "library_name: peft", "tags: [lora, ctxext]", f'base_model: "{name}"', "---", ""]
     if model_config(base.config).is_extended:
@@ -98,12 +98,12 @@ _LEFT_OUT = ("README.md", MANIFEST, "config.json")
 
 @dataclass(frozen=True)
 class Merged:
-    """A merge that was carried out.
+    """Result of a merge.
 
     Attributes:
         folder: The merged checkpoint.
-        num_changed: Tensors with new values.
-        num_tensors: Tensors in all.
+        num_changed: Number of tensors with new values.
+        num_tensors: Number of all tensors.
     """
 
     folder: Path
@@ -126,15 +126,15 @@ def merge(
 
     Args:
         model: A folder, a Hub id, or `demo`.
-        adapter: The adapter's folder, as peft saves it, or that of a whole checkpoint that was trained.
-        out: The folder to make.
-        options: What may be replaced. Each field is a keyword of this function too, as overwrite=True.
+        adapter: The adapter's folder, as peft saves it, or the folder of a fully trained checkpoint.
+        out: The folder to create.
+        options: Whether OUT may be replaced. Each field is a keyword of this function too, as overwrite=True.
         revision: A branch, tag or commit on the Hub.
         token: A Hub token.
         progress: Called with a text, bytes done and bytes in all.
 
     Raises:
-        CtxextError: the adapter does not fit the model, or the place is refused; nothing is written then.
+        CtxextError: the adapter does not fit the model, or OUT is invalid; nothing is written.
     """
     adapter, out = Path(adapter), Path(out)
     checkpoint = open_checkpoint(model, revision=revision, token=token)
@@ -150,7 +150,7 @@ def merge(
     out = out.resolve()
     with output_directory(out, [checkpoint.folder], options) as work:
         if is_adapter:
-            # What peft and the tokenizer load; the folder may hold secrets, code, pipes and links besides.
+            # Copy only files of peft and the tokenizer; the folder may also contain secrets, code, pipes and links.
             (work / ADAPTER).mkdir()
             for name in (*_OF_AN_ADAPTER, *(path.name for path in adapter.iterdir() if is_of_tokenizer(path.name))):
                 path = adapter / name
@@ -168,7 +168,7 @@ _ROPE = frozenset({"rope_parameters", "rope_scaling", "rope_theta"})
 
 
 def changes_of(base: Checkpoint, folder: Path, *, is_adapter: bool) -> Changes:
-    """Read what training changed in the base's tensors, from an adapter or a whole model."""
+    """Read the trained changes to the base's tensors, from an adapter or a whole model."""
     stored, tied = stored_shapes(base), tied_embeddings(base)
     if is_adapter:
         return AdapterChanges(folder, stored, tied=tied, shares=shares_of(base, stored))
@@ -176,10 +176,10 @@ def changes_of(base: Checkpoint, folder: Path, *, is_adapter: bool) -> Changes:
 
 
 def _check_is_training(base: Checkpoint, tuned: Checkpoint, stored: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse a checkpoint that no training of the base gives."""
+    """Raise if a checkpoint cannot result from training the base."""
     headers = [read_safetensors_header(path) for path in sorted(tuned.folder.glob("*.safetensors"))]
     shapes = {name: tuple(entry["shape"]) for header in headers for name, entry in header.items()}
-    # Of two embeddings that are one, some files hold both and others the first.
+    # For tied embeddings, some files contain both and others only the first.
     for head, name in tied_embeddings(base).items():
         if name in shapes:
             shapes.pop(head, None)
@@ -198,22 +198,22 @@ def _check_is_training(base: Checkpoint, tuned: Checkpoint, stored: Mapping[str,
 
 
 def _settings(config: dict[str, Any]) -> dict[str, Any]:
-    """What decides what weights mean, with the class's defaults, so that it is the same whoever wrote it."""
+    """Return the settings that affect the weights' meaning, with class defaults, comparable between writers."""
     from transformers import AutoConfig
 
-    # The class writes into what it is given.
+    # The class changes its arguments.
     others = {key: copy.deepcopy(value) for key, value in without_hub(config).items() if key != "model_type"}
     try:
         with quiet_transformers(), sealed():
             known = AutoConfig.for_model(str(config["model_type"]), **others).to_dict()
-    except ValueError:  # A family that transformers does not know, with code of its own.
+    except ValueError:  # A family that transformers does not know, with its own code.
         known = others
     code = {key: str(name).rsplit("--", 1)[-1] for key, name in (config.get("auto_map") or {}).items()}
     try:
         positions = model_config(config).encoding
-    except CtxextError:  # Of a family that has none, or none that is known.
+    except CtxextError:  # The family has no positions, or unknown ones.
         positions = None
-    # Code reads its numbers from the note; without code the encoding says all.
+    # Code reads its parameters from the recorded recipe; without code the encoding contains them all.
     recipe = provenance(config).get("recipe") if code else None
     return {**_pruned(known), "auto_map": code, "positions": positions, "recipe": recipe}
 
@@ -227,7 +227,7 @@ def _pruned(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tied_embeddings(checkpoint: Checkpoint) -> dict[str, str]:
-    """The stored name of an output embedding that is the input embedding, with that one's; empty where they are two."""
+    """Return the stored name of a tied output embedding, with its input embedding's; empty if they are not tied."""
     from transformers import AutoConfig
     from transformers.models.auto import modeling_auto
 
@@ -238,7 +238,7 @@ def tied_embeddings(checkpoint: Checkpoint) -> dict[str, str]:
     except ValueError:  # A family that this version of transformers does not know.
         stock = None
     stated = text.get("tie_word_embeddings", config.get("tie_word_embeddings"))
-    if stated is None and stock is not None:  # The class decides; transformers knows its default.
+    if stated is None and stock is not None:  # Use the default of transformers' class.
         stated = stock.get_text_config().tie_word_embeddings
     if not stated:
         return {}
@@ -248,7 +248,7 @@ def tied_embeddings(checkpoint: Checkpoint) -> dict[str, str]:
     keys = getattr(known, "_tied_weights_keys", None)
     if isinstance(keys, dict):
         return {head: name for head, embedding in keys.items() if (name := stored_name(embedding, stored)) is not None}
-    # transformers 4 names the output embedding alone.
+    # transformers 4 lists only the output embedding.
     head = next((str(key) for key in keys or () if str(key).endswith(".weight")), "lm_head.weight")
     rows = int(text["vocab_size"])
     tables = (name for name, shape in stored.items() if len(shape) == 2 and shape[0] == rows and name != head)
@@ -267,16 +267,16 @@ def write_merged(
 ) -> None:
     """Write the merged checkpoint's files into a folder.
 
-    Weights that are not read by transformers (GGUF, ONNX ...) are left out: they would hold the old values. So is what
-    tells of the base's own training.
+    Weights that transformers does not read (GGUF, ONNX ...) are left out: they contain the old values. Records of the
+    base's own training are left out too.
 
     Args:
         checkpoint: The base.
-        changes: What was trained.
-        work: The folder; what it holds already stays.
-        notes: What config.json says of the training, under `ctxext`.
-        texts: Small files with another content than the base's, by name.
-        progress: Called with bytes done and in all.
+        changes: The trained changes.
+        work: The folder; existing files in it are kept.
+        notes: Record of the training, written to config.json under `ctxext`.
+        texts: New content of small files that differ from the base's, by name.
+        progress: Called with a label, bytes done and bytes in total.
     """
     headers = {path for path in checkpoint.weight_files if path.suffix == ".safetensors" and len(path.parts) == 1}
     tensors = {path: changed_tensors(changes, checkpoint.folder / path) for path in sorted(headers)}
@@ -293,7 +293,7 @@ def write_merged(
         rewrite(checkpoint.folder / path, work / path.name, listed, report, digest=digest)
         weights[path.name] = digest.hexdigest()
         begun += checkpoint.size_of(path)
-    # What describes the base to other programs holds its old weights, or leads to them.
+    # Files for other programs contain the base's old weights or refer to them.
     gone = {name for names in left_out(checkpoint.files, checkpoint.config).values() for name in names}
     gone.update(_LEFT_OUT, other_formats(checkpoint.files))
     for path in checkpoint.files:
@@ -333,7 +333,7 @@ def write_merged(
 
 
 def save_adapter(saved: Path, folder: Path, checkpoint: Checkpoint) -> None:
-    """Copy an adapter that the Trainer saved, without its optimizer, naming its base as it may be published."""
+    """Copy an adapter that the Trainer saved, without its optimizer, and set its base to the public name."""
     if not (saved / "adapter_config.json").is_file():
         raise CtxextError(f'"{saved}" holds no adapter.')
     folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What training changed in a checkpoint's tensors, from an adapter or from weights trained whole."""
+"""Trained changes to a checkpoint's tensors, from an adapter or from fully trained weights."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _ADAPTER = Schema(
 
 
 class AdapterConfig:
-    """How the matrices of a LoRA adapter, as peft saves it, are scaled."""
+    """Scaling of the matrices of a LoRA adapter, as peft saves it."""
 
     def __init__(self, folder: Path) -> None:
         if not (folder / "adapter_config.json").is_file():
@@ -69,7 +69,7 @@ class AdapterConfig:
         for pattern in self.content.get("alpha_pattern") or {}:
             fault = "may take forever to match" if _choices_in(pattern) > _MOST_CHOICES else ""
             try:
-                re.compile("" if fault else rf"(.*\.)?({pattern})$")  # As peft's get_pattern_key puts it.
+                re.compile("" if fault else rf"(.*\.)?({pattern})$")  # As in peft's get_pattern_key.
             except (re.error, OverflowError, RecursionError) as error:
                 fault = f"is not a regular expression: {error}"
             if fault:
@@ -81,7 +81,7 @@ class AdapterConfig:
         self.is_transposed = bool(self.content.get("fan_in_fan_out"))
 
     def scale(self, module: str, rank: int) -> float:
-        """The factor on a module's product, alpha / rank; patterns name modules by the ends of their names."""
+        """Return the factor of a module's product, alpha / rank (or / √rank); patterns match the end of the name."""
         require("peft", "Merging an adapter")
         from peft.utils.other import get_pattern_key
 
@@ -106,7 +106,7 @@ def _choices_in(pattern: str) -> float:
 
 
 def _refusal(config: Mapping[str, Any]) -> str:
-    """Why an adapter cannot be merged; empty where it can."""
+    """Return the reason why an adapter cannot be merged; empty if it can."""
     if config.get("peft_type") != "LORA":
         return f"it is {config.get('peft_type')}, and only LoRA is merged"
     if config.get("bias", "none") != "none":
@@ -130,7 +130,7 @@ TRAINED_BESIDE = ("trainable_params.bin", "non_lora_trainables.bin")
 
 
 def _check_beside(folder: Path) -> None:
-    """Refuse weights beside an adapter that would be left out silently."""
+    """Raise if the folder has weights besides the adapter that a merge would omit silently."""
     known = ("adapter_model.", *TRAINED_BESIDE)
     for path in sorted(folder.iterdir()):
         if path.suffix in WEIGHT_SUFFIXES and not path.name.startswith(known) and not is_of_trainer(path.name):
@@ -141,7 +141,7 @@ def _check_beside(folder: Path) -> None:
 
 
 def _trained_beside(path: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of such a file by name; none without one."""
+    """Return the tensors of a file in TRAINED_BESIDE by name; empty if there is no such file."""
     if not path.is_symlink() and not path.exists():
         return {}
     import torch
@@ -153,7 +153,7 @@ def _trained_beside(path: Path) -> dict[str, torch.Tensor]:
             content = torch.load(file, map_location="cpu", weights_only=True)
         if not isinstance(content, dict) or not all(torch.is_tensor(tensor) for tensor in content.values()):
             raise ValueError("it holds something else")
-    except Exception as error:  # Pickles fail in every way there is.
+    except Exception as error:  # Unpickling can raise any exception.
         if isinstance(error, CtxextError):
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -176,13 +176,13 @@ def stored_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
 
 
 def check_type(name: str, dtype: str) -> None:
-    """Refuse a tensor that holds no plain numbers, as those of quantized checkpoints do not."""
+    """Raise if a tensor does not contain plain numbers, as in quantized checkpoints."""
     if dtype not in TORCH_NAMES:
         raise CtxextError(f'"{name}" is stored as {dtype}, which nothing can be merged into.', hint=BEFORE_QUANTIZING)
 
 
 def changed_tensors(changes: Changes, origin: Path) -> list[NewTensor]:
-    """Return the tensors of one of the base's files that training changed, and the output embeddings that it gets."""
+    """Return the trained tensors of one of the base's files, and the output embeddings added to it."""
     header = read_safetensors_header(origin)
     tensors = [_tensor(name, origin, entry, changes) for name, entry in header.items() if name in changes.names]
     return tensors + [
@@ -193,7 +193,7 @@ def changed_tensors(changes: Changes, origin: Path) -> list[NewTensor]:
 
 
 def _tensor(name: str, origin: Path, entry: Mapping[str, Any], changes: Changes, *, copied: str = "") -> NewTensor:
-    """Return a tensor with its new values; one that the file lacks begins as a copy of another one of the file."""
+    """Return a tensor with its new values; one that the file lacks starts as a copy of the tensor `copied`."""
     dtype, shape = entry["dtype"], tuple(entry["shape"])
 
     def pieces(raw: memoryview) -> Iterator[bytes]:
@@ -208,7 +208,7 @@ def _tensor(name: str, origin: Path, entry: Mapping[str, Any], changes: Changes,
         new = changes.new(name, torch.frombuffer(bytearray(content), dtype=stored).reshape(shape))
         if new.shape != shape:
             raise CtxextError(f'"{name}" was trained as {tuple(new.shape)} but is stored as {shape}.')
-        new = new.to(stored)  # A number that is finite before may be too large for the stored type.
+        new = new.to(stored)  # A finite number may overflow in the stored type.
         if not torch.isfinite(new).all():
             raise CtxextError(
                 f'"{name}" would hold numbers that are not finite in {dtype}.',
@@ -222,13 +222,13 @@ def _tensor(name: str, origin: Path, entry: Mapping[str, Any], changes: Changes,
 
 @dataclass(frozen=True)
 class _Product:
-    """Matrices whose product is added to a weight; DoRA then gives each row its length, of embeddings each column."""
+    """Factors of the product added to a weight; DoRA then sets the norm of each row (embeddings: each column)."""
 
     first: torch.Tensor  # (rank, columns)
     second: torch.Tensor  # (rows, rank)
     magnitude: torch.Tensor | None
-    across: int  # The dimension along which DoRA measures lengths.
-    is_turned: bool  # The weight is stored the other way round, as those of GPT-2's layers are.
+    across: int  # The dimension over which DoRA computes norms.
+    is_turned: bool  # The weight is stored transposed, as in GPT-2's layers.
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -244,12 +244,12 @@ class _Product:
 
 
 def _product(parts: Mapping[str, torch.Tensor], *, is_transposed: bool) -> _Product | None:
-    """The matrices of a weight; None where one is missing, or they do not go together."""
+    """Return the matrices of a weight; None if one is missing or their shapes do not match."""
     is_embedding = "lora_embedding_A" in parts
     a, b = ("lora_embedding_A", "lora_embedding_B") if is_embedding else (_A, _B)
     if a not in parts or b not in parts or {parts[a].ndim, parts[b].ndim} != {2}:
         return None
-    # Those of an embedding are kept the other way round.
+    # Matrices of an embedding are stored transposed.
     first, second = (parts[b].T, parts[a].T) if is_embedding else (parts[a], parts[b])
     if first.shape[0] != second.shape[1] or not first.shape[0]:
         return None
@@ -260,9 +260,9 @@ def _product(parts: Mapping[str, torch.Tensor], *, is_transposed: bool) -> _Prod
 
 
 class AdapterChanges:
-    """What a LoRA adapter adds: (alpha / rank) · B · A, with DoRA's magnitudes, and whole tensors trained beside.
+    """Changes by a LoRA adapter: (alpha / rank) · B · A, with DoRA's magnitudes, and fully trained tensors.
 
-    `tied` are output embeddings, each with the input embedding that it is; `untied` those that become separate tensors.
+    `tied` maps tied output embeddings to their input embeddings; `untied` those that become separate tensors.
     """
 
     def __init__(
@@ -274,7 +274,7 @@ class AdapterChanges:
         if not path.is_file():
             raise CtxextError(f'"{folder}" has no adapter_model.safetensors.')
         owners: dict[str, dict[str, torch.Tensor]] = {}
-        keys = read_safetensors_header(path)  # Raises an error that names a broken file.
+        keys = read_safetensors_header(path)  # Raises an error with the name of a broken file.
         try:
             with safe_open(path, "pt") as file:
                 for key in keys:
@@ -286,7 +286,7 @@ class AdapterChanges:
         for name in TRAINED_BESIDE:
             for key, tensor in _trained_beside(folder / name).items():
                 owners.setdefault(key.removeprefix(_PREFIX), {})["whole"] = tensor
-        # Beside the matrices of an embedding peft saves the embedding itself, unchanged.
+        # With the matrices of an embedding, peft also saves the unchanged embedding.
         owners = {owner: parts for owner, parts in owners.items() if set(parts) != {"base_layer.weight"}}
         self.parts = self._known(folder, owners, stored, tied)
         self.untied: Mapping[str, str] = {} if self._stay_tied(tied) else dict(tied)
@@ -300,7 +300,7 @@ class AdapterChanges:
     def _known(
         self, folder: Path, owners: Mapping[str, dict[str, torch.Tensor]], stored: Shapes, tied: Mapping[str, str]
     ) -> dict[str, torch.Tensor | _Product]:
-        """The parts by stored name; a tied output embedding is not stored, and keeps the adapter's name."""
+        """Return the parts by stored name; a tied output embedding is not stored and keeps the adapter's name."""
         parts: dict[str, torch.Tensor | _Product] = {}
         for owner, tensors in owners.items():
             name = stored_name(owner, stored) or stored_name(owner, tied)
@@ -322,7 +322,7 @@ class AdapterChanges:
         return parts
 
     def _stay_tied(self, tied: Mapping[str, str]) -> bool:
-        """Whether input and output embedding are one tensor in the adapter too."""
+        """Return whether input and output embedding are also one tensor in the adapter."""
         for head, embedding in tied.items():
             first, second = self.parts.get(embedding), self.parts.get(head)
             if second is None and (first is None or self.config.is_tied):
@@ -332,7 +332,7 @@ class AdapterChanges:
         return True
 
     def new(self, name: str, old: torch.Tensor) -> torch.Tensor:
-        """The tensor with the adapter added, in float32 or the type it was trained in, put together from its shares."""
+        """Return a tensor with the adapter added, in float32 or its training type, joined from its shares."""
         import torch
 
         shares = sorted((share.index, part) for part, share in self.shares.items() if share.name == name)
@@ -356,7 +356,7 @@ def _are_alike(first: torch.Tensor | _Product, second: torch.Tensor | _Product) 
 
 
 class WholeChanges:
-    """Weights that were trained whole, as transformers saves them; what is tied stays tied."""
+    """Fully trained weights, as transformers saves them; tied embeddings stay tied."""
 
     def __init__(self, folder: Path, stored: Shapes, *, tied: Mapping[str, str]) -> None:
         self.untied: Mapping[str, str] = {}
@@ -364,7 +364,7 @@ class WholeChanges:
         for path in sorted(folder.glob("*.safetensors")):
             file = safe_open(path, "pt")
             self.files.update(dict.fromkeys(read_safetensors_header(path), file))
-        # Heads that this class of the family lacks, and buffers, stay as they are stored.
+        # Buffers and heads that this class of the family lacks keep their stored values.
         self.trained = {place: name for name in self.files if (place := stored_name(name, stored)) is not None}
         self.trained |= {head: self.trained[name] for head, name in tied.items() if head in stored}
         homeless = [name for name in self.files if name not in self.trained.values() and name not in tied]
@@ -373,17 +373,17 @@ class WholeChanges:
         self.names = frozenset(self.trained)
 
     def new(self, name: str, old: torch.Tensor) -> torch.Tensor:
-        """The trained tensor."""
+        """Return the trained tensor."""
         key = self.trained[name]
         tensor: torch.Tensor = self.files[key].get_tensor(key)
         return tensor
 
 
 def stored_name(owner: str, stored: Iterable[str]) -> str | None:
-    """The name under which a checkpoint stores a parameter.
+    """Return the name under which a checkpoint stores a parameter; None if there is no unique one.
 
-    Some leave out the name of the base model; the first BERT calls the weights of its norms gamma and beta;
-    vision-language models were saved as language_model.model and are loaded as model.language_model.
+    Some checkpoints omit the name of the base model. The first BERT names the weights of its norms gamma and beta.
+    Vision-language models were saved as language_model.model and are loaded as model.language_model.
     """
     names = set(stored)
     old = owner.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
@@ -396,12 +396,12 @@ def stored_name(owner: str, stored: Iterable[str]) -> str | None:
 
 
 def _within_text(name: str) -> str:
-    """A parameter's name without those of the modules around the text model."""
+    """Return a parameter's name without the modules around the text model."""
     return ".".join(part for part in name.split(".") if part not in ("model", "language_model"))
 
 
 def _split(key: str) -> tuple[str, str]:
-    """A parameter's name and which part of its change a tensor is."""
+    """Split a tensor's key into its parameter's name and the part of the change, "whole" if it is no LoRA part."""
     for part in _LORA:
         if key.endswith(f".{part}"):
             return key.removesuffix(part) + "weight", part
@@ -410,13 +410,13 @@ def _split(key: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Share:
-    """A parameter's part of a stored tensor, as of Nomic BERT's queries, keys and values.
+    """A parameter's part of a stored tensor, as in Nomic BERT's queries, keys and values.
 
-    transformers 5 converts such files while loading and back while saving.
+    transformers 5 converts such files on loading and back on saving.
 
     Attributes:
         name: The stored tensor.
-        index: Which of its parts, in order of the rows.
+        index: Index of the part, in order of the rows.
         count: The number of parts, of equal size.
     """
 
@@ -426,7 +426,7 @@ class Share:
 
 
 def shares_of(checkpoint: Checkpoint, stored: Shapes) -> dict[str, Share]:
-    """The shares by parameter; empty if files and class agree, or if more than joining and renaming is between them."""
+    """Return the shares by parameter; empty if files and class agree, or differ by more than joining and renaming."""
     try:
         from transformers.conversion_mapping import get_checkpoint_conversion_mapping
         from transformers.core_model_loading import Chunk, WeightConverter, revert_weight_conversion
@@ -453,7 +453,7 @@ def shares_of(checkpoint: Checkpoint, stored: Shapes) -> dict[str, Share]:
 
 
 def with_shares(stored: Shapes, shares: Mapping[str, Share]) -> dict[str, tuple[int, ...]]:
-    """The shapes of the stored tensors, and of the parameters that are shares of them."""
+    """Return the shapes of the stored tensors, and of the parameters that are shares of them."""
     whole = {name: stored[share.name] for name, share in shares.items()}
     return {**stored, **{name: (shape[0] // shares[name].count, *shape[1:]) for name, shape in whole.items()}}
 
