@@ -1,8 +1,8 @@
-"""Attention document by document while training, for families that call transformers'.
+"""Attention per document during training, for families that use transformers' attention functions.
 
-transformers tells packed documents apart by positions that restart, and its sdpa builds a mask of length × length for
-them. Here the mask has one number for each token, how far back it sees, and each document is attended by itself:
-memory grows with the tokens, not with their square.
+transformers distinguishes packed documents by restarting positions, and its sdpa builds a mask of length × length for
+them. Here the mask has one number per token, the number of tokens it attends to, and each document is attended
+separately: memory grows linearly with the number of tokens, not quadratically.
 """
 
 from itertools import pairwise
@@ -16,12 +16,12 @@ DOCUMENTS = "ctxext_documents"
 
 
 def attend_by_document(model: Any) -> bool:
-    """Change the attention of a model, if it is a stock one whose attention is sdpa; whether it was."""
+    """Replace the attention of a model if it is a transformers class with sdpa; return whether it was replaced."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
     is_stock = type(model).__module__.startswith("transformers.models.")
-    # Without an attention backend a family makes its own attention, which would not know this mask.
+    # Without an attention backend a family has its own attention, which does not support this mask.
     if not (is_stock and model._supports_attention_backend and model.config._attn_implementation == "sdpa"):
         return False
     AttentionInterface.register(DOCUMENTS, document_attention)
@@ -31,7 +31,7 @@ def attend_by_document(model: Any) -> bool:
 
 
 def attends_by_document(model: Any) -> bool:
-    """Whether documents of a row are attended without a mask of length × length."""
+    """Return whether packed documents are attended without a mask of length × length."""
     attention = str(model.config._attn_implementation)
     return attention == DOCUMENTS or "flash" in attention
 
@@ -41,14 +41,14 @@ _PROBE_LENGTH = 8
 
 @torch.no_grad()
 def keeps_documents_apart(model: Any, first_index: int | None) -> bool:
-    """Try it: whether what a document of a row gives stays the same whatever the one before it says.
+    """Test whether a packed document's hidden states are independent of the document before it.
 
-    It does not where layers hand a state on (Mamba, convolutions, linear attention), where the model counts positions
-    by itself, and where a family makes its mask without looking at them, as gpt-oss does in transformers 5.
+    They depend on it if layers pass on a state (Mamba, convolutions, linear attention), if the model counts positions
+    internally, or if a family builds its mask without the positions, as gpt-oss does in transformers 5.
 
     Args:
         model: A language model of transformers.
-        first_index: What `position_ids` call the first position; None where the model takes none.
+        first_index: Value of `position_ids` at the first position; None if the model has no such argument.
     """
     size = model.config.get_text_config(decoder=True).vocab_size
     tokens = torch.arange(_PROBE_LENGTH, device=model.device)
@@ -64,15 +64,15 @@ def keeps_documents_apart(model: Any, first_index: int | None) -> bool:
         )
     finally:
         model.train(was_training)
-    # Mixtures of experts round a little differently, as each expert gets other tokens beside these.
+    # Mixtures of experts round slightly differently, because each expert's batch has other tokens.
     return float((one - other).abs().max()) <= float(torch.finfo(one.dtype).eps ** 0.5 * one.float().std())
 
 
 def document_mask(**given: Any) -> torch.Tensor | None:
-    """For each token of packed rows how many tokens it sees, itself included: (batch, length); else sdpa's mask."""
+    """Return the number of tokens that each token attends to, itself included: (batch, length); else sdpa's mask."""
     from transformers.masking_utils import sdpa_mask
 
-    positions = given.get("cache_position")  # transformers 4 gives these, later ones a length.
+    positions = given.get("cache_position")  # transformers 4 passes these, later versions a length.
     num_queries = int(given["q_length"] if positions is None else positions.shape[0])
     if given.get("attention_mask") is None and num_queries == given["kv_length"] > 1:
         device = given["device"] if positions is None else positions.device
@@ -84,7 +84,7 @@ def document_mask(**given: Any) -> torch.Tensor | None:
 
 
 def _reach(sees: Any, batch_size: int, length: int, device: torch.device) -> torch.Tensor | None:
-    """How far back each token sees; None if there is one document, or some token sees what comes after it."""
+    """Return the number of tokens each token attends to; None for a single document or non-causal attention."""
     rows = torch.arange(batch_size, device=device)[:, None]
     tokens = torch.arange(length, device=device)[None]
     shape = (batch_size, length - 1)
@@ -93,7 +93,7 @@ def _reach(sees: Any, batch_size: int, length: int, device: torch.device) -> tor
         return None
     begins = torch.nn.functional.pad(tokens[:, 1:].masked_fill(is_same, 0), (1, 0)).cummax(dim=1).values
     reach = tokens - begins + 1
-    # The last token of the longest document sees all of it, or only a window.
+    # The last token of the longest document attends to all of it, or only to a window.
     row, last = divmod(int(reach.argmax()), length)
     seen = sees(rows[row : row + 1], 0, tokens[:, last : last + 1], tokens[:, : last + 1])
     return reach.clamp(max=int((seen.flatten() & (tokens[0, : last + 1] >= begins[row, last])).sum()))
@@ -102,7 +102,7 @@ def _reach(sees: Any, batch_size: int, length: int, device: torch.device) -> tor
 def document_attention(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **options: Any
 ) -> tuple[torch.Tensor, None]:
-    """Attend as sdpa does, each document by itself where the mask says how far tokens see.
+    """Attend as sdpa does, but separately per document if the mask is from `document_mask` with shape (batch, length).
 
     Args:
         module: The attention of a layer.
@@ -110,10 +110,10 @@ def document_attention(
         key: (batch, kv_heads, length, head_dim).
         value: (batch, kv_heads, length, head_dim).
         mask: From `document_mask`.
-        options: What transformers passes to its own functions.
+        options: Other arguments that transformers passes to its own functions.
 
     Returns:
-        (batch, length, heads, head_dim), and None in the place of weights.
+        (batch, length, heads, head_dim), and None instead of attention weights.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -126,7 +126,7 @@ def document_attention(
         pieces = []
         for begin, end in pairwise(edges):
             window = max(reach[begin:end])
-            # A window is attended in parts of its size, each of which sees the part before it too.
+            # With a window, attend in parts of the window's size; each part also attends to the one before.
             step = end - begin if window == end - begin else window
             for first in range(begin, end, step):
                 last, start = min(first + step, end), max(begin, first - window + 1)

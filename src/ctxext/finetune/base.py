@@ -1,4 +1,4 @@
-"""The checkpoint that a fine-tune starts from: what it must be, and what is written of it."""
+"""The base checkpoint of a fine-tuning: its requirements, and the configuration that is written."""
 
 import dataclasses
 import shlex
@@ -39,7 +39,7 @@ class Base:
 
     @property
     def is_masked(self) -> bool:
-        """Whether it guesses masked tokens, as encoders do; otherwise the next one."""
+        """Whether it predicts masked tokens, as encoders do; otherwise the next one."""
         return auto_class(self.checkpoint.config) == MASKED
 
 
@@ -51,7 +51,7 @@ def open_base(
     token: str | None = None,
     original_length: int | None = None,
 ) -> Base:
-    """Find the checkpoint and check that it can be trained at a length in tokens, by default its context length.
+    """Open the checkpoint and check that it can be trained at a length in tokens, by default its context length.
 
     The other arguments are those of `open_checkpoint`.
     """
@@ -89,7 +89,7 @@ def open_base(
 
 
 def check_fits(base: Base, options: TrainingOptions) -> None:
-    """Refuse options that the model has no use for."""
+    """Raise if an option does not apply to the model."""
     restart, run_on = options.pack == "restart", "Join documents with --pack run-on."
     short = "--short-share trains on short sequences."
     if options.keep_short and base.model.family.positions != "rotary":
@@ -108,11 +108,11 @@ def check_fits(base: Base, options: TrainingOptions) -> None:
 
 @dataclass(frozen=True)
 class Served:
-    """What is written instead of the base's own configuration.
+    """Configuration to write instead of the base's own.
 
     Attributes:
-        checkpoint: The base with the new configuration, under the record of where the base came from.
-        texts: The small files that state the new context length, by name.
+        checkpoint: The base with the new configuration and the record of the base's origin.
+        texts: Content of the small files that contain the new context length, by name.
         summary: Both recipes, for people.
     """
 
@@ -122,14 +122,14 @@ class Served:
 
 
 def served_with(base: Base, factor: float | None) -> Served:
-    """Put the schedule at another factor, compared with what the installed transformers rotates by."""
+    """Change the factor of the schedule, and verify its frequencies with the installed transformers."""
     checkpoint = base.checkpoint
     if factor is None:
         return Served(checkpoint, {}, "")
     noted = provenance(checkpoint.config)
     steps = recipe_from_dict(noted["recipe"], "config.json").steps if noted.get("recipe") else ()
     step = steps[0] if len(steps) == 1 else None
-    # Lists of numbers belong to the factor that they were searched or computed for.
+    # Lists of numbers are valid only for the factor that they were searched or computed for.
     if (
         not isinstance(step, Scaling)
         or step.kind != "schedule"
@@ -151,7 +151,7 @@ def served_with(base: Base, factor: float | None) -> Served:
 
 
 def check_served(folder: Path) -> None:
-    """Load what was written in a clean process and compare it with its recipe."""
+    """Verify the written checkpoint against its recipe, in a clean process; raise if a check fails."""
     if failed := failures(verify(folder)):
         raise CtxextError(
             f"The checkpoint that --serve-factor wrote fails: {failed[0].check}: {failed[0].detail}.",
@@ -162,7 +162,7 @@ def check_served(folder: Path) -> None:
 def open_model(
     model: str, options: TrainingOptions, revision: str | None, token: str | None
 ) -> tuple[Base, Served, TrainingOptions]:
-    """Open the base and what is written of it; refuse options that do not fit, and settle the others."""
+    """Open the base and its configuration to write; raise if options do not fit, and settle the others."""
     base = open_base(model, options.length, revision=revision, token=token, original_length=options.original_length)
     check_fits(base, options)
     served, encoding = served_with(base, options.serve_factor), base.model.encoding

@@ -1,4 +1,4 @@
-"""What each step is trained on: which sequences, at which length, with which positions."""
+"""The batches of each step: sequences, their lengths and positions."""
 
 import functools
 import random
@@ -18,10 +18,10 @@ from ctxext.finetune.options import TrainingOptions
 
 
 def pose_positions(length: int, target: int, rng: random.Random) -> list[int]:
-    """Positions of a short window that jump once, so that over many windows every distance of a long one is seen.
+    """Return positions of a short window with one jump; over many windows they cover every distance of a long one.
 
-    PoSE (arXiv 2309.10400, section 3.2) with two chunks: the first begins at 0, the second is moved by a skip that is
-    uniform from 0 to target - length. Where the window is cut is uniform too.
+    PoSE (arXiv 2309.10400, section 3.2) with two chunks: the first begins at 0, the second is shifted by a skip drawn
+    uniformly from 0 to target - length. The border between the chunks is uniform too.
     """
     cut = rng.randint(1, max(1, length - 1))
     skip = rng.randint(0, max(0, target - length))
@@ -29,7 +29,7 @@ def pose_positions(length: int, target: int, rng: random.Random) -> list[int]:
 
 
 def restarting_positions(starts: Sequence[bool]) -> list[int]:
-    """Positions that start again with each document, which also keeps attention inside it."""
+    """Return positions that restart with each document, which also keeps attention inside it."""
     positions: list[int] = []
     for is_start in starts:
         positions.append(0 if is_start or not positions else positions[-1] + 1)
@@ -41,10 +41,10 @@ Masker = Callable[[torch.Tensor, torch.Tensor, str], tuple[torch.Tensor, torch.T
 
 
 def make_masker(tokenizer: Any, probability: float) -> Masker:
-    """What masks tokens as BERT was trained (arXiv 1810.04805, section 3.1).
+    """Return a function that masks tokens as in BERT's training (arXiv 1810.04805, section 3.1).
 
-    Of the share that is chosen 80 % are masked, 10 % replaced, 10 % left; special tokens are never chosen, nor what the
-    loss leaves out anyway.
+    Of the chosen share 80 % are masked, 10 % replaced, 10 % left unchanged. Special tokens and tokens without a loss
+    are never chosen.
     """
     from transformers import DataCollatorForLanguageModeling
 
@@ -70,11 +70,11 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Reading:
-    """How a model takes its sequences.
+    """Inputs that a model needs for its sequences.
 
     Attributes:
-        first_index: What `position_ids` call the first position; None where the model takes none.
-        mask: What masks tokens that are to be guessed; None where the next one is.
+        first_index: Value of `position_ids` at the first position; None if the model has no such argument.
+        mask: Function that masks the tokens to predict; None if the model predicts the next token.
     """
 
     first_index: int | None = 0
@@ -82,10 +82,10 @@ class Reading:
 
 
 class Sequences(Dataset[Tensors]):
-    """All sequences of all steps in order; entry i belongs to step i // batch_size, whoever computes it.
+    """All sequences of all steps in order; entry i belongs to step i // batch_size in every process.
 
-    So the order depends on the seed alone: not on the number of processes, nor on where a run was taken up again. A
-    step at a shorter length has as many more sequences as make up the tokens of a step at the full length.
+    So the order depends only on the seed, not on the number of processes or on resuming. A step at a shorter length
+    has more sequences, for the same number of tokens as a step at the full length.
     """
 
     def __init__(self, folder: Path, options: TrainingOptions, reading: Reading = Reading()) -> None:
@@ -93,13 +93,13 @@ class Sequences(Dataset[Tensors]):
         full, self._rows = options.sequence_length, {}
         for length in sorted(options.sequences_wanted()):
             path = sequence_file(folder, length)
-            # A length for which the data holds nothing, or that a run of other steps did not have, is left out.
+            # Skip lengths without data, and those that a run with other steps did not have.
             if path.is_file() and path.stat().st_size:
                 self._rows[length] = np.memmap(path, dtype=np.int32, mode="r").reshape(-1, length)
         self.lengths = [
             length if length in self._rows else full for length in map(options.length_of_step, range(options.steps))
         ]
-        # How many sequences were used before each step.
+        # Number of sequences used before each step.
         self._used: list[int] = []
         used = dict.fromkeys(self._rows, 0)
         for length in self.lengths:
@@ -110,7 +110,7 @@ class Sequences(Dataset[Tensors]):
         return self.options.steps * self.options.batch_size
 
     def __getitem__(self, index: int) -> Tensors:
-        """Tensors of shape (rows, length): one row, or several short ones."""
+        """Return tensors of shape (rows, length): one row, or several short ones."""
         step, place = divmod(index, self.options.batch_size)
         length = self.lengths[step]
         count = self.options.sequence_length // length
@@ -118,7 +118,7 @@ class Sequences(Dataset[Tensors]):
         rows = torch.stack([self._row(length, number) for number in range(first, first + count)])
         ids = rows & (IGNORE - 1)
         starts = (rows & START) != 0
-        # Nothing is learned from the end of one document about the beginning of the next.
+        # The first token of a document must not be predicted from the document before it.
         labels = ids.masked_fill(starts | ((rows & IGNORE) != 0), IGNORED)
         labels[:, 0] = IGNORED
         if self.reading.mask is not None:
@@ -129,11 +129,11 @@ class Sequences(Dataset[Tensors]):
             positions = torch.tensor([self._positions(piece, step, number) for number, piece in numbered])
             tensors["position_ids"] = positions + self.reading.first_index
         if self.options.pack == "restart":
-            return tensors  # Without a mask transformers sees from the positions where documents begin.
+            return tensors  # Without a mask, transformers finds document starts from the positions.
         return {**tensors, "attention_mask": torch.ones_like(ids)}
 
     def _row(self, length: int, number: int) -> torch.Tensor:
-        """One of rows without end: all of them in a random order, then all of them in another."""
+        """Return a row from an endless sequence of epochs, each with all rows in its own random order."""
         rows = self._rows[length]
         epoch, place = divmod(number, len(rows))
         order = _order(len(rows), f"{self.options.seed} {length} {epoch}")
@@ -155,5 +155,5 @@ def _order(count: int, seed: str) -> "np.ndarray[Any, Any]":
 
 
 def stacked(entries: list[dict[str, Any]]) -> Tensors:
-    """One batch of several entries of the same step."""
+    """Concatenate several entries of the same step to one batch."""
     return {name: torch.cat([entry[name] for entry in entries]) for name in entries[0]}

@@ -1,4 +1,4 @@
-"""Records to documents: what each known format looks like, and which parts of it are answers to learn."""
+"""Records to documents: the known formats, and the parts that are answers to learn."""
 
 import contextlib
 import json
@@ -24,11 +24,11 @@ _INTRODUCTION = (
 
 
 class BadRecord(ValueError):
-    """A record from which nothing can be learned; the message goes on from its place: "has no …".
+    """A record without anything to learn; the message continues its place: "has no …".
 
     Args:
-        message: What is wrong.
-        hint: What to do; None for what helps with most bad records.
+        message: The problem.
+        hint: The remedy; None for the one that helps with most bad records.
     """
 
     def __init__(self, message: str, hint: str | None = None) -> None:
@@ -41,8 +41,8 @@ class Format:
     """A kind of record.
 
     Attributes:
-        fields: What it must have, and of which type each is.
-        also: What it may have beside.
+        fields: Required fields with their types.
+        also: Optional fields.
         read: Converts a record to the fields that training uses.
     """
 
@@ -51,12 +51,12 @@ class Format:
     also: tuple[str, ...] = ()
 
     def fits(self, record: Record) -> bool:
-        """Whether a record has all of its fields."""
+        """Return whether a record has all required fields with the right types."""
         return all(isinstance(record.get(name), kind) for name, kind in self.fields.items())
 
 
 def _messages(record: Record, name: str, role: str, content: str) -> Record:
-    """Messages with the roles and weights that chat templates and the loss know."""
+    """Convert messages to the roles and weights that chat templates and the loss use."""
     messages = []
     for number, message in enumerate(record[name], start=1):
         if not isinstance(message, Mapping) or not isinstance(message.get(role), str):
@@ -79,7 +79,7 @@ def _messages(record: Record, name: str, role: str, content: str) -> Record:
 
 
 def _text_of(content: Any, number: int) -> str:
-    """The text of a message's content, which may be a list of parts."""
+    """Return the text of a message's content, which may be a list of parts; raise if a part is not text."""
     if content is None or isinstance(content, str):
         return content or ""
     texts = []
@@ -93,7 +93,7 @@ def _text_of(content: Any, number: int) -> str:
 
 
 def _listed(value: Any, name: str) -> list[Any]:
-    """A list that may be written as JSON text."""
+    """Return a list of objects that may be given as JSON text; raise if it is something else."""
     with contextlib.suppress(ValueError):
         value = json.loads(value) if isinstance(value, str) else value
     if not isinstance(value, list) or not all(isinstance(entry, Mapping) for entry in value):
@@ -102,7 +102,7 @@ def _listed(value: Any, name: str) -> list[Any]:
 
 
 def _call(call: Record, number: int) -> Record:
-    """A call of a tool with its arguments as an object, as most templates want them; many data sets have JSON text."""
+    """Convert a tool call's arguments from JSON text, as in many data sets, to an object, as most templates need."""
     if not isinstance(call.get("function"), Mapping):
         return call
     arguments = call["function"].get("arguments")
@@ -114,7 +114,7 @@ def _call(call: Record, number: int) -> Record:
 
 
 def _prompt_completion(record: Record) -> Record:
-    """A prompt and its completion, as texts, or as messages of which those of the completion are learned."""
+    """Convert a prompt and its completion: texts are kept; of messages, only the completion's are learned."""
     prompt, completion = record[PROMPT], record[COMPLETION]
     if isinstance(prompt, str) and isinstance(completion, str):
         return {PROMPT: prompt, COMPLETION: completion}
@@ -127,7 +127,7 @@ def _prompt_completion(record: Record) -> Record:
 
 
 def _alpaca(record: Record) -> Record:
-    """Alpaca's prompt; a chat template replaces it if there is one."""
+    """Convert an Alpaca record with its standard prompt; a chat template replaces it if there is one."""
     more = record.get("input") or ""
     asked = f"{record['instruction']}\n\n{more}" if more else record["instruction"]
     opening = _INTRODUCTION.format(", paired with an input that provides further context" if more else "")
@@ -138,7 +138,7 @@ def _alpaca(record: Record) -> Record:
 
 
 def formats_with(text_field: str) -> dict[str, Format]:
-    """The known formats by name, the text's field being `text_field`."""
+    """Return the known formats by name; `text_field` is the field of a text."""
     return {
         "text": Format({text_field: str}, lambda record: {TEXT: record[text_field]}),
         "chat": Format({MESSAGES: list}, lambda record: _messages(record, MESSAGES, "role", "content"), (TOOLS,)),
@@ -158,12 +158,12 @@ class RecordReader:
     """Checks records and converts them to the fields of training: `text`, `prompt` and `completion`, or `messages`.
 
     Attributes:
-        name: A format, or "auto" for the one whose fields a record has.
+        name: A format, or "auto" to choose by the fields of a record.
         text_field: The field of a text.
         skip_bad: Count bad records instead of stopping at the first.
-        num_bad: How many were skipped.
-        first_bad: What was wrong with the first of them.
-        unused: For each field that is no part of the format, in how many records it is.
+        num_bad: Number of skipped records.
+        first_bad: The problem of the first of them.
+        unused: Fields outside the format, with the number of records that have them.
     """
 
     name: str = "auto"
@@ -174,7 +174,7 @@ class RecordReader:
     unused: Counter[str] = field(default_factory=Counter)
 
     def read(self, record: Record, place: str) -> Record | None:
-        """The converted record; None if it is skipped."""
+        """Convert a record; return None if it is skipped."""
         try:
             chosen = self._format_of(record)
             read = chosen.read(record)
@@ -185,7 +185,7 @@ class RecordReader:
         return read
 
     def refuse(self, message: str, hint: str | None = None) -> None:
-        """Count a bad record, or stop at it."""
+        """Count a bad record, or raise if bad records are not skipped."""
         if not self.skip_bad:
             raise CtxextError(
                 message, hint=hint or "--skip-bad-rows leaves such records out; --format says what is meant."
@@ -272,9 +272,9 @@ class ChatReader:
         tokenizer: A transformers tokenizer.
 
     Attributes:
-        num_turns_left_out: Answers that are read and not learned, because the template renders them otherwise once
-            others follow: some drop the thinking of all answers but the last.
-        left_out: For each kind of content that the template does not render, how many conversations have it.
+        num_turns_left_out: Number of answers that are read and not learned, because the template renders them
+            differently before other messages: some drop the thinking of all answers but the last.
+        left_out: Kinds of content that the template does not render, with the number of conversations that have them.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -287,7 +287,7 @@ class ChatReader:
         self._undivided = {*self._special, *map(str, added)}
         self._longest = max(map(len, self._undivided), default=0)
         text, parts = ([{"role": "user", _CONTENT: content}] for content in (_OTHER, _in_parts(_OTHER)))
-        # Templates of models that see images loop over parts; some of them render a text as nothing at all.
+        # Templates of vision models loop over parts; some of them render a plain text as nothing.
         self._wants_parts = not self._shows(text) and self._shows(parts)
 
     def _shows(self, messages: Messages) -> bool:
@@ -297,10 +297,10 @@ class ChatReader:
             return False
 
     def parts(self, record: Mapping[str, Any]) -> list[tuple[str, bool]]:
-        """The text of a conversation up to its last answer, in parts, with whether each is an answer to learn.
+        """Split a conversation's text, up to its last answer, into parts; the flag marks answers to learn.
 
         Raises:
-            BadRecord: The template refuses the conversation, or nothing in it can be learned.
+            BadRecord: The template rejects the conversation, or nothing in it can be learned.
         """
         if not self._has_template:
             raise BadRecord("is a conversation, and this model's tokenizer has no chat template")
@@ -329,7 +329,7 @@ class ChatReader:
         text, marked = rendered_answers(self.tokenizer, self._as_wanted(messages), **more)
         missing = [name for name, partial in _PARTIAL.items() if self._leaves_out(text, (messages, more), partial)]
         if "calls of tools" in missing:
-            # Nothing is left of an answer that only calls.
+            # An answer that only calls tools is rendered as nothing.
             learned = [number for number in learned if messages[number][_CONTENT]]
         if marked:
             spans = self._spans_of(learned, marked, messages, more)
@@ -361,7 +361,7 @@ class ChatReader:
         given: tuple[Messages, Record],
         partial: Callable[[Messages, Record], tuple[Messages, Record]],
     ) -> bool:
-        """Whether a conversation has something that its text does not show."""
+        """Return whether a conversation has content that its rendered text omits."""
         changed = partial(*given)
         try:
             return changed != given and self._render(*changed) == text
@@ -371,13 +371,13 @@ class ChatReader:
     def _spans_of(
         self, learned: Sequence[int], marked: Sequence[Span], messages: Messages, more: Record
     ) -> dict[int, Sequence[Span]]:
-        """Which of the answers that the template marks belong to each message."""
+        """Return the answer spans marked by the template, by message to learn."""
         answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
         if list(learned) == answers:
             return dict.fromkeys(learned, marked)
         spans, done = {}, 0
         for number in answers:
-            # With the beginning of the next answer, so that the end of the text, which some mark too, is not there.
+            # Add the start of the next answer, because some templates also mark the end of the text.
             part = rendered_answers(
                 self.tokenizer, self._as_wanted(messages[: number + 1]), **more, add_generation_prompt=True
             )
@@ -388,10 +388,10 @@ class ChatReader:
     def _told_apart(
         self, learned: Sequence[int], text: str, messages: Messages, more: Record
     ) -> dict[int, Sequence[Span]]:
-        """The answers, from what the template renders up to each of them.
+        """Find the answer spans by rendering the conversation up to each answer.
 
-        An answer is learned if the whole text begins with it and all before it, rendered as if it were the last. Only
-        an end token that the template adds behind the last answer alone may be missing.
+        An answer is learned if the whole text begins with the conversation up to it, rendered as if it were the last.
+        Only an end token that the template adds after the last answer may be missing.
         """
         spans: dict[int, Sequence[Span]] = {}
         for number in learned:
@@ -405,24 +405,24 @@ class ChatReader:
                 continue
             end = self._shared(text, after)
             if start is not None and start < end and not self._plain(after[end:]):
-                # An answer that ended by another token if it was the last has no end token to learn here.
+                # An answer with another end token when it is the last has no end token to learn here.
                 spans[number] = [(start, self._with_stop(text, start, end) if end == len(after) else end)]
         return spans
 
     def _start_of(self, number: int, after: str, messages: Messages, more: Record) -> int | None:
-        """Where an answer begins in a text that ends with it; None if it cannot be told from what is before it."""
+        """Return the start of an answer in a text that ends with it; None if its start is ambiguous."""
         before = self._render(messages[:number], more, add_generation_prompt=True)
         if after.startswith(before):
             return len(before)
-        # The template asks for an answer otherwise than it renders one: with an empty thought, for example. The answer
-        # begins where both differ, and not later by chance because it has the same letters.
+        # The template's generation prompt differs from a rendered answer, with an empty thought for example. The answer
+        # starts at the first difference. A placeholder answer excludes letters that are equal by chance.
         other = self._render([*messages[:number], {**messages[number], _CONTENT: _OTHER}], more)
         start = min(self._shared(before, after), self._shared(before, other))
         asked = self._shared(before, self._render(messages[:number], more))
         return start if start >= asked else None
 
     def _shared(self, one: str, two: str) -> int:
-        """How many characters two texts begin with alike; tokens that are never divided are not."""
+        """Return the length of two texts' common prefix, cut at tokens that cannot be divided."""
         most = min(len(one), len(two))
         end = bisect_left(range(most), True, key=lambda size: one[: size + 1] != two[: size + 1])
         if end == most:
@@ -436,13 +436,13 @@ class ChatReader:
         return min(begins, default=end)
 
     def _plain(self, text: str) -> str:
-        """A text without special tokens and the space around it."""
+        """Return a text without special tokens and surrounding space."""
         for token in self._special:
             text = text.replace(token, "")
         return text.strip()
 
     def _with_stop(self, text: str, start: int, end: int) -> int:
-        """Where an answer ends with the token that ends it: for GLM, the one by which the next message begins."""
+        """Return the end of an answer, including its end token: for GLM, the first token of the next message."""
         has_stop = text[start:end].rstrip().endswith(tuple(self._special))
         return end if has_stop else end + len(self._first_special(text[end:]))
 
@@ -450,10 +450,10 @@ class ChatReader:
         return max((token for token in self._special if text.startswith(token)), key=len, default="")
 
     def _last_stop(self, answer: str, messages: Messages, more: Record) -> str:
-        """The token that ends the last answer, if the template writes none there."""
+        """Return the end token of the last answer if the template does not write one; else empty."""
         if answer.rstrip().endswith(tuple(self._special)):
             return ""
-        # Its thinking would be dropped once the user asks again, so that nothing begins alike.
+        # The template may drop its thinking once another message follows, which changes the common prefix.
         (last,), _ = _PARTIAL["thinking"](messages[-1:], more)
         begin = [{"role": "user", _CONTENT: _OTHER}, last]
         following = {"role": "tool" if CALLS in last else "user", _CONTENT: _OTHER}
@@ -466,7 +466,7 @@ class ChatReader:
 
 
 def _joined(spans: Iterable[Span]) -> list[Span]:
-    """Spans in order, each once; those that touch are one."""
+    """Sort spans, remove duplicates and join those that touch."""
     joined: list[Span] = []
     for start, end in sorted(set(spans)):
         if joined and joined[-1][1] == start:
@@ -481,7 +481,7 @@ def _in_parts(text: str) -> list[dict[str, str]]:
 
 
 def _with_arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:
-    """A message that calls tools by JSON text, as the templates of DeepSeek want it."""
+    """Return a message with the arguments of its tool calls as JSON text, as DeepSeek's templates need."""
     calls = [
         {**call, "function": {**call["function"], "arguments": json.dumps(call["function"].get("arguments"))}}
         for call in message.get(CALLS, ())

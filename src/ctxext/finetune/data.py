@@ -1,4 +1,4 @@
-"""Documents to training sequences: tokenized once, cut to the lengths of the run, and kept in files that are mapped."""
+"""Documents to training sequences: tokenized once, cut to the run's lengths, and stored in memory-mapped files."""
 
 import contextlib
 import json
@@ -22,27 +22,26 @@ START, IGNORE = 1 << 30, 1 << 29
 
 @dataclass
 class DataReport:
-    """What was read.
+    """Counts of the data.
 
     Attributes:
         num_documents: Documents read.
         num_tokens: Tokens in them.
         num_sequences: Sequences of the full length cut from them.
-        num_shorter: Sequences of each shorter length, where the run has any.
+        num_shorter: Sequences of each shorter length, if the run has any.
         num_learned: Tokens in all sequences that the loss counts.
-        num_short: Documents too short for one sequence, which were left out.
-        num_long: Documents with marked answers that are too long to stay whole, which were left out.
-        num_dropped: Tokens that are in no sequence of the full length, nor in a shorter one that holds their document,
-            because they do not fill one.
+        num_short: Documents left out because they are too short for one sequence.
+        num_long: Documents with marked answers left out because they are too long to stay whole.
+        num_dropped: Tokens that do not fill a sequence of the full length and are in no shorter one of their document.
         num_padding: Tokens that only fill up sequences.
-        num_in_all: Documents that the data has; None where that is not known.
-        num_tokens_in_all: About how many tokens they have.
+        num_in_all: Documents in the data; None if unknown.
+        num_tokens_in_all: Approximate number of tokens in them.
         num_bad: Records that were skipped.
-        first_bad: What was wrong with the first of them.
+        first_bad: The problem of the first of them.
         num_used: Documents that sequences were cut from.
         unused_fields: Fields that were not read, with the number of records that have them.
         num_turns_left_out: Answers in conversations that are read and not learned (`ChatReader.num_turns_left_out`).
-        left_out: What the chat template does not render, with the number of conversations that have it.
+        left_out: Content that the chat template does not render, with the number of conversations that have it.
     """
 
     num_documents: int = 0
@@ -72,19 +71,19 @@ def sequence_file(folder: Path, length: int) -> Path:
 def write_sequences(
     documents: Iterable[Document], folder: Path, *, wanted: Mapping[int, int], pack: str, end: int | None
 ) -> DataReport:
-    """Make sequences of documents and write them, until there are enough; no more is in memory than one document.
+    """Cut documents to sequences and write them until there are enough, with only one document in memory.
 
-    A document whose tokens are all learned is cut to sequences of every length. If the data has more than the run
-    needs, each document gives only its share of them, chosen at random (`Documents.share`). One with marked answers
-    stays whole: it goes where it fits with the least room left over, and the rest is filled up with tokens that the
-    loss leaves out.
+    A document with all tokens learned is cut to sequences of every length. If the data has more than the run needs,
+    each document gives only its share of them, chosen at random (`Documents.share`). A document with marked answers
+    stays whole: it is put into a sequence of the shortest length that fits, and the rest is padded with tokens that the
+    loss ignores.
 
     Args:
         documents: The documents.
-        folder: Where the files go.
-        wanted: For each length, in tokens, how many sequences are needed; reading stops when they are there.
-        pack: "off": a sequence comes from one document; otherwise documents are joined.
-        end: The id that ends a document where documents are joined; None where the tokenizer has none.
+        folder: The folder of the files.
+        wanted: Number of sequences needed per length, in tokens; reading stops when they are written.
+        pack: "off": each sequence is from one document; otherwise documents are joined.
+        end: The id between joined documents; None if the tokenizer has none.
     """
     full, report = max(wanted), DataReport()
     longest = num_kept = 0
@@ -133,7 +132,7 @@ def write_sequences(
 
 
 def _nothing_to_learn(report: DataReport, num_kept: int, longest: int, length: int, pack: str) -> CtxextError:
-    """The error of data without a sequence of the full length."""
+    """Return the error for data without a sequence of the full length."""
     if not report.num_tokens:
         return CtxextError("The data holds no text.", hint="Give a file with text to --data.")
     if report.num_long == report.num_documents:
@@ -152,7 +151,7 @@ def _nothing_to_learn(report: DataReport, num_kept: int, longest: int, length: i
 
 
 def read_report(folder: Path) -> DataReport | None:
-    """Read the counts of sequences that are already there; None where they were not written to the end."""
+    """Read the counts of sequences that already exist; None if they are incomplete."""
     path = folder / COUNTS
     try:
         return TypeAdapter(DataReport).validate_json(path.read_bytes()) if path.is_file() else None
@@ -161,17 +160,17 @@ def read_report(folder: Path) -> DataReport | None:
 
 
 class _Rows:
-    """The sequences of one length while they are written."""
+    """Writer for the sequences of one length."""
 
     def __init__(
         self, folder: Path, length: int, wanted: int, end: int | None, *, is_joined: bool, files: contextlib.ExitStack
     ) -> None:
         self.file = files.enter_context(sequence_file(folder, length).open("wb"))
-        # Sequences of documents that gave only a share of theirs, for the case that the data ends too early.
+        # Unused sequences of documents that gave only a share, in case the data ends too early.
         self.spares = files.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115
         self.length, self.wanted, self.end, self.is_joined = length, wanted, end, is_joined
         self.count = self.num_learned = self.num_padding = self.num_spares = 0
-        self.num_placed = 0  # Tokens of cut documents that are in a sequence, or left for the sake of other documents.
+        self.num_placed = 0  # Tokens of cut documents in a sequence, or left out in favour of others.
         self.rest: list[int] = []
         self.holds_whole = False
         self.rng = random.Random(f"pieces {length}")
@@ -181,7 +180,7 @@ class _Rows:
         return self.count >= self.wanted
 
     def cut(self, ids: Any, share: float) -> bool:
-        """Cut a document, or a share of it, to sequences, joined to the last one or by itself; whether any are used."""
+        """Cut a document, or a share of it, to sequences, joined or separate; return whether any tokens are used."""
         if self.is_enough or not ids:
             return False
         num_pieces, num_chosen = count_pieces(len(ids), self.length, share)
@@ -198,7 +197,7 @@ class _Rows:
         return self.is_joined or num_pieces > 0
 
     def _sample(self, ids: Any, num_pieces: int, num_chosen: int) -> bool:
-        """Write some of a document's sequences, and keep the others apart while they may still be needed."""
+        """Write some of a document's sequences and set others aside as spares; return whether any were written."""
         chosen = set(self.rng.sample(range(num_pieces), num_chosen))
         before = self.count
         for piece in range(num_pieces):
@@ -213,7 +212,7 @@ class _Rows:
         return self.count > before
 
     def fill(self) -> None:
-        """Take what was kept apart, where the data ended too early."""
+        """Write spare sequences if the data ended too early."""
         self.spares.seek(0)
         for _ in range(min(self.num_spares, self.wanted - self.count)):
             tokens = array("i")
@@ -221,7 +220,7 @@ class _Rows:
             self._write(tokens.tolist())
 
     def keep(self, ids: Any, is_learned: Any) -> int:
-        """Put a document into a sequence as a whole; the number of its tokens, or 0 where it is not needed."""
+        """Put a whole document into a sequence; return the number of its tokens, or 0 if it is not needed."""
         if len(self.rest) + len(ids) > self.length:
             self.finish()
         if self.is_enough or not ids:
@@ -234,7 +233,7 @@ class _Rows:
         return len(ids)
 
     def finish(self) -> None:
-        """Fill up and write a sequence that marked documents were put into; a cut one is dropped."""
+        """Pad and write the current sequence if it contains whole documents; drop the rest of cut ones."""
         if self.holds_whole and not self.is_enough:
             padding = [(self.end or 0) | IGNORE] * (self.length - len(self.rest))
             self._write([*self.rest, *padding])

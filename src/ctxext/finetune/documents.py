@@ -1,4 +1,4 @@
-"""Which data a fine-tune reads, and its documents as token ids: records checked, mixed by weight and shuffled."""
+"""The data of a fine-tuning, and its documents as token ids: records are checked, mixed by weight and shuffled."""
 
 import dataclasses
 import functools
@@ -39,8 +39,8 @@ class Document:
     """Token ids of one document.
 
     Attributes:
-        ids: The tokens, the tokenizer's begin token included.
-        is_learned: For each token whether the loss counts it; None where all are learned, and the document may be cut.
+        ids: The tokens, including the tokenizer's begin token.
+        is_learned: For each token whether the loss counts it; None if all are learned and the document may be cut.
     """
 
     ids: Sequence[int]
@@ -53,11 +53,11 @@ DocumentReader = Callable[[Any, Mapping[int, int]], Iterable[Document]]
 
 @dataclass(frozen=True)
 class Source:
-    """Data and how much of it is wanted.
+    """Data with its weight.
 
     Attributes:
-        data: A file, a folder, or the id of a data set; of records in memory a description.
-        weight: Its share of the tokens beside the other sources'; None where all are read alike.
+        data: A file, a folder, or the id of a data set; for records in memory a description.
+        weight: Its share of the tokens relative to the other sources; None if all are read equally.
         records: Records in memory.
     """
 
@@ -67,7 +67,7 @@ class Source:
 
     @property
     def is_local(self) -> bool:
-        """Whether it lies on this machine, so that all of it can be seen before any is used."""
+        """Whether it is on this machine, so that all of it can be measured before use."""
         return bool(self.records) or Path(self.data).exists()
 
     def read(self, splits: Sequence[str], seed: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -78,7 +78,7 @@ class Source:
 
 
 def parse_source(word: str) -> Source:
-    """Read a source as the command line names it: `books.jsonl`, or `books.jsonl:0.7` for its weight."""
+    """Parse a source from the command line: `books.jsonl`, or `books.jsonl:0.7` with a weight."""
     data, _, weight = word.rpartition(":")
     try:
         share = float(weight)
@@ -94,10 +94,10 @@ def parse_source(word: str) -> Source:
 @with_documented_options
 @dataclass(frozen=True)
 class TrainingData:
-    """The data of a fine-tune, and how its records are read.
+    """Data of a fine-tuning, and the format of its records.
 
-    `words` are files, folders and ids of data sets, each with a weight or without: `books.jsonl:0.7`. `records` are
-    records in memory, in place of `words`.
+    `words` are files, folders and ids of data sets, with or without a weight: `books.jsonl:0.7`. `records` are
+    records in memory and replace `words`.
     """
 
     words: tuple[str, ...] = option(
@@ -114,7 +114,7 @@ class TrainingData:
         panel=_DATA,
     )
     text_field: str = option("text", help="The field that holds a text.", panel=_DATA, advanced=True)
-    # None for the one that is held out.
+    # None for the held-out split.
     split: str | None = option(
         "train", help="The split of a folder or data set that is read.", panel=_DATA, advanced=True
     )
@@ -133,13 +133,13 @@ class TrainingData:
         return self.words == (DEMO,) and not Path(DEMO).exists()
 
     def sources(self) -> list[Source]:
-        """Return what is read; nothing where documents are generated."""
+        """Return the sources of the data; empty if documents are generated."""
         if self.records:
             return [Source(f"{len(self.records)} record{'s' * (len(self.records) > 1)}", records=self.records)]
         return [] if self.is_demo else [parse_source(word) for word in self.words]
 
     def reader(self, options: TrainingOptions) -> DocumentReader:
-        """Return how the documents are read, once the tokenizer is there; refuse what cannot be mixed."""
+        """Return the function that reads the documents with a tokenizer; raise if sources cannot be mixed."""
         if not self.words and not self.records:
             raise CtxextError("--data is missing.", hint="Name a file, or --data demo for made-up documents.")
         if self.words and self.records:
@@ -169,7 +169,7 @@ class TrainingData:
         return functools.partial(Documents, self, options)
 
     def described(self) -> dict[str, Any]:
-        """The data as reports name it: a file by its last part and its digest."""
+        """Return the description of the data for reports: a file by its name and its digest."""
         if self.is_demo:
             return {"name": DEMO}
         names, digests = [], []
@@ -195,7 +195,7 @@ Data = str | Path | TrainingData | Iterable[str | Path | Mapping[str, Any]]
 
 
 def training_data(data: Data, **others: Any) -> TrainingData:
-    """What the data of a call names. In a list a string is a text, and a Path a file."""
+    """Convert the `data` argument of a call; in a list, a string is a text and a Path a file."""
     if isinstance(data, TrainingData):
         return data
     if isinstance(data, str | Path):
@@ -223,32 +223,32 @@ def _made_documents(options: TrainingOptions, tokenizer: Any, wanted: Mapping[in
 
 @dataclass
 class _Pool:
-    """Records of which one is taken at a time, pass after pass, each in another order; None ends a pass."""
+    """Records in endless passes, each in another order; None ends a pass."""
 
     weight: float
     records: Iterator[tuple[str, str] | None]
-    taken: float = 0.0  # Tokens over the weight.
-    is_used_up: bool = False  # Each was taken once.
+    taken: float = 0.0  # Number of tokens divided by the weight.
+    is_used_up: bool = False  # Each record was taken once.
 
 
 class Documents:
-    """The documents of files and data sets, shuffled, in one pass; what is known of them grows while it lasts.
+    """The documents of files and data sets, shuffled, in one pass; their counts grow during the pass.
 
-    Of several pools of records (sources with weights, long and short records) the one that gave the fewest tokens for
-    its weight is next.
+    Of several pools of records (sources with weights, long and short records) the next record is from the pool with
+    the fewest tokens for its weight so far.
 
     Args:
-        data: What is read, and how.
-        options: The seed decides the order; `learn` is "answers" where the loss counts nothing but marked answers.
+        data: The data, and the format of its records.
+        options: The seed decides the order; `learn` is "answers" if the loss counts only marked answers.
         tokenizer: A transformers tokenizer.
-        wanted: For each length, in tokens, how many sequences the run needs. Each document gives its share of them, so
-            that the run sees as many documents as it can.
+        wanted: Number of sequences that the run needs per length, in tokens. Each document gives its share of them, so
+            that the run uses as many documents as possible.
 
     Attributes:
-        reader: Checks records, and counts those that are bad.
-        chats: Renders conversations, and counts what is left out of them.
-        num_in_all: Records that there are; None where they are streamed.
-        num_tokens_in_all: About how many tokens they have.
+        reader: Checks records, and counts bad ones.
+        chats: Renders conversations, and counts omitted content.
+        num_in_all: Number of records; None if they are streamed.
+        num_tokens_in_all: Approximate number of tokens in them.
     """
 
     def __init__(self, data: TrainingData, options: TrainingOptions, tokenizer: Any, wanted: Mapping[int, int]) -> None:
@@ -260,16 +260,16 @@ class Documents:
         self._num_characters = self._num_read = self._num_tokens_read = 0
 
     def share(self, length: int) -> float:
-        """Return the share of a document's sequences of a length that is used: what the run needs of what there is.
+        """Return the share of a document's sequences of a length that is used: needed tokens over available tokens.
 
-        The size of streamed data is not known. There a document of average length gives one sequence.
+        The size of streamed data is unknown: there, a document of average length gives one sequence.
         """
         if self.num_tokens_in_all is None:
             return min(1.0, length * self._num_read / max(1, self._num_tokens_read))
         return min(1.0, length * self._wanted[length] / max(1, self.num_tokens_in_all))
 
     def _num_used(self, document: Document) -> int:
-        """About how many tokens of a document are used."""
+        """Estimate the number of used tokens of a document."""
         if document.is_learned is not None:
             return len(document.ids)
         length = max(self._wanted)
@@ -277,7 +277,7 @@ class Documents:
         return num_chosen * length if num_chosen < num_pieces else len(document.ids)
 
     def __iter__(self) -> Iterator[Document]:
-        """The documents."""
+        """Yield the documents."""
         num_characters = 0
         with tempfile.TemporaryDirectory(prefix="ctxext-records-") as folder:
             for pool, place, text in self._mixed(Path(folder)):
@@ -299,7 +299,7 @@ class Documents:
                 yield document
 
     def _document(self, record: Mapping[str, Any]) -> Document:
-        """The tokens of a record that a format has read. Completions and assistant turns are answers.
+        """Tokenize a converted record; completions and assistant turns are answers.
 
         Raises:
             BadRecord: nothing can be learned from it.
@@ -309,7 +309,7 @@ class Documents:
         tokenizer = self._encoder.tokenizer
         is_chat = MESSAGES in record and (PROMPT not in record or bool(getattr(tokenizer, "chat_template", None)))
         parts = self.chats.parts(record) if is_chat else [(record[PROMPT], False), (record[COMPLETION], True)]
-        # The end token is learned with the answer: a model that never learned where to stop does not stop.
+        # The end token is learned with the answer: without it, a model does not learn to stop.
         end = [] if is_chat or tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         ids = [] if is_chat else self._encoder.start()
         marks = [False] * len(ids)
@@ -320,7 +320,7 @@ class Documents:
         return Document(ids, marks if self._options.learn == "answers" else None)
 
     def _mixed(self, folder: Path) -> Iterator[tuple[_Pool, str, str]]:
-        """Records of all pools, until each was taken once, with their pool, which is told how much they had."""
+        """Yield records with their pool, until every pool is used up; the caller updates the pool's token count."""
         pools = list(self._pools(folder))
         while not all(pool.is_used_up for pool in pools):
             pool = min(pools, key=lambda pool: pool.taken)
@@ -354,7 +354,7 @@ class Documents:
                 yield _Pool(weight, self._shuffled(group, sizes, folder / f"{group_number}"))
 
     def _read(self, group: Sequence[Source], reader: RecordReader) -> Iterator[tuple[str, str]]:
-        """Places and records as JSON text, in the order in which the sources have them."""
+        """Yield the places and records, as JSON text, in the order of the sources."""
         splits = (self._data.split,) if self._data.split else HELD_OUT
         for source in group:
             for place, record in source.read(splits, self._options.seed):
@@ -362,10 +362,10 @@ class Documents:
                     yield place, json.dumps(read, ensure_ascii=False, default=str)
 
     def _shuffled(self, group: Sequence[Source], sizes: Any, path: Path) -> Iterator[tuple[str, str] | None]:
-        """Records in random order, pass after pass; those that are not needed are not copied.
+        """Yield records in random order, pass after pass, with None after each pass; only needed records are copied.
 
-        Those with more than a training sequence come earlier, in proportion to their size, so that every part of the
-        data is as likely to be read; `Dataset.shuffle` knows no sizes.
+        Records longer than a training sequence come earlier, in proportion to their size, so that all of the data is
+        equally likely to be read; `Dataset.shuffle` does not support sizes.
         """
         import numpy as np
 
@@ -378,7 +378,7 @@ class Documents:
             order = np.argsort(times, kind="stable")
             for part in (order[:num_first], order[num_first:]):
                 if not np.isin(part, copied).all():
-                    # First as many as the run needs, and all once those are used up.
+                    # Copy as many as the run needs, and all after those are used up.
                     copied = np.sort(order if len(copied) else part)
                     rows = self._copy(group, copied, path.with_suffix(f".{len(copied)}"))
                 assert rows is not None, "no pool is empty"
@@ -387,7 +387,7 @@ class Documents:
             yield None
 
     def _copy(self, group: Sequence[Source], numbers: Any, path: Path) -> "Dataset":
-        """Copy some records of some sources to a file that is mapped, in the order in which the sources have them."""
+        """Copy some records of some sources to a memory-mapped file, in the order of the sources."""
         from datasets import Dataset, Features, Value
         from datasets.arrow_writer import ArrowWriter
 
@@ -404,6 +404,6 @@ class Documents:
 
 
 def count_pieces(num_tokens: int, length: int, share: float) -> tuple[int, int]:
-    """Return how many whole sequences a document of so many tokens has, and how many of them are used."""
+    """Return the number of whole sequences in a document of `num_tokens` tokens, and how many of them are used."""
     num_pieces = num_tokens // length
     return num_pieces, math.ceil(share * num_pieces)

@@ -1,6 +1,6 @@
-"""What a fine-tune would take, before it is begun: its data as it is cut, memory and time from a few short steps.
+"""Estimates for a fine-tuning before it starts: its sequences, and memory and time from a few short steps.
 
-Steps at two short lengths are measured, and memory and time at the full length follow from them.
+Steps at two short lengths are measured; memory and time at the full length are extrapolated.
 """
 
 import contextlib
@@ -47,19 +47,19 @@ _REMEDIES: tuple[tuple[Callable[[TrainingOptions], bool], str], ...] = (
 
 @dataclass(frozen=True)
 class Plan:
-    """What a fine-tune would take.
+    """Estimated cost of a fine-tuning.
 
     Attributes:
         options: The options, settled.
-        data: What was read.
+        data: Counts of the data.
         num_tokens: Tokens in all sequences.
-        num_trained: Parameters that would be trained.
-        num_parameters: Parameters in all.
-        peak_memory: Bytes that one process takes at its peak: of the accelerator's memory, if there is one.
-        available_memory: Bytes.
-        seconds_per_step: Of a step at the full length.
-        seconds: Of all steps.
-        measured_length: Tokens of the longer sequences that were measured.
+        num_trained: Number of trained parameters.
+        num_parameters: Number of all parameters.
+        peak_memory: Peak memory of one process in bytes, on the accelerator if there is one.
+        available_memory: Available memory in bytes.
+        seconds_per_step: Duration of a step at the full length.
+        seconds: Duration of all steps.
+        measured_length: Tokens of the longer measured sequences.
     """
 
     options: TrainingOptions
@@ -80,11 +80,11 @@ class Plan:
 
     @property
     def remedies(self) -> list[str]:
-        """What would lower the memory."""
+        """Options that would lower the memory."""
         return [text for is_left, text in _REMEDIES if is_left(self.options)]
 
     def to_dict(self) -> dict[str, Any]:
-        """As `--json` has it."""
+        """Return the content of `--json`."""
         return {**dataclasses.asdict(self), "options": self.options.to_dict(), "fits": self.fits}
 
 
@@ -96,7 +96,7 @@ _MMAP_THRESHOLD, _BLOCK = -3, 1 << 20
 
 
 class Cost:
-    """What the known shapes say of a sequence's work and of its logits, if the loss counts a share of its tokens."""
+    """Work and logit memory of a sequence, computed from shapes, if the loss counts a share of its tokens."""
 
     def __init__(self, model: Any, options: TrainingOptions, learned_share: float) -> None:
         config = model.config.get_text_config(decoder=True)
@@ -113,17 +113,17 @@ class Cost:
         return length * (self.per_token + self.width * length)
 
     def logit_bytes(self, length: int) -> int:
-        """Return the memory of the logits that are there at once."""
+        """Return the memory, in bytes, of the logits that exist at once."""
         learned = int(self.rows * length * self.learned_share)
         return _LOGIT_BYTES * self.vocabulary * min(learned, self.piece)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What two short lengths, in tokens, took: peak memory, in bytes.
+    """Measurements at two short lengths, in tokens: peak memory, in bytes.
 
     Attributes:
-        before: Peak memory before the first step: loading takes more than training sometimes.
+        before: Peak memory before the first step: loading sometimes takes more than training.
         seconds: Time of a step of one micro-batch at the second length.
     """
 
@@ -133,14 +133,14 @@ class Measured:
     seconds: float
 
     def peak_at(self, length: int, cost: Cost) -> int:
-        """Estimate the peak memory at another length: all but the logits grows with the tokens."""
+        """Estimate the peak memory at another length: all memory except the logits grows linearly with the tokens."""
         first, second = (peak - cost.logit_bytes(short) for peak, short in zip(self.peaks, self.lengths, strict=True))
         slope = max(0.0, (second - first) / (self.lengths[1] - self.lengths[0]))
         return max(self.before, int(second + slope * (length - self.lengths[1])) + cost.logit_bytes(length))
 
 
 class _Clock(TrainerCallback):  # type: ignore[misc]
-    """Time and peak memory of every step."""
+    """Callback that records the time and peak memory of every step."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.began = device, 0.0
@@ -152,26 +152,26 @@ class _Clock(TrainerCallback):  # type: ignore[misc]
         self.began = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if torch.cuda.is_available():  # It is done later than the call.
+        if torch.cuda.is_available():  # CUDA kernels run asynchronously.
             torch.cuda.synchronize()
         self.seconds.append(time.perf_counter() - self.began)
         self.peaks.append(peak_memory(self.device))
 
 
 def _row(length: int, ready: Prepared, cost: Cost) -> Tensors:
-    """Make a random sequence."""
+    """Create a random sequence."""
     ids = torch.randint(0, cost.vocabulary, (1, length))
     labels = ids.masked_fill(torch.rand(1, length) >= cost.learned_share, IGNORED)
     tensors = {"input_ids": ids, "labels": labels, "attention_mask": torch.ones_like(ids)}
     if ready.reading.first_index is not None:
-        # The last positions of a full sequence: what only short ones do is not measured.
+        # Use the last positions of a full sequence, to avoid special cases of short ones.
         first = ready.reading.first_index + ready.options.sequence_length - length
         tensors["position_ids"] = torch.arange(first, first + length)[None]
     return tensors
 
 
 def _measure(ready: Prepared, lengths: tuple[int, int], cost: Cost, folder: Path) -> Measured:
-    """Train a few steps on random sequences of two lengths; the model is not what it was afterwards."""
+    """Train a few steps on random sequences of two lengths; this changes the model's weights."""
     model, options, world = ready.model, ready.options, ready.arguments.world_size
     before = peak_memory(model.device)
     if model.device.type == "cpu":
@@ -190,18 +190,18 @@ def _measure(ready: Prepared, lengths: tuple[int, int], cost: Cost, folder: Path
 
 
 def _give_blocks_back() -> None:
-    """Have glibc give each block of 1 MiB or more back to the kernel, unless the environment tells it something else.
+    """Make glibc return blocks of 1 MiB or more to the kernel, unless the environment sets MALLOC_ variables.
 
-    As it comes, it keeps blocks below the largest that it has seen freed, up to 32 MiB: at a short length it keeps what
-    it gives back at a long one.
+    By default glibc keeps freed blocks below the largest freed one, up to 32 MiB: at short lengths it keeps blocks that
+    it returns at long ones.
     """
     if sys.platform == "linux" and not any(name.startswith("MALLOC_") for name in os.environ):
-        with contextlib.suppress(AttributeError):  # Another C library.
+        with contextlib.suppress(AttributeError):  # Other C libraries have no mallopt.
             ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _BLOCK)
 
 
 def _available_memory() -> int:
-    """Return the bytes that this process could take, those that it has included."""
+    """Return the bytes available to this process, including its present use."""
     import psutil
 
     if torch.cuda.is_available():
@@ -219,7 +219,7 @@ def dry_run(
     merge: bool = True,
     tell: Callable[[str], None] | None = None,
 ) -> Plan:
-    """Read the data, run a few short steps, and say what the whole would take; nothing is kept."""
+    """Read the data, run a few short steps, and estimate the cost of the whole training; no files are kept."""
     base, _, options = open_model(model, options, revision, token)
     with tempfile.TemporaryDirectory(prefix="ctxext-dry-run-") as folder:
         ready = prepare(base, Path(folder), read_documents, options, merge=merge, tell=tell)

@@ -1,6 +1,6 @@
-"""The loss of a long sequence without its logits: memory never holds length × vocabulary (`checkpoint/head.py`).
+"""The loss of a long sequence without logits of length × vocabulary in memory (`checkpoint/head.py`).
 
-If nothing is trained behind the hidden states, a piece's gradient is computed at once, while its logits exist.
+If nothing after the hidden states is trained, a piece's gradient is computed at once, while its logits exist.
 Otherwise each piece is checkpointed.
 """
 
@@ -26,17 +26,17 @@ Comparison = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 class PositionLosses:
-    """Adds up the loss of each part of the positions, over all batches of an evaluation."""
+    """Sums of the loss of each part of the positions, over all batches of an evaluation."""
 
     def __init__(self) -> None:
         self.sums = torch.zeros(2, NUM_PARTS, dtype=torch.float64)
 
     def add(self, part: int, total: torch.Tensor, count: int) -> None:
-        """Add the summed loss of so many tokens that lie in a part."""
+        """Add the summed loss of `count` tokens in a part."""
         self.sums[:, part] += torch.tensor([float(total), count], dtype=torch.float64)
 
     def take(self, device: torch.device) -> list[float | None]:
-        """Return the mean of each part over all processes, None where nothing is learned; then it begins again."""
+        """Return the mean of each part over all processes, None for a part without learned tokens; reset the sums."""
         sums, self.sums = self.sums, torch.zeros_like(self.sums)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             sums = sums.float().to(device)
@@ -55,20 +55,20 @@ def use_chunked_loss(
 ) -> Head:
     """Replace a language model's forward by one that returns the loss alone, computed piece by piece.
 
-    It stays inside the model's call, so that whatever wraps the model (data parallel, FSDP, autocast) works unchanged.
+    The loss stays inside the model's call, so that wrappers (data parallel, FSDP, autocast) work unchanged.
 
     Args:
-        model: A causal or masked language model of transformers; adapters may be inside already or come later.
-        piece: Learned positions at once, over all rows; by default as many as make 24 MiB of float32 logits, or 256
+        model: A causal or masked language model of transformers; adapters may be added before or later.
+        piece: Learned positions at once, over all rows; by default as many as give 24 MiB of float32 logits, or 256
             MiB on an accelerator.
-        source: A model to stay close to where it knows the positions.
-        by_position: Told, while the model is not in training, how much of the loss lies in each part of the sequences.
+        source: A model to distil from on positions that it was trained on.
+        by_position: Receives the loss of each part of the sequences while the model is in eval mode.
         tokens_per_step: Tokens of an optimizer step over all processes, over which a divergence is averaged; by
             default those of the call.
-        is_masked: Whether labels say what stands at their own position, not at the next.
+        is_masked: Whether labels are for their own position, not for the next one.
 
     Returns:
-        The model's head, by its forward as it was before.
+        The model's head, with the model's original forward.
     """
     head = Head(model, is_masked=is_masked)
     if not head.is_separate:
@@ -93,9 +93,9 @@ def use_chunked_loss(
         states = head.read(input_ids, **given)
 
         def summed(chosen: torch.Tensor, compare: Callable[[slice], Comparison]) -> torch.Tensor:
-            # In a row, as the head sees each position by itself.
+            # Flatten to one row, because the head treats each position separately.
             hidden, ids = states[chosen][None], input_ids[chosen][None]
-            total = hidden[:, :0].sum()  # Nothing yet, but with a gradient, for a batch that learns nothing.
+            total = hidden[:, :0].sum()  # Zero with a gradient, for a batch without learned tokens.
             for rows in head.pieces(hidden, positions_at_once(model, piece)):
 
                 def piece_loss(hidden: torch.Tensor, rows: slice = rows) -> torch.Tensor:
@@ -113,7 +113,7 @@ def use_chunked_loss(
             return total
 
         def loss_of(chosen: torch.Tensor) -> torch.Tensor:
-            wanted = targets[chosen]  # Only positions that are learned need logits.
+            wanted = targets[chosen]  # Only learned positions need logits.
             return summed(chosen, lambda rows: next_tokens(wanted[rows]))
 
         total = loss_of(kept) if by_position is None or model.training else _loss_by_part(kept, by_position, loss_of)
@@ -122,7 +122,7 @@ def use_chunked_loss(
         if source is not None and model.training and source.knows(given["position_ids"]):
             said = source.read(input_ids, given)
             total = summed(torch.ones_like(kept), lambda rows: divergence(said[:, rows], source.head))
-            # What many processes and batches give to one step adds up to a mean over its tokens.
+            # The contributions of all processes and batches to a step sum to a mean over its tokens.
             loss = loss + source.weight * total / (tokens_per_step or input_ids.numel())
         return CausalLMOutputWithPast(loss=loss)
 
@@ -133,7 +133,7 @@ def use_chunked_loss(
 def _loss_by_part(
     kept: torch.Tensor, by_position: PositionLosses, loss_of: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
-    """The loss of all kept positions (b, l), part of the sequence by part, each noted."""
+    """Return the summed loss of all kept positions (b, l), and add the loss of each part to `by_position`."""
     parts = by_position.sums.shape[1]
     place = torch.arange(kept.shape[1], device=kept.device) * parts // kept.shape[1]
     total = torch.zeros((), device=kept.device)
@@ -146,7 +146,7 @@ def _loss_by_part(
 
 
 def next_tokens(targets: torch.Tensor) -> Comparison:
-    """Cross-entropy with the tokens that came, (positions,); its gradient is the softmax, minus one at the target."""
+    """Return the cross-entropy with target tokens, (positions,); its gradient is softmax minus one at the target."""
 
     def compare(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scores, columns = logits.log_softmax(-1), targets[:, None]
@@ -158,10 +158,10 @@ def next_tokens(targets: torch.Tensor) -> Comparison:
 
 
 def divergence(hidden: torch.Tensor, head: Head) -> Comparison:
-    """Kullback-Leibler divergence from a model's predictions, given by its hidden states, (1, positions, width)."""
+    """Return the Kullback-Leibler divergence from a model's predictions; `hidden` has shape (1, positions, width)."""
 
     def compare(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        # Nothing between hidden states and logits looks at the ids; their number must fit.
+        # The head ignores the ids; only their number must match.
         said = head(hidden, hidden.new_zeros(hidden.shape[:2], dtype=torch.long))[0].float().log_softmax(-1)
         scores, shares = logits.log_softmax(-1), said.exp()
         return (shares * (said - scores)).sum(), scores.exp_().sub_(shares)
@@ -170,7 +170,7 @@ def divergence(hidden: torch.Tensor, head: Head) -> Comparison:
 
 
 class _Compared(torch.autograd.Function):
-    """The summed loss of logits; its gradient, of the logits' shape, takes the only further memory."""
+    """Summed loss of logits; its gradient, of the logits' shape, is the only additional memory."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, compare: Comparison) -> torch.Tensor:
@@ -187,11 +187,11 @@ class _Compared(torch.autograd.Function):
 
 
 class _Eager(torch.autograd.Function):
-    """The summed loss of one piece, its gradient computed in the same breath."""
+    """Summed loss of one piece, with its gradient computed in the forward pass."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, piece_loss: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """Compute loss and gradient; only the gradient, as large as the hidden states, is kept."""
+        """Compute loss and gradient; keep only the gradient, of the hidden states' size."""
         with torch.enable_grad():
             leaf = hidden.detach().requires_grad_()
             loss = piece_loss(leaf)

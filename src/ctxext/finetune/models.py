@@ -1,4 +1,4 @@
-"""The models of a fine-tune: the base as it is loaded, and what it was before its window was extended."""
+"""The models of a fine-tuning: the base, and its source before the context was extended."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -31,7 +31,7 @@ from ctxext.recipes.recipe import plain_config
 
 
 def load_base(base: Base, options: TrainingOptions, *, config: Any = None) -> tuple[Any, Any]:
-    """Load the model, or a stock class with another configuration for the same weights, and the tokenizer."""
+    """Load the model and the tokenizer; with `config`, load transformers' class with it for the same weights."""
     on_cpu = options.device == "cpu" or not torch.cuda.is_available()
     is_widened = options.dtype == "auto" and (on_cpu or options.full)
     dtype = torch.float32 if is_widened else choose_dtype(options.dtype)
@@ -48,7 +48,7 @@ def load_base(base: Base, options: TrainingOptions, *, config: Any = None) -> tu
         )
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
-            # bitsandbytes would repack the weights of a model in eval mode for a kernel that has no gradient.
+            # In eval mode bitsandbytes would repack the weights for a kernel without a gradient.
             module.support_avx512bf16_for_cpu = False
     model.config.use_cache = False
     if options.pack == "restart":
@@ -58,7 +58,7 @@ def load_base(base: Base, options: TrainingOptions, *, config: Any = None) -> tu
 
 
 def _four_bits(dtype: Any) -> Any:
-    """Make QLoRA's quantization (arXiv 2305.14314, section 3): normal floats, their scales quantized too."""
+    """Create QLoRA's quantization (arXiv 2305.14314, section 3): normal floats with quantized scales."""
     if find_spec("bitsandbytes") is None:
         raise CtxextError("--quantize 4bit needs bitsandbytes.", hint='pip install "ctxext[quantize]"')
     return BitsAndBytesConfig(
@@ -71,13 +71,13 @@ def _four_bits(dtype: Any) -> Any:
 
 @dataclass(eq=False)
 class SourceModel:
-    """What the source says of sequences that fit in the window it was trained on (LongReD, arXiv 2502.07365).
+    """The source model, to distil from on sequences within its original context (LongReD, arXiv 2502.07365).
 
     Attributes:
         model: The source, frozen.
-        shared: Its parameters that are another model's too, each with that model's; they follow it to a device.
-        trained_length: Tokens of the window that the source was trained on.
-        weight: How much a nat of divergence weighs beside a nat of loss.
+        shared: Pairs of its parameters and the trained model's that share memory; they follow it to a device.
+        trained_length: Original context length of the source, in tokens.
+        weight: Weight of the divergence relative to the loss.
     """
 
     model: Any
@@ -89,7 +89,7 @@ class SourceModel:
         self.head = Head(self.model)
 
     def knows(self, positions: torch.Tensor) -> bool:
-        """Return whether all positions, (batch, length), are ones that the source was trained on."""
+        """Return whether the source was trained on all positions, (batch, length)."""
         return positions.shape[1] <= self.trained_length and int(positions.max()) < self.trained_length
 
     @torch.no_grad()
@@ -109,7 +109,7 @@ class SourceModel:
 
 
 def load_source(base: Base, model: Any, options: TrainingOptions) -> SourceModel:
-    """Build the model that a base was extended from, with the weights of the base, before anything is trained."""
+    """Build the source model of an extended base, with the base's weights before training."""
     if "source_theta" not in provenance(base.checkpoint.config):
         raise CtxextError(
             f'--keep-short needs to know what "{base.checkpoint.name}" was before it was extended.',
@@ -125,7 +125,7 @@ def load_source(base: Base, model: Any, options: TrainingOptions) -> SourceModel
 
 
 def _built(base: Base, model: Any, options: TrainingOptions) -> Any:
-    """Build the stock class of the family around the trained window; quantized weights are read again."""
+    """Build transformers' class of the family with the original context; quantized weights are loaded again."""
     from accelerate import init_empty_weights
 
     kind, config = stock_class(plain_config(base.model).config, CAUSAL)

@@ -1,4 +1,4 @@
-"""How a fine-tune is run: every choice that decides its outcome, checked in the constructor; and published recipes."""
+"""The options of a fine-tuning, validated in the constructor, and published recipes."""
 
 import dataclasses
 import math
@@ -51,10 +51,10 @@ _LENGTH, _LORA, _LOOP = "Length and positions", "What is trained", "How it is tr
 @with_documented_options
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """The choices of a fine-tune.
+    """Options of a fine-tuning.
 
-    Two are no options of the command: `short_length`, the tokens of sequences of the short length (by default the
-    original context length), and `piece`, the positions whose logits are computed at once (by default what takes
+    Two are not options of the command: `short_length`, the number of tokens of short sequences (by default the
+    original context length), and `piece`, the number of positions with logits at once (by default those that take
     24 MiB, 256 MiB on an accelerator).
     """
 
@@ -186,7 +186,7 @@ class TrainingOptions:
         self._check_together()
 
     def _check_together(self) -> None:
-        """Refuse choices that contradict each other."""
+        """Raise if options contradict each other."""
         if self.batch_size % self.micro_batch:
             raise CtxextError(f"--batch-size {self.batch_size} is no multiple of --micro-batch {self.micro_batch}.")
         if self.full and self.targets:
@@ -201,7 +201,7 @@ class TrainingOptions:
             raise CtxextError("--pack restart goes with full positions only.")
 
     def settled(self, *, window: int, trained_length: int) -> "TrainingOptions":
-        """The same options with what depends on the base: the context length that it claims, and the trained one."""
+        """Return the options with the values that depend on the base: its context length and its original length."""
         length = self.length or window
         num_tokens = length if self.positions == "full" else (self.window or trained_length)
         if self.start_length and self.start_length > num_tokens:
@@ -222,37 +222,37 @@ class TrainingOptions:
 
     @property
     def sequence_length(self) -> int:
-        """Tokens in a sequence: the window with PoSE, otherwise the length."""
+        """Number of tokens in a sequence: the window with PoSE, otherwise the length."""
         length = self.window or self.length
         assert length is not None, "the options are not settled"
         return length
 
     @property
     def warmup_steps(self) -> int:
-        """Steps in which the learning rate rises."""
+        """Number of steps with a rising learning rate."""
         return math.ceil(self.warmup * self.steps)
 
     def is_short(self, step: int) -> bool:
-        """Whether a step trains at the short length, without skips; such steps are spread evenly."""
+        """Return whether a step trains at the short length, without skips; such steps are spread evenly."""
         useful = self.short_length != self.sequence_length or self.positions != "full"
         return useful and int((step + 1) * self.short_share) > int(step * self.short_share)
 
     def length_of_step(self, step: int) -> int:
-        """Tokens of a sequence in a step, counted from 0."""
+        """Return the number of tokens of a sequence in a step, counted from 0."""
         assert self.short_length is not None, "the options are not settled"
         lengths = [self.start_length or self.sequence_length]
         while 2 * lengths[-1] < self.sequence_length:
             lengths.append(2 * lengths[-1])
         if lengths[-1] < self.sequence_length:
             lengths.append(self.sequence_length)
-        # Rounded up, so that the last step has the full length however few there are.
+        # Round up, so that the last step has the full length even in short runs.
         length = lengths[-(-(step + 1) * len(lengths) // self.steps) - 1]
         return min(length, self.short_length) if self.is_short(step) else length
 
     def sequences_wanted(self) -> dict[int, int]:
-        """How many sequences of each length all steps take together."""
+        """Return the number of sequences that all steps need, by length."""
         if self.epochs:
-            # All of every length that a long run has.
+            # With epochs, use all sequences of every length of a long run.
             lengths = map(dataclasses.replace(self, steps=_MANY, epochs=None).length_of_step, range(_MANY))
             return dict.fromkeys([self.sequence_length, *lengths], 1 << 40)
         wanted = {self.sequence_length: 0}
@@ -261,7 +261,7 @@ class TrainingOptions:
         return {length: max(1, count) for length, count in wanted.items()}
 
     def for_data(self, num_sequences: int) -> "TrainingOptions":
-        """The same options with the steps that the epochs come to, of so many sequences of the full length."""
+        """Return the options with epochs converted to steps, for data with `num_sequences` of the full length."""
         if not self.epochs:
             return self
         return dataclasses.replace(
@@ -269,14 +269,14 @@ class TrainingOptions:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As reports write it."""
+        """Return the options as reports contain them."""
         return {**dataclasses.asdict(self), "targets": list(self.targets)}
 
 
 @with_documented_options
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(OverwriteOptions, HubOptions):
-    """The choices of a single call, which change nothing of what is learned."""
+    """Options of a single call, without effect on the trained weights."""
 
     merge: bool = option(True, help="Write a full checkpoint, or the adapter alone.", flags=("--merge/--no-merge",))
     resume: bool = option(False, help="Go on with a run that was stopped.", kept=False)
@@ -285,11 +285,11 @@ class RunOptions(OverwriteOptions, HubOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Reporter:
-    """What is called while a run goes on.
+    """Callbacks of a run.
 
     Attributes:
-        progress: Called with the current activity, how much of it is done and how much there is.
-        tell: Called with facts beside the result, one line each.
+        progress: Called with the current activity, the amount done and the total.
+        tell: Called with additional information, one line each.
     """
 
     progress: Progress | None = None
@@ -301,12 +301,12 @@ class Preset:
     """A recipe of training.
 
     Attributes:
-        description: What it trains, in a sentence or two.
-        source: Where it was published.
-        memory: What it needs.
-        options: Options of `ctxext finetune` by their words.
-        convert: The command that makes the model it starts from; empty for a model as it is.
-        after: What follows the training; empty where nothing does.
+        description: Description of the training, in a sentence or two.
+        source: Its publication.
+        memory: Memory that it needs.
+        options: Options of `ctxext finetune` by name.
+        convert: The command that creates its base; empty for an unmodified model.
+        after: The step after the training; empty if there is none.
     """
 
     description: str
@@ -317,7 +317,7 @@ class Preset:
     after: str = ""
 
     def lines(self) -> list[str]:
-        """What it is and needs, for people; its source comes first."""
+        """Return the lines of its description for people: source, options and memory."""
         words = [f"--{word}" if value is True else f"--{word} {value}" for word, value in self.options.items()]
         after = [f"then     {self.after}"] if self.after else []
         return [
@@ -331,7 +331,7 @@ class Preset:
 
 
 def presets() -> dict[str, Preset]:
-    """The recipes of the package by name."""
+    """Read the recipes of the package, by name."""
     folder = resources.files("ctxext.finetune") / "presets"
     files = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".yaml")), key=lambda entry: entry.name)
     return {

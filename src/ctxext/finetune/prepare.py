@@ -1,4 +1,4 @@
-"""Everything before the first step: the model with its adapter, the Trainer's arguments, the sequences."""
+"""Preparation of a training: the model with its adapter, the Trainer's arguments, the sequences."""
 
 import contextlib
 import dataclasses
@@ -34,18 +34,18 @@ from ctxext.recipes.encodings.learned import tensors_named
 def with_adapter(
     model: Any, options: TrainingOptions, whole: Sequence[str] = (), task: str | None = "CAUSAL_LM"
 ) -> Any:
-    """Put a LoRA adapter around the linear layers of a model; everything else is frozen.
+    """Add a LoRA adapter to the linear layers of a model; all other weights are frozen.
 
     Args:
         model: A language model of transformers.
         options: The options.
-        whole: The last parts of the names of weights that are trained themselves, as a table of positions is.
-        task: What peft calls the model's task. Without it an adapter of a base with custom code cannot be loaded
-            again; it has no word for masked language models.
+        whole: Last parts of the names of fully trained weights, such as a position table.
+        task: peft's name of the model's task. Without it, an adapter of a base with custom code cannot be loaded
+            again; peft has no name for masked language models.
     """
     modules, embedding, head = list(model.named_modules()), model.get_input_embeddings(), model.get_output_embeddings()
-    # All linear layers but the one that makes the logits; GPT-2 calls its layers convolutions. Routers that are linear
-    # layers give two tensors, which peft's layers do not.
+    # All linear layers except the output head; GPT-2's layers are convolutions. Routers that are linear layers return
+    # two tensors, which peft's layers do not.
     linear = [
         name
         for name, module in modules
@@ -55,7 +55,7 @@ def with_adapter(
     ]
     leaves = sorted({name.rsplit(".", 1)[-1] for name in linear})
     for target in options.targets:
-        # peft compares the ends of full names.
+        # peft matches the ends of full names.
         if not any(name == target or name.endswith(f".{target}") for name in linear):
             near = difflib.get_close_matches(target, leaves, n=1)
             suggestion = f'Did you mean "{near[0]}"? ' if near else ""
@@ -63,7 +63,7 @@ def with_adapter(
                 f'--targets "{target}" matches no linear layer of this model.',
                 hint=f"{suggestion}It has: {', '.join(leaves)}.",
             )
-    # Norms are chosen by class: their names differ by family.
+    # Select norms by class: their names differ between families.
     kept = [name for name, module in modules if options.train_norms and "Norm" in type(module).__name__]
     kept += [name for name, module in modules if options.train_embeddings and module is embedding]
     weights = [name for name, _ in model.named_parameters()]
@@ -75,7 +75,7 @@ def with_adapter(
         lora_alpha=options.alpha,
         lora_dropout=options.dropout,
         target_modules=list(options.targets) or linear,
-        # All of GPT-2's layers keep their weights the other way round.
+        # All of GPT-2's layers store their weights transposed.
         fan_in_fan_out=any(isinstance(module, Conv1D) for _, module in modules),
         modules_to_save=kept or None,
         ensure_weight_tying=options.train_embeddings and is_tied,
@@ -91,7 +91,7 @@ _NUM_HELD_OUT = 32
 
 
 def data_lines(report: DataReport, options: TrainingOptions, joining: str = "restart") -> list[str]:
-    """Say what was read and what is left out; `joining` is how --pack joins documents for this model."""
+    """Describe the data and the omissions; `joining` is the suggested --pack option for this model."""
     in_all = about = percent = ""
     share = 1.0
     if report.num_in_all is not None and report.num_in_all > report.num_documents:
@@ -163,12 +163,12 @@ def prepare(
 
     Args:
         base: The checkpoint.
-        folder: Where sequences lie and saves will.
-        read_documents: Gives the documents.
+        folder: Folder of the sequences and the saves.
+        read_documents: Returns the documents.
         options: The options, settled.
-        merge: Whether what is trained needs a place in the checkpoint.
-        tell: Called with facts, one line each.
-        read_held_out: Gives documents on which the loss is measured while training.
+        merge: Whether trained weights must have a place in the checkpoint.
+        tell: Called with information, one line each.
+        read_held_out: Returns the documents for evaluation during training.
     """
     say = tell or (lambda line: None)
     if not base.model.is_extended:
@@ -195,13 +195,13 @@ def prepare(
         tokens_per_step=options.batch_size * options.sequence_length,
         is_masked=base.is_masked,
     )
-    set_seed(options.seed)  # Decides the initial weights of the adapter.
+    set_seed(options.seed)  # Seed for the initial weights of the adapter.
     if options.full:
         trained, counts = model, (model.num_parameters(only_trainable=True), model.num_parameters())
     else:
         task = None if base.is_masked else "CAUSAL_LM"
         trained = with_adapter(model, options, whole=base.learned_tensors, task=task)
-        counts = trained.get_nb_trainable_parameters()  # peft knows how weights in 4 bits are packed.
+        counts = trained.get_nb_trainable_parameters()  # peft counts 4-bit weights unpacked.
     if merge and is_first:
         check_mergeable(base, trained)
     with arguments.main_process_first(local=False, desc="reading the data"):
@@ -228,7 +228,7 @@ def prepare(
     held_out, needle = read_report(folder / HELD_OUT), None
     if held_out is not None:
         say(f"evaluated on {held_out.num_sequences:,} sequences every {options.save_every:,} steps")
-        # Not where no question fits, nor where processes may hold parts of the model.
+        # Skip it if no prompt fits, or if processes may hold parts of the model.
         if not base.is_masked and num_processes() == 1:
             assert options.length is not None, "the options are settled"
             with contextlib.suppress(CtxextError):
@@ -237,7 +237,7 @@ def prepare(
 
 
 def _can_restart(base: Base, options: TrainingOptions, model: Any, first_index: int | None) -> bool:
-    """Return whether --pack restart goes with this model and the other options."""
+    """Return whether --pack restart can be combined with this model and the other options."""
     try:
         check_fits(base, dataclasses.replace(options, pack="restart"))
     except CtxextError:
@@ -247,7 +247,7 @@ def _can_restart(base: Base, options: TrainingOptions, model: Any, first_index: 
 
 
 def _reading(base: Base, model: Any, tokenizer: Any, options: TrainingOptions) -> Reading:
-    """Find out how the model takes its sequences; some families count positions by themselves."""
+    """Return the inputs that the model needs; some families compute positions internally."""
     takes_positions = "position_ids" in inspect.signature(base_of(model).forward).parameters
     if not takes_positions and options.positions != "full":
         raise CtxextError(
@@ -267,7 +267,7 @@ def _read(
 
 
 def check_mergeable(base: Base, model: Any) -> None:
-    """Check that every trained weight has a place in the files, stored as plain numbers, before anything is trained."""
+    """Check, before training, that every trained weight has a place in the files and is stored as plain numbers."""
     shapes = stored_shapes(base.checkpoint)
     types = {name: entry["dtype"] for name, entry in base.checkpoint.headers.items()}
     shapes = with_shares(shapes, shares_of(base.checkpoint, shapes))
@@ -283,5 +283,5 @@ def check_mergeable(base: Base, model: Any) -> None:
                 f'"{owner}" cannot be merged: "{base.checkpoint.name}" stores it under another name.',
                 hint="Keep the adapter apart with --no-merge.",
             )
-        if place in types:  # A share of a joined tensor is not.
+        if place in types:  # A share of a joined tensor has no entry.
             check_type(place, types[place])

@@ -1,4 +1,4 @@
-"""A fine-tune from start to finish: check the options, read the data, train, merge."""
+"""A fine-tuning from start to finish: check the options, read the data, train, merge."""
 
 import contextlib
 import dataclasses
@@ -64,7 +64,7 @@ class Finetuned:
     seconds: float
 
     def __repr__(self) -> str:
-        """The folder, the steps and the last loss."""
+        """Return a summary with the folder, the number of steps, the last loss and the duration."""
         loss = f", loss {self.losses[-1][1]:.3f}" if self.losses else ""
         return f"Finetuned({self.folder.name!r}: {len(self.losses)} steps{loss}, {self.seconds:.0f} s)"
 
@@ -75,13 +75,13 @@ class Finetuned:
         return table({key: ", ".join(row) if isinstance(row, list) else row for key, row in rows.items()})
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of finetune.json and of `--json`."""
+        """Return the content of finetune.json and of `--json`."""
         content = {**dataclasses.asdict(self), "options": self.options.to_dict(), "folder": self.folder.name}
         return {**content, "losses": [list(entry) for entry in self.losses]}
 
 
 def training_folder(out: Path) -> Path:
-    """The folder of a run's saves and sequences, deleted when OUT is complete."""
+    """Return the folder of a run's saves and sequences, which is deleted when OUT is complete."""
     return out.parent / f"{short_name(out.name)}.training"
 
 
@@ -104,18 +104,18 @@ def finetune(
         model: A folder, a Hub id, or `demo`.
         out: The folder to create.
         data: A file, a folder, the id of a data set, or `demo` for synthetic documents; a list of texts or of records
-            (dicts), or of Paths; or `TrainingData`, which also says how records are read.
-        options: How to train. Each field is a keyword of this function too, as steps=100.
-        eval_data: Data on which the loss is measured during training; its held-out split where it has one.
-        run: Where the model comes from, what is written, and whether a stopped run continues. Each field is a
-            keyword of this function too, as merge=False.
+            (dicts), or of Paths; or `TrainingData`, which also specifies the format of records.
+        options: Options of the training. Each field is a keyword of this function too, as steps=100.
+        eval_data: Data for measuring the loss during training; its held-out split if it has one.
+        run: Options of the source, of the result, and of resuming. Each field is a keyword of this function too, as
+            merge=False.
         reporter: Called during the run; its fields are keywords too.
 
     Returns:
-        The result; None in all processes but the first.
+        The result; None in all processes except the first.
 
     Raises:
-        CtxextError: the model, the data, an option or the place is refused; nothing is written then.
+        CtxextError: the model, the data, an option or OUT is invalid; nothing is written.
     """
     for package in ("datasets", "peft"):
         require(package, "Training")
@@ -144,7 +144,7 @@ def finetune(
             _begin(folder, _settings(base, options, named), resume=run.resume, overwrite=run.replaces)
         try:
             with warnings.catch_warnings(), explain_disk_errors(folder):
-                # Trainer and peft call models in ways that transformers deprecates.
+                # The Trainer and peft call models in ways that transformers deprecates.
                 warnings.filterwarnings("ignore", category=FutureWarning)
                 result = _train(base, folder, readers, options, run, reporter)
         except CtxextError:
@@ -171,7 +171,7 @@ def finetune(
 
 
 def _settings(base: Base, options: TrainingOptions, data: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that must be the same when a run is resumed."""
+    """Return the settings that must be the same when a run is resumed."""
     checkpoint = base.checkpoint
     digest = hashlib.sha256((checkpoint.folder / "config.json").read_bytes())
     for path in checkpoint.weight_files:
@@ -211,7 +211,7 @@ def _begin(folder: Path, settings: Mapping[str, Any], *, resume: bool, overwrite
         )
     else:
         discard(folder)
-    # Written under another name and renamed, so that a training folder always has its settings.
+    # Write under another name and rename, so that a training folder always has its settings.
     with explain_disk_errors(folder), beside(folder) as place:
         (place / "new").mkdir()
         (place / "new" / SETTINGS).write_text(as_json(settings), encoding="utf-8")
@@ -268,7 +268,7 @@ _SPAN = 0.05
 def draw_losses(losses: Sequence[tuple[int, float]], lengths: Sequence[int], path: Path) -> None:
     """Draw the loss of every step as a point, and a smoothed curve, in one colour for each length.
 
-    The losses of different lengths lie at different heights, so that one curve for all would only show the mixture.
+    The losses of different lengths are on different levels; a single curve would only show their mixture.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -296,11 +296,11 @@ def draw_losses(losses: Sequence[tuple[int, float]], lengths: Sequence[int], pat
 
 
 def smoothed(steps: Sequence[int], values: Sequence[float]) -> list[float]:
-    """At each step the mean of the values around it, as many on either side, so that a slope stays where it is."""
+    """Return the mean of the values around each step, from a symmetric window, so that a slope is not shifted."""
     reach = max(1.0, _SPAN * (steps[-1] - steps[0]) / 2)
     means = []
     for at in steps:
-        # Near an end the window is as short as the way to it.
+        # Near an end the window shrinks to the distance from it.
         near = min(reach, at - steps[0], steps[-1] - at)
         window = [value for step, value in zip(steps, values, strict=True) if abs(step - at) <= near]
         means.append(sum(window) / len(window))
@@ -308,7 +308,7 @@ def smoothed(steps: Sequence[int], values: Sequence[float]) -> list[float]:
 
 
 def _notes(base: Base, result: Finetuned, data: Mapping[str, Any]) -> dict[str, Any]:
-    """What a published card says about the training."""
+    """Return the record of the training for a published card."""
     options = result.options
     how = "all weights" if options.full else f"LoRA rank {options.rank}, alpha {options.alpha:g}"
     how += f", base in {options.quantize} while training" if options.quantize != "none" else ""

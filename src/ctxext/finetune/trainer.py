@@ -1,4 +1,4 @@
-"""The training itself: transformers' Trainer, what is measured, shown and written while it runs, and how it stops."""
+"""The training: transformers' Trainer, its measurements, progress and logs, and stopping."""
 
 import atexit
 import dataclasses
@@ -45,9 +45,9 @@ _NEEDLES = Settings(tasks=("needle",), samples=2)
 
 
 class NeedleProbe:
-    """Asks a causal language model that is being trained for needles, in prompts of the target length.
+    """Needle evaluation of a causal language model during training, with prompts of the target length.
 
-    Its head uses the model's forward as it was before it returned the loss.
+    Its head uses the model's original forward, not the one that returns the loss.
     """
 
     def __init__(self, head: Head, tokenizer: Any, length: int, seed: int) -> None:
@@ -60,7 +60,7 @@ class NeedleProbe:
 
     @torch.no_grad()
     def __call__(self) -> float:
-        """Return the share of prompts whose answer would be written."""
+        """Return the share of prompts with the right answer by greedy prediction."""
         return sum(map(self._is_answered, self.prompts)) / len(self.prompts)
 
     def _is_answered(self, prompt: Any) -> bool:
@@ -71,14 +71,14 @@ class NeedleProbe:
 
 
 class LiveLine(TrainerCallback):  # type: ignore[misc]
-    """Shows and writes each step and each evaluation, and stops where the loss is lost.
+    """Callback that reports and logs each step and each evaluation, and raises if the loss is not finite.
 
     Args:
-        reporter: Gets a line with the time left after each step, and one for each evaluation.
+        reporter: Receives a line with the time left after each step, and one for each evaluation.
         tokens_per_step: Tokens of a step over all processes.
-        path: A file that gets a line for each of both.
-        by_position: What the loss of an evaluation adds up to.
-        needle: Asks for needles; None where it cannot be asked.
+        path: Log file with a line for each step and each evaluation.
+        by_position: Sums of an evaluation's loss by position.
+        needle: Needle evaluation; None if it is not possible.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
         self.started, self.first_step = 0.0, 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start the clock, and forget the steps behind the save that is gone on from."""
+        """Start the clock, and remove logged steps after the save that the run resumes from."""
         self.started, self.first_step = time.perf_counter(), state.global_step
         if state.is_world_process_zero:
             lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.is_file() else []
@@ -102,7 +102,7 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
             self.path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Show and write a step."""
+        """Report and log a step; raise if its loss is not finite."""
         logs = logs or {}
         loss = logs.get("loss")
         if loss is None:
@@ -126,7 +126,7 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
             self.reporter.progress(text, state.global_step, state.max_steps)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
-        """Ask for needles too, and show and write all of it."""
+        """Run the needle evaluation too, and report and log all results."""
         loss, parts = metrics["eval_loss"], self.by_position.take(args.device)
         results = {"step": state.global_step, "eval_loss": loss, "eval_loss_by_position": parts}
         said = ", ".join("–" if part is None else f"{part:.3f}" for part in parts)
@@ -146,14 +146,14 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
 
 
 def span(seconds: float) -> str:
-    """Write a time for people."""
+    """Format a duration for people."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
 def _step_of(line: str) -> float:
-    """Read a line's step; infinity of one that a kill tore."""
+    """Read the step of a log line; infinity for a line that is incomplete after a kill."""
     try:
         step = json.loads(line)["step"]
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -162,17 +162,17 @@ def _step_of(line: str) -> float:
 
 
 class StopAfterStep(TrainerCallback):  # type: ignore[misc]
-    """While this context is entered, Ctrl-C and SIGTERM end the training after the current sequences, with a save.
+    """Context in which Ctrl-C and SIGTERM end the training after the current sequences, with a save.
 
-    Where more sequences of the same step were to come, the step is left: the last whole one is saved, with the random
-    state that it left behind, and a resumed run does the other anew. A grace period may be shorter than a step.
+    If the step has more sequences, it is abandoned: the last complete step is saved, with its final random state, and
+    a resumed run repeats the abandoned one. A grace period may be shorter than a step.
 
-    A second Ctrl-C ends it at once. A second SIGTERM changes nothing: launchers forward the signal that the scheduler
-    sends to every process anyway, and SIGKILL follows when the grace period is over.
+    A second Ctrl-C ends it at once. A second SIGTERM has no effect: launchers forward the signal that the scheduler
+    also sends to every process, and SIGKILL follows when the grace period is over.
     """
 
     def __init__(self) -> None:
-        self.asked = 0  # The signal that asked for the end.
+        self.asked = 0  # The signal that stops the training.
         self._before: dict[int, Any] = {}
         self._saved_step = 0
         self._random: dict[str, torch.Tensor] = {}
@@ -199,7 +199,7 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
             signal.signal(number, self._before.pop(number))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note the step that the run goes on from: it is saved."""
+        """Record the step that the run resumes from: it is already saved."""
         self._saved_step = state.global_step
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -209,7 +209,7 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
             self._random["cuda"] = torch.cuda.get_rng_state()
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Leave the step if that was asked for, and save the one before."""
+        """Abandon the step if a signal was received, and save the one before."""
         if not self._agreed(args):
             return
         torch.set_rng_state(self._random["cpu"])
@@ -219,12 +219,12 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
         control.should_save = state.global_step > self._saved_step
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save and stop if that was asked for."""
+        """Save and stop if a signal was received."""
         if self._agreed(args):
             control.should_save = control.should_training_stop = True
 
     def _agreed(self, args: Any) -> bool:
-        """Return whether a process was asked to end: the signal may reach one before the others."""
+        """Return whether any process received a signal: it may reach one before the others."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             asked = torch.tensor(self.asked, device=args.device)
             torch.distributed.all_reduce(asked, op=torch.distributed.ReduceOp.MAX)
@@ -232,11 +232,11 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
         return bool(self.asked)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note the step that is saved."""
+        """Record the saved step."""
         self._saved_step = state.global_step
 
     def check(self, *, is_complete: bool) -> None:
-        """End the run if it was stopped; after SIGTERM there is no time for what follows the last step."""
+        """Raise if the run was stopped; after SIGTERM there is no time for the work after the last step."""
         if self.asked == signal.SIGTERM:
             raise Terminated
         if self.asked and not is_complete:
@@ -251,7 +251,7 @@ _REPLACEABLE: dict[int, tuple[Any, ...]] = {
 
 
 class OrderedTrainer(Trainer):  # type: ignore[misc]
-    """A Trainer that takes the sequences in the order in which the data set has them."""
+    """A Trainer that uses the sequences in the order of the data set."""
 
     def __init__(self, model: Any, arguments: TrainingArguments, **kwargs: Any) -> None:
         super().__init__(model, arguments, data_collator=stacked, **kwargs)
@@ -275,7 +275,7 @@ class OrderedTrainer(Trainer):  # type: ignore[misc]
 
 @contextmanager
 def _explained(save: str | None, what: str) -> Iterator[None]:
-    """Report a save that cannot be read in one line."""
+    """Convert the error of an unreadable save to one line."""
     try:
         yield
     except (CtxextError, MemoryError, torch.cuda.OutOfMemoryError):
@@ -283,7 +283,7 @@ def _explained(save: str | None, what: str) -> Iterator[None]:
     except Exception as error:
         if save is None:
             raise
-        # torch's own message recommends to run what the file contains.
+        # torch's own message recommends running code from the file.
         raise CtxextError(
             f'"{save}" is damaged, its {what} cannot be loaded ({type(error).__name__}).',
             hint="Remove that folder to resume from an earlier save, or start again with --overwrite.",
@@ -293,7 +293,7 @@ def _explained(save: str | None, what: str) -> Iterator[None]:
 def training_arguments(
     options: TrainingOptions, folder: Path, num_processes: int, *, is_evaluated: bool = False
 ) -> TrainingArguments:
-    """Make the Trainer's arguments, which starts the process group where there are several processes."""
+    """Create the Trainer's arguments, which starts the process group if there are several processes."""
     if options.report_to != "none" and find_spec(options.report_to) is None:
         raise CtxextError(
             f"--report-to {options.report_to} needs a package that is not here.",
@@ -360,23 +360,23 @@ _PATIENCE = 24 * 3600
 
 
 def held_out_sequences(folder: Path, options: TrainingOptions, count: int, reading: Reading) -> Sequences:
-    """Open sequences of the full length, each once and in order, to measure on."""
+    """Open held-out sequences of the full length, each used once and in order."""
     once: dict[str, Any] = {"steps": count, "batch_size": 1, "micro_batch": 1, "short_share": 0.0, "start_length": None}
     return Sequences(folder, dataclasses.replace(options, **once), reading)
 
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """What a training begins with.
+    """Prepared inputs of a training.
 
     Attributes:
-        model: The model, its forward returning the loss; with LoRA the adapter around it.
-        arguments: The Trainer's.
-        options: The options, with the steps that epochs come to.
-        report: What was read.
-        held_out: What was read to measure the loss on while training.
-        measures: What adds up its loss by position, and what asks for needles.
-        reading: How it takes its sequences.
+        model: The model with a forward that returns the loss; with LoRA the adapter around it.
+        arguments: The Trainer's arguments.
+        options: The options, with epochs converted to steps.
+        report: Counts of the data.
+        held_out: Counts of the evaluation data.
+        measures: Sums of the loss by position, and the needle evaluation.
+        reading: Inputs that the model needs for its sequences.
     """
 
     model: Any
@@ -412,12 +412,12 @@ def train(ready: Prepared, folder: Path, reporter: Reporter, last_save: Path | N
 
 
 def _leave_processes() -> None:
-    """Leave a group of gloo's before the interpreter ends.
+    """Destroy a gloo process group before the interpreter ends.
 
-    A thread of it that lets go of the last collective's tensors when the interpreter is ending aborts the process
-    (pytorch pull request 179291), and the launcher then ends the first one, which still writes the checkpoint. A group
-    that something else refers to keeps its threads, so they get a moment. NCCL's groups are left by all at once, or not
-    at all.
+    If one of its threads releases the last collective's tensors during interpreter shutdown, the process aborts
+    (pytorch pull request 179291), and the launcher ends the first process, which still writes the checkpoint. A group
+    with other references keeps its threads, so they get a moment. NCCL's groups must be left by all processes at once,
+    or not at all.
     """
     group = torch.distributed
     if group.is_available() and group.is_initialized() and group.get_backend() == "gloo":
@@ -426,7 +426,7 @@ def _leave_processes() -> None:
 
 
 def _take_over(state: Path, arguments: TrainingArguments) -> None:
-    """Note this run's micro-batch in the save it goes on from: transformers 4 would take the old one."""
+    """Write this run's micro-batch to the save it resumes from: transformers 4 would use the old one."""
     with arguments.main_process_first(local=False):
         content = read_json_object(state)
         if content.get("train_batch_size") != arguments.train_batch_size:
@@ -436,7 +436,7 @@ def _take_over(state: Path, arguments: TrainingArguments) -> None:
 
 
 def newest_save(folder: Path, steps: int) -> Path | None:
-    """Find the newest save from which a run of so many steps can go on; the Trainer writes its state last."""
+    """Return the newest complete save with at most `steps` steps; the Trainer writes its state last."""
     known = {field.name for field in dataclasses.fields(TrainerState)}
     saves = {int(path.name.rsplit("-", 1)[1]): path for path in folder.glob("checkpoint-*")}
     later = 0
