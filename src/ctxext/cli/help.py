@@ -21,7 +21,7 @@ Row = tuple[str, str]
 
 
 class Command(typer.core.TyperCommand):
-    """A command whose help leaves out what `with_parameters` was told is advanced; `--help-all` shows it too."""
+    """A command with help that hides advanced options; `--help-all` shows them too."""
 
     @property
     def advanced(self) -> Collection[str]:

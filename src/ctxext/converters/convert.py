@@ -55,7 +55,7 @@ _HARD_NOTE = (
 
 @dataclass(frozen=True)
 class Written:
-    """How each weight file was placed, by name: "cloned", "hard-linked", "copied" or "rewritten"."""
+    """Placement of each weight file, by name: "cloned", "hard-linked", "copied" or "rewritten"."""
 
     ways: Mapping[str, str]
 

@@ -1,4 +1,4 @@
-"""Which engines can run a converted checkpoint, and how they must be started.
+"""Engines that can run a converted checkpoint, and the arguments that they need.
 
 The status of methods without code is read from engines.json, which `tools/measure_engines.py` writes: one cell for
 each method and engine, never shared between methods. Combinations that were not run are "not known". The rest is read

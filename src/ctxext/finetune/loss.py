@@ -181,7 +181,7 @@ class _Compared(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Scale the gradient by what the loss is multiplied with."""
+        """Scale the saved gradient by the gradient of the loss."""
         (slope,) = ctx.saved_tensors
         return slope.mul_(outer[0]), None
 
@@ -200,6 +200,6 @@ class _Eager(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *outer: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Scale the gradient by what the loss is multiplied with."""
+        """Scale the saved gradient by the gradient of the loss."""
         (gradient,) = ctx.saved_tensors
         return gradient * outer[0].to(gradient.dtype), None

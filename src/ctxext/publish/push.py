@@ -22,7 +22,7 @@ from ctxext.redaction import redacted
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-# By HTTP status: what happened, and what to do.
+# Message and hint by HTTP status.
 _MESSAGES: Mapping[int, tuple[str, str]] = {
     400: ("The Hub does not accept this: {said}", ""),
     401: ("The Hub does not accept the token.", LOG_IN),

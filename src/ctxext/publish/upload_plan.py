@@ -40,7 +40,7 @@ _OF_THE_DISK = ("stamps", "links")
 @with_documented_options
 @dataclass(frozen=True, kw_only=True)
 class PushOptions:
-    """How to share a checkpoint."""
+    """Options for sharing a checkpoint."""
 
     private: bool = option(False, help="Make the repository private.")
     revision: str | None = option(None, help="The branch to push to; made if it is not there.")
