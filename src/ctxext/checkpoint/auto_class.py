@@ -1,4 +1,4 @@
-"""Which of transformers' Auto classes loads a checkpoint, by the class that its config.json names."""
+"""The Auto class of transformers that loads a checkpoint, by the class that its config.json names."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,17 +30,17 @@ WHOLE = "ForConditionalGeneration"
 
 
 def auto_class(config: Mapping[str, Any]) -> str:
-    """The Auto class; by default the family's, and the causal one for a class that is unknown."""
+    """Return the Auto class for a checkpoint: by default the family's, and the causal one for unknown classes."""
     return _found(config)[0]
 
 
 def pipeline_tag(config: Mapping[str, Any]) -> str:
-    """What the Hub calls the task of such a model."""
+    """Return the Hub's name for the task of such a model."""
     return _found(config)[1]
 
 
 def is_causal(config: Mapping[str, Any]) -> bool:
-    """Whether its language model is a causal one, alone or beside other towers."""
+    """Return whether the language model is causal, alone or with other towers."""
     return auto_class(config) in (CAUSAL, MULTIMODAL)
 
 

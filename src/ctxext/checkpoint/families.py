@@ -1,7 +1,7 @@
-"""What differs between model families, as data: how each encodes positions, and where its config.json says so.
+"""The differences between model families, as data: their position encodings, and the keys of config.json for them.
 
 The table itself is families.json, which tools/make_families.py writes from an installed transformers. Nothing here
-imports torch or transformers, so every question is answered from config.json alone, in milliseconds.
+imports torch or transformers, so everything is read from config.json alone, in milliseconds.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ _VAGUE = "something else"
 
 
 def unknown_type(config: Mapping[str, Any], known: Iterable[str], others: Mapping[str, str]) -> CtxextError:
-    """Return the refusal of a configuration whose model type is neither known nor among what others of them are."""
+    """Return the error for a configuration with a model type without a family; `others` describes some such types."""
     model_type = str(config["model_type"])
     is_vague = others.get(model_type) == _VAGUE
     if is_vague and not config.get("auto_map"):
@@ -78,7 +78,7 @@ MASKED = "AutoModelForMaskedLM"
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """How one model family encodes positions, and the keys of config.json that say so.
+    """The position encoding of one model family, and the keys of config.json that specify it.
 
     Attributes:
         model_type: Its name in config.json.
@@ -87,41 +87,41 @@ class Family:
         text_type: The model type of the nested configuration if it names none.
         any_text: Whether the nested configuration may name any model type; otherwise the class builds its own.
         flat_text: Whether the class reads the language model's keys from the top level if nothing is nested.
-        defaults: What transformers 5 assumes where config.json leaves a key out; derived values are absent.
-        defaults_4x: The defaults that transformers 4.57 has otherwise.
+        defaults: Values that transformers 5 assumes for missing keys of config.json; derived values are absent.
+        defaults_4x: The defaults that are different in transformers 4.57.
         aliases: The name that this family gives a standard key, possibly dotted into a nested dict.
-        layers: The rule that gives each layer its type where config.json has no `layer_types`.
+        layers: The rule that gives each layer its type if config.json has no `layer_types`.
         length_key: The key of the context length.
         theta_key: The top-level key of the base that transformers 4 reads.
-        partial_key: The top-level key that says which part of a head rotates.
-        rotary_dim_key: The key that says so as a number of dimensions, read where `partial_key` is absent.
+        partial_key: The top-level key of the share of a head that rotates.
+        rotary_dim_key: The key of the same as a number of dimensions, read if `partial_key` is absent.
         nested_rope: Whether transformers 5 nests `rope_parameters` by layer type.
         full_types: The nested keys that the full-attention layers read.
         sliding_types: The nested keys that the sliding layers read.
         local_theta_key: The top-level key of the sliding layers' base.
-        layer_theta_key: The key of a list with one base for each layer, which stands above all others; 0 turns none.
+        layer_theta_key: The key of a list with one base for each layer, which overrides all others; 0 rotates nothing.
         plain_type: The rope type of an unscaled schedule; with "proportional" the exponents run over the whole head.
-        rope_scaling: Whether config.json may carry `rope_scaling`: False where transformers 5 would let it overwrite
-            the nested dict or reach the sliding layers.
-        rope_scaling_keys: The only keys that `rope_scaling` may have for some rope types, where 4.57 is that strict.
-        required_keys: Keys that every schedule but the plain one must carry: the original length, and the factor on
-            cosine and sine where the name says mscale.
+        rope_scaling: Whether config.json may contain `rope_scaling`: False if transformers 5 would let it overwrite
+            the nested dict or affect the sliding layers.
+        rope_scaling_keys: The only keys that `rope_scaling` may have for some rope types, if 4.57 is that strict.
+        required_keys: Keys that every schedule except the plain one must contain: the original length, and the factor
+            on cosine and sine if the name contains mscale.
         explicit_default: Whether the class default is itself scaled, so that a plain schedule must be written out.
         default_schedule: That scaled schedule, which the class assumes if config.json has none.
         explicit_head_dim: Whether config.json may name `head_dim`; a class that computes it as a property refuses.
         shared_rotary_key: Latent attention: all heads share one rotated key.
-        rotated: Which layers rotate: "all"; "sliding" (the full-attention layers have no positions); "unless_window"
-            (the same, but only in a model that has a window); "no_rope_layers" (one flag per layer, 1 where it does);
-            "layer_theta_key" (those whose base is not 0).
+        rotated: The layers that rotate: "all"; "sliding" (the full-attention layers have no positions); "unless_window"
+            (the same, but only in a model that has a window); "no_rope_layers" (one flag per layer, 1 if it rotates);
+            "layer_theta_key" (those with a base that is not 0).
         sliding_follows: Whether the sliding layers read the same schedule, so that it cannot be changed for the
             full-attention layers alone.
         scalable: Whether transformers' rope types have an effect.
-        rope_types: The rope types that transformers 5 carries; "default" stands for a changed base alone.
-        rope_types_4x: The same for transformers 4.57 where it differs; empty where 4.57 does not know the family.
+        rope_types: The rope types that transformers 5 supports; "default" means a changed base alone.
+        rope_types_4x: The same for transformers 4.57 if it differs; empty if 4.57 does not have the family.
         loader: The Auto class of transformers that loads it.
-        reason: Why the family cannot be converted at all; empty where it can.
-        fixed: Why this configuration's encoding can be read but not changed; empty where it can.
-        note: What a user should know about this family.
+        reason: Why the family cannot be converted at all; empty if it can.
+        fixed: Why this configuration's encoding can be read but not changed; empty if it can.
+        note: A hint about this family for the user.
     """
 
     model_type: str
@@ -183,13 +183,13 @@ INNER: Mapping[str, Family] = _families("inner")
 
 
 def text_config(config: Mapping[str, Any], family: Family) -> Mapping[str, Any]:
-    """The language model's own part of config.json: the whole, or what a multimodal model nests."""
+    """Return the language model's part of config.json: the whole, or the nested dict of a multimodal model."""
     nested = config.get(family.text_config) if family.text_config else None
     return nested if isinstance(nested, Mapping) else config
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """Return the family of a checkpoint, with what this very config.json says about its positions."""
+    """Return the family of a checkpoint, adjusted to the keys of its config.json that change the position encoding."""
     return _switched(config, named_family(config))
 
 
@@ -205,7 +205,7 @@ def named_type(config: Mapping[str, Any]) -> Family:
 
 
 def named_family(config: Mapping[str, Any]) -> Family:
-    """The family that a config.json names, before anything else in it is read; raises as `family_of`."""
+    """Return the family that a config.json names, without its keys about positions; raises as `family_of`."""
     family = named_type(config)
     model_type = family.model_type
     is_causal = family.positions in _CAUSAL_ONLY and family.loader != MASKED
@@ -271,12 +271,12 @@ _OLDER_NAMES = ("Glm4vMoe_text",)
 
 
 def language_types(config: Mapping[str, Any], family: Family) -> frozenset[str]:
-    """Return the model types by which a language model may be known: its own, and that of the whole model."""
+    """Return the model types of a language model: its own, and that of the whole model."""
     return frozenset({family.model_type, family.text_type or family.model_type})
 
 
 def _switched(config: Mapping[str, Any], family: Family) -> Family:
-    """The family as one of its own keys makes it: some can be told to use no rotary embedding."""
+    """Return the family as changed by its own keys: some of them turn the rotary embedding off or make it fixed."""
     for key, (rotary, otherwise) in _SWITCHES.get(family.model_type, {}).items():
         value = read(config, family, key)
         if value != rotary and not (isinstance(rotary, bool) and bool(value) == rotary):
@@ -303,9 +303,9 @@ def _switched(config: Mapping[str, Any], family: Family) -> Family:
 
 
 def bidirectional_key(config: Mapping[str, Any], family: Family) -> str:
-    """The key and value of config.json that let text see what comes after it; empty if nothing does.
+    """Return the key and value of config.json that let text tokens attend to later tokens; empty if none does.
 
-    With "vision" images alone see both ways, and PaliGemma's class fills in true for null.
+    With "vision" only images are bidirectional, and PaliGemma's class replaces null by true.
     """
     key, is_read = "use_bidirectional_attention", family.model_type.startswith(("gemma", "paligemma"))
     for text in (text_config(config, family), config):
@@ -354,10 +354,10 @@ _UNROTATED_BY_NULL = frozenset({"olmo_hybrid"})
 
 
 def read(config: Mapping[str, Any], family: Family, key: str) -> Any:
-    """A value as transformers 5 would compute it: what config.json says, else the class default, else derived.
+    """Return a value as transformers 5 would compute it: from config.json, else the class default, else derived.
 
-    Keys are the standard names of transformers (`num_attention_heads`, `rope_theta` ...), whatever this family calls
-    them. `rope_theta`, `partial_rotary_factor` and `head_dim` are those of the full-attention layers;
+    Keys are the standard names of transformers (`num_attention_heads`, `rope_theta` ...), whatever the family's names
+    are. `rope_theta`, `partial_rotary_factor` and `head_dim` are those of the full-attention layers;
     `local_rope_theta` is the base of the sliding ones.
     """
     text = text_config(config, family)
@@ -384,7 +384,7 @@ def read(config: Mapping[str, Any], family: Family, key: str) -> Any:
 
 
 def plain_value(text: Mapping[str, Any], family: Family, key: str) -> Any:
-    """The value of a key as it stands, under the family's own name for it or the standard one, or its default."""
+    """Return the value of a key unchanged, under the family's own name for it or the standard one, or its default."""
     for name in (family.aliases.get(key, key), key):
         place: Any = text
         for part in name.split("."):
@@ -398,7 +398,7 @@ _ABSENT: Any = object()
 
 
 def _head_dim(config: Mapping[str, Any], text: Mapping[str, Any], family: Family) -> Any:
-    """The head size, of the full-attention layers where it is not that of the sliding ones (Gemma 4)."""
+    """Return the head size of the full-attention layers, which may not be that of the sliding ones (Gemma 4)."""
     if text.get("per_layer_config"):
         for index in full_attention_layers(config, family):
             if size := own_config(text, index).get("head_dim"):
@@ -409,12 +409,12 @@ def _head_dim(config: Mapping[str, Any], text: Mapping[str, Any], family: Family
 
 
 def own_config(text: Mapping[str, Any], layer: int) -> Mapping[str, Any]:
-    """What config.json says of a single layer."""
+    """Return the entries of config.json for a single layer."""
     return (text.get("per_layer_config") or {}).get(str(layer)) or {}
 
 
 def schedule_keys(text: Mapping[str, Any], family: Family) -> tuple[str, ...]:
-    """The keys whose schedules count, as in transformers 5: a `rope_scaling` stands alone, save in nested families."""
+    """Return the keys of effective schedules, as in transformers 5: only `rope_scaling` if set, unless nested."""
     return ("rope_scaling",) if text.get("rope_scaling") and not family.nested_rope else _SCHEDULE_KEYS
 
 
@@ -427,7 +427,7 @@ def assumed_schedule(text: Mapping[str, Any], family: Family) -> Mapping[str, An
 
 
 def _schedules(text: Mapping[str, Any], family: Family, types: tuple[str, ...]) -> list[Mapping[str, Any]]:
-    """The rope dicts that the given layer types read, the strongest first."""
+    """Return the rope dicts that the given layer types read, highest precedence first."""
     if assumed := assumed_schedule(text, family):
         return [assumed]
     schedules: list[Mapping[str, Any]] = []
@@ -445,9 +445,9 @@ def _theta(text: Mapping[str, Any], family: Family) -> Any:
 
 
 def _stated_thetas(text: Mapping[str, Any], family: Family) -> Iterator[Any]:
-    """Yield the bases that config.json states for the full-attention layers, the strongest first; a null is stated too.
+    """Yield the bases in config.json for the full-attention layers, highest precedence first; a null is one too.
 
-    A null never stands for the default: most classes fail with it, and Olmo-Hybrid then does not rotate.
+    A null never means the default: most classes fail with it, and Olmo-Hybrid then does not rotate.
     """
     inside = [
         schedule["rope_theta"] for schedule in _schedules(text, family, family.full_types) if "rope_theta" in schedule
@@ -468,14 +468,14 @@ def reads_top_theta(family: Family) -> bool:
 
 
 def has_null_theta(text: Mapping[str, Any], family: Family) -> bool:
-    """Return whether config.json says that layers have no base."""
+    """Return whether config.json contains null as the base of layers."""
     has_local = family.nested_rope or family.local_theta_key
     local = next(_stated_local_thetas(text, family), 0) if has_local else 0
     return next(_stated_thetas(text, family), 0) is None or local is None
 
 
 def _layer_theta(text: Mapping[str, Any], family: Family, layers: list[int]) -> Any:
-    """The base of the first of some layers, where config.json lists one for each (Granite with sliding windows)."""
+    """Return the first nonzero base of some layers, if config.json lists one per layer (Granite with windows)."""
     thetas = text.get(family.layer_theta_key) if family.layer_theta_key else None
     if not thetas:
         return None
@@ -484,14 +484,14 @@ def _layer_theta(text: Mapping[str, Any], family: Family, layers: list[int]) -> 
 
 
 def _local_theta(text: Mapping[str, Any], family: Family) -> Any:
-    """The base of the sliding layers; that of the full-attention layers where the family has only one."""
+    """Return the base of the sliding layers; that of the full-attention layers if the family has only one."""
     if not family.nested_rope and not family.local_theta_key:
         return _theta(text, family)
     return next(_stated_local_thetas(text, family), family.defaults.get("local_rope_theta"))
 
 
 def _stated_local_thetas(text: Mapping[str, Any], family: Family) -> Iterator[Any]:
-    """Yield the bases that config.json states for the sliding layers, the strongest first."""
+    """Yield the bases in config.json for the sliding layers, highest precedence first."""
     for schedule in _schedules(text, family, family.sliding_types):
         if "rope_theta" in schedule:
             yield schedule["rope_theta"]
@@ -500,7 +500,7 @@ def _stated_local_thetas(text: Mapping[str, Any], family: Family) -> Iterator[An
 
 
 def _partial(config: Mapping[str, Any], text: Mapping[str, Any], family: Family) -> Any:
-    """The part of a head that rotates, between 0 and 1; None if config.json has null there or leaves it open."""
+    """Return the share of a head that rotates, between 0 and 1; None if config.json has null or leaves it open."""
     schedules = _schedules(text, family, family.full_types)
     if inside := [schedule["partial_rotary_factor"] for schedule in schedules if "partial_rotary_factor" in schedule]:
         return None if inside[0] is None else float(inside[0])
@@ -511,12 +511,12 @@ def _partial(config: Mapping[str, Any], text: Mapping[str, Any], family: Family)
         above = text.get("partial_rotary_factor")
     default = family.defaults.get("partial_rotary_factor", 1.0)
     if above is None and default != 1 and ((schedules and family.nested_rope) or family.partial_key in text):
-        return None  # Some classes then rotate the whole head, others their usual part.
+        return None  # Some classes then rotate the whole head, others their usual share.
     return float(default if above is None else above)
 
 
 def rotary_dim(config: Mapping[str, Any], family: Family) -> int:
-    """How many dimensions of a head rotate, in the full-attention layers."""
+    """Return the number of dimensions of a head that rotate, in the full-attention layers."""
     if family.shared_rotary_key:
         return int(read(config, family, "qk_rope_head_dim"))
     head_dim = read(config, family, "head_dim") or 0
@@ -564,7 +564,7 @@ def layer_types(config: Mapping[str, Any], family: Family, length: int | None = 
 
 
 def _tiled(rule: Mapping[str, Any], length: Any, count: int) -> list[str]:
-    """Repeat a pattern of layer types, whose length a key of config.json may give."""
+    """Repeat a pattern of layer types; `length`, from a key of config.json, may replace its length."""
     period = list(rule.get("period") or ["full_attention"])
     if isinstance(length, int) and length > 0:
         odd = period.index("full_attention") if period.count("full_attention") == 1 else len(period) - 1
@@ -578,12 +578,12 @@ def _tiled(rule: Mapping[str, Any], length: Any, count: int) -> list[str]:
 
 
 def full_attention_layers(config: Mapping[str, Any], family: Family) -> list[int]:
-    """The layers whose queries may look back over the whole context, rotated or not."""
+    """Return the layers with queries that may attend to the whole context, rotated or not."""
     return [index for index, name in enumerate(layer_types(config, family)) if name in FULL_TYPES]
 
 
 def sliding_layers(config: Mapping[str, Any], family: Family) -> list[int]:
-    """The layers that see only a window or a chunk. They keep their own rotary embedding."""
+    """Return the layers that attend only to a window or a chunk. They keep their own rotary embedding."""
     return [index for index, name in enumerate(layer_types(config, family)) if name in SLIDING_TYPES]
 
 
@@ -618,9 +618,9 @@ def _entry(listed: Sequence[Any], index: int, key: str) -> Any:
 
 
 def rotated_layers(config: Mapping[str, Any], family: Family) -> list[int]:
-    """The full-attention layers that rotate queries and keys: those a longer schedule is for.
+    """Return the full-attention layers that rotate queries and keys: the target of a longer schedule.
 
-    Empty where such layers have no positions at all (Cohere 2, Llama 4): then there is nothing to extend.
+    Empty if such layers have no positions at all (Cohere 2, Llama 4): then there is nothing to extend.
     """
     full = full_attention_layers(config, family)
     if family.rotated == "sliding" or (family.rotated == "unless_window" and read(config, family, "sliding_window")):

@@ -1,6 +1,7 @@
-"""The lengths and sizes of a model: what it claims and was trained on, whether config.json makes sense, its cache.
+"""Lengths and sizes of a model: claimed and original context length, checks of config.json, size of the cache.
 
-What a model was trained on several places may say; known_models.json has published models whose config.json does not.
+Several places may specify the original length; known_models.json lists published models with a config.json that does
+not.
 """
 
 import dataclasses
@@ -34,10 +35,10 @@ _ONE_PER_LAYER = ("layer_types", "no_rope_layers", "layer_rope_theta")
 
 
 def check_sizes(config: Mapping[str, Any], name: str) -> None:
-    """Check the sizes of a config.json, under whatever names the family has for them; errors name the file so."""
+    """Check the sizes of a config.json, under the family's names for them; `name` is the file's name in errors."""
     try:
         plain = named_family(config)
-    except CtxextError:  # Whoever needs the family says why there is none.
+    except CtxextError:  # The code that needs the family reports why there is none.
         return
     text = text_config(config, plain)
     if plain.text_config and text is config and not (plain.flat_text or plain.reason):
@@ -76,9 +77,9 @@ def check_sizes(config: Mapping[str, Any], name: str) -> None:
 
 
 def claimed_length(config: Mapping[str, Any], family: Family) -> Any:
-    """The context length in tokens that config.json claims: `max_position_embeddings`, or what stands above it.
+    """Return the context length in tokens that config.json claims: `max_position_embeddings`, or a key above it.
 
-    Command R was published with 8192 there and its 131072 under `model_max_length`, which engines believe.
+    Command R was published with 8192 there and 131072 under `model_max_length`, which engines use.
     """
     above = text_config(config, family).get(LENGTH_ABOVE) if family.model_type in ("cohere", "cohere2") else None
     return above or read(config, family, "max_position_embeddings")
@@ -90,10 +91,10 @@ LENGTH_REACHED = "max_sequence_length"
 
 
 def reached_length(config: Mapping[str, Any], family: Family, schedule: Mapping[str, Any]) -> int:
-    """What a model reads by a schedule that it came with, in tokens; what config.json claims where nothing says more.
+    """Return the context length in tokens of a model with its own schedule; by default the claimed length.
 
-    YaRN as model cards give it names its factor and where it starts from, and leaves `max_position_embeddings` as it
-    was (Qwen3, GLM-4). A linear schedule may start from that key, if `max_sequence_length` says where it ends. The
+    The YaRN schedules of model cards contain a factor and an original length, and leave `max_position_embeddings`
+    unchanged (Qwen3, GLM-4). A linear schedule may start from that key, if `max_sequence_length` contains its end. The
     schedule is that of the full-attention layers, with `rope_type`.
     """
     claimed, factor = int(claimed_length(config, family)), float(schedule.get("factor") or 1)
@@ -105,7 +106,7 @@ def reached_length(config: Mapping[str, Any], family: Family, schedule: Mapping[
 
 
 def default_length(config: Mapping[str, Any], family: Family) -> int | None:
-    """The context length in tokens that is the configuration class's default; None where config.json names one."""
+    """Return the configuration class's default context length in tokens; None if config.json contains a length."""
     named = read(config, dataclasses.replace(family, defaults={}), "max_position_embeddings")
     length = claimed_length(config, family)
     names_above = text_config(config, family).get(LENGTH_ABOVE) is not None
@@ -144,7 +145,7 @@ class KnownModel:
 
 @cache
 def known_models() -> tuple[KnownModel, ...]:
-    """The table `known_models.json`."""
+    """Read the table `known_models.json`."""
     rows = json.loads(Path(__file__).with_name("known_models.json").read_text(encoding="utf-8"))
     return tuple(
         KnownModel(**{**row, "names": tuple(row["names"]), "model_types": tuple(row["model_types"])}) for row in rows
@@ -168,8 +169,8 @@ def known_model(
         family: Its family.
         schedule: The full-attention layers' schedule, with `rope_type`.
         model_types: The types of the language model; by default those of config.json. A GGUF file names an
-            architecture, which stands for one or several types.
-        unstated: Facts that the file has no key for.
+            architecture, which corresponds to one or several types.
+        unstated: Facts for which the file has no key.
     """
     types = frozenset(language_types(config, family) if model_types is None else model_types)
     numbers = {"rope_type": "default", "factor": None, **schedule}
@@ -192,10 +193,10 @@ def original_length_of(
     given: int | None = None,
     noted: int | None = None,
 ) -> tuple[int, str]:
-    """Return the original context length in tokens, and where it was read: the surest place that says one.
+    """Return the original context length in tokens, and its source: the most reliable place that specifies one.
 
-    That is what the user gave, or what ctxext noted when it converted the model, before the full-attention layers'
-    schedule and the rest of config.json.
+    The user's value comes first, then ctxext's record of its conversion, then the full-attention layers' schedule,
+    then the rest of config.json.
     """
     if given:
         return given, "--original-length"
@@ -212,10 +213,10 @@ def original_length_of(
 
 
 def cache_numbers(config: Mapping[str, Any], family: Family, length: int) -> int:
-    """How many numbers the keys and values of one sequence are, as its architecture needs them.
+    """Return how many numbers the keys and values of one sequence are, as its architecture needs them.
 
-    A layer with a window or with chunks keeps no more than that. Latent attention keeps one compressed vector and one
-    rotated key for all heads (DeepSeek-V2, section 2.1). States that do not grow with the text are not counted.
+    A layer with a window or with chunks keeps no more tokens than these. Latent attention keeps one compressed vector
+    and one rotated key for all heads (DeepSeek-V2, section 2.1). States that do not grow with the text are not counted.
     """
     window = read(config, family, "attention_chunk_size") or read(config, family, "sliding_window") or length
     count, num_shared = (read(config, family, key) or 0 for key in ("num_hidden_layers", "num_kv_shared_layers"))
@@ -242,7 +243,7 @@ def _looped(config: Mapping[str, Any], family: Family) -> tuple[range, int]:
 
 
 def _per_token(config: Mapping[str, Any], family: Family, layer: int, *, sliding: bool) -> int:
-    """Numbers that a layer keeps of one token."""
+    """Return how many numbers a layer keeps for one token."""
     text = text_config(config, family)
     own = own_config(text, layer)
 
@@ -251,7 +252,7 @@ def _per_token(config: Mapping[str, Any], family: Family, layer: int, *, sliding
 
     if rank := size("kv_lora_rank"):
         return rank + size("qk_rope_head_dim")
-    if sliding:  # A family may give its full-attention layers heads of another size, which `read` tells.
+    if sliding:  # A family may give its full-attention layers heads of another size, which `read` returns.
         heads, named = size("swa_num_key_value_heads", "num_key_value_heads"), own.get("head_dim")
         plain = text.get("swa_head_dim") or text.get("head_dim") or family.defaults.get("head_dim")
         head_dim = int(named or plain or size("head_dim"))

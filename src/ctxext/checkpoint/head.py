@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-# On a CPU small enough that memory is reused instead of asked for again; on an accelerator large enough to fill it.
+# On a CPU small enough that memory is reused instead of allocated again; on an accelerator large enough to fill it.
 _PIECE_BYTES = {"cpu": 24 << 20}
 _ACCELERATOR_BYTES = 256 << 20
 _PROBE_LENGTH, _PROBE_PIECE = 16, 5
@@ -26,10 +26,10 @@ def positions_at_once(model: Any, piece: int | None = None) -> int:
 
 
 def whole_weights(model: Any) -> contextlib.AbstractContextManager[None]:
-    """Inside this context weights are whole that DeepSpeed (ZeRO 3) loads as shards."""
+    """Gather the weights that DeepSpeed (ZeRO 3) loads as shards, for the duration of the context."""
     if not any(hasattr(weight, "ds_id") for weight in model.parameters()):
         return contextlib.nullcontext()
-    zero: Any = sys.modules["deepspeed"].zero  # Whoever made the shards has loaded it.
+    zero: Any = sys.modules["deepspeed"].zero  # DeepSpeed is loaded, since it created the shards.
     gathered: contextlib.AbstractContextManager[None] = zero.GatheredParameters(list(model.parameters()))
     return gathered
 
@@ -41,14 +41,14 @@ def base_of(model: Any) -> Any:
 
 
 class Head:
-    """What a language model does between hidden states and logits, as its forward does it when this is built.
+    """The part of a language model between hidden states and logits, as in its forward when this is built.
 
     If the logits depend on more than the last hidden states, which a few tokens show, the head is not separate: `read`
     then returns the logits of the whole text, and a call returns those it is given.
 
     Args:
         model: A causal or masked language model of transformers; adapters may be inside already or come later.
-        is_masked: Whether it predicts masked tokens, and knows no cache.
+        is_masked: Whether it predicts masked tokens, and has no cache.
     """
 
     def __init__(self, model: Any, *, is_masked: bool = False) -> None:
@@ -126,7 +126,7 @@ class Head:
 
     @torch.no_grad()
     def _gives_plain_logits(self) -> bool:
-        """Whether pieces of a few tokens give the logits of the plain forward."""
+        """Return whether pieces of a few tokens give the logits of the plain forward."""
         model = self.model
         if not hasattr(model, "base_model") or base_of(model) is model:
             return False

@@ -1,7 +1,7 @@
-"""The loader of every command: a model in silence, from these files alone, which hold all that config.json describes.
+"""The loader of every command: silent, from local files alone, and only if they contain all that config.json describes.
 
-The files are compared with config.json before anything is loaded. transformers initializes the weights that a file
-lacks, all of them before it reports them: minutes and gigabytes if a config.json is not that of the weights beside it.
+The files are compared with config.json before anything is loaded. transformers initializes all missing weights before
+it reports them: minutes and gigabytes if a config.json does not belong to the weights next to it.
 """
 
 import importlib
@@ -80,7 +80,7 @@ _BF16_FLAGS = ("amx_bf16", "avx512_bf16")
 
 
 def choose_device(name: str) -> "torch.device":
-    """The device of a name; "auto" takes an accelerator where there is one, each process its own."""
+    """Return the device of a name; "auto" is an accelerator if there is one, a separate one for each process."""
     import torch
 
     if name == "auto":
@@ -98,7 +98,7 @@ def choose_device(name: str) -> "torch.device":
 
 
 def choose_dtype(name: str) -> "torch.dtype | str":
-    """The number format of a name; "auto" stays "auto", which transformers takes for "as saved"."""
+    """Return the number format of a name; "auto" is returned unchanged, which transformers reads as "as saved"."""
     import torch
 
     if name == "auto":
@@ -110,7 +110,7 @@ def choose_dtype(name: str) -> "torch.dtype | str":
 
 
 def fast_cpu_dtype() -> "torch.dtype":
-    """The number format in which this processor runs bf16 weights fastest: as they are, where it multiplies bf16."""
+    """Return this processor's fastest format for bf16 weights: bfloat16 if it multiplies bf16, else float32."""
     import torch
 
     try:
@@ -121,9 +121,9 @@ def fast_cpu_dtype() -> "torch.dtype":
 
 
 def settle_dtype(model: Any, name: str, device: "torch.device") -> Any:
-    """A loaded model in the number format that "auto" means on a device; as it is for every other name.
+    """Move a loaded model to the number format that "auto" means on a device; other names leave it unchanged.
 
-    Auto is "as saved". On a CPU bf16 weights become what the processor is fast in, and fp16 weights float32: weights
+    Auto is "as saved". On a CPU, bf16 weights get the processor's fastest format, and fp16 weights float32: weights
     are never rounded.
     """
     import torch
@@ -131,24 +131,24 @@ def settle_dtype(model: Any, name: str, device: "torch.device") -> Any:
     if name != "auto" or device.type != "cpu" or model.dtype not in (torch.bfloat16, torch.float16):
         return model
     settled = fast_cpu_dtype() if model.dtype == torch.bfloat16 else torch.float32
-    # Moving a model to the format that it has would still round its buffers, inverse frequencies among them.
+    # Moving a model to the format that it has would still round its buffers, including inverse frequencies.
     return model if model.dtype == settled else model.to(settled)
 
 
 def without_hub(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a configuration without what names kernels, code or files elsewhere, in any part of it.
+    """Copy a configuration without the keys that name kernels, code or files elsewhere, at any depth.
 
-    An implementation of attention is kept where it is transformers' own: `_attn_implementation: "user/kernel"` would
+    An implementation of attention is kept if it is transformers' own: `_attn_implementation: "user/kernel"` would
     be fetched from the Hub and run, by `from_config` as by `from_pretrained`.
     """
 
     def cleaned(value: Any, *, is_inner: bool = True) -> Any:
         if isinstance(value, Mapping):
             kept = {key: cleaned(inner) for key, inner in value.items() if _is_kept(key, inner)}
-            if is_inner:  # No code of ctxext is named there.
+            if is_inner:  # Only the top level names code of ctxext.
                 kept.pop("auto_map", None)
             if isinstance(kept.get(_BACKBONE), str) or _PRETRAINED_BACKBONE in kept:
-                kept[_PRETRAINED_BACKBONE] = False  # The checkpoint holds those weights; True is some classes' default.
+                kept[_PRETRAINED_BACKBONE] = False  # The checkpoint has those weights; some classes default to True.
             return kept
         return [cleaned(inner) for inner in value] if isinstance(value, list) else value
 
@@ -166,7 +166,7 @@ def hub_backbones(config: Any) -> tuple[str, ...]:
 
 
 def _texts(config: Any) -> Iterator[tuple[str, str]]:
-    """Yield each key of a configuration whose value is a text, at any depth."""
+    """Yield each key of a configuration with a text as its value, and that text, at any depth."""
     for key, value in config.items() if isinstance(config, Mapping) else ():
         if isinstance(value, str):
             yield key, value
@@ -183,10 +183,10 @@ def _is_kept(key: str, value: Any) -> bool:
 
 @contextmanager
 def sealed(*, kernels: bool = False) -> Iterator[None]:
-    """Load from local files alone: nothing is fetched, no question is asked, and no code or kernel of others runs.
+    """Load from local files alone: nothing is fetched, nothing prompts, and no third-party code or kernel runs.
 
-    A configuration can name a backbone or code elsewhere, at any depth. transformers would fetch it, or ask on the
-    terminal whether to run it; here it raises. With `kernels` the user named a kernel of the Hub, which may be fetched.
+    A configuration can name a backbone or code elsewhere, at any depth. transformers would fetch it, or prompt on the
+    terminal before running it; here it raises. With `kernels` the user named a kernel of the Hub, which may be fetched.
     """
     import huggingface_hub
     import torch
@@ -197,7 +197,7 @@ def sealed(*, kernels: bool = False) -> Iterator[None]:
         raise ImportError(f'"{getattr(name, "full_url", name)}" is not fetched.')
 
     changes: list[tuple[Any, str, Any]] = [
-        (dynamic_module_utils, "TIME_OUT_REMOTE_CODE", 0),  # With 0 nobody is asked: code raises.
+        (dynamic_module_utils, "TIME_OUT_REMOTE_CODE", 0),  # With 0 there is no prompt: remote code raises.
         (torch.hub, "urlopen", refused),
     ]
     if not kernels:
@@ -207,7 +207,7 @@ def sealed(*, kernels: bool = False) -> Iterator[None]:
 
             places = (importlib.import_module("kernels"), "get_kernel"), (hub_kernels, "get_kernel")
             changes += [(place, name, refused) for place, name in (*places, (hub_kernels, "get_kernel_hub"))]
-    # Its client of version 0 decides for each session whether it is offline.
+    # Version 0 of the client decides for each session whether it is offline.
     reset = getattr(huggingface_hub.utils, "reset_sessions", lambda: None)
     with ExitStack() as patched:
         patched.callback(reset)
@@ -221,23 +221,23 @@ def sealed(*, kernels: bool = False) -> Iterator[None]:
 
 @contextmanager
 def explain_loading_errors(what: str, hint: str = "") -> Iterator[None]:
-    """Load in silence, and raise any failure as one line that begins with `what`: files break in every way there is."""
+    """Load silently, and raise any failure as one line that begins with `what`: files can be broken in any way."""
     try:
         with quiet_transformers():
             yield
     except CtxextError:
         raise
-    except Exception as error:  # The one place where any will do: none of them is of our making.
+    except Exception as error:  # Any exception counts here: all of them come from other libraries.
         first = (str(error).splitlines() or [type(error).__name__])[0]
         reason = first if isinstance(error, (OSError, ValueError, ImportError)) else f"{type(error).__name__}: {first}"
         raise CtxextError(f"{what}: {reason}", hint=hint) from error
 
 
 def guard_vocabulary(model: Any, tokenizer: Any) -> None:
-    """Make a model refuse tokens that it has no embedding for; torch would stop with an index, or the whole device.
+    """Make a model refuse tokens without an embedding; torch would raise an index error or stop the whole device.
 
-    A vocabulary may name more than a model knows as long as nothing is written with it, so that each input is looked
-    at: on a CPU, and on an accelerator, which would have to be waited for, where the vocabulary reaches beyond.
+    A vocabulary may contain tokens without an embedding if no text uses them, so each input is checked. On an
+    accelerator the check waits for the device, so it runs only if the vocabulary has such tokens.
     """
     try:
         embedding = model.get_input_embeddings()
@@ -277,7 +277,7 @@ def load_checkpoint(
         folder: The folder in which it is staged.
         trust: Whether the staged modeling code may run.
         dtype: auto, bf16, fp16, fp32, or a type of torch.
-        device: Where the model is moved, and for which "auto" is settled; None leaves it as it was loaded.
+        device: The device for the model, which also decides "auto"; None leaves the model as it was loaded.
         hint: What to do if transformers cannot load it.
         options: Further arguments of transformers' from_pretrained.
     """
@@ -322,7 +322,7 @@ class _TooMuch(Exception):
 
 
 def stock_class(config: Mapping[str, Any], auto: str) -> tuple[Any, Any]:
-    """Return the class of transformers that an Auto class loads a config.json with, and its configuration."""
+    """Return the class of transformers with which an Auto class loads a config.json, and its configuration."""
     import transformers
 
     with tempfile.TemporaryDirectory() as folder, quiet_transformers(), sealed():
@@ -339,9 +339,10 @@ def check_described(checkpoint: Checkpoint, *, runs_code: bool = False) -> None:
     """Compare the weight files with the class that config.json names, without reading weights.
 
     transformers itself matches the names: the class is built on the meta device, without numbers, and loads tensors
-    without numbers, since only transformers knows which names it changes, merges or ties. If it fails, loading reports
-    why. Loading alone reports what quantized weights, code of the checkpoint, or a class that config.json does not
-    name, such as one with a new head, lack. Sentence encoders often lack a pooler, which nothing reads.
+    without numbers, since only transformers has the rules by which names are changed, merged or tied. If it fails,
+    loading reports why. Three cases are not checked here, and loading alone reports missing weights: quantized weights,
+    code of the checkpoint, and a class that config.json does not name, such as one with a new head. Sentence encoders
+    often lack a pooler, which nothing reads.
     """
     import torch
 
@@ -372,7 +373,7 @@ def check_described(checkpoint: Checkpoint, *, runs_code: bool = False) -> None:
     except RuntimeError:  # transformers 5 cannot merge the experts of a layer if one lacks a weight.
         experts = [match.groups() for name in stored if (match := _EXPERT.fullmatch(name))]
         missing = {"".join(parts) for parts in itertools.product(*map(set, zip(*experts, strict=True)))} - {*stored, ""}
-    except Exception:  # Whatever transformers cannot make of it, loading tells.
+    except Exception:  # If transformers fails here, loading reports why.
         return
     if missing and stored:
         raise _lacking(checkpoint, missing)
@@ -454,7 +455,7 @@ def check_device(checkpoint: Checkpoint, device: str) -> None:
 
 
 def _plain(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration without its schedule."""
+    """Copy a configuration without its schedule, code and quantization."""
     return {
         key: _plain(value) if isinstance(value, dict) else value for key, value in config.items() if key not in _ROPE
     }
@@ -462,7 +463,7 @@ def _plain(config: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _counted(most_numbers: int, most_tensors: int) -> Iterator[None]:
-    """Raise as soon as modules have more parameters and buffers than so many."""
+    """Raise as soon as modules register more numbers or more tensors than the limits, buffers included."""
     from torch.nn.modules import module as hooks
 
     numbers = tensors = 0
@@ -484,7 +485,7 @@ def _counted(most_numbers: int, most_tensors: int) -> Iterator[None]:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No bars and warnings of transformers while it loads; we tell what matters ourselves."""
+    """Turn off progress bars and warnings of transformers while it loads; ctxext reports failures itself."""
     from transformers.utils import logging
 
     level, shows_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

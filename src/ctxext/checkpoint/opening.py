@@ -51,12 +51,12 @@ class Checkpoint:
     """A checkpoint in a local folder.
 
     Attributes:
-        name: What the user called it.
-        folder: Where its files are.
+        name: The user's name for it.
+        folder: The folder of its files.
         config: The content of config.json.
-        revision: The commit on the Hub, where it came from there.
+        revision: The commit on the Hub, if it came from there.
         remote_sizes: Size in bytes of files that were left on the Hub, by name.
-        original_length: What the model was trained on, in tokens, where the user said so.
+        original_length: The original context length in tokens, if the user specified it.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Checkpoint:
 
     @cached_property
     def public_name(self) -> str:
-        """The name that may be published: a Hub id as it is, a folder by its last part, as its path helps nobody."""
+        """The name that may be published: a Hub id unchanged, a folder by the last part of its path."""
         if self.revision or self.name == "demo":
             return self.name
         return self.folder.resolve().name.encode("utf-8", "replace").decode()  # Bytes that are no text stay here.
@@ -80,7 +80,7 @@ class Checkpoint:
         for root, folders, names in os.walk(self.folder):
             folders[:] = [name for name in folders if name not in _SKIPPED_FOLDERS and not name.startswith(".")]
             paths += [(Path(root) / name).relative_to(self.folder) for name in names]
-            # A linked folder stays one entry, which `check_file` refuses: its files would be missing silently.
+            # A linked folder remains one entry, which `check_file` refuses: its files would be missing silently.
             paths += [
                 (Path(root) / name).relative_to(self.folder) for name in folders if (Path(root) / name).is_symlink()
             ]
@@ -92,21 +92,21 @@ class Checkpoint:
         return [path for path in self.files if path.suffix in WEIGHT_SUFFIXES]
 
     def size_of(self, path: Path) -> int:
-        """A file's size in bytes, on disk or on the Hub."""
+        """Return a file's size in bytes, on disk or on the Hub."""
         size = self.remote_sizes.get(path.as_posix())
         return (self.folder / path).stat().st_size if size is None else size
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """A JSON file's content, None where there is no such file."""
+        """Read a JSON file's content; None if there is no such file."""
         if not (self.folder / name).is_file():
             return None
         self.check_file(Path(name))
         return read_json_object(self.folder / name)
 
     def known_digest(self, path: Path) -> str | None:
-        """A file's SHA-256 where it costs nothing: the Hub's client names large files of its cache by it.
+        """Return a file's SHA-256 if it costs nothing: the Hub's client names large files of its cache by it.
 
-        Only in the cache of this user, which that client alone writes: elsewhere a name is a claim.
+        Only names in this user's cache are trusted, which that client alone writes; None for other files.
         """
         target = (self.folder / path).resolve()
         if not _SHA256.fullmatch(target.name) or not self._is_own_blob(target):
@@ -116,7 +116,7 @@ class Checkpoint:
         return target.name if Path(constants.HF_HUB_CACHE).resolve() in target.parents else None
 
     def check_files(self) -> None:
-        """Check that every file is a regular one that belongs to the checkpoint, as `check_file` says."""
+        """Check every file as `check_file` does: a regular one that belongs to the checkpoint."""
         for path in self.files:
             self.check_file(path)
 
@@ -142,9 +142,9 @@ class Checkpoint:
             )
 
     def _is_own_blob(self, target: Path) -> bool:
-        """Whether a file belongs to the same repository in a cache as the Hub's client lays it out.
+        """Return whether a file belongs to the same repository in a cache, in the layout of the Hub's client.
 
-        That is models--USER--NAME/snapshots/COMMIT for the folder, and models--USER--NAME/blobs/DIGEST for the file.
+        The folder is models--USER--NAME/snapshots/COMMIT, and the file is models--USER--NAME/blobs/DIGEST.
         """
         home, repository = self.folder.resolve(), target.parent.parent
         if (
@@ -206,7 +206,7 @@ class Checkpoint:
 
     @cached_property
     def num_parameters(self) -> int | None:
-        """How many parameters there are, counted from the safetensors headers; None where there are none."""
+        """Number of parameters, counted from the safetensors headers; None without such files."""
         bits = _packed_bits(self.config)
         return sum(_num_in(name, entry, bits) for name, entry in self.headers.items()) or None
 
@@ -226,7 +226,7 @@ def _packed_bits(config: dict[str, Any]) -> int:
 
 
 def _num_in(name: str, entry: dict[str, Any], bits: int) -> int:
-    """Return the number of parameters in a tensor: those packed into integers unpacked, and none in their scales."""
+    """Return the number of parameters in a tensor: packed ones are counted unpacked, and their scales as none."""
     count: int = math.prod(entry["shape"])
     if not bits:
         return count
@@ -242,7 +242,7 @@ def is_loadable(path: Path) -> bool:
 
 
 def is_cached(path: Path) -> bool:
-    """Whether a file may be one of the Hub's cache, shared by several checkpoints; that is no reason to trust it."""
+    """Return whether a file may be in the Hub's cache, shared by several checkpoints; that is no reason to trust it."""
     return path.parent.name == "blobs"
 
 
@@ -259,9 +259,9 @@ def open_checkpoint(
     Args:
         source: A folder, a Hub id, or `demo` for the checkpoint in the package.
         revision: A branch, tag or commit on the Hub.
-        token: A Hub token; the usual places are read where it is None.
-        weights: Whether the weight files must be local; without, only the small files of a Hub id are fetched.
-        original_length: What the model was trained on, in tokens or as "32k", where its files do not say it.
+        token: A Hub token; the usual places are read if it is None.
+        weights: Whether the weight files must be local; if not, only the small files of a Hub id are fetched.
+        original_length: The original context length, in tokens or as "32k", if its files do not specify it.
 
     Raises:
         CtxextError: there is no such checkpoint, or its config.json is missing or broken.
@@ -335,11 +335,11 @@ def _check_version(checkpoint: Checkpoint) -> None:
 
 
 def hub_token(token: str | None = None) -> str | None:
-    """The token to show the Hub, None where there is none; it is remembered so that `redacted` knows it.
+    """Return the token for the Hub, None if there is none; it is remembered so that `redacted` removes it.
 
     Args:
-        token: What the user gave; the client's own places are read where it is None or blank. Line ends around it, as
-            `--token "$(cat FILE)"` of a Windows file leaves them, are taken away.
+        token: The user's token; the client's own places are read if it is None or blank. Line ends around it, for
+            example from `--token "$(cat FILE)"` of a Windows file, are removed.
     """
     from huggingface_hub import constants, get_token
 
@@ -356,7 +356,7 @@ def hub_token(token: str | None = None) -> str | None:
 def _fetch(
     source: str, revision: str | None, token: str | None, weights: bool
 ) -> tuple[Path, str | None, dict[str, int]]:
-    """Bring a checkpoint from the Hub into its cache, with or without the weights."""
+    """Download a checkpoint from the Hub into its cache, with or without the weights."""
     if not re.fullmatch(r"[\w.\-]+(/[\w.\-]+)?", source):
         raise CtxextError(f'There is no folder "{source}".', hint="Give a folder, a Hub id (user/name) or demo.")
     import huggingface_hub
@@ -366,7 +366,7 @@ def _fetch(
     if not weights:
         disable_progress_bars()
     token = hub_token(token)
-    # The client's transport errors descend from the base of its HTTP errors, in both of its generations.
+    # The client's transport errors are subclasses of the base of its HTTP errors, in both of its generations.
     transport: type[Exception] = getattr(errors, "HTTPError")  # noqa: B009
     ignored = [] if weights else [f"*{suffix}" for suffix in WEIGHT_SUFFIXES]
     try:
@@ -394,7 +394,7 @@ def _fetch(
 
 
 def _sizes_of(folder: Path, source: str, revision: str | None, token: str | None) -> dict[str, int]:
-    """Return the sizes of the weight files on the Hub, or nothing without it if the cache holds weights too."""
+    """Return the sizes of the weight files on the Hub; empty if it cannot be reached and the cache contains weights."""
     from huggingface_hub import HfApi, errors
 
     transport: type[Exception] = getattr(errors, "HTTPError")  # noqa: B009
@@ -412,7 +412,7 @@ def _sizes_of(folder: Path, source: str, revision: str | None, token: str | None
 def claimed_lengths(checkpoint: Checkpoint, family: Family, context_length: int | None = None) -> dict[str, int]:
     """Return the context length in tokens that each file claims, by file name.
 
-    For config.json that is `context_length` if another than the plain key says it.
+    For config.json it is `context_length`, if given, instead of the value of the plain key.
     """
     generation = checkpoint.read_json("generation_config.json") or {}
     tokenizer = checkpoint.read_json("tokenizer_config.json") or {}
@@ -447,7 +447,7 @@ def fingerprint(checkpoint: Checkpoint, *, with_config: bool = True) -> str:
 def is_source_of(source: Checkpoint, result: Checkpoint) -> bool:
     """Return whether a result was converted from this checkpoint, or trained after such a conversion.
 
-    Results of version 0.3.0 and earlier record no fingerprint: their weights are compared, which training changed.
+    Results of version 0.3.0 and earlier record no fingerprint. Their weights are compared, so trained ones never match.
     """
     note = result.config.get("ctxext")
     note = note if isinstance(note, dict) else {}

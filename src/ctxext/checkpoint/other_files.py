@@ -1,6 +1,6 @@
-"""Files beside config.json: those that a result must not keep, as some program would load them, and sentence encoders'.
+"""Files beside config.json: files that a result must not keep, because some program would load them, and pipelines.
 
-The files of sentence-transformers, PyLate and ColBERT say lengths, modules and pooling.
+The files of sentence-transformers, PyLate and ColBERT specify lengths, modules and pooling.
 """
 
 import re
@@ -112,13 +112,13 @@ class SentencePipeline:
     pooling: tuple[str, ...]
 
     def __str__(self) -> str:
-        """The modules in one line, human-readable."""
+        """Return the modules in one line, human-readable."""
         pooling = f" ({', '.join(self.pooling)})"
         return " → ".join(module.name + pooling * (module.name == "Pooling") for module in self.modules)
 
 
 def stated_lengths(folder: Path) -> dict[tuple[str, str], int]:
-    """The number of tokens that each file of `LENGTHS` states, by file and key."""
+    """Return the number of tokens in each file of `LENGTHS`, by file and key; other values are left out."""
     contents = {name: _read(folder, name) for name, _ in LENGTHS if (folder / name).is_file()}
     stated = {}
     for name, key in LENGTHS:
@@ -130,7 +130,7 @@ def stated_lengths(folder: Path) -> dict[tuple[str, str], int]:
 
 
 def read_pipeline(folder: Path) -> SentencePipeline | None:
-    """The pipeline that modules.json describes; None without one."""
+    """Read the pipeline that modules.json describes; None without that file."""
     if not (folder / _MODULES).is_file():
         return None
     content = _read(folder, _MODULES)
@@ -150,7 +150,7 @@ def read_pipeline(folder: Path) -> SentencePipeline | None:
 
 
 def _is_outside(folder: Path, path: str) -> bool:
-    """Return whether a module's folder lies elsewhere, by its path or by a link."""
+    """Return whether a module's folder is outside the checkpoint, by its path or through a link."""
     if "\0" in path or PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
         return True
     home = folder.resolve()
