@@ -1,1 +1,1 @@
-"""Text on its way into a model: where it comes from, how it becomes tokens, how a long prompt is laid out."""
+"""Text for a model: its sources, its encoding as tokens, and the layout of long prompts."""

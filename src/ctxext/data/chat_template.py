@@ -40,7 +40,7 @@ def rendered_answers(tokenizer: Any, messages: Sequence[Any], **more: Any) -> tu
     """Render a conversation as one text, with the answers that the template marks by `{% generation %}`.
 
     Returns:
-        The text, and where each answer begins and ends in it; no answers if the template marks none.
+        The text, and the begin and end of each answer in it; no answers if the template marks none.
     """
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -83,7 +83,7 @@ def _refused(reason: str) -> CtxextError:
 def _memory_limited(num_bytes: int) -> Iterator[None]:
     """Raise MemoryError once the context allocates more than some bytes, if the system has such a limit (Linux).
 
-    The limit holds for the whole process, so that other threads share it.
+    The limit applies to the whole process, so other threads share it.
     """
     try:
         import resource

@@ -36,7 +36,7 @@ def open_tokenizer(folder: Path | str, **more: Any) -> Any:
 
 @contextlib.contextmanager
 def failures_in_one_line(what: str) -> Iterator[None]:
-    """Turn any failure of a tokenizer into a CtxextError: its library panics, and has no class for its errors."""
+    """Turn any failure of a tokenizer into a CtxextError: its library may panic, and has no class for its errors."""
     try:
         yield
     except CtxextError:
@@ -62,7 +62,7 @@ def _panics_silenced() -> Iterator[None]:
         yield
         return
     try:
-        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123  Its descriptor is all that is wanted.
+        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123  Only its descriptor is needed.
             os.dup2(nowhere.fileno(), 2)
         yield
     finally:
@@ -85,13 +85,13 @@ _MOST_CUTS = 16
 
 
 def tokenized(tokenizer: Any, text: str | list[str], **more: Any) -> Any:
-    """The `input_ids` of a text or of several texts."""
+    """Return the `input_ids` of a text or of several texts."""
     with failures_in_one_line("The tokenizer fails"):
         return tokenizer(text, verbose=False, **more)["input_ids"]
 
 
 def no_tokens(text: str) -> CtxextError:
-    """The error of a tokenizer that returns no token for a text."""
+    """Return the error for a tokenizer that returns no token for a text."""
     return CtxextError(f'The tokenizer makes no token of "{text[:40]}".', hint="Are its files those of this model?")
 
 
@@ -128,7 +128,7 @@ class Encoder:
         return self._in_context(text, self._in_one_call) if self._needs_anchor else self._in_one_call(text)
 
     def _end_of_part(self, text: str, begin: int) -> int:
-        """The end of the part of a long text that begins at `begin`."""
+        """Return the end of the part of a long text that begins at `begin`."""
         size = _AT_ONCE
         while len(text) - begin > size:
             for at in _places_to_cut(text, begin + size // 2, begin + size):
@@ -143,7 +143,7 @@ class Encoder:
         return len(text)
 
     def _may_cut(self, text: str, at: int) -> bool:
-        """Whether the tokens around a place are the same if the text is cut there."""
+        """Return whether the tokens around a place are the same if the text is cut there."""
         left, right = text[max(at - _SURROUNDINGS, 0) : at], text[at : at + _SURROUNDINGS]
         return self._continued(left + right) == self._continued(left) + self._continued(right)
 
@@ -152,14 +152,14 @@ class Encoder:
         return [*self.start(), *self._plain(text)]
 
     def start(self) -> list[int]:
-        """The begin tokens that the tokenizer adds to every text."""
+        """Return the begin tokens that the tokenizer adds to every text."""
         bare = self._plain("a")
         full = list(tokenized(self.tokenizer, "a"))
         at = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), 0)
         return full[:at]
 
     def end(self) -> list[int]:
-        """The end tokens that the tokenizer adds to every text: none, or the end token of encoders."""
+        """Return the end tokens that the tokenizer adds to every text: none, or the end token of encoders."""
         bare = self._plain("a")
         full = list(tokenized(self.tokenizer, "a"))
         return full[len(self.start()) + len(bare) :]
@@ -194,7 +194,7 @@ class Encoder:
         return encode(text)
 
     def frame(self, opening: str, question: str) -> tuple[list[int], list[int]]:
-        """The tokens before the haystack, and those between the haystack and the answer.
+        """Encode the text around the haystack: before it, and between it and the answer.
 
         With a chat template the opening, the haystack and the question are the user's turn. The question's last words,
         which lead into the answer, begin the assistant's turn, as in RULER, so that the answer's form is given.
@@ -213,7 +213,7 @@ class Encoder:
 
 
 def _places_to_cut(text: str, first: int, last: int) -> Iterator[int]:
-    """Places to cut a text: behind the last ends of lines, then before the last spaces."""
+    """Yield places to cut a text: after the last ends of lines, then before the last spaces."""
     yield from (at + 1 for at in islice(_find_backwards(text, "\n", first, last), _MOST_CUTS))
     yield from islice(_find_backwards(text, " ", first, last), _MOST_CUTS)
 

@@ -14,7 +14,7 @@ _BLOCK = 128
 
 
 class Asked(NamedTuple):
-    """One of several questions about a text: what stands behind it, and what is right.
+    """One of several questions about a text, with its correct answers.
 
     Attributes:
         question: The text after the haystack; it ends where the answer starts.
@@ -40,7 +40,7 @@ class Pieces:
         haystack: Endless filler units: a sentence, a record, a document.
         needles: Units that must all be in the haystack. One goes at the given depth; the others are distractors at
             random depths.
-        asks: The questions: one about the first needle, or one about every needle in turn if any can be asked for.
+        asks: The questions: one about the first needle, or one about every needle in turn if any can be the target.
         padding: A unit of one token that is repeated before the question to reach an exact length, for filler whose
             units cannot be cut. Empty if filler may be cut anywhere.
         places: The depth of each needle, from 0 to 1, in rising order, if that is part of the question.
@@ -56,7 +56,7 @@ class Pieces:
     asked: str = ""
 
     def with_question_first(self) -> Self:
-        """The same question, asked before the text and behind it; only the first needle can then be asked for."""
+        """Return the question with its text before and after the haystack; only the first needle can be its target."""
         asked = self.asked or split_question(self.asks[0].question)[0].strip()
         return dataclasses.replace(self, opening=f"{asked}\n\n{self.opening}", asks=self.asks[:1])
 
@@ -80,7 +80,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Ask:
-    """A question after the haystack and its answer, as tokens, and what is right as text."""
+    """A question after the haystack and its answer, as tokens, and the correct answers as text."""
 
     tail: list[int]
     answer: list[int]
@@ -122,10 +122,10 @@ def encode_parts(pieces: Pieces, encoder: Encoder, *, answer_room: int = 0) -> P
 def lay_out(
     pieces: Pieces, parts: Parts, encoder: Encoder, length: int, depths: Sequence[float], rng: random.Random
 ) -> list[Prompt]:
-    """Prompts of exactly `length` tokens, one for each depth, with the same haystack.
+    """Build prompts of exactly `length` tokens, one for each depth, with the same haystack.
 
-    If any needle can be asked for, one text serves several depths: it has a needle at each of them, each needle is
-    asked for in a separate prompt, and the others are its distractors. Depths are distributed over as few texts as
+    If any needle can be the target, one text serves several depths: it has a needle at each of them, each needle is
+    the target of a separate prompt, and the others are its distractors. Depths are distributed over as few texts as
     possible, so that those of one text are far apart. Remaining needles go to random places.
 
     A needle goes to the boundary between two units that is nearest to its depth, in tokens of the haystack. Filler that
@@ -162,7 +162,7 @@ def lay_out(
 
 
 def too_short(length: int, minimum: int, task: str = "The question") -> CtxextError:
-    """The error of a length that is too short for the question."""
+    """Return the error for a length that is too short for the question."""
     return CtxextError(
         f"{task} needs at least {minimum} tokens, but a length of {length} was asked for.",
         hint=f"Ask for --lengths {minimum} or more.",
@@ -170,7 +170,7 @@ def too_short(length: int, minimum: int, task: str = "The question") -> CtxextEr
 
 
 def _hide(units: Sequence[list[int]], needles: Sequence[list[int]], depths: Sequence[float]) -> list[int]:
-    """The tokens of the units, with each needle at the boundary between units that is nearest to its depth."""
+    """Return the tokens of the units, with each needle at the boundary between units that is nearest to its depth."""
     ends = [0, *accumulate(map(len, units))]
     places = [min(range(len(ends)), key=lambda place: abs(ends[place] - depth * ends[-1])) for depth in depths]
     haystack: list[int] = []
@@ -181,9 +181,9 @@ def _hide(units: Sequence[list[int]], needles: Sequence[list[int]], depths: Sequ
 
 
 def _fill(pieces: Pieces, encoder: Encoder, room: int, more: int) -> tuple[list[list[int]], list[int]]:
-    """Filler units that fill the room, the last one cut if that is allowed, and the tokens that may follow them.
+    """Return units that fill `room` tokens, the last one cut if that is allowed, and the tokens that may follow them.
 
-    Those are the rest of the filler, at least `more` tokens of it, or padding if units cannot be cut.
+    The following tokens are the rest of the filler, at least `more` of them, or padding if units cannot be cut.
     """
     units: list[list[int]] = []
     haystack = iter(pieces.haystack)

@@ -16,7 +16,7 @@ from ctxext.files.strict import read_text
 
 
 def _read_lists() -> dict[str, list[str]]:
-    """The lists of prose.txt by name: words, or phrases that are separated by "|"."""
+    """Read the lists of prose.txt by name: words, or phrases that are separated by "|"."""
     lists = {}
     for block in resources.files("ctxext.data").joinpath("prose.txt").read_text(encoding="utf-8").split("\n\n"):
         name, _, text = block.partition(":")
@@ -36,25 +36,25 @@ _SENTENCE_END = re.compile(r"(?<=[.!?。！？])\s+|\n\s*\n")
 
 
 def sentence(rng: random.Random) -> str:
-    """One sentence, without surrounding spaces."""
+    """Return a random sentence, without surrounding spaces."""
     pattern = rng.choice(PATTERNS)
     filled = _SLOT.sub(lambda slot: rng.choice(WORDS[slot[1]]), pattern)
     return _ARTICLE.sub(r"\1n ", filled)
 
 
 def sentences(rng: random.Random) -> Iterator[str]:
-    """An endless stream of sentences, without surrounding spaces; the same for the same state of `rng`."""
+    """Yield sentences without end, without surrounding spaces; the same for the same state of `rng`."""
     while True:
         yield sentence(rng)
 
 
 def object_name(rng: random.Random) -> str:
-    """The name of a thing, in two words, such as "amber lantern"."""
+    """Return the name of a thing, in two words, such as "amber lantern"."""
     return f"{rng.choice(ADJECTIVES)} {rng.choice(OBJECTS)}"
 
 
 def object_names(rng: random.Random, count: int) -> list[str]:
-    """Names of different things; no noun comes twice while there are nouns left.
+    """Return names of different things; no noun comes twice if there are enough nouns.
 
     Raises:
         ValueError: There are not that many different names.
@@ -65,7 +65,7 @@ def object_names(rng: random.Random, count: int) -> list[str]:
 
 
 def different_names(rng: random.Random, draw: Callable[[random.Random], str], count: int) -> Iterator[str]:
-    """An endless stream of different names: as drawn of `count` names, and with places once those run short."""
+    """Yield different names without end: as drawn from `count` names, with places added once half of them are used."""
     used: set[str] = set()
     parts = 1
     while True:
@@ -78,17 +78,17 @@ def different_names(rng: random.Random, draw: Callable[[random.Random], str], co
 
 
 def person_name(rng: random.Random) -> str:
-    """A first and a last name."""
+    """Return a first and a last name."""
     return f"{rng.choice(FIRST_NAMES)} {rng.choice(LAST_NAMES)}"
 
 
 def random_number(rng: random.Random, num_digits: int) -> str:
-    """A number of `num_digits` digits that does not begin with zero."""
+    """Return a number of `num_digits` digits that does not begin with zero."""
     return str(rng.randrange(10 ** (num_digits - 1), 10**num_digits))
 
 
 def random_uuid(rng: random.Random) -> str:
-    """A uuid of version 4."""
+    """Return a uuid of version 4."""
     return str(uuid.UUID(int=rng.getrandbits(128), version=4))
 
 
@@ -106,7 +106,7 @@ def read_haystack(path: Path) -> tuple[str, ...]:
 
 
 def endless(text: Sequence[str], rng: random.Random) -> Iterator[str]:
-    """An endless stream of sentences with a leading space: of a text, from a random place on, or of the package.
+    """Yield sentences with a leading space without end: of a text, from a random place on, or of the package.
 
     Args:
         text: Sentences; empty for the prose of the package.

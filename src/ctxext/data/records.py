@@ -61,10 +61,10 @@ def read_records(
 
 
 def files_of(folder: Path, splits: Sequence[str]) -> list[Path]:
-    """The files of a split in a folder, by the naming rules of the datasets library.
+    """Return the files of a split in a folder, by the naming rules of the datasets library.
 
-    That library leaves out files whose names say no split once one name does, as test.md among the pages of a manual.
-    Where no name says "train", these are the train split.
+    Once one file name contains a split, that library leaves out files without a split in their names: test.md among
+    the pages of a manual, for example. If no name contains "train", these files are the train split.
     """
     require("datasets", "Reading a folder of data")
     from datasets.data_files import DataFilesDict, EmptyDatasetError, get_data_patterns
@@ -100,7 +100,7 @@ def open_data_set(data: str, splits: Sequence[str]) -> Any:
 
 
 def check_place(data: str) -> None:
-    """Refuse what is neither a file, a folder nor the id of a data set, before the Hub is asked for it."""
+    """Raise if `data` is neither a file, a folder nor the id of a data set, before any request to the Hub."""
     if not data.strip():  # An empty path is the folder that the command runs in.
         raise CtxextError("--data names no text.", hint="Name a text, JSON lines or parquet file, or leave it out.")
     path = Path(data)
@@ -120,7 +120,7 @@ def check_place(data: str) -> None:
 
 
 def _check_kind(path: Path) -> None:
-    """Refuse a file that would be read as one text although its name says otherwise."""
+    """Raise if a file would be read as one text although its name means an archive or records."""
     kind = kind_of(path)
     if kind in _ARCHIVES:
         raise CtxextError(f'"{path}" is packed as "{kind}", which is not read.', hint=f"Unpack it, or use {_READ}.")
@@ -136,12 +136,12 @@ _TEXTS = (".txt", ".md")
 
 
 def is_plain_text(data: str) -> bool:
-    """Whether this is a file that is read as one text."""
+    """Return whether this is a file that is read as one text."""
     return Path(data).is_file() and kind_of(Path(data)) not in _READERS
 
 
 def _choose(data: str, wanted: Sequence[str], known: Sequence[str]) -> str:
-    """The first wanted split that exists, or the first split if there is a choice of several."""
+    """Return the first wanted split that exists; if none does and several were wanted, the first known split."""
     for split in wanted:
         if split in known:
             return split
@@ -154,7 +154,7 @@ def _choose(data: str, wanted: Sequence[str], known: Sequence[str]) -> str:
 
 
 def kind_of(path: Path) -> str:
-    """The suffix of the file, without that of its compression."""
+    """Return the suffix of the file in lower case, without that of its compression."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     return next((suffix for suffix in reversed(suffixes) if suffix not in _COMPRESSED), "")
 
@@ -171,7 +171,7 @@ def _read_file(path: Path) -> Iterator[tuple[str, Record]]:
     except Exception as error:
         if isinstance(error, CtxextError) or path.suffix.lower() not in _COMPRESSED:
             raise
-        # Every library for decompression raises a class of its own.
+        # Every library for decompression raises its own class.
         raise CtxextError(f'"{path}" cannot be decompressed: {error}.', hint="Is it whole?") from error
 
 
@@ -195,7 +195,7 @@ def _read_text(path: Path) -> Iterator[tuple[str, Record]]:
 
 def _rest(file: TextIO, path: Path) -> str:
     """Read the rest of a file."""
-    is_small = path.stat().st_size <= _MOST_TEXT  # A file with a hole may say a terabyte.
+    is_small = path.stat().st_size <= _MOST_TEXT  # A sparse file may have the size of a terabyte.
     text = file.read(_MOST_TEXT) if is_small else ""
     if not is_small or file.read(1):
         raise CtxextError(f'"{path}" is one text of more than 4 GB.', hint="Cut it into several files in a folder.")
@@ -203,7 +203,7 @@ def _rest(file: TextIO, path: Path) -> str:
 
 
 def _lines(file: TextIO, path: Path, *, may_be_array: bool = False) -> Iterator[str]:
-    """The lines of a file; the line that begins an array may be cut."""
+    """Yield the lines of a file; the line that begins an array may be cut."""
     number = 0
     while line := file.readline(_MOST_LINE):
         number += 1
@@ -214,7 +214,7 @@ def _lines(file: TextIO, path: Path, *, may_be_array: bool = False) -> Iterator[
 
 
 def _read_json(path: Path) -> Iterator[tuple[str, Record]]:
-    """JSON lines, or one array of records."""
+    """Read JSON lines, or one array of records."""
     with _open(path) as file:
         for number, line in enumerate(_lines(file, path, may_be_array=True), start=1):
             if not line.strip():
@@ -225,7 +225,7 @@ def _read_json(path: Path) -> Iterator[tuple[str, Record]]:
                     yield f'Record {number} of "{path}"', record if isinstance(record, dict) else {}
                 return
             place = f'Line {number} of "{path}"'
-            # A line that is no object has no fields, and is refused where a field is read.
+            # A line that is no object has no fields, and is refused when a field is read.
             record = _parsed(line, place)
             yield place, record if isinstance(record, dict) else {}
 

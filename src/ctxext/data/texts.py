@@ -17,9 +17,9 @@ _UNSAFE = re.compile(r"[^\w .+-]")
 
 
 def kinds_of_text(data: str | None) -> dict[str, str | None]:
-    """The places that `data` names, each under the name of its kind of text.
+    """Return the places in `data`, each under the name of its kind of text.
 
-    Several stand with commas between them, and are named as their files are, up to the first dot; one alone has no
+    Several places are separated by commas, and have the names of their files up to the first dot. One alone has no
     name.
     """
     if data is None:
