@@ -26,7 +26,7 @@ class Compared:
 
     Attributes:
         served: The name of the checkpoint in the engine.
-        place: Which positions it fills: inside the original context length, beyond it, or "to the last position".
+        place: The positions that it fills: "inside" the original context length, "beyond", or "to the last position".
         tokens: The number of tokens.
         difference: The largest difference of a log-probability, in nats.
         mean: The mean difference, in nats.
@@ -43,7 +43,7 @@ class Compared:
     @property
     def is_alike(self) -> bool:
         """Whether both agree within the tolerance."""
-        return self.difference <= TOLERANCE  # NaN is not.
+        return self.difference <= TOLERANCE  # False for NaN.
 
 
 def compare_in_engine(
@@ -88,7 +88,7 @@ def compare_in_engine(
 
 def _lengths(trained: int, reach: int) -> dict[str, int]:
     past = {"beyond": (trained + reach) // 2} if reach > trained else {}
-    # An engine writes a token after the last it reads, and its length holds both.
+    # An engine generates a token after the last prompt token, and its length includes both.
     return {"inside": trained // 2, **past, "to the last position": reach - 1}
 
 
@@ -112,7 +112,7 @@ def _in_transformers(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], *
 
 
 def _read(model: Any, ids: Any) -> list[float]:
-    """The log-probability of every token but the first; in pieces where all logits at once would not fit."""
+    """Return the log-probability of every token but the first, computed in pieces if all logits would not fit."""
     length, vocabulary = ids.shape[1], model.get_output_embeddings().weight.shape[0]
     size = length if length * vocabulary <= _MOST_LOGITS else _PIECE
     log_probabilities: list[float] = []

@@ -1,4 +1,4 @@
-"""The order of numbers within a block of an engine's cache, found out by writing numbers with the engine itself.
+"""The order of numbers within a block of an engine's cache, measured by writing numbers with the engine itself.
 
 Shapes: g KV heads, n tokens of a request, d head dimensions, k blocks, s tokens of a block.
 """
@@ -15,8 +15,8 @@ class Layout:
     """The place of each number of a key and a value within a block of a backend's cache.
 
     Backends order a block as suits their kernels, some by the processor. So the order is measured: the backend writes
-    keys and values whose numbers are all different into an empty block, where they are looked up. Where the places are
-    those of a tensor with strides, as they nearly always are, blocks are read as such, otherwise place by place.
+    keys and values with distinct numbers into an empty block, and their places are looked up there. If the places are
+    those of a tensor with strides, which is nearly always so, blocks are read as such, otherwise place by place.
 
     Args:
         implementation: The engine's attention implementation.
@@ -36,7 +36,7 @@ class Layout:
         self.strided = [self._strided(cache, places) for places in self.places]
 
     def _places(self, implementation: Any, layer: Any, cache: torch.Tensor, part: int) -> torch.Tensor:
-        """Places (s · g · d) within a flattened block, of keys (part 0) or values (part 1)."""
+        """Measure the places (s · g · d) of keys (part 0) or values (part 1) within a flattened block."""
         count = self.tokens * self.heads * self.size
         numbers, decoded = torch.arange(count), torch.zeros(0, dtype=torch.long)
         slots = torch.arange(self.tokens, device=cache.device)
@@ -56,7 +56,7 @@ class Layout:
         return places.to(cache.device)
 
     def _strided(self, cache: torch.Tensor, places: torch.Tensor) -> "_Strided | None":
-        """The places as strides, or None if they are in another order."""
+        """Return the places as strides, or None if they are in another order."""
         block = [1 if axis == self.axis else size for axis, size in enumerate(cache.shape)]
         within = zip(torch.unravel_index(places.cpu(), block), cache.stride(), strict=True)
         offsets = torch.stack([index * stride for index, stride in within]).sum(0)
@@ -73,7 +73,7 @@ class Layout:
         return _Strided(shape, (cache.stride(self.axis), strides[1], strides[0], strides[2]), first)
 
     def blocks(self, cache: torch.Tensor, part: int, numbers: list[int]) -> torch.Tensor:
-        """The keys (part 0) or the values (part 1) of some blocks, (k, g, s, d): perhaps a view: not to be changed."""
+        """Return the keys (part 0) or values (part 1) of some blocks, (k, g, s, d); treat it as a view, read-only."""
         if (strided := self.strided[part]) is not None and (cache.shape, cache.stride()) == self.measured:
             return strided.blocks(cache, numbers)
         picked = (
@@ -84,11 +84,11 @@ class Layout:
         return picked.view(-1, self.tokens, self.heads, self.size).transpose(1, 2)
 
     def ordered(self, keys: torch.Tensor) -> torch.Tensor:
-        """Numbers (k, any, s, d) in the order in which `blocks` returns keys, which makes products with them fast."""
+        """Return numbers (k, any, s, d) in the memory order of the keys from `blocks`, for fast products with them."""
         return keys if self.strided[0] is None else self.strided[0].ordered(keys)
 
     def beside(self, cache: torch.Tensor) -> "tuple[torch.Tensor, _Strided]":
-        """Room for keys of all blocks in the order of the cache, and how blocks are read there."""
+        """Allocate memory for keys of all blocks in the order of the cache; return it and the reader of its blocks."""
         strided = self.strided[0]
         assert strided is not None
         room = torch.empty(strided.shape, dtype=cache.dtype)
@@ -96,7 +96,7 @@ class Layout:
         return room, _Strided(tuple(view.shape), view.stride(), 0)
 
     def gathered(self, cache: torch.Tensor, numbers: list[int], length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values (1, g, n, d) of a request of length n, from the numbers of its blocks in order."""
+        """Return keys and values (1, g, n, d) of a request of length n, from the numbers of its blocks in order."""
         numbers = numbers[: -(-length // self.tokens)]
         key, value = (
             self.blocks(cache, part, numbers).transpose(0, 1).flatten(1, 2)[None, :, :length] for part in (0, 1)
@@ -127,7 +127,7 @@ _MOST = 1 << 32  # Bytes that all layers of a model may take.
 
 
 class TurnedKeys:
-    """The turned keys of one layer, in the order of its cache. Memory is taken as blocks are written.
+    """The rotated far keys of one layer, in the order of its cache. Memory is used as blocks are written.
 
     `layout.strided` must not be None.
     """
@@ -139,20 +139,20 @@ class TurnedKeys:
 
     @staticmethod
     def fits(layout: Layout, cache: torch.Tensor, layers: int) -> bool:
-        """Whether keys are kept: on processors, where memory is taken late, if those of all layers have room."""
+        """Return whether keys are kept: on CPUs, which allocate memory late, if those of all layers fit the limit."""
         size = cache.numel() * cache.element_size() // 2
         return cache.device.type == "cpu" and layout.strided[0] is not None and size * layers <= _MOST
 
     def forget(self, slots: torch.Tensor) -> None:
-        """The engine writes to these slots."""
+        """Mark the keys of the blocks with these slots as out of date, because the engine writes to them."""
         self.turns[slots // self.layout.tokens] = 0
 
     def blocks(self, numbers: list[int]) -> torch.Tensor:
-        """The turned keys of some blocks, (k, g, s, d): perhaps a view."""
+        """Return the turned keys of some blocks, (k, g, s, d); it may be a view."""
         return self.order.blocks(self.room, numbers)
 
     def missing(self, name: Any, numbers: list[int]) -> list[int]:
-        """Which of some blocks, by their places in the list, have not been turned so."""
+        """Return the blocks that were not turned under this name yet, by their places in the list."""
         turn = self.names.setdefault(name, len(self.names) + 1)
         return (self.turns[torch.tensor(numbers)] != turn).nonzero().flatten().tolist()
 

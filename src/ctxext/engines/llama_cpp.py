@@ -1,7 +1,7 @@
 """A GGUF file in llama.cpp, through the server of xllamacpp: its tokenizer, and greedy decoding.
 
-xllamacpp is no dependency and is imported only when the engine is asked for. Prompts go in as token ids, and what a
-prompt has in common with the one before it is read once.
+xllamacpp is no dependency and is imported only when the engine is used. Prompts are passed as token ids, and the common
+beginning of a prompt and the one before it is read once.
 """
 
 import http.client
@@ -23,7 +23,7 @@ _CONTEXT_OF_TOKENIZER = 256
 
 
 def llama_cpp_version() -> str:
-    """The installed version of xllamacpp."""
+    """Return the installed version of xllamacpp."""
     try:
         import xllamacpp
     except ImportError as error:
@@ -39,8 +39,8 @@ class LlamaCpp:
         length: Tokens of the longest prompt with its answer.
         dtype: auto, fp16, bf16 or fp32: the format of keys and values; fp32 turns flash attention off too, which
             rounds to 16 bits.
-        threads: How many threads compute.
-        arguments: Fields of `xllamacpp.CommonParams`, such as `n_gpu_layers` or `cpuparams.n_threads`; they win over
+        threads: Number of threads.
+        arguments: Fields of `xllamacpp.CommonParams`, such as `n_gpu_layers` or `cpuparams.n_threads`; they override
             the others.
     """
 
@@ -63,7 +63,7 @@ class LlamaCpp:
             parameters.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
         parameters.warmup, parameters.verbosity = False, -1
         key = secrets.token_hex()
-        parameters.api_keys = [key]  # The server listens on this machine, where others may live.
+        parameters.api_keys = [key]  # The server listens on this machine, which others may use too.
         for field, value in (arguments or {}).items():
             _set(parameters, field, value)
         try:
@@ -87,36 +87,36 @@ class LlamaCpp:
             )
 
     def tokenize(self, text: str, *, add_special: bool) -> list[int]:
-        """The tokens of a text; special tokens are read by their names."""
+        """Return the tokens of a text; special tokens are read by their names."""
         asked = {"content": text, "add_special": add_special, "parse_special": True}
         return list(self._ask("POST", "/tokenize", asked)["tokens"])
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of tokens, special ones by their names."""
+        """Return the text of tokens, special ones by their names."""
         return str(self._ask("POST", "/detokenize", {"tokens": list(ids)})["content"])
 
     def write(
         self, prompts: Sequence[Sequence[int]], rooms: Sequence[int], ends: Sequence[int] = ()
     ) -> list[list[int]]:
-        """As `vllm.Engine.write`, but `ends` is left unread: the file says which tokens end an answer."""
+        """Continue prompts as `vllm.Engine.write` does, but ignore `ends`: the file specifies the end tokens."""
         del ends
         return [self._written(ids, room) for ids, room in zip(prompts, rooms, strict=True)]
 
     def _written(self, ids: Sequence[int], room: int) -> list[int]:
         answer = self._ask("POST", "/completion", {**_GREEDY, "prompt": list(ids), "n_predict": room})
-        # None are given where a token is half a character.
+        # There is none if a token is half a character.
         scores = [entry["logprob"] for entry in answer.get("completion_probabilities", ())]
         if not all(isinstance(score, int | float) and math.isfinite(score) for score in scores):
             raise CtxextError("llama.cpp returned numbers that are not finite.", hint="Try --dtype fp32.")
         new = answer["tokens"][: -1 if answer["stop_type"] == "eos" else None]
-        return list(new[:room])  # Where the last character is not whole, it goes on.
+        return list(new[:room])  # The server continues until the last character is whole.
 
     def close(self) -> None:
         """End the server and free its memory."""
         del self._server
 
     def _ask(self, method: str, path: str, content: Mapping[str, Any] | None = None) -> Any:
-        with closing(http.client.HTTPConnection(self._place)) as line:  # A kept one is closed after some seconds.
+        with closing(http.client.HTTPConnection(self._place)) as line:  # The server closes idle ones after seconds.
             line.request(method, path, None if content is None else json.dumps(content), self._headers)
             answer = json.loads(line.getresponse().read())
         if "error" in answer:
@@ -132,23 +132,23 @@ class LlamaTokenizer:
         self.chat_template = read_header(engine.path).get("tokenizer.chat_template")
 
     def __call__(self, text: str | list[str], *, add_special_tokens: bool = True, verbose: bool = True) -> Any:
-        """The `input_ids` of a text or of several texts."""
+        """Return the `input_ids` of a text or of several texts."""
         del verbose
         if isinstance(text, str):
             return {"input_ids": self.engine.tokenize(text, add_special=add_special_tokens)}
         return {"input_ids": [self.engine.tokenize(part, add_special=add_special_tokens) for part in text]}
 
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
-        """The text of each token."""
+        """Return the text of each token."""
         return [self.engine.detokenize([token]) for token in ids]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of tokens."""
+        """Return the text of tokens."""
         del skip_special_tokens  # llama.cpp ends an answer before its end token.
         return self.engine.detokenize(ids)
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, str]], *, tokenize: bool, **more: Any) -> str:
-        """A conversation as one text, by the template in the file."""
+        """Render a conversation as one text, by the template in the file."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         assert not tokenize
@@ -158,12 +158,12 @@ class LlamaTokenizer:
 
 
 def tokenizer_of(path: Path) -> LlamaTokenizer:
-    """The tokenizer of a GGUF file alone."""
+    """Load the tokenizer of a GGUF file, in an engine with a short context."""
     return LlamaTokenizer(LlamaCpp(path, length=_CONTEXT_OF_TOKENIZER, dtype="auto", threads=1))
 
 
 def _set(parameters: Any, field: str, value: Any) -> None:
-    """Set a field of the engine's parameters, with a point between a part and its field."""
+    """Set a field of the engine's parameters, with a dot between a part and its field."""
     *parts, name = field.split(".")
     try:
         for part in parts:

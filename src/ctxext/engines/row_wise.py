@@ -1,11 +1,11 @@
-"""Attention of an engine that computes rows beyond the first border again, by the relation maps of the checkpoint.
+"""Attention of an engine that recomputes query positions beyond the first border, by the checkpoint's relation maps.
 
-vLLM gives an attention queries and keys rotated by their positions, and the start and length of each request. The map
-of a row depends on its position alone, so this is enough, and prefix caching, chunked prefill and batches of any kind
-work unchanged, as the cache holds what the engine always writes. First the attention of the engine runs, unchanged,
-unless a step has no row inside the border. Then rows at or beyond it are computed: a single one from the blocks
-(`SingleRows`), others by the portable functions (`portable/relation.py`) from gathered keys and values. Shapes:
-t tokens, h heads, g KV heads, n keys, d head dimensions.
+A row is a query position. vLLM passes an attention queries and keys rotated by their positions, and the start and
+length of each request. The map of a row depends on its position alone, so this is enough. Prefix caching, chunked
+prefill and all kinds of batches work unchanged, since the content of the cache is unchanged. First the attention of the
+engine runs, unchanged, unless a step has no row inside the border. Then rows at or beyond it are computed: a single one
+from the blocks (`SingleRows`), others by the portable functions (`portable/relation.py`) from gathered keys and values.
+Shapes: t tokens, h heads, g KV heads, n keys, d head dimensions.
 """
 
 import functools
@@ -19,7 +19,7 @@ import torch
 
 from ctxext.engines.layout import Layout, TurnedKeys
 
-_PIECE, _PIECE_ELSEWHERE = 1 << 18, 1 << 24  # Numbers of keys that are read at once on processors, and elsewhere.
+_PIECE, _PIECE_ELSEWHERE = 1 << 18, 1 << 24  # Numbers of keys that are read at once on CPUs, and elsewhere.
 _ROOM = 1 << 26  # Numbers of waves that are kept.
 _ROWS, _GROUPS = 16, 256  # Rows whose queries' turns are computed at once, and how many such groups are kept.
 _MORE = 8  # Blocks that waves grow by.
@@ -37,7 +37,7 @@ class Request:
 
     @property
     def step(self) -> int:
-        """How many blocks are read at once."""
+        """Number of blocks that are read at once."""
         size = _PIECE if self.cache.device.type == "cpu" else _PIECE_ELSEWHERE
         of_block: int = self.layout.tokens * self.layout.heads * self.layout.size
         return max(1, size // of_block)
@@ -45,7 +45,7 @@ class Request:
     def pieces(
         self, part: int, low: int, high: int, turned: TurnedKeys | None = None
     ) -> Iterator[tuple[int, int, torch.Tensor]]:
-        """Blocks with the tokens from `low` to `high`: the first and the end, and keys or values (k, g, s, d)."""
+        """Yield blocks with the tokens from `low` to `high`: the first and the end, and keys or values (k, g, s, d)."""
         layout, end = self.layout, -(-high // self.layout.tokens)
         for first in range(low // layout.tokens, end, self.step) if low < high else ():
             stop = min(first + self.step, end)
@@ -54,7 +54,7 @@ class Request:
 
 
 class SingleRows:
-    """What single rows of all layers and steps share: the turns of queries, and the waves that turn far keys."""
+    """State shared by the single rows of all layers and steps: rotations of queries, and waves that turn far keys."""
 
     def __init__(self) -> None:
         self.inverse: torch.Tensor | None = None
@@ -64,7 +64,7 @@ class SingleRows:
         self.partners: dict[Any, Any] = {}
 
     def can_attend(self, method: Any, call: Any, size: int) -> bool:
-        """Whether this method's rows can be computed here: all heads of `size` dimensions turn alike, in pairs."""
+        """Return whether this method's rows can be computed here: heads of `size` dimensions turn alike, in pairs."""
         inverse = call.tables.frame.inverse
         if self.inverse is None or not torch.equal(self.inverse, inverse):
             self.inverse = inverse.clone()
@@ -79,7 +79,7 @@ class SingleRows:
         return self.partners[name] is not None
 
     def attend(self, method: Any, call: Any, query: torch.Tensor, request: Request, scale: float) -> torch.Tensor:
-        """The output (h, d) of a request's last row (h, d)."""
+        """Compute the output (h, d) of a request's last row (h, d)."""
         layout, rules = request.layout, method.maps.get(call.layer, method.map)
         rung, parts, matrix = self.row(method, call, rules, request.length - 1, query)
         queries = (query.float() @ matrix * scale).to(query.dtype).view(layout.heads, -1, len(parts), layout.size)
@@ -102,14 +102,14 @@ class SingleRows:
         output = query.new_zeros(*queries.shape[:2], layout.size, dtype=torch.float32)
         for low, high in read(parts, layout.tokens):
             for first, stop, value in request.pieces(1, low, high):
-                if stop == count:  # Numbers behind the last token may be anything.
+                if stop == count:  # Numbers after the last token are undefined.
                     value = value.clone()
                     value[-1, :, request.length - (count - 1) * layout.tokens :] = 0
                 output += (shares[first:stop] @ value).sum(0)
         return output.flatten(0, 1).to(query.dtype)
 
     def row(self, method: Any, call: Any, rules: Any, m: int, like: torch.Tensor) -> tuple[int, list[Any], Any]:
-        """The rung of the row at m, its parts (name, first key, end), and the matrix that turns its query for each."""
+        """Return the level (rung) of the row at m, its parts (name, first key, end), and the matrix for its query."""
         group, at = divmod(m, _ROWS)
         name = id(rules), group, like.shape[-1], like.device
         if name not in self.ahead:
@@ -122,7 +122,7 @@ class SingleRows:
         return rung, [part for part in parts if part[0] != "middle" or rows.at_middle is not None], matrices[at]
 
     def turn(self, method: Any, call: Any, rules: Any, rung: int, request: Request, count: int) -> None:
-        """Turn those of a request's first blocks that are not kept so."""
+        """Turn and keep the keys of a request's first blocks that are not kept for this level yet."""
         kept, name = request.turned, (self.changes, id(rules), tuple(map(id, call.methods)), rung)
         assert kept is not None
         missing = kept.missing(name, request.numbers[:count])
@@ -134,7 +134,7 @@ class SingleRows:
             kept.keep(name, numbers, turned(key, turn[0][places], turn[1][places], turn[2]))
 
     def turning(self, method: Any, call: Any, rules: Any, rung: int, request: Request) -> tuple[Any, ...]:
-        """Two waves (k, 1, s, d) of all far blocks of a rung, in the order of the cache, and the columns' partners."""
+        """Return two waves (k, 1, s, d) of all far blocks of a level, in the cache's order, and the column partners."""
         layout, count = request.layout, len(request.numbers)
         name = id(rules), tuple(map(id, call.methods)), rung, layout.tokens, layout.size, request.cache.device
         partner = self.partners[name[1], layout.size]
@@ -152,7 +152,7 @@ class SingleRows:
 
 
 def read(parts: list[Any], tokens: int) -> list[tuple[int, int]]:
-    """The spans of tokens in whose blocks anything is read."""
+    """Return the spans of tokens whose blocks are read."""
     (_, _, far), (_, near, _), (_, _, end) = parts[0], parts[1], parts[-1]
     if far == 0:
         return [(near, end)]
@@ -160,14 +160,14 @@ def read(parts: list[Any], tokens: int) -> list[tuple[int, int]]:
 
 
 def turned(key: torch.Tensor, wave: torch.Tensor, other: torch.Tensor, partner: torch.Tensor) -> torch.Tensor:
-    """Keys (k, g, s, d), turned by waves (k, 1, s, d): each column by itself and its partner."""
+    """Turn keys (k, g, s, d) by waves (k, 1, s, d): each column by itself and its partner."""
     wide = key.float()
     swapped = torch.index_select(wide, 3, partner, out=torch.empty_like(wide))
     return (wide * wave).addcmul_(swapped, other).to(key.dtype)
 
 
 def partners(call: Any, size: int) -> torch.Tensor | None:
-    """With which column each of `size` is rotated, itself if it is not, or None unless they rotate in pairs."""
+    """Return the partner in rotation of each of `size` columns, itself if it has none; None unless they form pairs."""
     device = call.tables.frame.inverse.device
     at, since = torch.full((1, 1), 1, device=device), torch.zeros(1, 1, device=device, dtype=torch.long)
     matrix = call.turn(torch.eye(size, device=device)[None, :, None], at, since)[0, :, 0].T
@@ -178,9 +178,9 @@ def partners(call: Any, size: int) -> torch.Tensor | None:
 
 
 def waves(method: Any, call: Any, rules: Any, span: tuple[int, int, int], partner: torch.Tensor) -> list[torch.Tensor]:
-    """What a far key's columns, and their partners, are multiplied by: two (n, d), of keys of a span (rung, from, to).
+    """Return the factors of far keys' columns and of their partners: two (n, d), for a span (level, from, to).
 
-    Looked up by turning two vectors: ones in the first column of each pair, and in the other columns.
+    They are measured by turning two vectors: ones in the first column of each pair, and in the other columns.
     """
     rung, low, high = span
     is_first = torch.arange(len(partner), device=partner.device) <= partner
@@ -191,7 +191,7 @@ def waves(method: Any, call: Any, rules: Any, span: tuple[int, int, int], partne
 
 @functools.cache
 def row_wise(implementation: type) -> type:
-    """A subclass of a backend's attention implementation that also writes the rows of its `ctxext_rows`."""
+    """Derive a subclass of a backend's attention implementation that also writes the rows of its `ctxext_rows`."""
 
     class RowWise(implementation):  # type: ignore[misc]
         __slots__ = ()  # The class of the engine's object is replaced, so that both need the same layout.
@@ -200,7 +200,7 @@ def row_wise(implementation: type) -> type:
         def do_kv_cache_update(
             self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor
         ) -> None:
-            """The engine's own; keys that were turned of blocks that it writes to are out of date."""
+            """Update the cache as the engine does, and mark the turned keys of the written blocks as out of date."""
             if self.ctxext_rows.turned is not None:
                 self.ctxext_rows.turned.forget(slot_mapping)
             super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
@@ -217,7 +217,7 @@ def row_wise(implementation: type) -> type:
             *args: Any,
             **kwargs: Any,
         ) -> torch.Tensor:
-            """The engine's attention, then the rows with a relation map: query and output are (t, h, d)."""
+            """Run the engine's attention, then compute the rows with a relation map; query and output are (t, h, d)."""
             has_rows = attn_metadata is not None  # None while the engine warms up.
             result = output
             if not (has_rows and self.ctxext_rows.are_all(layer, attn_metadata, (*args, *kwargs.values()))):
@@ -230,7 +230,7 @@ def row_wise(implementation: type) -> type:
 
 
 class Step:
-    """What all layers share of one step of the engine, and of single rows of all steps."""
+    """State that all layers share: of one step of the engine, and of single rows of all steps."""
 
     def __init__(self) -> None:
         self.metadata: Any = None
@@ -241,7 +241,7 @@ class Step:
         self.layers = 0
 
     def see(self, metadata: Any) -> list[tuple[int, int, int, int]]:
-        """Requests with tokens in a step: number, first token, end, and how many tokens they have by then."""
+        """Return the requests with tokens in a step: number, first token, end, and the length after the step."""
         if metadata is not self.metadata:
             starts, lengths = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
             spans = zip(range(len(lengths)), starts, starts[1:], lengths, strict=False)
@@ -250,13 +250,13 @@ class Step:
         return self.requests
 
     def blocks(self, metadata: Any, number: int, count: int) -> list[int]:
-        """The numbers of the first blocks of a request of the step that `see` saw."""
+        """Return the numbers of the first blocks of a request in the step that was passed to `see`."""
         if number not in self.numbers:
             self.numbers[number] = metadata.block_table[number][:count].tolist()
         return self.numbers[number]
 
     def memory(self, rows: int, keys: int) -> dict[Any, Any]:
-        """What the portable functions keep from layer to layer: it hangs on these two numbers alone."""
+        """Return the memory of the portable functions that layers share: it depends on these two numbers alone."""
         return self.memories.setdefault((rows, keys), {}) if rows > 1 else {}
 
 
@@ -269,7 +269,7 @@ class Rows:
         rotary: Its rotary embedding.
         methods: The relation maps of this layer, innermost first.
         first_head: The index of this rank's first KV head in the whole model.
-        step: What the layers of the model share.
+        step: The state that the layers of the model share.
         keeps_keys: Whether turned keys may be kept: all writes to the cache of this layer go through its attention.
     """
 
@@ -334,7 +334,7 @@ class Rows:
             output[stop - (length - first) : stop] = attended[0].to(output.dtype)
 
     def are_all(self, layer: Any, metadata: Any, more: tuple[Any, ...]) -> bool:
-        """Whether every row of a step is to be replaced, and the engine's attention does nothing else.
+        """Return whether every row of a step will be replaced, and the engine's attention does nothing else.
 
         `more` are further arguments of the attention, such as scales of a quantized output.
         """
@@ -344,11 +344,11 @@ class Rows:
         return all(length - (stop - start) >= self.first for _, start, stop, length in self.step.see(metadata))
 
     def portable(self, name: str) -> Any:
-        """A module of the checkpoint's code."""
+        """Return a module of the checkpoint's code."""
         return sys.modules[f"{type(self.part).__module__.rpartition('.')[0]}.{name}"]
 
     def call(self, query: torch.Tensor, first: int, length: int, heads: int) -> Any:
-        """The call of a layer, for rows from `first` on of a request of some length."""
+        """Build the call of a layer, for the rows from `first` on of a request of `length` tokens."""
         frame = self.portable("modeling_family").frame_of(self.rotary, None, query)
         seam = self.portable("method")
         positions = torch.arange(first, length, device=query.device)[None]
@@ -358,7 +358,7 @@ class Rows:
         return call
 
     def single(self, implementation: Any, query: torch.Tensor, request: Request) -> torch.Tensor | None:
-        """The output (h, d) of a request's last row (h, d) by `SingleRows`, or None where it does not apply."""
+        """Compute the output (h, d) of a request's last row (h, d) by `SingleRows`; None if that does not apply."""
         if len(self.methods) > 1 or special_of(implementation):
             return None
         call = self.call(query, request.length - 1, request.length, request.layout.heads)
@@ -370,7 +370,7 @@ class Rows:
     def attended(
         self, implementation: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, first: int
     ) -> torch.Tensor:
-        """The output (1, l, h, d) of the last l rows (1, h, l, d) of one request over keys and values (1, g, n, d)."""
+        """Compute the output (1, l, h, d) of a request's last l rows (1, h, l, d), keys and values (1, g, n, d)."""
         call = self.call(query, first, key.shape[2], key.shape[1])
         options = {"scaling": implementation.scale, **special_of(implementation)}
         inner = functools.partial(_one_row, self.portable("relation_parts"))
@@ -381,7 +381,7 @@ class Rows:
 
 
 def special_of(implementation: Any) -> dict[str, Any]:
-    """What a family's attention does besides, as the portable functions name it."""
+    """Return the special options of a family's attention, soft cap and sinks, by the portable functions' names."""
     options = {"softcap": getattr(implementation, "logits_soft_cap", None) or None}
     options["s_aux"] = getattr(implementation, "sinks", None)
     return {name: option for name, option in options.items() if option is not None}
@@ -390,6 +390,6 @@ def special_of(implementation: Any) -> dict[str, Any]:
 def _one_row(
     parts: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: None, **options: Any
 ) -> tuple[torch.Tensor, None]:
-    """Attention of one row over all given keys: the inner attention of a relation map."""
+    """Compute the attention of one row over all given keys: the inner attention of a relation map."""
     scores = parts.product(query, key.mT) * options["scaling"]
     return parts.softmaxed(scores, value, mask, (0, 1), key.shape[2] - 1, None, options)[0], None

@@ -1,7 +1,7 @@
 """A checkpoint in vLLM, through its offline API: greedy decoding, and log-probabilities of given tokens.
 
-vLLM is no dependency and is imported only when an engine is asked for. Prompts go in as token ids, so that its
-tokenizer has no say, and many at once: what they have in common is read once (prefix caching).
+vLLM is no dependency and is imported only when an engine is used. Prompts are passed as token ids, so its tokenizer is
+not used, and many at once: their common beginning is read once (prefix caching).
 """
 
 import importlib.metadata
@@ -20,7 +20,7 @@ ENGINE_NAMES = ("transformers", "vllm", "llama.cpp")
 
 
 def vllm_version() -> str:
-    """The installed version of vLLM."""
+    """Return the installed version of vLLM."""
     if importlib.util.find_spec("vllm") is None:
         raise CtxextError(
             "vLLM is not installed.",
@@ -32,7 +32,7 @@ def vllm_version() -> str:
 
 
 def engine_dtype(config: Mapping[str, Any], name: str) -> str:
-    """The dtype in which transformers computes a checkpoint on this machine.
+    """Return the dtype in which transformers computes a checkpoint on this machine.
 
     Args:
         config: The content of its config.json.
@@ -56,7 +56,7 @@ class Engine:
         length: Tokens of the longest prompt with its answer.
         dtype: A number format by torch's name.
         trust: Whether its modeling code may run.
-        arguments: More arguments of `vllm.LLM`, such as `tensor_parallel_size`; they win over the others.
+        arguments: More arguments of `vllm.LLM`, such as `tensor_parallel_size`; they override the others.
     """
 
     name = "vLLM"
@@ -66,7 +66,7 @@ class Engine:
     ) -> None:
         self.version, self.device = vllm_version(), choose_device("auto").type
         self.attention = f"vLLM {self.version}"
-        # It would write to stdout, which is for results.
+        # By default it writes to stdout, which is for results.
         os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         import vllm
@@ -84,7 +84,7 @@ class Engine:
         try:
             self._vllm, self._llm = vllm, vllm.LLM(**options)
         except (ValueError, RuntimeError, OSError, ImportError, TypeError, NotImplementedError) as error:
-            # The last informative line; errors of pydantic begin with headings and end with a link.
+            # The last informative line is shown; errors of pydantic begin with headings and end with a link.
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             left_out = ("For further information", "1 validation error")
             messages = [line for line in lines if not line.startswith(left_out)] or [type(error).__name__]
@@ -100,8 +100,8 @@ class Engine:
 
         Args:
             prompts: Token ids.
-            rooms: How many tokens each may be followed by.
-            ends: Tokens after which nothing more is written; they are returned too.
+            rooms: The most tokens to generate for each.
+            ends: Tokens that end the generation; they are returned too.
         """
         asked = [self._asked(max_tokens=room, logprobs=0, stop_token_ids=list(ends)) for room in rooms]
         written = []
@@ -117,7 +117,7 @@ class Engine:
         return written
 
     def log_probabilities(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """The log-probability of every token but the first, given those before it."""
+        """Compute the log-probability of every token but the first, given those before it."""
         outputs = self._llm.generate(_as_prompts(prompts), self._asked(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
         return [
             [table[token].logprob for table, token in zip(result.prompt_logprobs[1:], ids[1:], strict=True)]

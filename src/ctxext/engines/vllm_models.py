@@ -25,7 +25,7 @@ class TransformersMoEForCausalLM(_RowWise, backend.TransformersMoEForCausalLM): 
 
 
 def bind(model: Any) -> None:
-    """Give the rows of relation maps to every attention of vLLM that they change.
+    """Attach the rows of relation maps to every attention of vLLM that they change.
 
     Raises:
         ValueError: the model has something that is not supported: several position axes or schedules, latent attention,
@@ -58,7 +58,7 @@ def bind(model: Any) -> None:
 
 
 def is_own_writer(attention: Any) -> bool:
-    """Whether the cache of an attention is written by its own `do_kv_cache_update` alone."""
+    """Return whether the cache of an attention is written by its own `do_kv_cache_update` alone."""
     shares = getattr(attention, "kv_sharing_target_layer_name", None) is not None
     backend = getattr(attention, "attn_backend", None)
     return not (shares or getattr(backend, "forward_includes_kv_cache_update", True))
