@@ -1,4 +1,4 @@
-"""What every part that writes or checks files has in common: the record's name, digests, JSON text, progress."""
+"""Common parts of all modules that write or check files: the record's name, digests, JSON text, progress."""
 
 import errno
 import hashlib
@@ -22,7 +22,7 @@ _CHUNK = 1 << 22
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file to read its bytes; a pipe, a device or a socket is refused and not waited for.
+    """Open a file to read its bytes; raise at once for a pipe, a device or a socket, which could block.
 
     Raises:
         OSError: it cannot be opened.
@@ -35,12 +35,12 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def is_text(name: str) -> bool:
-    """Whether a file's name can be written down; one that is not text holds halves of characters."""
+    """Return whether a file's name is valid text; names that are not contain lone surrogates."""
     return name == name.encode("utf-8", "ignore").decode()
 
 
 def copy_whole(origin: Path, target: Path) -> None:
-    """Copy a file; a disk that has not the room for it says so before anything is written.
+    """Copy a file; raise before anything is written if the disk does not have enough space.
 
     Raises:
         OSError: the disk is full, or a place cannot be read or written.
@@ -50,17 +50,17 @@ def copy_whole(origin: Path, target: Path) -> None:
 
 
 def check_room(folder: Path, size: int) -> None:
-    """Raise at once what writing so many bytes would raise in the end.
+    """Raise if the disk of a folder has less free space than `size` bytes.
 
     Raises:
-        OSError: the disk has not so many left.
+        OSError: the error that writing the bytes would raise in the end.
     """
     if shutil.disk_usage(folder).free < size:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def sha256_of(path: Path) -> str:
-    """A file's SHA-256, read in pieces."""
+    """Compute a file's SHA-256, read in pieces."""
     digest = hashlib.sha256()
     with open_regular(path) as file:
         while piece := file.read(_CHUNK):
@@ -69,12 +69,12 @@ def sha256_of(path: Path) -> str:
 
 
 def as_json(content: Mapping[str, Any]) -> str:
-    """A JSON file's text, as transformers writes it; halves of characters, as names of files may hold, become "?"."""
+    """Return a JSON file's text, as transformers writes it; lone surrogates, possible in file names, become "?"."""
     return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "replace").decode()
 
 
 def same_value(value: Any, other: Any) -> bool:
-    """Whether two values of JSON files are the same; NaN is NaN, as which number it is does not matter here."""
+    """Return whether two values of JSON files are the same; NaN equals NaN here."""
     return bool(value == other or (value != value and other != other))
 
 
@@ -85,13 +85,13 @@ def keys_that_differ(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str
 
 
 def stamp_of(path: Path) -> list[int]:
-    """A file's size and the time of its last change in nanoseconds, by which an edit shows without reading it."""
+    """Return a file's size and its modification time in nanoseconds, which reveal an edit without reading the file."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns]
 
 
 def has_stamp(path: Path, stamp: Sequence[int]) -> bool:
-    """Whether a file still has its stamp; a file system that keeps whole seconds or microseconds may round the time."""
+    """Return whether a file still has its stamp; file systems may round the time to seconds or microseconds."""
     size, time = stamp_of(path)
     then = stamp[1]
     return size == stamp[0] and time in (then, then // 1000 * 1000, then // 1_000_000_000 * 1_000_000_000)

@@ -35,18 +35,18 @@ runpy.run_path({script!r}, run_name="isolated.__main__")
 
 
 def run_isolated(script: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    """Run a script in an empty folder, with a module cache of its own and without the network.
+    """Run a script in an empty folder, with its own module cache and without the network.
 
     Args:
-        script: It uses the standard library, torch and transformers, and the files beside it by relative imports.
-        words: What it is called with; paths must be absolute.
+        script: It uses the standard library, torch and transformers, and files in its folder by relative imports.
+        words: Its command-line arguments; paths must be absolute.
     """
     _LOG.debug("running %s %s in a clean process", script, words)
     with tempfile.TemporaryDirectory() as place:
         return subprocess.run(
             [sys.executable, "-c", _BEGINNING.format(script=str(script), folder=str(script.parent)), *words],
             capture_output=True,
-            input="",  # transformers would ask on the terminal whether to run the code of others.
+            input="",  # transformers would prompt on the terminal before it runs third-party code.
             text=True,
             cwd=place,
             env={**os.environ, **SETTINGS, "HF_MODULES_CACHE": place},
@@ -55,16 +55,16 @@ def run_isolated(script: Path, *words: str) -> "subprocess.CompletedProcess[str]
 
 
 def last_line_of_errors(result: "subprocess.CompletedProcess[str]") -> str:
-    """What a script that failed said last."""
+    """Return the last line of a failed script's errors."""
     return (result.stderr.strip().splitlines() or ["no message"])[-1]
 
 
 def fault_within(result: "subprocess.CompletedProcess[str]", files: Iterable[str | Path]) -> tuple[str, str] | None:
-    """Which of these files a script that failed was in when it did, and what it said; None where it was in none.
+    """Return the file among `files` in which a script failed, and its error; None if it failed elsewhere.
 
     Args:
-        result: Of `run_isolated`; its errors hold the traceback.
-        files: The files that may be at fault, as the script was given them.
+        result: The result of `run_isolated`; its errors contain the traceback.
+        files: The files that may be at fault, by the paths that the script used.
     """
     shown = {str(file) for file in files}
     places: list[tuple[str, str]] = re.findall(r'^ *File "(.+)", line (\d+)', result.stderr, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Words for values: lengths in tokens (32768, 32k, 128K, 1M), and lists with commas."""
+"""Values as text: lengths in tokens (32768, 32k, 128K, 1M), and lists with commas."""
 
 import re
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def parse_length(text: str) -> int:
 
 
 def as_length(value: int | str) -> int:
-    """A length as a number of tokens or as text."""
+    """Return a number of tokens for a length that is a number or text."""
     return parse_length(value) if isinstance(value, str) else value
 
 
@@ -48,7 +48,7 @@ def read_words(options: Any) -> None:
 
 
 def names_in(words: str | Sequence[str]) -> tuple[str, ...]:
-    """Names from a text with commas or from several such texts, each once."""
+    """Return the names in a text with commas or in several such texts, each once."""
     texts = [words] if isinstance(words, str) else words
     return tuple(dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip()))
 
@@ -60,7 +60,7 @@ def check_length(tokens: float) -> None:
 
 
 def format_length(tokens: int) -> str:
-    """A length, human-readable: 32k if it is a whole number of k, digits otherwise."""
+    """Format a length for people: 32k or 1M if it is a whole number of k or M, digits otherwise."""
     for unit, size in (("M", 1024 * 1024), ("k", 1024)):
         if tokens >= size and tokens % size == 0:
             return f"{tokens // size}{unit}"

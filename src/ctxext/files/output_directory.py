@@ -1,4 +1,4 @@
-"""Write output completely or not at all: one writer at a time, beside its place, and renamed when it is whole."""
+"""Write output completely or not at all: one writer at a time, next to its place, and renamed when it is complete."""
 
 import contextlib
 import errno
@@ -29,14 +29,14 @@ _LOG = logging.getLogger(__name__)
 @with_documented_options
 @dataclass(frozen=True, kw_only=True)
 class OverwriteOptions:
-    """What may be deleted where a folder is to be written."""
+    """What may be deleted when a folder is written."""
 
     overwrite: bool = option(False, help="Replace OUT if ctxext made it.", kept=False)
     overwrite_anything: bool = option(False, help="Replace OUT and delete whatever lies there.", kept=False)
 
     @property
     def replaces(self) -> bool:
-        """Whether a folder that ctxext made may be replaced."""
+        """Whether a folder created by ctxext may be replaced."""
         return self.overwrite or self.overwrite_anything
 
 
@@ -59,7 +59,7 @@ _BY_TOOLS = (MANIFEST, ".gitattributes", ".cache/*", "__pycache__/*")
 
 
 def foreign_files(folder: Path) -> list[str]:
-    """Return the files of a folder that no record of this package names, sorted; all of them without a record."""
+    """Return the files of a folder that no record of ctxext names, sorted; all of them without a record."""
     names: set[str] = set()
     patterns: set[str] = set()
     with contextlib.suppress(CtxextError):
@@ -75,7 +75,7 @@ def foreign_files(folder: Path) -> list[str]:
 
 
 def records_training(folder: Path, name: str) -> bool:
-    """Return whether a file of a folder, by its path in it, belongs to a training: it fits no other weights."""
+    """Return whether a file, by its path in a folder, belongs to a training and so fits no other weights."""
     return (folder / _TRAINING_RECORD).is_file() and any(fnmatch(name, pattern) for pattern in _OF_TRAINING)
 
 
@@ -97,11 +97,11 @@ _EXPLANATIONS: Mapping[int, tuple[str, str]] = {
 
 
 def check_out(out: Path, source: Path, options: OverwriteOptions) -> None:
-    """Refuse a place that cannot or must not be written.
+    """Raise if a place cannot or must not be written.
 
     Args:
-        out: The folder to make.
-        source: What it is made from.
+        out: The folder to create.
+        source: Its source.
         options: What may be replaced.
     """
     with explain_disk_errors(out):
@@ -123,13 +123,13 @@ def check_out(out: Path, source: Path, options: OverwriteOptions) -> None:
 
 
 def check_contents(out: Path, *, overwrite: bool, deletable: Collection[str] = (), named: Path | None = None) -> None:
-    """Refuse a folder whose files must not be lost.
+    """Raise if a folder contains files that must not be lost.
 
     Args:
-        out: Where the files are.
-        overwrite: Whether what this package made may go.
-        deletable: Other files that may go too.
-        named: What errors call the folder.
+        out: The folder of the files.
+        overwrite: Whether files created by ctxext may be deleted.
+        deletable: Other files that may be deleted too.
+        named: The folder's name in errors.
     """
     named = named or out
     if not out.is_dir() or not any(out.iterdir()):
@@ -147,7 +147,7 @@ def check_contents(out: Path, *, overwrite: bool, deletable: Collection[str] = (
 
 @contextlib.contextmanager
 def explain_disk_errors(out: Path) -> Iterator[None]:
-    """Tell a full disk, a limit or a missing permission as the user's problem that it is."""
+    """Raise a full disk, a limit or a missing permission as an error for the user, with a hint."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
@@ -159,7 +159,7 @@ def explain_disk_errors(out: Path) -> Iterator[None]:
 
 
 def _what_failed(error: Exception) -> tuple[int, str]:
-    """The system's number of an error and the file that it names; those that write weights tell it in words alone."""
+    """Return an error's system number and file; errors of libraries for weights contain the number as text only."""
     if isinstance(error, OSError):
         return error.errno or 0, str(error.filename or "")
     if isinstance(error, SafetensorError):
@@ -167,7 +167,7 @@ def _what_failed(error: Exception) -> tuple[int, str]:
         return int(code[1]) if code else 0, ""
     if str(error).startswith("Symlink loop"):  # Path.resolve before Python 3.13.
         return errno.ELOOP, ""
-    # torch.save notices that less was written than it gave, and not why.
+    # torch.save detects an incomplete write but not its reason.
     return errno.ENOSPC if "inline_container" in str(error) and "unexpected pos" in str(error) else 0, ""
 
 
@@ -175,11 +175,11 @@ def _what_failed(error: Exception) -> tuple[int, str]:
 def locked(out: Path) -> Iterator[None]:
     """Keep other processes, and other threads of this one, from writing an output until the block ends.
 
-    The lock is `.NAME.ctxext-lock` beside the output and is removed afterwards. A thread that holds it may take it
+    The lock is `.NAME.ctxext-lock` next to the output and is removed afterwards. A thread that holds it may take it
     again.
 
     Args:
-        out: A folder or a file that is about to be written; the folder around it must exist.
+        out: A folder or a file that will be written; its parent folder must exist.
     """
     out = out.resolve()
     path = out.parent / f".{short_name(out.name)}.ctxext-lock"
@@ -198,7 +198,7 @@ def locked(out: Path) -> Iterator[None]:
         ) from error
     try:
         if is_first:
-            with contextlib.suppress(OSError):  # A full disk: the process is named for people only.
+            with contextlib.suppress(OSError):  # The disk may be full; the process is named for people only.
                 path.write_text(f"process {os.getpid()} on {_host_name()}", encoding="ascii")
         yield
     finally:
@@ -210,7 +210,7 @@ def locked(out: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def only_run_in(out: Path) -> Iterator[None]:
-    """Lock OUT for a whole run, so that two do not mix their results; the processes of one run share the lock."""
+    """Lock OUT for a whole run, so that two runs do not mix results; the processes of one run share the lock."""
     if rank() != 0:
         yield
         return
@@ -223,7 +223,7 @@ def only_run_in(out: Path) -> Iterator[None]:
 
 
 def _holder(path: Path) -> str:
-    """Return the process that a lock names, empty if its file has another form."""
+    """Return the process that a lock file names, in parentheses; empty if the file has another form."""
     with contextlib.suppress(OSError):
         content = path.read_bytes()[:99].decode("ascii", "replace")
         return f" ({content})" if re.fullmatch(r"process [0-9]+ on \w+", content) else ""
@@ -235,22 +235,22 @@ def _host_name() -> str:
 
 
 def short_name(name: str) -> str:
-    """Return a name that leaves room for more in a file name; a long one is cut and distinguished by its digest."""
+    """Return a name that leaves room for a suffix in a file name; a long one is cut and gets its digest."""
     raw = os.fsencode(name)
     return name if len(raw) <= 120 else f"{name[:24]}-{hashlib.sha256(raw).hexdigest()[:16]}"
 
 
 @contextlib.contextmanager
 def output_directory(out: Path, sources: Iterable[Path], options: OverwriteOptions) -> Iterator[Path]:
-    """Yield a staging folder that takes OUT's name when the block ends without an error; nothing is left after one.
+    """Yield a staging folder that gets OUT's name when the block ends without an error; an error leaves nothing.
 
     Args:
-        out: The folder to make, resolved.
-        sources: What it is made from.
+        out: The folder to create, resolved.
+        sources: Its sources.
         options: What may be replaced.
     """
     with explain_disk_errors(out), staging_directory(out) as work:
-        for source in sources:  # Another run may have finished between the caller's look and the lock.
+        for source in sources:  # Another run may have finished between the caller's check and the lock.
             check_out(out, source, options)
         deletable = deletable_files(out, options)
         yield work
@@ -259,7 +259,7 @@ def output_directory(out: Path, sources: Iterable[Path], options: OverwriteOptio
 
 @contextlib.contextmanager
 def staging_directory(out: Path) -> Iterator[Path]:
-    """Lock OUT and yield an empty folder beside it, for `give_name`."""
+    """Lock OUT and yield an empty folder next to it, for `give_name`."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with locked(out), beside(out) as place:
         work = place / place.name  # Not the same name in every run: transformers caches modules by it.
@@ -269,9 +269,9 @@ def staging_directory(out: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def beside(out: Path) -> Iterator[Path]:
-    """Yield a new folder beside a file or folder, deleted at the end; the next run clears what a kill leaves.
+    """Yield a new folder next to a file or folder, deleted at the end; the next run clears one that a kill leaves.
 
-    What stands aside in it as "old" is put back under OUT's name if nothing took that.
+    Its entry "old" is moved back to OUT if nothing else has that name.
     """
     place = out.parent / f".{short_name(out.name)}.ctxext-{_host_name()}-{os.getpid()}"
     try:
@@ -279,13 +279,13 @@ def beside(out: Path) -> Iterator[Path]:
         place.mkdir()
         yield place
         _clear(place, out)
-    except BaseException:  # Ctrl-C and SIGTERM among them, also while it is being cleared.
+    except BaseException:  # Includes Ctrl-C and SIGTERM, also during the clearing.
         _clear(place, out)
         raise
 
 
 def recover(out: Path) -> None:
-    """Clear what killed runs of this machine left beside OUT, and put back an OUT caught between two renames."""
+    """Clear the folders of killed runs of this machine next to OUT, and restore an OUT caught between two renames."""
     pattern = re.compile(rf"\.{re.escape(short_name(out.name))}\.ctxext-{_host_name()}-(\d+)")
     for place in sorted(out.parent.iterdir() if out.parent.is_dir() else ()):
         match = pattern.fullmatch(place.name)
@@ -300,17 +300,17 @@ def _clear(place: Path, out: Path) -> None:
 
 
 def give_name(work: Path, out: Path, *, overwrite: bool = True, deletable: Collection[str] = ()) -> None:
-    """Give the finished folder its name; an old one steps aside first and is deleted with the staging folder.
+    """Rename the finished folder to OUT; an old OUT is moved first and is deleted with the staging folder.
 
     Args:
         work: The finished folder, in a folder from `beside`.
-        out: Its name to be.
-        overwrite: Whether what this package made may go.
-        deletable: Other files that may go too: what `deletable_files` found when the run began.
+        out: Its new name.
+        overwrite: Whether files created by ctxext may be deleted.
+        deletable: Other files that may be deleted too: the result of `deletable_files` when the run began.
     """
     try:
         if out.is_dir() and any(out.iterdir()):
-            # Looked through again once it has moved, so that nothing can be added behind the look.
+            # The folder is checked again after the move, so that nothing can be added after the check.
             out.rename(work.with_name("old"))
             check_contents(work.with_name("old"), overwrite=overwrite, deletable=deletable, named=out)
         work.rename(out)
@@ -328,18 +328,18 @@ def give_name(work: Path, out: Path, *, overwrite: bool = True, deletable: Colle
 
 
 def deletable_files(out: Path, options: OverwriteOptions) -> Collection[str]:
-    """Files of others that may be deleted: with --overwrite-anything those in OUT now, but none that arrive later."""
+    """Return the foreign files that may be deleted: with --overwrite-anything those in OUT now, no later ones."""
     return foreign_files(out) if options.overwrite_anything else ()
 
 
 def discard(folder: Path) -> None:
-    """Delete a folder so that it is there whole or not at all."""
+    """Delete a folder atomically: it exists completely or not at all."""
     with beside(folder) as place, contextlib.suppress(FileNotFoundError):
         folder.rename(place / "discarded")
 
 
 def is_running(process: int) -> bool:
-    """Return whether another process with this number runs here; our own number in a record is an earlier process's."""
+    """Return whether another process with this number runs here; the own number belongs to an earlier process."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
@@ -350,7 +350,7 @@ def is_running(process: int) -> bool:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is there in full or not at all."""
+    """Write a file atomically: it exists completely or not at all."""
     with explain_disk_errors(path), beside(path) as place:
         (place / "new").write_bytes(content)
         (place / "new").replace(path)

@@ -12,21 +12,21 @@ EXTRAS: Mapping[str, str] = {"datasets": "train", "matplotlib": "plot", "optuna"
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package can be imported; it is not imported."""
+    """Return whether a package can be imported, without importing it."""
     return importlib.util.find_spec(package) is not None
 
 
 def install_command(package: str) -> str:
-    """The command that installs a package of an extra."""
+    """Return the command that installs a package of an extra."""
     return f'pip install "ctxext[{EXTRAS[package]}]"'
 
 
 def require(package: str, purpose: str) -> None:
-    """Refuse to go on without a package.
+    """Raise if a package is not installed.
 
     Args:
         package: A key of `EXTRAS`.
-        purpose: What needs it, as the beginning of a sentence.
+        purpose: The feature that needs it, as the beginning of a sentence.
     """
     if not is_installed(package):
         raise CtxextError(f"{purpose} needs {package}, which is not installed.", hint=install_command(package))

@@ -1,4 +1,4 @@
-"""Processes: those that `accelerate launch` starts, how much memory is in use, and how SIGTERM ends one."""
+"""Processes: those of `accelerate launch`, their memory use, and their end by SIGTERM."""
 
 import contextlib
 import datetime
@@ -20,17 +20,17 @@ _PEAK = "5"
 
 
 def rank() -> int:
-    """This process's number."""
+    """Return the number of the current process among those of `accelerate launch`."""
     return int(os.environ.get("RANK", "0"))
 
 
 def num_processes() -> int:
-    """How many processes share the work."""
+    """Return the number of processes that share the work."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def wait_for_everyone(device: str) -> None:
-    """Return once every process has come here; a process may be hours behind."""
+    """Return once every process has called this; a process may be hours behind."""
     if num_processes() > 1:
         from accelerate import PartialState
 
@@ -39,7 +39,7 @@ def wait_for_everyone(device: str) -> None:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Inside this context the process shares its work with no other, whatever started it."""
+    """Make the process share its work with no other for the duration of the context, whatever started it."""
     before = {name: os.environ.pop(name) for name in ("RANK", "WORLD_SIZE") if name in os.environ}
     try:
         yield
@@ -48,7 +48,7 @@ def alone() -> Iterator[None]:
 
 
 def forget_peak(device: "torch.device") -> bool:
-    """Start to watch the memory of a device, or of this process for the CPU; false where that is not possible."""
+    """Start to measure the peak memory of a device, or of this process for the CPU; false if that is not possible."""
     import torch
 
     if device.type == "cuda":
@@ -62,7 +62,7 @@ def forget_peak(device: "torch.device") -> bool:
 
 
 def peak_memory(device: "torch.device") -> int:
-    """The most memory in use since `forget_peak`, in bytes; where that was not possible, since the process began."""
+    """Return the peak memory since `forget_peak`, in bytes; since the process began if that was not possible."""
     import torch
 
     if device.type == "cuda":
@@ -81,7 +81,7 @@ TERMINATED = 128 + signal.SIGTERM
 
 
 class Terminated(SystemExit):
-    """The process was asked to end by SIGTERM."""
+    """The process received SIGTERM."""
 
     def __init__(self) -> None:
         super().__init__(TERMINATED)
@@ -94,7 +94,7 @@ def raise_terminated(number: int, frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def raised_when_terminated() -> Iterator[None]:
-    """Inside this context SIGTERM raises `Terminated`, unless the program has a handler of another kind."""
+    """Make SIGTERM raise `Terminated` for the duration of the context, unless the program has its own handler."""
     is_default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if not is_default or threading.current_thread() is not threading.main_thread():
         yield

@@ -1,8 +1,8 @@
-"""Check what this package uses of each file that others may have written, and report the first fault in one line.
+"""Schemas for the keys that this package reads from untrusted files; the first fault is reported in one line.
 
-Unnamed keys are carried along unread. A null stands for a missing key. The checks are those of pydantic's strict mode,
-by its core: importing pydantic itself would take a third of the time of `ctxext inspect`, and the core is imported when
-a file is first checked.
+Unnamed keys are passed through unread. A null means a missing key. The checks are those of pydantic's strict mode, by
+its core: importing pydantic itself would take a third of the time of `ctxext inspect`, and the core is imported when a
+file is first checked.
 """
 
 import functools
@@ -25,12 +25,12 @@ _ARM = "\0"
 
 
 class Schema:
-    """An object of a file.
+    """The schema of an object in a file.
 
     Args:
-        fields: What the value of each key that is read must be.
-        required: Keys that must be there, and whose value must not be null.
-        check: Raises a `PydanticCustomError` if the keys are right one by one and not together.
+        fields: The required form of the value of each key that is read.
+        required: Keys that must be present with a value that is not null.
+        check: Raises a `PydanticCustomError` if each key is valid and their combination is not.
     """
 
     def __init__(self, fields: Mapping[str, Any], required: Sequence[str] = (), check: Any = None) -> None:
@@ -47,7 +47,7 @@ class Schema:
 
     @functools.cached_property
     def validator(self) -> "SchemaValidator":
-        """What checks it, made when it is first used: some commands read no file."""
+        """Validator of pydantic's core, built when it is first used: some commands read no file."""
         from pydantic_core import SchemaValidator
 
         kind: Any = self.kind
@@ -144,7 +144,7 @@ _CODE_STEP = Schema({"method": WORD, "per_prompt": _BOOL}, required=["method"])
 
 
 def _check_hidden(block: dict[str, Any]) -> dict[str, Any]:
-    """Refuse a block that hides nothing."""
+    """Raise if a block hides nothing."""
     if any(block.get(key) not in (None, {}) for key in ("rope", "hidden")):
         return block
     from pydantic_core import PydanticCustomError
@@ -245,7 +245,7 @@ _LOGGED = Schema({"step": _OFFSET, **_all(NUMBER, "loss", "eval_loss")}, require
 
 
 def _check_losses(state: dict[str, Any]) -> dict[str, Any]:
-    """Refuse losses of other steps than those before the save."""
+    """Raise if the log has no losses, or losses of steps after the save."""
     learned = [entry["step"] for entry in state["log_history"] if entry.get("loss") is not None]
     if learned and 1 <= min(learned) <= max(learned) <= state["global_step"] <= state["max_steps"]:
         return state
@@ -300,9 +300,9 @@ def checked(
 
     Args:
         content: The content.
-        schema: What it must be.
-        name: What errors call the file.
-        prefix: Where the content stands in the file.
+        schema: Its schema.
+        name: The file's name in errors.
+        prefix: The path of keys to the content in the file.
         aliases: The names in the file of keys that the schema has under another name.
     """
     from pydantic_core import ValidationError
@@ -324,7 +324,7 @@ def checked(
 
 
 def check_config(config: Mapping[str, Any], name: str = "config.json") -> None:
-    """Check what is used of a config.json, with the language model's part and the schedules inside it."""
+    """Check the keys of a config.json that are used, with the language model's part and the schedules inside it."""
     inner = config.get("text_config")
     if "auto_map" in config and "ctxext_code" in {*config, *(inner if isinstance(inner, dict) else ())}:
         checked(config, _CARRIED_CODE, name)
@@ -341,7 +341,7 @@ def check_config(config: Mapping[str, Any], name: str = "config.json") -> None:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object; what is used of a file whose name is known is checked against its schema."""
+    """Read a JSON object; if there is a schema for the file's name, check the keys that are used."""
     content = parse_json(read_text(path), str(path))
     if not isinstance(content, dict):
         raise CtxextError(f'"{path}" does not hold a JSON object.')

@@ -1,4 +1,4 @@
-"""JSON and YAML without what only an attacker or an accident writes: depth, doubles, bombs, half characters."""
+"""Strict JSON and YAML: no deep nesting, duplicate keys, alias bombs or lone surrogates."""
 
 import functools
 import json
@@ -26,7 +26,7 @@ _SPACES = re.compile(r"[\x00-\x20\x7f-\x9f\u2028-\u202e\u2066-\u2069]+")
 
 
 def read_text(path: Path, limit: int = _MAX_BYTES) -> str:
-    """A text file's content."""
+    """Read a text file in UTF-8 of at most `limit` bytes."""
     try:
         with open_regular(path) as file:
             if os.fstat(file.fileno()).st_size > limit:
@@ -42,11 +42,11 @@ def read_text(path: Path, limit: int = _MAX_BYTES) -> str:
 
 
 def parse_json(text: str, name: str, *, constants: bool = True) -> Any:
-    """The content of a JSON text.
+    """Parse a JSON text.
 
     Args:
         text: The text.
-        name: What errors call it.
+        name: Its name in errors.
         constants: Whether NaN and Infinity count as numbers, which JSON itself does not have.
     """
 
@@ -81,11 +81,11 @@ def parse_json(text: str, name: str, *, constants: bool = True) -> Any:
 
 
 def parse_yaml(text: str, name: str) -> Any:
-    """The content of a YAML text, with a few aliases at most: bombs are made of many.
+    """Parse a YAML text with a few aliases at most; alias bombs need many.
 
     Args:
         text: The text.
-        name: What errors call it.
+        name: Its name in errors.
     """
     import yaml
 
@@ -103,7 +103,7 @@ def parse_yaml(text: str, name: str) -> Any:
 
 
 def _first_double(keys: Iterable[str]) -> str:
-    """The first key that was there before, in one walk: a stranger's list may be long."""
+    """Return the first key that occurs a second time, in one pass: an untrusted list may be long."""
     seen: set[str] = set()
     return next(key for key in keys if key in seen or seen.add(key))  # type: ignore[func-returns-value]
 
@@ -114,7 +114,7 @@ class _DoubleKey(Exception):
 
 @functools.cache
 def _strict_loader() -> "type[yaml.SafeLoader]":
-    """A loader of plain data only, each key once; most commands read no YAML and do not import its library."""
+    """Build a loader of plain data only, each key once; most commands read no YAML and do not import its library."""
     import yaml
 
     class Strict(yaml.SafeLoader):
@@ -128,7 +128,7 @@ def _strict_loader() -> "type[yaml.SafeLoader]":
 
 
 def _check_events(events: Iterable[Any], name: str) -> None:
-    """Refuse many aliases and depth before anything is built."""
+    """Raise if a text has many aliases or nests too deep, before anything is built."""
     import yaml
 
     depth = num_aliases = 0
@@ -142,11 +142,11 @@ def _check_events(events: Iterable[Any], name: str) -> None:
 
 
 def check_characters(content: Any, place: str) -> None:
-    """Refuse halves of characters, and what nests too deep, in what JSON text became.
+    """Raise if parsed content contains lone surrogates or nests too deep.
 
     Args:
-        content: Dicts, lists and words.
-        place: What errors call it.
+        content: Dicts, lists and strings.
+        place: Its name in errors.
     """
     level, depth = [content], 0
     while level:
@@ -164,7 +164,7 @@ def check_characters(content: Any, place: str) -> None:
 
 
 def in_markdown(text: str) -> str:
-    """A word of a stranger as it may stand on a page: one line, neither a tag, nor a picture, nor a table's edge."""
+    """Escape an untrusted word for a Markdown page: one line, without tags, pictures or table borders."""
     return _SPACES.sub(" ", text).replace("<", "&lt;").replace("![", "!&#91;").replace("|", "&#124;")
 
 

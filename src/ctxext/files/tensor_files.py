@@ -1,8 +1,8 @@
-"""Safetensors files: headers read strictly, tensors read one at a time, and files written again in little memory.
+"""Safetensors files: headers read strictly, tensors read one at a time, and files rewritten in little memory.
 
-Headers are read without the library, whose `safe_open` imports numpy (90 ms, 16 MB) for every command that names a
+Headers are read without the library: its `safe_open` imports numpy (90 ms, 16 MB) for every command that names a
 checkpoint. The rules are its own, those of `Metadata::validate` and of the header's types in safetensors 0.8
-(https://github.com/huggingface/safetensors): a file whose tensors share bytes would be rewritten as garbage.
+(https://github.com/huggingface/safetensors): a file with tensors that share bytes would be rewritten as garbage.
 """
 
 import errno
@@ -88,7 +88,7 @@ def read_safetensors_header(path: Path) -> dict[str, Any]:
 
 
 def _fault_of(tensors: Mapping[str, Any], size: int) -> str:
-    """Return why no file with so many bytes after its header has these tensors; empty if one may have.
+    """Return why tensors cannot fill `size` bytes after a header; empty if they can.
 
     In the order of their offsets, tensors follow one another without a gap and without sharing a byte, and each has as
     many bytes as its shape and type need.
@@ -152,22 +152,22 @@ def _shorter(path: Path) -> CtxextError:
 
 
 def grouped(names: Sequence[str]) -> str:
-    """Return tensor names with the layers' numbers counted instead of listed."""
+    """Return tensor names in one line, those that differ only in the layer's number once with their count."""
     counts = Counter(re.sub(r"\.\d+\.", ".*.", name) for name in names)
     return ", ".join(f"{name} × {count}" if count > 1 else name for name, count in counts.items())
 
 
 @dataclass(frozen=True)
 class NewTensor:
-    """One tensor of a file that is written again.
+    """One tensor of a file that is rewritten.
 
     Attributes:
         name: Its name, in the source and in the result.
-        path: The safetensors file that contains it, or shall, relative to the checkpoint.
-        dtype: Its type as safetensors names it, which stays the source's.
+        path: The safetensors file that contains or will contain it, relative to the checkpoint.
+        dtype: Its type by safetensors' name, the same as in the source.
         old_shape: The source's shape; None if the source has no such tensor.
         shape: Its new shape.
-        pieces: Yields its new bytes from the source's; those are empty if the source has none.
+        pieces: Yields its new bytes from the source's, which are empty if the source has no such tensor.
     """
 
     name: str
@@ -183,7 +183,7 @@ class NewTensor:
         return math.prod(self.shape) * BITS[self.dtype] // 8
 
     def __str__(self) -> str:
-        """What happens to it, in a few words."""
+        """Return the change of the tensor in a few words: its name, its old and its new shape."""
         before = "new," if self.old_shape is None else f"{'×'.join(map(str, self.old_shape))} →"
         return f"{self.name} {before} {'×'.join(map(str, self.shape))}"
 
@@ -196,10 +196,10 @@ def rewrite(
     *,
     digest: "_Hash | None" = None,
 ) -> None:
-    """Write a file's copy in which some tensors are others and every other byte is the source's.
+    """Copy a file with some tensors replaced or added; every other byte is the source's.
 
-    The tensors keep the source's order, so the data stays aligned as it was. Additional ones come last. One changed
-    tensor is in memory at a time.
+    The tensors keep the source's order, so the alignment of the data is unchanged. Additional ones come last. One
+    changed tensor is in memory at a time.
 
     Args:
         origin: A safetensors file.
@@ -266,7 +266,7 @@ def rewrite(
 
 
 def _new_head(content: dict[str, Any], ordered: Sequence[str], new: Mapping[str, NewTensor]) -> bytes:
-    """Return the length and the text of a header with the shapes and the places of the result."""
+    """Return the length and the text of a header with the shapes and the offsets of the result."""
     at = 0
     for name in ordered:
         entry = content.get(name, {})
@@ -281,10 +281,10 @@ def _new_head(content: dict[str, Any], ordered: Sequence[str], new: Mapping[str,
 
 
 def copy_range(source: BinaryIO, target: BinaryIO, start: int, length: int) -> Iterator[int]:
-    """Append some bytes of a file to an unbuffered other, in the kernel if it can; yields the bytes of each piece.
+    """Append some bytes of a file to an unbuffered one, in the kernel if possible; yield the size of each piece.
 
-    The first piece ends with a block of the source: where the other's end is as far into a block, file systems with
-    clones (XFS, Btrfs) share all later pieces and copy nothing.
+    The first piece ends with a block of the source. If the target then ends at a block too, file systems with clones
+    (XFS, Btrfs) share all later pieces and copy nothing.
 
     Raises:
         OSError: the disk is full, or a file cannot be read or written.
