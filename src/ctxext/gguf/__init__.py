@@ -1,4 +1,4 @@
-"""GGUF files, the format of llama.cpp: their schedule of positions read, checked and rewritten."""
+"""GGUF files, the format of llama.cpp: reading, checking and rewriting their RoPE schedule."""
 
 from pathlib import Path
 
@@ -6,11 +6,11 @@ SUFFIX = ".gguf"
 
 
 def part_paths(path: Path, count: int) -> tuple[Path, ...]:
-    """The files of a split model in order, from the name of its first or the name that the whole would have."""
+    """Return the files of a split model in order, from the name of its first or the name of the whole model."""
     stem = path.name[: -len(SUFFIX)].removesuffix(f"-00001-of-{count:05d}")
     return tuple(path.with_name(f"{stem}-{part:05d}-of-{count:05d}{SUFFIX}") for part in range(1, count + 1))
 
 
 def is_gguf(source: str | Path) -> bool:
-    """Whether a source names a GGUF file: by its suffix, whether it is there or not."""
+    """Return whether a source names a GGUF file, by its suffix alone; the file need not exist."""
     return str(source).lower().endswith(SUFFIX)

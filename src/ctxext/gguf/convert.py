@@ -1,4 +1,4 @@
-"""Convert a GGUF file: other keys and, where they do not suffice, one small tensor; all weights stay the same bytes."""
+"""Convert a GGUF file: change keys and, if they do not suffice, add small tensors; all weights keep their bytes."""
 
 import contextlib
 import filecmp
@@ -47,7 +47,7 @@ _CARRIED = "pi, ntk, abf, yarn, ntk-by-parts"
 
 @dataclass(frozen=True)
 class GgufPlan:
-    """What a conversion of a GGUF file would write, with the lists of divisors where they are written."""
+    """The planned conversion of a GGUF file, with the lists of divisors if they are written."""
 
     source: GgufModel
     recipe: Recipe
@@ -58,7 +58,7 @@ class GgufPlan:
 
     @property
     def changes(self) -> dict[str, tuple[Any, Any]]:
-        """The keys that change, but for the record: old and new value; None for "not there"."""
+        """The keys that change, except the record: old and new value; None for an absent key."""
         old, new = self.source.header.values, self.header.values
         names = [key for key in {**old, **new} if key != RECIPE_KEY and old.get(key) != new.get(key)]
         return {key: (self.source.header.get(key), self.header.get(key)) for key in names}
@@ -69,10 +69,10 @@ class GgufConversion:
     """A converted GGUF file.
 
     Attributes:
-        out: The file, the first of several where the source is split.
-        plan: What was planned.
-        difference: The largest relative difference of a frequency, or of the factor on cos and sin, between what
-            llama.cpp makes of the written file and what the methods say.
+        out: The file, the first of several if the source is split.
+        plan: The plan of the conversion.
+        difference: The largest relative difference of a frequency, or of the factor on cos and sin, between the
+            written file in llama.cpp and the methods.
     """
 
     out: Path
@@ -90,7 +90,7 @@ class GgufConversion:
 
 @accepts_options(ConvertOptions)
 def plan_gguf(source: str | Path, recipe: Recipe, *, options: ConvertOptions) -> GgufPlan:
-    """Work out a conversion of a GGUF file, or of the first of a split model's; only its header is read."""
+    """Plan the conversion of a GGUF file, or of a split model by its first file; only headers and divisors are read."""
     model = open_gguf(source, options.original_length)
     if recipe.needs_code:
         names = ", ".join(step.name for step in recipe.steps if step.needs_code())
@@ -124,12 +124,12 @@ def plan_gguf(source: str | Path, recipe: Recipe, *, options: ConvertOptions) ->
     tensors, lists = header.tensors, model.architecture.lists
     present = factors_of(model.files, model.architecture)
     if present and factors is None:
-        factors = (1.0,) * len(present)  # Dividing by 1 changes nothing, and the file keeps its layout.
+        factors = (1.0,) * len(present)  # Division by 1 changes nothing, and the file keeps its layout.
     if factors is not None:
         replaced.setdefault(FACTORS, list(present) or None)
     if factors is not None and not present:
         for name in lists:
-            end = max((tensor.offset + tensor.size for tensor in tensors), default=0)  # Whatever lies behind them.
+            end = max((tensor.offset + tensor.size for tensor in tensors), default=0)  # Trailing bytes do not count.
             end += -end % header.alignment
             tensors += (Tensor(name, (len(factors),), F32, end),)
         if TENSORS_KEY in values:  # llama.cpp reads an int32.
@@ -142,14 +142,14 @@ def plan_gguf(source: str | Path, recipe: Recipe, *, options: ConvertOptions) ->
     }
     values[RECIPE_KEY] = value_of(json.dumps(noted))
     edited_header = replace(header, values=values, tensors=tensors)
-    # Tensors that move by whole blocks are shared with the source where the file system can clone.
+    # Tensors that move by whole blocks are shared with the source if the file system can clone.
     room = (header.data_start - len(edited_header.packed())) % BLOCK
     values[RECIPE_KEY] = value_of(json.dumps(noted) + " " * room)
     return GgufPlan(model, recipe, edited, replace(edited_header, values=values), factors, tuple(cautions))
 
 
 def _start(model: GgufModel, options: ConvertOptions) -> ModelConfig:
-    """The model that the recipe starts from: with no schedule of its own."""
+    """Return the model that the recipe starts from, without a schedule; raise if it has one that must be kept."""
     if not model.recipe and not model.model.encoding.is_scaled:
         return model.model
     if not options.replace_scaling:
@@ -169,7 +169,7 @@ def _start(model: GgufModel, options: ConvertOptions) -> ModelConfig:
 
 
 def _schedule_text(model: GgufModel) -> str:
-    """Return the schedule of a model in a few words, with an attention factor of its own."""
+    """Return the schedule of a model in a few words, with the file's own attention factor."""
     if model.recipe:
         return ", ".join(map(describe_step, model.recipe["recipe"]["steps"]))
     encoding = model.model.rotary
@@ -185,9 +185,9 @@ def schedule_of(
 ) -> tuple[Mapping[str, float | str | None], tuple[float, ...] | None]:
     """Return a schedule in llama.cpp's terms: keys, and the content of the lists of divisors.
 
-    Keys stand below the architecture's name; one that is None must not be there. They carry a base, a linear schedule,
-    and YaRN with the paper's betas, in every architecture, and then there are no divisors (None). Any other that is the
-    same for all lengths is a list of divisors, plain over actual frequency, in architectures that read one.
+    Keys are without the architecture's name; a key that is None must be absent. In every architecture they can express
+    a base, a linear schedule, and YaRN with the paper's betas; then there are no divisors (None). Any other schedule
+    that is the same for all lengths is a list of divisors, plain over actual frequency, in architectures that read one.
     """
     numbers, kind = rotary.parameters, rotary.rope_type
     scaling = attention_scaling(rotary)
@@ -239,7 +239,7 @@ def schedule_of(
 
 
 def carried_methods(model: GgufModel) -> dict[str, str]:
-    """By method why llama.cpp cannot carry it in this file; empty where it can. Experimental methods are left out."""
+    """Return, by method, why this file cannot express it in llama.cpp; empty if it can, without experimental ones."""
     start, reasons = model.unscaled, {}
     for method in METHODS:
         if method.is_experimental or method.encoding != "rotary":
@@ -268,11 +268,11 @@ def convert_gguf(
     """Convert a GGUF file; quantized tensors are copied and never decoded.
 
     Args:
-        source: The file, or the first of a split model's, whose parts are all written.
-        out: The file to make; NAME-METHOD-LENGTH.gguf in the current folder if None.
-        recipe: What to apply.
+        source: The file, or the first of a split model; then all parts are written.
+        out: The file to create; NAME-METHOD-LENGTH.gguf in the current folder if None.
+        recipe: The recipe to apply.
         options: How to convert and what may be replaced. Each field is a keyword of this function too.
-        progress: Called with what is being done, how many bytes of it and how many in all.
+        progress: Called with the current activity, the bytes done and the bytes in total.
     """
     plan = plan_gguf(source, recipe, options=options)
     count, name = len(plan.source.parts), plan.source.path.name
@@ -299,11 +299,11 @@ def convert_gguf(
 def _check_places(
     targets: Sequence[Path], source: GgufModel, options: OverwriteOptions, works: Sequence[Path] = ()
 ) -> None:
-    """Refuse to replace a file that must stay; `check_file` for every part.
+    """Raise if a file that must be kept would be replaced, by `check_file` for every part.
 
-    A later part holds no record. It is ctxext's if it belongs to a first part that is, or if it has the content that
-    is written anyway, as a killed run leaves it. Until the new files are written and given as `works`, only sizes and
-    descriptions of tensors are compared.
+    A later part contains no record. It is ctxext's if it belongs to a first part that is. It is also ctxext's if it has
+    the content that will be written, for example after a killed run. Until the new files are written and passed as
+    `works`, only sizes and descriptions of tensors are compared.
     """
     with_parts = replace(options, overwrite_anything=options.replaces)
     is_ours = _is_ours(targets[0])
@@ -317,7 +317,7 @@ def _check_places(
 
 
 def _is_like(place: Path, part: Part) -> bool:
-    """Return whether a file is as large as a part and has the same tensors in the same places."""
+    """Return whether a file has the size of a part and the same tensors in the same places."""
     try:
         return place.stat().st_size == part.path.stat().st_size and read_header(place).tensors == part.header.tensors
     except (CtxextError, OSError):
@@ -325,7 +325,7 @@ def _is_like(place: Path, part: Part) -> bool:
 
 
 def check_file(place: Path, sources: tuple[Path, ...], options: OverwriteOptions) -> None:
-    """Refuse to replace a file that must stay."""
+    """Raise if a file cannot be written or must not be replaced."""
     if any(place.exists() and place.samefile(source) for source in sources):
         raise CtxextError(f'OUT "{place}" is SOURCE itself.', hint="Choose another name.")
     if place.is_dir():
@@ -354,10 +354,10 @@ def _is_ours(place: Path) -> bool:
 
 
 def _give_names(works: Sequence[Path], targets: Sequence[Path]) -> None:
-    """Rename finished files; one alone replaces an old one in a single step.
+    """Rename finished files; a single one replaces an old one atomically.
 
-    The first part of several goes first and comes last, so that nothing loads a mixture of old and new parts. Old parts
-    stand aside and are put back if no new ones take their names.
+    Of several parts the first is removed first and added last, so that nothing loads a mixture of old and new parts.
+    Old parts are moved and are put back if no new ones take their names.
     """
     if len(works) == 1:
         works[0].replace(targets[0])
@@ -396,14 +396,14 @@ def _write(plan: GgufPlan, works: list[Path], progress: Progress | None) -> None
                 if tensor.name in plan.source.architecture.lists:
                     target.seek(data_start + tensor.offset)
                     packed_factors = struct.pack(f"<{len(plan.factors or ())}f", *(plan.factors or ()))
-                    # Padded where it ends the file.
+                    # It is padded if it ends the file.
                     padding = -len(packed_factors) % header.alignment if header.tensors[-1] is tensor else 0
                     target.write(packed_factors + bytes(padding))
             os.fsync(target.fileno())
 
 
 def check_rotation(files: Sequence[Part], architecture: Architecture, model: ModelConfig) -> float:
-    """Hold what llama.cpp makes of written files against what the methods say.
+    """Compare the rotation of written files in llama.cpp with the model's schedule, and raise if it differs.
 
     Returns the largest relative difference of a frequency or of the factor on cos and sin.
     """

@@ -1,7 +1,7 @@
 """Write a checkpoint as a GGUF file: llama.cpp's own converter for the weights, ctxext for the schedule.
 
-The converter leaves out attention factors and lists (docs/serving.md), so it is given the checkpoint as it was
-before it was extended, and the recipe is applied to the file that it writes.
+The converter leaves out attention factors and lists (docs/serving.md). So it converts the checkpoint without its
+extension, and the recipe is applied to the written file.
 """
 
 import os
@@ -34,9 +34,9 @@ class Export:
 
     Attributes:
         out: The file.
-        methods: The methods that were applied to it, in a few words; empty where the checkpoint had none.
-        difference: The largest relative difference of a frequency from the checkpoint's; None where the schedule was
-            left as llama.cpp's converter wrote it.
+        methods: The methods that were applied to it, in a few words; empty if the checkpoint had none.
+        difference: The largest relative difference of a frequency from the checkpoint's; None if the architecture is
+            unknown and the checkpoint had no recipe.
     """
 
     out: Path
@@ -59,7 +59,7 @@ def export_gguf(
 
     Args:
         source: A folder, a Hub id, or `demo`.
-        out: The file to make.
+        out: The file to create.
         options: What may be replaced. Each field is a keyword of this function too.
         llama_cpp: A folder with llama.cpp's sources; LLAMA_CPP of the environment if None.
         outtype: The type of the weights, one of `TYPES`.
@@ -95,7 +95,7 @@ def export_gguf(
         with tempfile.TemporaryDirectory(dir=target.resolve().parent, prefix=".ctxext-export-") as place:
             folder, file = Path(place) / "checkpoint", Path(place) / "plain.gguf"
             write_stage(folder, checkpoint, plain.config, {})
-            # The folder holds no code.
+            # The folder contains no code.
             words: list[str | Path] = [sys.executable, converter.resolve(), folder, "--outfile", file]
             words += ["--outtype", outtype]
             environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
@@ -125,7 +125,7 @@ def export_gguf(
 
 
 def _difference(file: Path, model: ModelConfig) -> float | None:
-    """How far llama.cpp's schedule is from the checkpoint's, where the architecture is known and no method is noted."""
+    """Return the largest relative difference between llama.cpp's and the checkpoint's schedule; None if unknown."""
     try:
         opened = open_gguf(file)
     except CtxextError:

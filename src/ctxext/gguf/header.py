@@ -1,9 +1,9 @@
-"""The header of a GGUF file, read strictly and written back byte for byte but for what changes.
+"""The header of a GGUF file, read strictly and written back byte for byte except for changes.
 
 Layout: magic, version, number of tensors, number of keys, the keys, the tensors' descriptions, padding, the tensors.
 The rules are those of llama.cpp's own reader (`ggml/src/gguf.cpp`, https://github.com/ggml-org/llama.cpp), which
-refuses a tensor that does not begin where the one before it ends. Values stay the bytes that they are: only what is
-asked for is decoded, so a tokenizer and a chat template pass through unchanged.
+refuses a gap or an overlap between tensors. Values are kept as bytes and decoded only on access, so a tokenizer and a
+chat template pass through unchanged.
 """
 
 import itertools
@@ -61,7 +61,7 @@ class Value:
 
     @property
     def content(self) -> Any:
-        """The number, the truth value or the string; None for an array, which nothing here reads."""
+        """The number, the boolean or the string; None for an array, which is never read."""
         if self.kind in _SCALARS:
             return struct.unpack(f"<{_SCALARS[self.kind]}", self.raw)[0]
         if self.kind != _STRING:
@@ -82,7 +82,7 @@ def shortened(value: Any) -> str:
 
 
 def value_of(content: float | str) -> Value:
-    """Return a value to write: a string, a whole number as uint32, another number as float32.
+    """Return a value to write: a string, an integer as uint32, or another number as float32.
 
     llama.cpp reads lengths as uint32 and bases and factors as float32, and refuses any other type.
     """
@@ -101,13 +101,13 @@ def value_of(content: float | str) -> Value:
 
 @dataclass(frozen=True)
 class Tensor:
-    """What the header says of a tensor.
+    """The description of a tensor in the header.
 
     Attributes:
         name: Its name.
         shape: Its dimensions, the innermost first.
         kind: The number of its type.
-        offset: Where it begins, in bytes from the first tensor.
+        offset: Its first byte, counted from the first tensor.
     """
 
     name: str
@@ -122,12 +122,12 @@ class Tensor:
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """Number of bytes."""
         _, block, size = _SIZES[self.kind]
         return math.prod(self.shape) // block * size
 
     def packed(self) -> bytes:
-        """Its description in the header."""
+        """Return its description in the header, as bytes."""
         name = self.name.encode()
         numbers = struct.pack(f"<I{len(self.shape)}QIQ", len(self.shape), *self.shape, self.kind, self.offset)
         return struct.pack("<Q", len(name)) + name + numbers
@@ -141,9 +141,9 @@ class Header:
         version: The version of the format.
         values: The keys in their order.
         tensors: The tensors in their order.
-        alignment: What the place of each tensor is a multiple of, in bytes.
-        data_start: Where the tensors begin, in bytes.
-        data_size: The bytes from there to the end of the file.
+        alignment: The alignment of each tensor, in bytes.
+        data_start: The first byte of the tensors.
+        data_size: The number of bytes from there to the end of the file.
     """
 
     version: int
@@ -154,11 +154,11 @@ class Header:
     data_size: int
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The content of a key."""
+        """Return the content of a key, or a default without it."""
         return self.values[key].content if key in self.values else default
 
     def packed(self) -> bytes:
-        """The header as bytes, padded to where the tensors begin."""
+        """Return the header as bytes, padded to the alignment of the tensors."""
         content = [MAGIC, struct.pack("<IQQ", self.version, len(self.tensors), len(self.values))]
         for key, value in self.values.items():
             name = key.encode()
@@ -206,7 +206,7 @@ def read_header(path: Path) -> Header:
 
 
 class _Reader:
-    """Reads values one after another, never more than the file holds."""
+    """Reader of successive values, never beyond the end of the file."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self.file, self.name = file, name
@@ -255,7 +255,7 @@ class _Reader:
             yield key, Value(kind, self.raw(key, kind))
 
     def raw(self, key: str, kind: int) -> bytes:
-        """The bytes of a value; strings in an array are only counted."""
+        """Read the bytes of a value; an array of strings is read string by string, without decoding."""
         if kind in _SCALARS:
             return self.take(struct.calcsize(f"<{_SCALARS[kind]}"))
         if kind == _STRING:
@@ -294,7 +294,7 @@ class _Reader:
 
 
 def _fault_of(header: Header) -> str:
-    """Why llama.cpp would refuse these tensors; empty where it would not."""
+    """Return why llama.cpp would refuse these tensors; empty if it would not."""
     end = 0
     for tensor in header.tensors:
         if tensor.kind not in _SIZES:

@@ -1,4 +1,4 @@
-"""What the header of a GGUF file says of a model's rotary encoding, and what llama.cpp makes of it."""
+"""The rotary encoding in the header of a GGUF file, and its interpretation by llama.cpp."""
 
 import json
 import math
@@ -47,13 +47,13 @@ BETAS = (32.0, 1.0)
 
 @dataclass(frozen=True)
 class Architecture:
-    """What llama.cpp reads of a schedule in one architecture; each was run.
+    """The parts of a schedule that llama.cpp reads in one architecture; each was tested.
 
     Attributes:
         name: The name in general.architecture.
         models: The models that have it, for people.
-        lists: The tensors of divisors that it reads, with the same content; with them it carries any static schedule.
-        model_types: The model types of transformers whose checkpoints become this architecture.
+        lists: The tensors of divisors that it reads, with the same content; with them it supports any static schedule.
+        model_types: The model types of transformers that are converted to this architecture.
         has_sliding_base: Whether its sliding-window layers rotate by another base, which no schedule changes.
     """
 
@@ -66,7 +66,7 @@ class Architecture:
 
 @cache
 def architectures() -> Mapping[str, Architecture]:
-    """The known architectures by name."""
+    """Read the known architectures by name."""
     text = resources.files("ctxext.gguf").joinpath("architectures.json").read_text(encoding="utf-8")
     return {
         name: Architecture(
@@ -86,7 +86,7 @@ class Part:
 
     Attributes:
         path: The file.
-        header: Its header; of later files of a split model without values, which nothing reads.
+        header: Its header; without values for later files of a split model, because nothing reads them.
     """
 
     path: Path
@@ -99,10 +99,10 @@ class GgufModel:
 
     Attributes:
         files: All files of a split model in order; the file alone if it is not split.
-        architecture: What llama.cpp reads there.
-        model: The model with the encoding that the file has now.
-        plain: The same as it was before ctxext converted it; `model` where ctxext did not.
-        recipe: What ctxext noted: version, recipe and the values that it replaced; empty where it did not convert it.
+        architecture: Its architecture in llama.cpp.
+        model: The model with the present encoding of the file.
+        plain: The model before its conversion by ctxext; the same as `model` without one.
+        recipe: The record of the conversion: version, recipe and replaced values; empty without one.
     """
 
     files: tuple[Part, ...]
@@ -122,7 +122,7 @@ class GgufModel:
         return self.files[0].header
 
     def key(self, name: str) -> str:
-        """The full name of one of its architecture's keys."""
+        """Return the full name of one of its architecture's keys."""
         return f"{self.architecture.name}.{name}"
 
     @property
@@ -137,7 +137,7 @@ class GgufModel:
 
     @property
     def lacks_original(self) -> bool:
-        """Whether it has a schedule, and the file does not give the length that this starts from."""
+        """Whether it has a schedule, and the file does not specify the original length of this schedule."""
         return self.plain.encoding.is_scaled and self.plain.rotary.length_origin == MAXIMUM
 
     @property
@@ -147,7 +147,7 @@ class GgufModel:
 
 
 def open_gguf(path: str | Path, original_length: int | None = None) -> GgufModel:
-    """Read the header of a GGUF file, the first of a split model's, and the rotary encoding that it says."""
+    """Read the header of a GGUF file, the first of a split model's, and the rotary encoding in it."""
     place = Path(path)
     if not place.is_file():
         raise CtxextError(f'There is no file "{path}".', hint="Name a .gguf file.")
@@ -204,7 +204,7 @@ def split_count(path: Path, header: Header) -> int:
 
 
 def is_part(path: Path, number: int, count: int) -> bool:
-    """Return whether a file is a certain part of a split model of so many parts."""
+    """Return whether a file is part `number` of a split model of `count` parts."""
     try:
         header = read_header(path)
         return (split_count(path, header), _whole_number(path, header, NUMBER_KEY, 0)) == (count, number)
@@ -213,7 +213,7 @@ def is_part(path: Path, number: int, count: int) -> bool:
 
 
 def _parts(path: Path, header: Header) -> tuple[Part, ...]:
-    """Return the files of a model, whose first is given; each is read and belongs to the others."""
+    """Read the headers of all files of a model from its first, and check that they belong together."""
     count = split_count(path, header)
     if number := _whole_number(path, header, NUMBER_KEY, 0):
         raise CtxextError(
@@ -257,7 +257,7 @@ def _parts(path: Path, header: Header) -> tuple[Part, ...]:
 
 
 def _noted(path: Path, header: Header) -> dict[str, Any]:
-    """What ctxext noted of its conversion; empty where it did not convert the file."""
+    """Return ctxext's record of the conversion; empty if ctxext did not convert the file."""
     text = header.get(RECIPE_KEY)
     if text is None:
         return {}
@@ -274,7 +274,7 @@ def _noted(path: Path, header: Header) -> dict[str, Any]:
 def _config(
     files: Sequence[Part], architecture: Architecture, get: Any, factors: Sequence[float] | None
 ) -> dict[str, Any]:
-    """Return the configuration of a Llama that rotates as the file says: all that a recipe asks of a model.
+    """Return the configuration of a Llama with the rotation of the file: all that a recipe needs of a model.
 
     `get` returns the content of a key, or a default; `factors` is the content of the lists of divisors.
     """
@@ -304,7 +304,7 @@ def _config(
             raise unusable(name, value)
         return int(value)
 
-    def factor(name: str) -> float:  # llama.cpp takes 0 for "not set".
+    def factor(name: str) -> float:  # llama.cpp reads 0 as "not set".
         value = read(name)
         return 1.0 if value is None or (value == 0 and value is not False) else number(name)
 
@@ -320,7 +320,7 @@ def _config(
         if key.startswith(prefix) and key.removeprefix(prefix) not in _SCALING_KEYS:
             raise CtxextError(f'"{path}" has a schedule with {key}, which was not tried.')
     heads = header.get(f"{architecture.name}.attention.head_count")
-    if type(heads) is not int or not 0 < heads <= _MOST:  # Also where each layer has its own.
+    if type(heads) is not int or not 0 < heads <= _MOST:  # It is a list if each layer has its own.
         raise CtxextError(
             f'"{path}" does not say one number of attention heads.', hint="Layers that differ are not known."
         )
@@ -360,13 +360,13 @@ def _config(
 def _scaling(
     path: Path, kind: str, numbers: tuple[float, float], lengths: tuple[int | None, int], divisors: Sequence[float]
 ) -> dict[str, Any]:
-    """The schedule as transformers writes it; empty for a plain one.
+    """Return the schedule in the format of transformers; empty for a plain one.
 
     Args:
         path: The file, for errors.
-        kind: llama.cpp's type of it.
+        kind: llama.cpp's type of the schedule.
         numbers: Its factor, and the factor on cos and sin.
-        lengths: The original context length if the file gives one, and the present one, in tokens.
+        lengths: The original context length if the file contains one, and the present one, in tokens.
         divisors: The numbers of `rope_freqs.weight`.
     """
     (factor, attention), (original, length) = numbers, lengths
@@ -390,7 +390,7 @@ def _scaling(
         return {
             "rope_type": "yarn",
             "factor": factor,
-            _ORIGINAL: original or length,  # llama.cpp takes the context length if the file gives none.
+            _ORIGINAL: original or length,  # llama.cpp uses the context length if the file contains none.
             "attention_factor": attention * own,
         }
     if kind not in ("linear", "none"):
@@ -403,7 +403,7 @@ def _scaling(
 
 
 def tensor_named(header: Header, name: str) -> Tensor | None:
-    """A tensor of the header."""
+    """Return the tensor of a header with this name; None without one."""
     return next((tensor for tensor in header.tensors if tensor.name == name), None)
 
 
@@ -443,9 +443,9 @@ def _numbers_of(part: Part, tensor: Tensor) -> Sequence[float]:
 
 
 def rotation_in_llama_cpp(files: Sequence[Part], architecture: Architecture) -> tuple[list[float], float]:
-    """Return what llama.cpp makes of a model: inverse frequencies, one per pair, and the factor on cos and sin.
+    """Return the rotation of a model in llama.cpp: inverse frequencies, one per pair, and the factor on cos and sin.
 
-    It is that of `ggml_rope_yarn`, read from the files alone, so that it checks whatever wrote them.
+    It is the rotation of `ggml_rope_yarn`, computed from the files alone, so that it checks any writer of them.
     """
 
     def value(name: str, default: Any) -> Any:
@@ -464,14 +464,14 @@ def rotation_in_llama_cpp(files: Sequence[Part], architecture: Architecture) -> 
     if kind != "yarn":
         return [scale * angle for angle in angles], attention
     original = value("rope.scaling.original_context_length", length)
-    # llama.cpp has YaRN's ramp, which the reference computes from the paper.
+    # llama.cpp uses YaRN's ramp, which the reference computes by the paper's formula.
     gone = ramp({"beta_fast": BETAS[0], "beta_slow": BETAS[1]}, dim // 2, dim, base, original)
     mixed = [scale * angle * share + angle * (1 - share) for angle, share in zip(angles, gone, strict=True)]
     return mixed, attention * (1 + 0.1 * math.log(1 / scale))
 
 
 def describe(model: GgufModel) -> str:
-    """The model in a few words: "llama, 135.0M parameters, Q4_1"."""
+    """Describe the model in a few words: "llama, 135.0M parameters, Q4_1, 8k tokens"."""
     sizes: dict[str, int] = {}
     count = 0
     for tensor in (tensor for part in model.files for tensor in part.header.tensors):

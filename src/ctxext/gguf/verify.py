@@ -1,4 +1,4 @@
-"""Check a converted GGUF file: its rotation against its recipe, and its tensors against the file it was made from."""
+"""Check a converted GGUF file: its rotation against its recipe, and its tensors against its source."""
 
 import hashlib
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _PIECE = 1 << 22
 
 @dataclass(frozen=True)
 class GgufCheck:
-    """One check: what is checked, whether it holds, and what was seen."""
+    """One check: its subject, whether it passed, and the result in words."""
 
     name: str
     is_passed: bool
@@ -26,7 +26,7 @@ class GgufCheck:
 def verify_gguf(
     path: str | Path, against: str | Path | None = None, progress: Progress | None = None
 ) -> tuple[GgufCheck, ...]:
-    """Check a converted GGUF file, and compare its keys and tensors with those of the file that it was made from."""
+    """Check a converted GGUF file, and compare its keys and tensors with those of its source."""
     model = open_gguf(path)
     if not model.recipe:
         raise CtxextError(f'"{path}" was not converted by ctxext.', hint="ctxext inspect says what it is.")
@@ -38,7 +38,7 @@ def verify_gguf(
 
 
 def _rotation(model: GgufModel) -> GgufCheck:
-    """What llama.cpp makes of the file, against the recipe that it notes, applied again to what it was."""
+    """Compare the file's rotation in llama.cpp with its recorded recipe, applied again to the unscaled model."""
     recipe = recipe_from_dict(model.recipe["recipe"], RECIPE_KEY)
     start = model.unscaled
     edited = recipe.resolved(start).edit(start)
@@ -47,13 +47,13 @@ def _rotation(model: GgufModel) -> GgufCheck:
     except CtxextError as error:
         return GgufCheck("rotation", False, str(error))
     says, reads = model.header.get(model.key("context_length")), edited.rotary.claimed_length
-    if says != reads:  # No frequency hangs on it, and engines cut texts there.
+    if says != reads:  # No frequency depends on it, but engines cut texts there.
         return GgufCheck("rotation", False, f"context_length is {says}, by {recipe.summary()} it is {reads}")
     return GgufCheck("rotation", True, f"{recipe.summary()} (largest relative difference {difference:.0e})")
 
 
 def _keys(model: GgufModel, source: GgufModel) -> GgufCheck:
-    """All keys but those that the conversion notes are the source's, and those that it notes were."""
+    """Check that all keys are the source's, except for recorded changes, and that the recorded old values are too."""
     replaced = model.recipe["replaced"]
     new, old = model.header.values, source.header.values
     may = {*replaced, RECIPE_KEY, TENSORS_KEY}
@@ -61,7 +61,7 @@ def _keys(model: GgufModel, source: GgufModel) -> GgufCheck:
     for path, other in zip(model.parts[1:], source.parts[1:], strict=False):
         values, there = read_header(path).values, read_header(other).values
         changed += [key for key in {**values, **there} if values.get(key) != there.get(key)]
-    # Of two conversions in a row the record keeps what was there before the first.
+    # After two conversions in a row the record contains the values from before the first.
     lost = [] if source.recipe else [k for k, v in replaced.items() if k != FACTORS and source.header.get(k) != v]
     if changed or lost:
         return GgufCheck("keys", False, f"not the source's: {', '.join([*changed, *lost][:5])}")
@@ -70,7 +70,7 @@ def _keys(model: GgufModel, source: GgufModel) -> GgufCheck:
 
 
 def _tensors(model: GgufModel, source: GgufModel, progress: Progress | None) -> GgufCheck:
-    """Every tensor but the divisors has the source's bytes, in every part."""
+    """Check that every tensor except the divisors has the source's bytes, in every part."""
     count, different = 0, []
     if len(model.parts) != len(source.parts):
         return GgufCheck("tensors", False, f"{len(model.parts)} parts, the source has {len(source.parts)}")
