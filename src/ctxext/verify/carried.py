@@ -1,9 +1,9 @@
-"""Whether the installed transformers rotates by what is written: checked before anything is converted, without weights.
+"""Check that the installed transformers rotates as a configuration specifies, before converting and without weights.
 
-Versions differ in which schedules the code of a family reads; one that is not read is ignored silently. So the stock
-model is built from the configuration, and its rotary embeddings are compared with the methods' references. All of it is
-on the meta device except the rotary embeddings, which are small and are run directly: this costs an import and no
-memory, however large the model is.
+Versions read different schedules in the code of a family and silently ignore the others. So the stock model is built
+from the configuration, and its rotary embeddings are compared with the methods' references. All of it is on the meta
+device except the rotary embeddings, which are small and are run directly: this costs an import and no memory, however
+large the model is.
 """
 
 import inspect
@@ -38,7 +38,7 @@ class Rotation:
 
     Attributes:
         module: Its name in the model.
-        layer_type: The type of layer, where one module serves several.
+        layer_type: The type of layer, if one module serves several.
         frequencies: Its distinct inverse frequencies in ascending order; 0 for dimensions that do not rotate.
         scaling: The factor on cosine and sine.
     """
@@ -50,13 +50,13 @@ class Rotation:
 
 
 def check_carried(recipe: Recipe, source: Mapping[str, Any], plain: ModelConfig, stock: ModelConfig) -> float | None:
-    """Compare how the installed transformers rotates with what the recipe says.
+    """Compare the rotation in the installed transformers with the recipe.
 
     Args:
         recipe: The recipe to apply, resolved.
-        source: The content of the source's config.json, without code: what the sliding layers keep.
+        source: The content of the source's config.json, without code; the sliding layers keep its rotation.
         plain: The configuration that the recipe starts from.
-        stock: The configuration with the recipe's steps that stock transformers carries.
+        stock: The configuration with the recipe's steps that stock transformers supports.
 
     Returns:
         The largest relative difference from the recipe's inverse frequencies; None if it changes none.
@@ -65,7 +65,7 @@ def check_carried(recipe: Recipe, source: Mapping[str, Any], plain: ModelConfig,
         return None
     family, largest = plain.family, 0.0
     lengths = sorted({max(plain.rotary.trained_length // 2, 2), stock.rotary.usable_length})
-    # For a class that was measured; the class itself must be asked for all that differs.
+    # Measured classes need no run; any other result below requires the class itself.
     if (turned := measured_rotations(stock.config, family, lengths)) is not None:
         for length, (frequencies, scaling) in turned.items():
             rotation = Rotation("", "", tuple(sorted(set(frequencies))), scaling)
@@ -98,7 +98,7 @@ def check_carried(recipe: Recipe, source: Mapping[str, Any], plain: ModelConfig,
 def expected_rotation(
     recipe: Recipe, plain: ModelConfig, result: ModelConfig, length: int
 ) -> tuple[Sequence[float], float]:
-    """The inverse frequencies and the factor on cos and sin that a loaded model must have at a length in tokens.
+    """Return the inverse frequencies and the factor on cos and sin that a loaded model must have at a length in tokens.
 
     They come from the methods' references, or from the formulas of the stock types if the source's schedule was kept.
     """
@@ -108,7 +108,10 @@ def expected_rotation(
 
 
 def expected_frequencies(steps: Sequence[Method], plain: Rotary, at: int) -> tuple[list[float], float]:
-    """Inverse frequencies and the factor on cos and sin that resolved steps make of a plain encoding, at a length."""
+    """Compute the inverse frequencies and the factor on cos and sin after applying steps to a plain encoding.
+
+    The steps are resolved, and `at` is the length in tokens.
+    """
     model = {"theta": plain.theta, "dim": plain.dim, "span": plain.span, "length": plain.trained_length}
     frequencies, scaling = [plain.theta ** (-2 * i / plain.span) for i in range(plain.dim // 2)], 1.0
     for step in steps:
@@ -125,7 +128,7 @@ def expected_frequencies(steps: Sequence[Method], plain: Rotary, at: int) -> tup
 
 
 def reference_of(method: Method | type[Method]) -> Any:
-    """Return a method's reference, an object with the functions that references/README.md lists."""
+    """Return a method's reference, an object with the functions in references/README.md."""
     if method.name not in REFERENCES:
         raise CtxextError(
             f'"{method.name}" has no reference to be compared with.',
@@ -139,7 +142,7 @@ def reference_faults(method: Method | type[Method]) -> Iterator[None]:
     """Report any error of a reference in one line, with the file and line."""
     try:
         yield
-    except Exception as error:  # A reference is a formula that anybody may have written.
+    except Exception as error:  # References are contributed formulas and may raise anything.
         trace = traceback.extract_tb(error.__traceback__)
         frames = [frame for frame in trace if Path(frame.filename).parent.name == "references"]
         place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
@@ -155,14 +158,14 @@ def reference_error(names: Sequence[str], detail: str) -> CtxextError:
 
 
 def _is_sliding(entry: Rotation, config: Mapping[str, Any], family: Family, change: float) -> bool:
-    """Whether a rotary embedding serves layers with a sliding window, which keep their frequencies."""
+    """Return whether a rotary embedding serves layers with a sliding window, which keep their frequencies."""
     if family.layer_theta_key and entry.module.rpartition(".")[2].isdigit():  # One for each base, by number.
         return change < TOLERANCE
     return serves_sliding(config, family, entry.module, entry.layer_type)
 
 
 def difference(entry: Rotation, wanted: Sequence[float], scaling: float) -> float:
-    """The largest relative difference of a frequency or of the factor; infinite if their number differs."""
+    """Return the largest relative difference of a frequency or of the factor; infinite if the counts differ."""
     frequencies = [frequency for frequency in entry.frequencies if frequency > 0]
     if len(frequencies) != len(set(wanted)):
         return math.inf
@@ -170,7 +173,7 @@ def difference(entry: Rotation, wanted: Sequence[float], scaling: float) -> floa
 
 
 def largest_difference(pairs: Iterable[tuple[float, float]]) -> float:
-    """The largest relative difference of two numbers; infinite for NaN, which `max` ignores."""
+    """Return the largest relative difference of two numbers; infinite for NaN, which `max` ignores."""
     differences = [abs(one / other - 1) for one, other in pairs]
     return math.inf if any(map(math.isnan, differences)) else max(differences)
 
@@ -185,7 +188,7 @@ def _refused(family: Family, reason: str) -> CtxextError:
 
 
 def rotations(config: Mapping[str, Any], lengths: Sequence[int]) -> dict[int, list[Rotation]]:
-    """The rotation of each rotary embedding in the language model of a configuration without code, by length."""
+    """Return the rotation of each rotary embedding in the language model of a configuration without code, by length."""
     rotary = [
         (name, module)
         for name, module in stock_model(config).named_modules()
@@ -198,14 +201,14 @@ def rotations(config: Mapping[str, Any], lengths: Sequence[int]) -> dict[int, li
 
 
 def stock_model(config: Mapping[str, Any]) -> Any:
-    """The stock model of a configuration on the meta device, its rotary embeddings in memory."""
+    """Build the stock model of a configuration on the meta device, with its rotary embeddings in memory."""
     from transformers import __version__ as version
 
     try:
         kind, described = stock_class(config, named_family(config).loader)
         with quiet_transformers(), sealed():
             return _built(kind, described)
-    except Exception as error:  # Whatever transformers raises is the finding.
+    except Exception as error:  # Any exception of transformers is the result.
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise CtxextError(
             f'transformers {version} does not build "{config.get("model_type")}" from this configuration: {reason}',
@@ -231,7 +234,7 @@ def _built(kind: Any, config: Any) -> Any:
 
 @contextmanager
 def _in_memory(kinds: set[type]) -> Iterator[None]:
-    """Build modules of these classes on the processor, whatever the device of the rest."""
+    """Build modules of these classes on the CPU, whatever the device of the rest."""
     import torch
 
     originals = {kind: kind.__init__ for kind in kinds}  # type: ignore[misc]
@@ -253,7 +256,7 @@ def _in_memory(kinds: set[type]) -> Iterator[None]:
 
 
 def _layer_types(module: Any) -> Sequence[str]:
-    """The layer types that a rotary embedding distinguishes; one without a name by default."""
+    """Return the layer types that a rotary embedding distinguishes; by default one without a name."""
     names = [name.removesuffix("_inv_freq") for name, _ in module.named_buffers() if name.endswith("_inv_freq")]
     return [name for name in names if name != "original" and not name.endswith("_original")] or [""]
 
@@ -263,7 +266,7 @@ def _asked(name: str, module: Any, layer_type: str, length: int) -> Rotation:
 
     positions = torch.tensor([[1, max(length, 2) - 1]])
     schedule = getattr(getattr(module, "config", None), "rope_scaling", None) or {}
-    if hasattr(module, "mrope_section") or "mrope_section" in schedule:  # 4.57 has it in some attentions alone.
+    if hasattr(module, "mrope_section") or "mrope_section" in schedule:  # 4.57 has it only in some attentions.
         positions = positions.expand(3, 1, 2)
     answers = {"x": torch.zeros(1, 2, 1), "position_ids": positions, "layer_type": layer_type, "seq_len": length}
     wanted = inspect.signature(module.forward).parameters

@@ -35,7 +35,7 @@ def load_stock(out: Path, config: dict[str, Any], **options: Any) -> Any:
 
 @contextlib.contextmanager
 def replaced(space: dict[str, Any], functions: dict[str, Any]) -> Iterator[None]:
-    """Put other functions in the place of those that a module's names stand for."""
+    """Replace functions in a module's namespace, by name, for the duration of the context."""
     before = {name: space.get(name) for name in functions}
     space.update(functions)
     try:
@@ -45,13 +45,13 @@ def replaced(space: dict[str, Any], functions: dict[str, Any]) -> Iterator[None]
 
 
 def differences(logits: Any, unchanged: Any, expected: Any) -> dict[str, float]:
-    """Return how far the logits of the converted and the stock model are from the expected ones, and their scale."""
+    """Return the largest differences of the converted and of the stock logits from the expected ones, and the scale."""
     numbers = {"difference": logits - expected, "scale": expected, "change": unchanged - expected}
     return {name: number.abs().max().item() for name, number in numbers.items()}
 
 
 def rotary_modules(model: Any) -> list[dict[str, Any]]:
-    """Name, layer type, inverse frequencies and scaling of each rotary embedding."""
+    """Return name, layer type, inverse frequencies and scaling of each rotary embedding."""
     entries = []
     for name, buffer in model.named_buffers():
         module_name, _, buffer_name = name.rpartition(".")
@@ -84,7 +84,7 @@ def load(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def compared_table(task: dict[str, Any], model: Any, name: str, origin: str | None) -> dict[str, Any]:
-    """The difference of a table from the one that the reference builds from the original rows."""
+    """Compare a table with the one that the reference builds from the original rows."""
     import torch
     from safetensors import safe_open
 
@@ -136,7 +136,7 @@ TABLE = "relative_attention_bias"
 
 
 def looked_up(folder: str, length: int) -> list[tuple[bool, Any]]:
-    """For each table whether its stack is bidirectional, and the buckets (queries, keys) that are looked up."""
+    """Return for each table whether its stack is bidirectional, and the buckets (queries, keys) that are looked up."""
     import torch
     from transformers import AutoConfig, AutoModel
 
@@ -176,7 +176,7 @@ def compare_buckets(task: dict[str, Any]) -> dict[str, Any]:
                     continue  # Masked.
                 place = reference.bucket(task["numbers"], {**source, "bidirectional": is_encoder}, relative)
                 distances.add(relative)
-                # Where the logarithm is a whole number, its last bit decides.
+                # If the logarithm is a whole number, its last bit decides.
                 if bucket not in (int(place - 1e-4), int(place + 1e-4)):
                     wrong.add(relative)
     return {"stacks": len(lookups), "distances": len(distances), "wrong": sorted(wrong, key=abs)}
@@ -186,13 +186,13 @@ BUILDERS = ("build_alibi_tensor", "build_mpt_alibi_tensor")
 
 
 def token_by_token(stock: Any, input_ids: Any, settings: dict[str, Any], reference: Any) -> Any:
-    """The logits of the stock model when each row has the slopes that the reference says."""
+    """Compute the logits of the stock model with the reference's slopes for each row."""
     import torch
 
     space = vars(sys.modules[type(stock).__module__])
     name = next(name for name in BUILDERS if name in space)
     heads, logits, cache = stock.config.num_attention_heads, [], dict[str, Any]()
-    # Falcon rounds slopes, positions and their products; what is left of them for a row is not rounded.
+    # Falcon rounds slopes, positions and their products; the shares of a row are not rounded.
     dtype = torch.bfloat16 if stock.config.model_type == "falcon" else torch.float32
     plain = torch.tensor(reference.slopes({**settings, "factor": 1}, heads, 0))
     for row in range(input_ids.shape[1]):
@@ -211,8 +211,8 @@ def compare_slopes(task: dict[str, Any]) -> dict[str, Any]:
     """Load a checkpoint with ALiBi and compare its logits with the reference.
 
     The task has `folder`; `stock`, the config.json of the same model without code; `steps`, its only method with
-    settings; and `count`, a number of tokens. The expected logits come from the
-    stock model, which reads token after token with the slopes of each row; no code is shared with the checkpoint's.
+    settings; and `count`, a number of tokens. The expected logits come from the stock model, which reads token after
+    token with the slopes of each row; no code is shared with the checkpoint's.
 
     Rows beyond the original context length need few tokens if that is small: it is set to a third of the tokens here,
     in the loaded model and for the reference. The check of the configuration verifies the value in config.json.
@@ -225,7 +225,7 @@ def compare_slopes(task: dict[str, Any]) -> dict[str, Any]:
     settings = {**step, "original_length": max(task["count"] // 3, 1)}
     config = AutoConfig.from_pretrained(out, trust_remote_code=True)
     config.ctxext_code["steps"] = [settings]
-    if hasattr(config, "max_seq_len"):  # MPT stops there.
+    if hasattr(config, "max_seq_len"):  # MPT reads no more tokens.
         config.max_seq_len = max(config.max_seq_len, task["count"])
     loaded = AutoModelForCausalLM.from_pretrained(
         out, config=config, trust_remote_code=True, dtype=torch.float32
@@ -261,7 +261,7 @@ def cache_argument(model: Any) -> str:
     Raises:
         LookupError: the model's forward has none.
     """
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # Of an adapter.
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # For models with an adapter.
     kind = inner if isinstance(inner, type) else type(inner)
     for forward in (vars(cls)["forward"] for cls in kind.__mro__ if "forward" in vars(cls)):
         parameters = inspect.signature(forward).parameters
@@ -269,7 +269,7 @@ def cache_argument(model: Any) -> str:
         if name := next(annotated, None) or next((name for name in NAMES if name in parameters), None):
             return name
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-            break  # Otherwise it may pass a cache on to the class that it extends.
+            break  # Otherwise it may pass a cache to its base class.
     raise LookupError(f"{kind.__name__}.forward has no argument for a cache")
 
 
@@ -353,16 +353,16 @@ def decoding_difference(model: Any, *, orders: bool = False) -> dict[str, float]
 
 
 def compare_decoding(model: Any, steps: list[dict[str, Any]]) -> dict[str, Any]:
-    """Compare decoding from a cache with one call: the differences by name, or the `error` that a call raised."""
+    """Compare decoding from a cache with one call; return the differences by name, or the `error` that was raised."""
     orders = any(step["method"] == "mspoe" and not {"ranks", "heads"} & step.keys() for step in steps)
     try:
         return decoding_difference(model, orders=orders)
-    except Exception as error:  # Whatever the model or its cache raises is the finding.
+    except Exception as error:  # Any exception of the model or its cache is the result.
         return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
 
 
 def explain_decoding(decoding: dict[str, Any], stock: Any) -> str:
-    """Return why decoding is wrong; empty if it is right, or no better in the stock model."""
+    """Return why decoding is wrong; empty if it is correct, or no better in the stock model."""
     wrong = {name: off for name, off in decoding.items() if name == "error" or not off <= TOLERANCE}
     if not wrong:
         return ""

@@ -35,7 +35,7 @@ _BYTES_PER_PARAMETER = 4
 
 
 class ScriptFailedError(Exception):
-    """A script ended with an error that no reference raised; its message is the last line of that.
+    """A script ended with an error that no reference raised; the message is the last line of that error.
 
     Attributes:
         signal: The signal that stopped it; 0 if none did.
@@ -55,8 +55,8 @@ def answer_of(
     Args:
         checkpoint: The checkpoint, which the process loads from a stage.
         task: The input of the check, as JSON; `check` is its name.
-        methods: The methods whose references the check uses.
-        foreign: The user allowed code that ctxext did not write: it is loaded from the folder as it is.
+        methods: The methods with references that the check uses.
+        foreign: Whether the user allowed code that ctxext did not write; it is loaded from the folder unchanged.
 
     Raises:
         ScriptFailedError: the script failed for another reason.
@@ -80,7 +80,7 @@ def answer_of(
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What a loaded model is.
+    """The properties of a loaded model.
 
     Attributes:
         error: Why it does not load; empty if it does.
@@ -98,7 +98,7 @@ class LoadReport:
 
 
 def lacks_package(config: Mapping[str, Any], error: str) -> str:
-    """Return what a quantized checkpoint needs that is not installed; empty if an error has another reason."""
+    """Return the missing package of a quantized checkpoint, by its import error; empty for any other error."""
     if not (config.get("quantization_config") and re.search(r"(Import|ModuleNotFound|PackageNotFound)Error", error)):
         return ""
     return error.partition("Error: ")[2] or error
@@ -126,8 +126,8 @@ class Verification:
     Attributes:
         of: The quantity compared: "logits" in a clean process, or "frequencies" in the installed transformers.
         skipped: Why nothing was checked; empty if it was.
-        difference: Largest difference from what the method asks for: of a logit or of an answer of attention, relative
-            to the largest one, or of a frequency relative to itself.
+        difference: Largest difference from the method's reference: of a logit or of an output of attention, relative to
+            the largest one, or of a frequency relative to itself.
         change: Largest change of a logit against the source.
     """
 
@@ -148,11 +148,11 @@ def compare_logits(
 ) -> Verification:
     """Load a converted checkpoint in a process that cannot import ctxext and compare its logits.
 
-    `stock` is the configuration with those steps only that stock transformers carries; `foreign` as for `answer_of`.
+    `stock` is the configuration with only those steps that stock transformers supports; `foreign` as for `answer_of`.
     """
     if reason := needs_accelerator(source):
         return Verification(skipped=f"cannot be checked here: {reason}")
-    # Without headers a parameter is taken to have the 16 bits of most checkpoints.
+    # Without headers a parameter is assumed to have 16 bits, as in most checkpoints.
     num_parameters = source.num_parameters or sum(map(source.size_of, source.weight_files)) // 2
     needed = 2 * _BYTES_PER_PARAMETER * num_parameters
     if needed > 0.8 * psutil.virtual_memory().available:
@@ -188,7 +188,7 @@ def compare_logits(
             f'"{model.family.model_type}" cannot carry {" and ".join(methods)}: {report["refused"]}.',
             hint="Choose another method.",
         )
-    # Logits first, as they are what a user sees; attention shows what they hide.
+    # Logits come first, because users see them; attention reveals errors that logits hide.
     differences = {
         "logits differ": report["difference"] / (report["scale"] or 1.0),
         "attention differs": report.get("attention", 0.0),
@@ -210,7 +210,7 @@ def compare_logits(
 def _shortened(step: Method, steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the settings of a step for a very short original context length, so that short texts exceed it.
 
-    Settings that do not follow from this length stay as they are.
+    Settings that do not depend on this length are unchanged.
     """
     settings = dict(next(entry for entry in steps if entry["method"] == step.name))
     if "original_length" not in settings:
@@ -225,10 +225,10 @@ def _shortened(step: Method, steps: Sequence[Mapping[str, Any]]) -> dict[str, An
 
 
 def _positions(recipe: Recipe, rotary: Rotary, steps: list[dict[str, Any]]) -> list[int]:
-    """The positions of the check's tokens: side by side, or over the whole reach where regions matter.
+    """Return the positions of the check's tokens: consecutive, or over the whole context for methods of attention.
 
-    Most of them are where rules change, by the methods' references; the others are spread evenly, in pairs
-    of neighbours.
+    Most of them are at the borders of rules, by the methods' references; the others are spread evenly, in pairs of
+    neighbours.
     """
     attention = [step for step in recipe.steps if step.kind == "attention"]
     if not attention:

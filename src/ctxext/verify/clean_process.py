@@ -1,14 +1,14 @@
-"""Run by `clean_load.py` in a process without ctxext: one of `CHECKS`, and the check of a converted model's logits.
+"""Script of `clean_load.py` in a process without ctxext: one of `CHECKS`, including that of a converted model's logits.
 
-It is called with the path of a JSON file, its task, and prints one JSON object, its answer, in the last line.
+Its argument is the path of a JSON file, its task, and it prints one JSON object, its answer, in the last line.
 The task of `compare` has `folder`, the checkpoint; `stock`, the config.json of the same model without code; `steps`,
 the settings of each method; and `positions`. The expected logits are computed on the stock model of the family, one
 head and one row at a time. No code is shared with the checkpoint's.
 
-Where a method changes which distance is read, logits alone say little: random weights attend almost evenly, and trained
-ones to a few tokens, while a rounding in a first layer may grow a hundredfold through thirty. So what each attention
-answers is compared by itself: to the states that the model has, after which the reference goes on with the answer of
-the checkpoint, and to states of known spread (`Samples`), the same in both models.
+If a method changes the distances that are read, logits alone show little: random weights attend almost evenly, and
+trained ones to a few tokens, while a rounding error in a first layer may grow a hundredfold through thirty. So the
+output of each attention is compared separately. Its inputs are first the states of the model; the reference then
+continues with the output of the checkpoint. Then they are states of known spread (`Samples`), the same in both models.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ from .references import REFERENCES
 LEARNED = ".distance.weight"
 APPLY = ("apply_rotary_pos_emb", "apply_rotary_emb")
 SPREAD = 2.5  # The standard deviation of the scores that sampled states give.
-SCALAR = 1e-3  # By how much of its length a state that a family only rescaled may be off.
+SCALAR = 1e-3  # The largest error of a state that a family only rescaled, relative to its length.
 
 
 def by_complex_numbers(states: Any, _: Any, cos: Any, sin: Any) -> Any:
@@ -68,20 +68,20 @@ class Rotation:
         known = torch.linspace(0.1, 1.4, len(self.frequencies))
         (cos, sin), used = self.table(known)
         if not torch.equal(used, known.to(used.dtype)):
-            known = used  # It goes by the length of what it is asked (LongRoPE).
+            known = used  # The frequencies depend on the length of the input (LongRoPE).
         elif torch.equal(sin, self.table(self.frequencies)[0][1]):
-            known = self.frequencies  # It works its frequencies out anew each time (Phi-MoE).
+            known = self.frequencies  # The frequencies are computed again on each call (Phi-MoE).
         self.scaling = float(torch.hypot(cos, sin).flatten()[0])
         self.columns = (sin.flatten()[:, None] / self.scaling - known.sin()).abs().argmin(-1)
 
     def table(self, angles: Any) -> Any:
-        """The family's cos and sin at position 1 with these inverse frequencies, and those it holds afterwards."""
-        setattr(self.module, self.buffer, angles.to(self.frequencies.dtype).clone())  # They are changed in place.
+        """Compute the family's cos and sin at position 1 with these inverse frequencies; return also those it used."""
+        setattr(self.module, self.buffer, angles.to(self.frequencies.dtype).clone())  # Families change it in place.
         try:
             one = self.torch.ones(1, 1)
             shape = (3, 1, 1) if hasattr(self.module, "mrope_section") else (1, 1)
             table = self.module(one, one.expand(shape), *self.layer_types)
-            # Cos and sin, as most families have them, or the parts of one complex tensor (Llama 4).
+            # Most families return cos and sin, Llama 4 one complex tensor.
             parts = table if isinstance(table, tuple) else (table.real, table.imag)
             return parts, getattr(self.module, self.buffer)
         finally:
@@ -90,8 +90,8 @@ class Rotation:
     def rows(self, states: Any, angles: Any, factor: float = 1.0) -> Any:
         """Rotate the rows (l, d) of one head by their angles (l, pairs), cos and sin times a factor.
 
-        Angles are float32, a position times a frequency: at 10^6 that is up to 0.03 from the exact product, which is
-        the family's own arithmetic and so what any position means to it.
+        Angles are float32, a position times a frequency: at 10^6 that is up to 0.03 from the exact product. The family
+        computes them in float32 too.
         """
         angles = angles.float()[:, self.columns][None].to(self.torch.float64)
         cos, sin = (f(angles).to(states.dtype) * self.scaling * factor for f in (self.torch.cos, self.torch.sin))
@@ -102,9 +102,9 @@ class Samples:
     """States of known spread that replace a model's, the same in every model that runs in the same order.
 
     The input of an attention becomes random numbers, and so do the queries and keys that it rotates, scaled so that
-    scores spread by SPREAD. Its outputs then depend on no other layer, and show every distance that is read wrong,
-    whatever the weights are. Its own vectors, which norms multiply by, are drawn too: fresh ones are all ones, and
-    would hide what a family does after it rotates.
+    scores have the standard deviation SPREAD. Its outputs then depend on no other layer, and reveal every wrong
+    distance, whatever the weights are. The factors of its norms are drawn too: new ones are all ones, and would hide
+    changes after the rotation.
     """
 
     def __init__(self, model: Any) -> None:
@@ -112,13 +112,13 @@ class Samples:
         self.attentions = attentions_of(model)
 
     def like(self, tensor: Any, spread: float = 1.0) -> Any:
-        """Random numbers of the shape of a tensor, different ones for each call."""
+        """Draw random numbers of the shape of a tensor, different ones for each call."""
         self.count += 1
         generator = torch.Generator().manual_seed(self.count)
         return spread * torch.randn(tensor.shape, generator=generator, dtype=torch.float32).to(tensor.dtype)
 
     def states(self, tensors: Any) -> list[Any]:
-        """Samples that replace un-rotated queries and keys."""
+        """Draw samples that replace un-rotated queries and keys."""
         width = tensors[0].shape[-1]
         scaling = getattr(self.current, "scaling", None) or width**-0.5
         return [self.like(one, math.sqrt(SPREAD / (scaling * math.sqrt(width)))) for one in tensors]
@@ -131,7 +131,7 @@ class Samples:
         return ((self.like(given[0]), *given[1:]), named) if given else (given, named)
 
     def outputs(self, run: Any) -> list[Any]:
-        """The outputs of all attentions while a model runs."""
+        """Return the outputs of all attentions for sampled states while a model runs."""
         kept = []
         with watched(self.model, enter=self.enter), torch.no_grad():
             try:
@@ -145,7 +145,7 @@ class Samples:
 
 
 def answers(model: Any, run: Any, instead: list[Any] | None = None) -> tuple[Any, list[Any]]:
-    """The result of a model's run and the outputs of its attentions; the model continues with others if given."""
+    """Return the result of a model's run and its attentions' outputs; with `instead` it continues with those."""
     outputs, others = list[Any](), iter(instead or [])
 
     def leave(_: Any, __: Any, output: Any) -> Any:
@@ -159,7 +159,7 @@ def answers(model: Any, run: Any, instead: list[Any] | None = None) -> tuple[Any
 
 
 def largest_difference(answered: list[Any], asked: list[Any]) -> float:
-    """Return the largest difference of an attention's output from the expected one, relative to its largest number.
+    """Return the largest difference of an attention's output from the expected one, relative to its largest value.
 
     Raises:
         ValueError: there is nothing to compare.
@@ -208,7 +208,7 @@ class Expected:
         self.numbers = {id(names[name]): numbers for name, numbers in task.get("numbers", {}).items()}
 
     def logits(self, input_ids: Any, positions: Any) -> Any:
-        """Run the stock model with its rotation, and if a method needs it its attention, computed here."""
+        """Run the stock model with the rotation, and the attention if a method needs it, computed here."""
         self.positions, space = positions[0].tolist(), vars(self.modeling)
         functions: dict[str, Any] = {self.applied: self.apply}
         if self.attention:
@@ -218,7 +218,7 @@ class Expected:
             return self.model(input_ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
 
     def outputs(self, input_ids: Any, positions: Any) -> list[Any]:
-        """The output of every attention for sampled states."""
+        """Return the output of every attention for sampled states."""
         self.samples = Samples(self.model)
         try:
             return self.samples.outputs(lambda: self.logits(input_ids, positions))
@@ -226,15 +226,15 @@ class Expected:
             self.samples = None
 
     def enter(self, attention: Any, _: Any, named: dict[str, Any]) -> None:
-        """Note which attention runs, and at which depth: some families run one at several (Zamba 2)."""
+        """Record the attention that runs and its layer: some families run one at several layers (Zamba 2)."""
         self.current[0] = attention
         self.layer = named.get("layer_idx", getattr(attention, "layer_idx", getattr(attention, "block_idx", None)))
         self.states[id(attention)] = States()
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
-        """Replaces the family's function: keeps un-rotated states, returns rotated ones.
+        """Replace the family's function: keep the un-rotated states, and return rotated ones.
 
-        Some families rotate queries before there are keys (Gemma 4), so methods choose without seeing either.
+        Some families rotate queries before the keys exist (Gemma 4), so methods then choose without queries and keys.
         """
         attention, count = self.current[0], 2 if self.takes_key else 1
         states = args[:count] if self.samples is None else self.samples.states(args[:count])
@@ -257,7 +257,7 @@ class Expected:
         return result if self.takes_key else result[0]
 
     def by_head(self, states: Any, chosen: list[Any], group: int) -> Any:
-        """Rotate states (1, h, l, d), `group` heads of them alike."""
+        """Rotate states (1, h, l, d), each `group` of heads alike."""
         heads = []
         for head in range(states.shape[1]):
             at, frequencies = self.of_head(chosen, head // group)
@@ -271,14 +271,14 @@ class Expected:
         return torch.stack(heads)[None]
 
     def of_head(self, chosen: list[Any], head: int) -> tuple[Any, list[float]]:
-        """The positions (l) and inverse frequencies of a KV head."""
+        """Return the positions (l) and inverse frequencies of a KV head."""
         at, frequencies = torch.tensor(self.positions, dtype=torch.float32), self.rotation.frequencies.tolist()
         for (settings, reference), choice in zip(self.heads, chosen, strict=True):
             at, frequencies = reference.rotation(settings, choice, head, at, frequencies, self.theta)
         return at, frequencies
 
     def attend(self, eager: Any, module: Any, query: Any, key: Any, value: Any, *masks: Any, **kwargs: Any) -> Any:
-        """Replaces the family's attention: scores pair by pair, one softmax."""
+        """Replace the family's attention: compute scores pair by pair, and one softmax."""
         (settings, reference) = self.attention[0]
         mask = masks[0] if masks else kwargs.pop("attention_mask")  # Some families name it.
         if self.layer not in settings["layers"]:
@@ -300,7 +300,7 @@ class Expected:
             q = self.rotation.rows(queries[0, head][i], for_query)
             k = self.rotation.rows(keys[0, head // group][j], for_key)
             products, rotates = q * k, 2 * len(self.rotation.frequencies)
-            if hasattr(reference, "rotated_factor"):  # YaRN's, of what rotates alone.
+            if hasattr(reference, "rotated_factor"):  # YaRN's factor applies only to rotated dimensions.
                 factors = [reference.rotated_factor(settings, self.layer, m) for m in self.positions]
                 by_pair = torch.tensor(factors)[i, None] ** 2
                 products = torch.cat([products[:, :rotates] * by_pair, products[:, rotates:]], -1)
@@ -321,7 +321,7 @@ class Expected:
         if kwargs.get("softcap"):
             scores = kwargs["softcap"] * torch.tanh(scores / kwargs["softcap"])
             scores = scores.masked_fill(torch.ones(size, size).triu(1).bool(), -math.inf)
-        if mask is not None:  # Doge adds what it thinks of each key.
+        if mask is not None:  # Doge adds a learned score of each key.
             scores = scores + mask[..., :size]
         sinks = getattr(module, "sinks", None)
         if sinks is not None:
@@ -330,7 +330,7 @@ class Expected:
         return (weights @ value.repeat_interleave(group, 1)).transpose(1, 2).contiguous(), weights
 
     def pairs(self, settings: dict[str, Any], reference: Any, frequencies: tuple[float, ...]) -> Any:
-        """The pairs of rows and keys that this layer reads, with the angles of query and key for each."""
+        """Return the pairs of rows and keys that this layer reads, with the angles of query and key for each."""
         if (self.layer, frequencies) not in self.angles:
             entries = [
                 (i, j, reference.relation(settings, self.layer, m, n, frequencies))
@@ -345,9 +345,9 @@ class Expected:
 
 
 def factor_between(before: Any, after: Any) -> Any:
-    """The factor (1, h, l, 1) by which a family multiplies each state (1, h, l, d) after it has rotated it.
+    """Return the factor (1, h, l, 1) by which a family multiplies each state (1, h, l, d) after rotating it.
 
-    Norms without weights are one (Llama 4, nanochat), and temperatures by the row (Ministral 3).
+    Norms without weights are such a factor (Llama 4, nanochat), and so are temperatures per row (Ministral 3).
 
     Raises:
         CannotBeMovedError: the change is no factor, so a state rotated differently cannot be derived from this one.
@@ -364,7 +364,7 @@ def code_of(module: Any) -> Any:
 
 
 def attentions_of(model: Any) -> list[Any]:
-    """Return the modules whose forward applies the rotary embedding."""
+    """Return the modules that apply the rotary embedding in their forward."""
     named = [(module, getattr(code_of(module), "__code__", None)) for module in model.modules()]
     return [module for module, code in named if code is not None and not {*APPLY}.isdisjoint(code.co_names)]
 
@@ -386,7 +386,7 @@ def watched(model: Any, *, enter: Any = None, leave: Any = None) -> Iterator[Non
 
 
 def learned_numbers(model: Any, info: dict[str, Any]) -> dict[str, Any]:
-    """The weights that methods add, by the attention that holds them; zeros are replaced by random numbers.
+    """Return the weights that methods add, by the attention that has them; zeros are replaced by random numbers.
 
     Raises:
         ValueError: the weights in the files have other names than the model's.
@@ -404,13 +404,13 @@ def learned_numbers(model: Any, info: dict[str, Any]) -> dict[str, Any]:
 
 
 def compare(task: dict[str, Any]) -> dict[str, Any]:
-    """Load a checkpoint and compare its logits with the references; `refused` says why that is impossible."""
+    """Load a checkpoint and compare its logits with the references; `refused` is the reason if that is impossible."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
     out, positions = Path(task["folder"]), torch.tensor([task["positions"]])
     text = AutoConfig.from_pretrained(out, trust_remote_code=True).get_text_config()
-    # The sdpa of transformers 4 leaves the cap on scores out (Gemma 2), and without padding Doge's looks ahead.
+    # The sdpa of transformers 4 omits the cap on scores (Gemma 2), and Doge's without padding reads later tokens.
     is_inexact = getattr(text, "attn_logit_softcapping", None) or text.model_type == "doge"
     exact = {"attn_implementation": "eager"} if is_inexact else {}
     options = {"trust_remote_code": True, "dtype": torch.float32, "output_loading_info": True, **exact}
@@ -456,7 +456,7 @@ def compare(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def sampled_outputs(loaded: Any, run: Any) -> list[Any]:
-    """What every attention of a loaded checkpoint answers to sampled states."""
+    """Return the output of every attention of a loaded checkpoint for sampled states."""
     samples = Samples(loaded)
     spaces = {id(space): space for space in (code_of(one).__globals__ for one in samples.attentions)}
 

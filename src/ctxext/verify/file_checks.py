@@ -45,7 +45,7 @@ def check_record(subject: Subject) -> Finding:
 
 
 def check_files(subject: Subject) -> Finding:
-    """Check whether every small file is as recorded, none is missing and none was added."""
+    """Check whether every small file matches its record, none is missing and none was added."""
     if not subject.manifest:
         return Finding("files", SKIPPED, "nothing was recorded")
     kept = [path.as_posix() for path in subject.checkpoint.files if path.parts[0] != subject.rewritten]
@@ -71,7 +71,7 @@ def check_files(subject: Subject) -> Finding:
 
 
 def check_weights(subject: Subject) -> Finding:
-    """Check whether the weight files are complete, and match their digests where those were recorded."""
+    """Check whether the weight files are complete, and match their recorded digests."""
     name = "weights"
     subject.checkpoint.check_weights()
     if not subject.manifest:
@@ -101,7 +101,10 @@ def check_weights(subject: Subject) -> Finding:
 
 
 def _is_touched(subject: Subject, name: str) -> bool:
-    """Whether a weight file differs in size or time from the record; one that --against reads in full may be newer."""
+    """Return whether a weight file's size or time differs from the record; with --against only the size counts.
+
+    The time counts there too if the other file is missing or is the same one, because nothing is compared then.
+    """
     stamps, path = subject.manifest.get("stamps"), subject.checkpoint.folder / name
     stamp = stamps.get(name) if isinstance(stamps, dict) else None
     if not stamp or not path.is_file() or has_stamp(path, stamp):
@@ -111,7 +114,7 @@ def _is_touched(subject: Subject, name: str) -> bool:
 
 
 def check_configuration(subject: Subject) -> Finding:
-    """Check whether applying the recipe again gives the same configuration, in both dialects."""
+    """Check whether applying the recipe again gives the same configuration, for transformers 4 and 5."""
     name = "configuration"
     if not subject.has_recipe:
         return Finding(name, SKIPPED, '"config.json" has no recipe')
@@ -128,7 +131,7 @@ def check_configuration(subject: Subject) -> Finding:
 
 
 def _same_but_heads(actual: Any, expected: Any) -> bool:
-    """Whether two `auto_map` agree, except in heads that not every version of transformers has."""
+    """Return whether two `auto_map` agree, except in heads that not every version of transformers has."""
     heads = {f"AutoModelFor{head}" for head in HEADS}
     return {k: v for k, v in (actual or {}).items() if k not in heads} == {
         k: v for k, v in (expected or {}).items() if k not in heads
@@ -173,7 +176,7 @@ def check_code(subject: Subject) -> Finding:
         problems = [f"not this version's: {listed(changed)}"] if changed else []
         problems += [f"missing: {listed(missing)}"] if missing else []
         return Finding("code", FAILED, "; ".join(problems) + f" (it was made by ctxext {maker})")
-    recorded = subject.recorded("files")  # A file of such a name that the source had was copied like its others.
+    recorded = subject.recorded("files")  # It includes files of the source with such a name, which were copied.
     others = [name for path in subject.foreign_code if (name := path.as_posix()) in recorded or name not in CODE_FILES]
     stray = [name for path in subject.foreign_code if (name := path.as_posix()) not in others]
     if stray:
@@ -239,7 +242,7 @@ _DTYPES |= {"int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL"}
 
 
 def _pickled(path: Path) -> Iterator[tuple[str, dict[str, Any], Iterator[bytes]]]:
-    """Read the tensors of a pickled file as `read_tensors` does: nothing else is unpickled, and from disk as needed."""
+    """Read the tensors of a pickled file as `read_tensors` does, from disk as needed; nothing else is unpickled."""
     import torch
 
     try:

@@ -1,11 +1,11 @@
-"""What the rotary embedding of a stock class rotates by, without importing transformers, for measured classes.
+"""The rotation of a stock class's rotary embedding, without importing transformers, for measured classes.
 
-Asking the class costs the import of torch and of transformers: four seconds of processor time and 300 MB. Many classes
-rotate by the stock formulas of their schedule and by nothing else. `measured.json` lists those by the digest of the
-code that decides: `tools/measure_rotary_classes.py` compared each class with the formulas, with numbers drawn from all
-of `RANGES`. The version is not in the digest, as releases rarely change this code. What differs from the measured state
-is not answered here: edited code, a key or a number outside of the ranges, two dialects that disagree. The class itself
-is run then.
+Running the class costs the import of torch and of transformers: four seconds of processor time and 300 MB. Many classes
+rotate only by the stock formulas of their schedule. `measured.json` lists those by the digest of the relevant code:
+`tools/measure_rotary_classes.py` compared each class with the formulas, with numbers drawn from all of `RANGES`. The
+version is not in the digest, as releases rarely change this code. Three cases are not covered, and then the class
+itself is run: edited code, a key or a number outside of the ranges, and disagreement between the transformers 4 and 5
+forms of a configuration.
 """
 
 import ast
@@ -75,14 +75,14 @@ _MENTIONS = re.compile(r"[Rr]otary|(?<!p)rope|inv_freq|theta")
 
 
 def digest_of(model_type: str) -> str | None:
-    """Return the digest of the code of the installed transformers that decides how a family rotates.
+    """Return the digest of the code in the installed transformers that determines the rotation of a family.
 
-    It is None without transformers or the family's files, or if its rotary embedding is not in them. Of the modeling
-    file only the code of rotary embeddings decides.
+    It is None without transformers or the family's files, or if its rotary embedding is not in them. Only the code of
+    rotary embeddings counts in the modeling file.
     """
     try:
         spec = importlib.util.find_spec("transformers")
-    except ValueError:  # A module without one was put in its place.
+    except ValueError:  # A module without a spec replaces it.
         return None
     if spec is None or not spec.origin or not re.fullmatch(r"[a-z0-9_]+", model_type):
         return None
@@ -96,7 +96,7 @@ def digest_of(model_type: str) -> str | None:
 
 
 def _parsed(path: Path) -> ast.Module:
-    """Parse a file; docstrings and comments decide nothing."""
+    """Parse a file without its docstrings and comments, which do not affect the rotation."""
     tree = ast.parse(path.read_bytes())
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node, clean=False):
@@ -118,22 +118,22 @@ def _rotary_code(tree: ast.Module) -> list[str]:
 
 
 def is_imported(model_type: str) -> bool:
-    """Whether the family's classes are in this process, where they may differ from the files and cost little to ask."""
+    """Return whether the family's classes are in this process; they may differ from the files and are cheap to run."""
     return f"transformers.models.{model_type}.modeling_{model_type}" in sys.modules
 
 
 @functools.cache
 def measured() -> Mapping[str, Mapping[str, Any]]:
-    """The content of measured.json: by digest the `family`, the newest measured `transformers`, and `rope_types`."""
+    """Read measured.json: by digest the `family`, the newest measured `transformers`, and `rope_types`."""
     return json.loads(RECORD.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
 def measured_rotations(
     config: Mapping[str, Any], family: Family, lengths: Sequence[int]
 ) -> dict[int, tuple[list[float], float]] | None:
-    """By length in tokens the inverse frequencies and the factor on cos and sin of a stock model of a configuration.
+    """Return a stock model's inverse frequencies and its factor on cos and sin, by length in tokens.
 
-    It is None where the class of the installed transformers must be asked.
+    It is None if the class of the installed transformers must be run.
     """
     rotary = None if is_imported(family.model_type) else flat_rotary(config)
     if rotary is None:
@@ -148,15 +148,15 @@ def measured_rotations(
 
 
 def formulas(rotary: Rotary, lengths: Sequence[int]) -> dict[int, tuple[list[float], float]]:
-    """By length the inverse frequencies and the factor on cos and sin that the stock formulas give."""
+    """Compute the inverse frequencies and the factor on cos and sin by the stock formulas, by length."""
     return {length: (inverse_frequencies(rotary, length), attention_scaling(rotary)) for length in lengths}
 
 
 def flat_rotary(config: Mapping[str, Any]) -> Rotary | None:
-    """The schedule of a configuration, as the classes of either version of transformers read it.
+    """Return the schedule of a configuration, as the classes of either version of transformers read it.
 
-    It is None where it is not wholly within what was measured, or the two dialects differ. This reads the file by
-    itself, and not as recipes do, so that a mistake of theirs is not made twice.
+    It is None if it is not completely within the measured ranges, or if the forms of transformers 4 and 5 differ. This
+    parses the file without the code of recipes, so that an error there is not repeated here.
     """
     parameters: Any = config.get("rope_parameters")
     if not isinstance(parameters, Mapping) or any(map(_is_odd, config.items())):
@@ -169,7 +169,7 @@ def flat_rotary(config: Mapping[str, Any]) -> Rotary | None:
     get: Any = config.get
     hidden, heads, dim = map(get, ("hidden_size", "num_attention_heads", "head_dim"))
     length = get("max_position_embeddings")
-    # A head size that is not there is left to the class, which refuses sizes that do not divide.
+    # A missing head size is left to the class, which refuses sizes that do not divide.
     if not (isinstance(hidden, int) and isinstance(heads, int) and heads > 0) or hidden % heads:
         return None
     sizes = {"rope_theta": theta, "head_dim": dim, "max_position_embeddings": length}
@@ -182,7 +182,7 @@ def flat_rotary(config: Mapping[str, Any]) -> Rotary | None:
         return None
     if config.get(_ORIGINAL, original) != original or (rope_type == "dynamic" and original > RANGES[_ORIGINAL][1]):
         return None
-    # transformers 4 takes longrope's factor from the two lengths.
+    # transformers 4 derives longrope's factor from the two lengths.
     if rope_type == "longrope" and (
         config.get(_ORIGINAL) is None or not math.isclose(length, original * numbers["factor"], rel_tol=1e-9)
     ):
@@ -193,7 +193,7 @@ def flat_rotary(config: Mapping[str, Any]) -> Rotary | None:
 
 
 def _is_odd(item: tuple[str, Any]) -> bool:
-    """Whether a key of config.json may say something of positions that was not measured."""
+    """Return whether a key of config.json may affect positions in a way that was not measured."""
     key, value = item
     if key == "partial_rotary_factor":
         return bool(value != 1)

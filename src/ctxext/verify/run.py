@@ -58,7 +58,7 @@ def check_loading(subject: Subject) -> Finding:
 
 
 def _unasked(subject: Subject) -> str:
-    """Return why a loaded model cannot be compared; empty where it can."""
+    """Return why a loaded model cannot be compared; empty if it can."""
     if not subject.may_load:
         return _NOT_RUN
     if reason := needs_accelerator(subject.checkpoint):
@@ -103,7 +103,7 @@ def check_frequencies(subject: Subject) -> Finding | None:
 
 
 def check_logits(subject: Subject) -> Finding | None:
-    """Check whether the logits of a checkpoint with code are what its method says, worked out the plain way."""
+    """Check whether the logits of a checkpoint with code match its method, computed by the reference."""
     if not subject.has_recipe or not subject.recipe.needs_code:
         return None
     if reason := _unasked(subject):
@@ -126,7 +126,7 @@ def check_logits(subject: Subject) -> Finding | None:
 
 
 def check_buckets(subject: Subject) -> Finding | None:
-    """Check whether each stack of the family's class looks its biases up where the reference says."""
+    """Check whether each stack of the family's class looks its biases up in the buckets of the reference."""
     name = "buckets"
     if not subject.has_recipe or all(step.kind != name for step in subject.recipe.steps):
         return None
@@ -150,12 +150,12 @@ def check_buckets(subject: Subject) -> Finding | None:
 
 
 def check_tables(subject: Subject) -> Finding | None:
-    """Check each row of the loaded tables against its reference, by the rows of the source where they are given."""
+    """Check each row of the loaded tables against its reference, by the rows of the source if it is given."""
     name = "tables"
     if not subject.has_recipe or not subject.recipe.rewrites_weights:
         return None
     encoding = subject.model.encoding
-    # Without names of tables, the model makes them for any length.
+    # Without names of tables, the model computes them for any length.
     if not isinstance(encoding, LearnedTable) or not encoding.layout.tensors:
         return None
     if not subject.may_load:
@@ -166,7 +166,7 @@ def check_tables(subject: Subject) -> Finding | None:
         return Finding(name, SKIPPED, "it was trained, so its rows are no longer those of the recipe")
     (step,) = (step for step in subject.recipe.steps if step.kind == "table")
     stored = [one for one in subject.new_tensors if one.endswith(encoding.layout.tensors)]
-    named = stored or encoding.layout.tensors  # Computed tables need not lie among the weights.
+    named = stored or encoding.layout.tensors  # Computed tables need not be among the weights.
     files: dict[str, str] = {}
     if (source := subject.source) is not None:  # The files of the source that hold them.
         for path in reversed(source.loaded_safetensors):
@@ -231,15 +231,15 @@ def verify(
 
     Args:
         folder: A folder or a Hub id.
-        against: The checkpoint whose weights it must have; None leaves that unchecked.
+        against: The checkpoint with the weights that it must have; None leaves that unchecked.
         load: Also load the model, in a separate process.
         trust_remote_code: Also run modeling code that this version did not write.
         revision: A branch, tag or commit on the Hub.
         token: A Hub token; None reads the usual places.
-        progress: Called with what is being read, how much of it and how much in all.
+        progress: Called with the name of the current file, the amount read and the total.
 
     Raises:
-        CtxextError: there is no such checkpoint, or other people's code would run from a place that can change.
+        CtxextError: there is no such checkpoint, or third-party code would run from a revision that can change.
     """
     checkpoint = open_checkpoint(folder, revision=revision, token=token)
     if trust_remote_code:

@@ -34,14 +34,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Subject:
-    """A checkpoint, and what is known about it without loading it.
+    """A checkpoint, and its properties without loading it.
 
     Attributes:
         checkpoint: Its files.
-        source: The checkpoint whose weights it must have; None leaves that unchecked.
+        source: The checkpoint with the weights that it must have; None leaves that unchecked.
         trust_remote_code: Whether code that this version did not write may run.
-        rewritten: A folder whose files are about to be written again, so that they are not checked.
-        progress: Called with a file's name, bytes read and bytes in all.
+        rewritten: A folder with files that are not checked because they will be rewritten.
+        progress: Called with a file's name, bytes read and bytes in total.
     """
 
     checkpoint: Checkpoint
@@ -52,16 +52,16 @@ class Subject:
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
-        """The content of ctxext.json; empty where there is none."""
+        """The content of ctxext.json; empty without that file."""
         return self.checkpoint.read_json(MANIFEST) or {}
 
     def tell_stage(self, stage: str) -> None:
-        """Report what begins and may take minutes."""
+        """Report the beginning of a stage that may take minutes."""
         if self.progress is not None:
             self.progress(stage, 0, 1)
 
     def recorded(self, key: str) -> dict[str, str | None]:
-        """The digests under one key of ctxext.json."""
+        """Return the digests under one key of ctxext.json."""
         digests = self.manifest.get(key)
         if not isinstance(digests, dict):
             raise CtxextError(f"{MANIFEST} records no {key}.")
@@ -106,7 +106,7 @@ class Subject:
         """The names of the tensors that the recipe rewrites, sorted."""
         if not self.has_recipe or not self.recipe.rewrites_weights:
             return []
-        # As convert computed them for the source: the result has the same names, and more rows.
+        # As computed by convert for the source; the result has the same names, and more rows.
         at_its_length = ModelConfig(self.model.config, self.family, self.model.encoding)
         return sorted(tensor.name for tensor in self.recipe.new_tensors(self.checkpoint, at_its_length))
 
@@ -131,25 +131,25 @@ class Subject:
 
     @property
     def runs_foreign_code(self) -> bool:
-        """Whether the user allowed code that ctxext did not write, so that it loads from the folder as it is."""
+        """Whether the user allowed code that ctxext did not write, so that it is loaded from the folder unchanged."""
         return self.trust_remote_code and not runs_only_own_code(self.checkpoint)
 
     @cached_property
     def may_load(self) -> bool:
-        """Whether loading runs no code but that of transformers and of this version, or the user allowed other code."""
+        """Whether loading runs only code of transformers and of this version, or the user allowed other code."""
         needs_code = self.has_recipe and self.recipe.needs_code
         is_unknown = self.checkpoint.config.get("model_type") not in FAMILIES
         return self.trust_remote_code or not (needs_code or is_unknown) or runs_only_own_code(self.checkpoint)
 
 
 def training_of(subject: Subject) -> dict[str, Any]:
-    """The record of a fine-tuning in ctxext.json or config.json; empty by default."""
+    """Return the record of a fine-tuning in ctxext.json or config.json; empty by default."""
     noted = provenance(subject.checkpoint.config).get("finetune")
     record = subject.manifest.get("finetune") or noted or {}
     return dict(record) if isinstance(record, dict) else {}
 
 
 def listed(names: list[str]) -> str:
-    """Names in one line."""
+    """Return names in one line: the first five, and the number of the others."""
     shown = ", ".join(f'"{name}"' for name in names[:5])
     return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
