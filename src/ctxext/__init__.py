@@ -1,11 +1,11 @@
-"""ctxext: make a language model read more.
+"""ctxext: extend the context window of a language model.
 
 >>> from ctxext import Recipe
 >>> from ctxext.methods import Yarn
 >>> Recipe(Yarn(factor=4)).summary()
 'yarn ×4'
 
-Everything is imported when it is first used. `ctxext.methods` has the methods by the names of their classes.
+Everything is imported when it is first used. `ctxext.methods` contains the methods by the names of their classes.
 """
 
 import importlib

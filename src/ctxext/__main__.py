@@ -1,4 +1,4 @@
-"""Lets `python -m ctxext` and `accelerate launch -m ctxext` run the command line."""
+"""The entry point of `python -m ctxext` and `accelerate launch -m ctxext`: the command line."""
 
 from ctxext.cli.app import main
 

@@ -1,17 +1,17 @@
-"""The one exception for what a user did wrong; every other is a fault of ours.
+"""The exception for invalid user input; any other exception is a bug in ctxext.
 
-Any function may raise it for an input it refuses; docstrings repeat this only where they are part of the Python API.
+Any function may raise it for an input that it refuses; docstrings repeat this only in the public Python API.
 """
 
 from ctxext.redaction import redacted
 
 
 class CtxextError(Exception):
-    """A problem in what the user gave us, told in one line with what to do about it, and without secrets.
+    """A problem in the user's input: a one-line message and a hint, without secrets.
 
     Args:
         message: What happened, with the offending value in quotes.
-        hint: What to do, best as a command; empty where nothing helps.
+        hint: What to do, best as a command; empty if nothing helps.
     """
 
     def __init__(self, message: str, hint: str = "") -> None:
@@ -20,4 +20,4 @@ class CtxextError(Exception):
 
 
 class NothingMeasuredError(CtxextError):
-    """A search or a comparison that measured nothing, mostly as the time was too short."""
+    """A search or a comparison that measured nothing, usually because the time was too short."""

@@ -1,4 +1,4 @@
-"""How results look in a notebook."""
+"""The display of results in a notebook."""
 
 import html
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def table(rows: Mapping[Any, object]) -> str:
-    """A table of two columns with everything escaped: a name may be a stranger's."""
+    """Format a table of two columns as HTML, with everything escaped because names may be untrusted."""
     cells = (
         f"<tr><th>{html.escape(str(key))}</th><td>{html.escape(str(value))}</td></tr>" for key, value in rows.items()
     )

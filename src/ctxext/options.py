@@ -1,6 +1,6 @@
 """The options of a command, declared once: on the fields of the dataclass that uses them.
 
-The command line, the class's own documentation and the checks of numbers are read from these declarations.
+The command line, the documentation of the class and the checks of numbers are read from these declarations.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from ctxext.errors import CtxextError
 
 _MOST: Mapping[str, int] = {
     "seed": 2**32 - 1,  # The widest that numpy takes.
-    "steps": 10_000_000,  # Each is looked at before the first.
+    "steps": 10_000_000,  # All of them are checked before the first.
     **dict.fromkeys(("samples", "checked", "num_needles", "batch_size", "rank"), 1_000_000),
 }
 _OTHERS = 10**10
@@ -31,21 +31,21 @@ def option_name(name: str) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Option:
-    """How a field is offered on the command line.
+    """The command-line form of a field.
 
     Attributes:
         help: One or two sentences for the user.
-        panel: The group of options under which help shows it; the first one where empty.
-        flags: Its names, where they are not the field's own.
-        kind: What its text means where typer does not read the field's type: "length" (tokens, as 32k), "lengths" or
+        panel: The group of options under which help shows it; the first one if empty.
+        flags: Its names, if they are not the field's own.
+        kind: The meaning of its text if typer does not read the field's type: "length" (tokens, as 32k), "lengths" or
             "names" (several, with commas), "depths", or "json"; the class parses the last two itself.
-        shown: The text that stands for the field's default, where it has a kind.
+        shown: The text for the field's default in help, if it has a kind.
         min: The smallest number.
         repeats: Whether it may be given several times.
-        metavar: What help shows in the place of the value.
+        metavar: The placeholder of the value in help.
         advanced: Whether only `--help-all` shows it.
         kept: Whether it belongs to a run that is repeated, and so to a file of options; not to a single call.
-        missing: Message and hint of the error where it has no default and is not given.
+        missing: Message and hint of the error if it has no default and is not given.
     """
 
     help: str
@@ -62,29 +62,29 @@ class Option:
 
 
 def option(default: Any = dataclasses.MISSING, *, help: str, repr: bool = True, **others: Any) -> Any:
-    """A dataclass field that is an option of a command; `Option` describes the other arguments."""
+    """Declare a dataclass field that is an option of a command; `Option` describes the other arguments."""
     return dataclasses.field(default=default, repr=repr, metadata={_KEY: Option(help=help, **others)})
 
 
 def original_length_option(**others: Any) -> Any:
-    """The field of a model's original context length, which several commands take."""
+    """Declare the field of a model's original context length, which several commands have."""
     text = "Tokens that the model was trained on, as 32k, where its files do not say it or you know better."
     return option(None, help=text, kind="length", **others)
 
 
 def target_length_option() -> Any:
-    """The field of how far a model should reach."""
+    """Declare the field of the target context length."""
     missing = "How far should the model reach?", "Say it with --target-length, for example 32k."
     return option(help="The wanted context, for example 32k.", kind="length", missing=missing)
 
 
 def options_of(owner: type) -> dict[str, Option]:
-    """The options of a dataclass by their fields' names, in order."""
+    """Return the options of a dataclass by the names of their fields, in order."""
     return {field.name: field.metadata[_KEY] for field in dataclasses.fields(owner) if _KEY in field.metadata}
 
 
 def with_documented_options(owner: _Class) -> _Class:
-    """Add what the options of a dataclass say of themselves to its docstring."""
+    """Add the help texts of a dataclass's options to its docstring."""
     lines = [f"    {name}: {option.help}" for name, option in options_of(owner).items()]
     owner.__doc__ = "\n".join([(owner.__doc__ or "").rstrip(), "", "Attributes:", *lines, ""])
     return owner
@@ -140,17 +140,17 @@ def accepts_options(owner: type, name: str = "options") -> Callable[[Callable[..
 
 
 def check_numbers(options: Any) -> None:
-    """Refuse numbers that are out of range or below their declared minimum.
+    """Raise if a number is out of range or below its declared minimum.
 
     Args:
-        options: A dataclass; its whole and broken numbers are looked at.
+        options: A dataclass; its fields with an int or a float are checked.
     """
     declared = options_of(type(options))
     for field in dataclasses.fields(options):
         value, most = getattr(options, field.name), _MOST.get(field.name, _OTHERS)
         if not isinstance(value, int | float) or isinstance(value, bool):
             continue
-        if not abs(value) <= most or (field.name == "seed" and value < 0):  # NaN is no more so.
+        if not abs(value) <= most or (field.name == "seed" and value < 0):  # The first comparison is false for NaN.
             least = "0" if field.name == "seed" else f"-{most}"
             raise CtxextError(f'{field.name} must be a number from {least} to {most}, not "{value}".')
         smallest = declared[field.name].min if field.name in declared else None

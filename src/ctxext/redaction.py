@@ -1,4 +1,4 @@
-"""Secrets are taken out of everything that is printed, by the streams, and out of the text of every error."""
+"""Redaction: the streams remove secrets from everything that is printed, and errors from their texts."""
 
 import re
 from collections.abc import Sequence
@@ -30,12 +30,12 @@ _given: set[str] = set()
 
 
 def remember(*secrets: str | None) -> None:
-    """Take these out of everything that is shown from now on; short ones are words that a message may hold."""
+    """Redact these secrets in all later output, except short ones, which may be words of a message."""
     _given.update(secret for secret in secrets if secret and len(secret) >= _SHORTEST)
 
 
 def remember_arguments(words: Sequence[str]) -> None:
-    """Remember the token of a command line, which errors about its other words may show."""
+    """Remember the token of a command line, because errors about other arguments may show it."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word == "--token":
             remember(following.strip())
@@ -44,7 +44,7 @@ def remember_arguments(words: Sequence[str]) -> None:
 
 
 def redacted(text: str) -> str:
-    """A text without anything that is, or looks like, a token or the password of a URL."""
+    """Return a text without anything that is, or looks like, a token or the password of a URL."""
     for secret in sorted(_given, key=len, reverse=True):
         text = text.replace(secret, "…")
     if ":" in text:
@@ -58,17 +58,17 @@ def redacted(text: str) -> str:
 
 
 class RedactedStream:
-    """A stream to which secrets are not written, whoever prints: libraries, warnings, tracebacks.
+    """A stream that removes secrets from all output, including that of libraries, warnings and tracebacks.
 
     Args:
-        stream: Where everything goes.
+        stream: The stream that receives the output.
     """
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
 
     def write(self, text: str) -> Any:
-        """Write a text without its secrets; each piece is looked at by itself."""
+        """Write a text without its secrets; the pieces between terminal styles are redacted separately."""
         return self.stream.write("".join(map(redacted, _STYLE.split(text))))
 
     def writelines(self, lines: Sequence[str]) -> None:
