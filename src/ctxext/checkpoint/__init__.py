@@ -1,1 +1,1 @@
-"""A checkpoint as data: opening it, the families, what its configuration and its files say."""
+"""A checkpoint as data: opening it, model families, and the facts in its configuration and its files."""

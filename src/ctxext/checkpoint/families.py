@@ -276,7 +276,7 @@ def language_types(config: Mapping[str, Any], family: Family) -> frozenset[str]:
 
 
 def _switched(config: Mapping[str, Any], family: Family) -> Family:
-    """Return the family as changed by its own keys: some of them turn the rotary embedding off or make it fixed."""
+    """Return the family as changed by its own keys: some of them turn the rotary embedding off or fix it."""
     for key, (rotary, otherwise) in _SWITCHES.get(family.model_type, {}).items():
         value = read(config, family, key)
         if value != rotary and not (isinstance(rotary, bool) and bool(value) == rotary):
@@ -320,7 +320,7 @@ def bidirectional_key(config: Mapping[str, Any], family: Family) -> str:
 
 
 def _null_schedule(text: Mapping[str, Any], family: Family) -> str:
-    """Return the first layer type whose schedule is null; empty without one."""
+    """Return the first layer type with null as its schedule; empty without one."""
     schedule = text.get("rope_parameters")
     if not family.nested_rope or not isinstance(schedule, Mapping):
         return ""
@@ -330,7 +330,7 @@ def _null_schedule(text: Mapping[str, Any], family: Family) -> str:
 DISTANCES = ("relative_key", "relative_key_query")
 """The values of `position_embedding_type` for learned embeddings of distances."""
 
-# Keys that turn the rotary embedding off: the value with which it is on, and what the model uses otherwise.
+# Keys that turn the rotary embedding off: the value with which it is on, and the encoding with any other value.
 _SWITCHES: Mapping[str, Mapping[str, tuple[Any, str]]] = {
     "falcon": {"alibi": (False, "alibi")},
     "granitemoehybrid": {"position_embedding_type": ("rope", "none")},

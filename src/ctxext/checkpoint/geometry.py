@@ -128,7 +128,7 @@ class KnownModel:
         model_types: Any of these.
         facts: Keys of config.json, or of its schedule, with the values that they must have: one, or any of a list.
         original_length: The context that they were trained on before any schedule, in tokens.
-        source: Where that is written.
+        source: The document with this length.
     """
 
     names: tuple[str, ...]
@@ -139,7 +139,7 @@ class KnownModel:
 
     @property
     def origin(self) -> str:
-        """Where the original length is written, human-readable."""
+        """The source of the original length, human-readable."""
         return f"known of {self.names[0]}: {self.source}"
 
 

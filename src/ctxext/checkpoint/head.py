@@ -1,4 +1,4 @@
-"""Logits of a few positions at a time, so that memory never holds length × vocabulary.
+"""Logits of a few positions at a time, so that memory never contains length × vocabulary numbers.
 
 The base model computes the hidden states once. Then the language model's own forward runs on pieces of them, with its
 base model replaced by one that returns them. So everything between hidden states and logits (soft caps, scales, norms)
@@ -20,7 +20,7 @@ _TOLERANCE = 0.02
 
 
 def positions_at_once(model: Any, piece: int | None = None) -> int:
-    """Return the number of positions whose logits exist at once, in float32."""
+    """Return the number of positions with logits in memory at once, in float32."""
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     return piece or max(1, _PIECE_BYTES.get(model.device.type, _ACCELERATOR_BYTES) // (4 * vocabulary))
 

@@ -236,8 +236,8 @@ def explain_loading_errors(what: str, hint: str = "") -> Iterator[None]:
 def guard_vocabulary(model: Any, tokenizer: Any) -> None:
     """Make a model refuse tokens without an embedding; torch would raise an index error or stop the whole device.
 
-    A vocabulary may contain tokens without an embedding if no text uses them, so each input is checked. On an
-    accelerator the check waits for the device, so it runs only if the vocabulary has such tokens.
+    A vocabulary may contain tokens without an embedding if no text uses them, so each input is checked on a CPU. On
+    an accelerator the check waits for the device, so it runs only if the vocabulary has such tokens.
     """
     try:
         embedding = model.get_input_embeddings()
@@ -318,7 +318,7 @@ def _lacking(checkpoint: Checkpoint, missing: Iterable[Any]) -> CtxextError:
 
 
 class _TooMuch(Exception):
-    """More is described than the files hold."""
+    """A configuration describes more weights than the files contain."""
 
 
 def stock_class(config: Mapping[str, Any], auto: str) -> tuple[Any, Any]:
@@ -380,7 +380,7 @@ def check_described(checkpoint: Checkpoint, *, runs_code: bool = False) -> None:
 
 
 def check_complete(checkpoint: Checkpoint) -> None:
-    """Check that the files hold every weight of the class, without torch if the names are recorded for the family."""
+    """Check that the files have every weight of the class, without torch if the names are recorded for the family."""
     if not _is_quantized(checkpoint.config) and not _has_recorded_names(checkpoint):
         check_described(checkpoint)
 

@@ -71,7 +71,7 @@ class Checkpoint:
         """The name that may be published: a Hub id unchanged, a folder by the last part of its path."""
         if self.revision or self.name == "demo":
             return self.name
-        return self.folder.resolve().name.encode("utf-8", "replace").decode()  # Bytes that are no text stay here.
+        return self.folder.resolve().name.encode("utf-8", "replace").decode()  # Bytes that are no text are replaced.
 
     @cached_property
     def files(self) -> list[Path]:
@@ -88,7 +88,7 @@ class Checkpoint:
 
     @cached_property
     def weight_files(self) -> list[Path]:
-        """The files that hold numbers, relative to the folder."""
+        """The weight files, relative to the folder."""
         return [path for path in self.files if path.suffix in WEIGHT_SUFFIXES]
 
     def size_of(self, path: Path) -> int:

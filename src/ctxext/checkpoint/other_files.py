@@ -1,4 +1,4 @@
-"""Files beside config.json: files that a result must not keep, because some program would load them, and pipelines.
+"""Files other than config.json: those that a result must not keep because some program would load them, and pipelines.
 
 The files of sentence-transformers, PyLate and ColBERT specify lengths, modules and pooling.
 """
@@ -53,7 +53,7 @@ def left_out(files: Iterable[Path], config: Mapping[str, Any]) -> dict[str, list
 
 
 def is_of_trainer(name: str) -> bool:
-    """Return whether a file, by its path in the folder, holds the state of a training."""
+    """Return whether a file, by its path in the folder, contains the state of a training."""
     return bool(_OF_THE_TRAINER.match(name))
 
 
@@ -118,7 +118,7 @@ class SentencePipeline:
 
 
 def stated_lengths(folder: Path) -> dict[tuple[str, str], int]:
-    """Return the number of tokens in each file of `LENGTHS`, by file and key; other values are left out."""
+    """Read the length limits in tokens from the files of `LENGTHS`, by file and key; invalid values are left out."""
     contents = {name: _read(folder, name) for name, _ in LENGTHS if (folder / name).is_file()}
     stated = {}
     for name, key in LENGTHS:

@@ -1,4 +1,4 @@
-"""Rendering a tokenizer's chat template, with limits of time, memory and size, as it is untrusted."""
+"""Rendering a tokenizer's untrusted chat template, with limits of time, memory and size."""
 
 import contextlib
 import re

@@ -17,10 +17,10 @@ class Asked(NamedTuple):
     """One of several questions about a text, with its correct answers.
 
     Attributes:
-        question: The text after the haystack; it ends where the answer starts.
+        question: The text after the haystack, up to the answer.
         answer: The answer, with a leading space if the text needs one.
         answers: All correct answers; empty if `answer` is the only one.
-        wanted: The parts that an answer must contain, in any order; empty if `answers` holds the correct answers.
+        wanted: The parts that an answer must contain, in any order; empty if `answers` has the correct answers.
     """
 
     question: str
@@ -33,7 +33,7 @@ class Asked(NamedTuple):
 class Pieces:
     """The text of one retrieval question, before it is cut to a token length.
 
-    Units are joined by simple concatenation, so each piece carries its own separators.
+    Units are joined by simple concatenation, so each piece contains its own separators.
 
     Attributes:
         opening: The instruction before the haystack.
@@ -41,8 +41,8 @@ class Pieces:
         needles: Units that must all be in the haystack. One goes at the given depth; the others are distractors at
             random depths.
         asks: The questions: one about the first needle, or one about every needle in turn if any can be the target.
-        padding: A unit of one token that is repeated before the question to reach an exact length, for filler whose
-            units cannot be cut. Empty if filler may be cut anywhere.
+        padding: A unit of one token that is repeated before the question to get an exact length, for filler with units
+            that cannot be cut. Empty if filler may be cut anywhere.
         places: The depth of each needle, from 0 to 1, in rising order, if that is part of the question.
         asked: The question alone, if the text of the first begins with something else.
     """

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-_DIGITS = 128  # Every number format of a cache holds whole numbers up to this exactly.
+_DIGITS = 128  # Every number format of a cache represents integers up to this exactly.
 
 
 class Layout:

@@ -21,7 +21,7 @@ from ctxext.engines.layout import Layout, TurnedKeys
 
 _PIECE, _PIECE_ELSEWHERE = 1 << 18, 1 << 24  # Numbers of keys that are read at once on CPUs, and elsewhere.
 _ROOM = 1 << 26  # Numbers of waves that are kept.
-_ROWS, _GROUPS = 16, 256  # Rows whose queries' turns are computed at once, and how many such groups are kept.
+_ROWS, _GROUPS = 16, 256  # Rows with query rotations computed at once, and the number of such groups in memory.
 _MORE = 8  # Blocks that waves grow by.
 
 
@@ -152,7 +152,7 @@ class SingleRows:
 
 
 def read(parts: list[Any], tokens: int) -> list[tuple[int, int]]:
-    """Return the spans of tokens whose blocks are read."""
+    """Return the spans of tokens in blocks that are read."""
     (_, _, far), (_, near, _), (_, _, end) = parts[0], parts[1], parts[-1]
     if far == 0:
         return [(near, end)]
@@ -160,7 +160,7 @@ def read(parts: list[Any], tokens: int) -> list[tuple[int, int]]:
 
 
 def turned(key: torch.Tensor, wave: torch.Tensor, other: torch.Tensor, partner: torch.Tensor) -> torch.Tensor:
-    """Turn keys (k, g, s, d) by waves (k, 1, s, d): each column by itself and its partner."""
+    """Rotate keys (k, g, s, d) by waves (k, 1, s, d): each column from its own value and its partner's."""
     wide = key.float()
     swapped = torch.index_select(wide, 3, partner, out=torch.empty_like(wide))
     return (wide * wave).addcmul_(swapped, other).to(key.dtype)

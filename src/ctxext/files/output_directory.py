@@ -175,8 +175,8 @@ def _what_failed(error: Exception) -> tuple[int, str]:
 def locked(out: Path) -> Iterator[None]:
     """Keep other processes, and other threads of this one, from writing an output until the block ends.
 
-    The lock is `.NAME.ctxext-lock` next to the output and is removed afterwards. A thread that holds it may take it
-    again.
+    The lock is `.NAME.ctxext-lock` next to the output and is removed afterwards. The thread with the lock may acquire
+    it again.
 
     Args:
         out: A folder or a file that will be written; its parent folder must exist.
@@ -186,7 +186,7 @@ def locked(out: Path) -> Iterator[None]:
     lock = FileLock(path, is_singleton=True)
     is_first = not lock.is_locked
     try:
-        lock.acquire(timeout=0.1)  # Not 0: a lock that is removed as it is opened is tried again.
+        lock.acquire(timeout=0.1)  # Not 0: a lock that is removed while it is opened is tried again.
     except Timeout as error:
         raise CtxextError(
             f'"{out}" is being written by another run{_holder(path)}.',

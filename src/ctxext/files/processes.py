@@ -39,7 +39,7 @@ def wait_for_everyone(device: str) -> None:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Make the process share its work with no other for the duration of the context, whatever started it."""
+    """Let the process share its work with no other for the duration of the context, whatever started it."""
     before = {name: os.environ.pop(name) for name in ("RANK", "WORLD_SIZE") if name in os.environ}
     try:
         yield

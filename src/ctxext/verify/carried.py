@@ -65,7 +65,7 @@ def check_carried(recipe: Recipe, source: Mapping[str, Any], plain: ModelConfig,
         return None
     family, largest = plain.family, 0.0
     lengths = sorted({max(plain.rotary.trained_length // 2, 2), stock.rotary.usable_length})
-    # Measured classes need no run; any other result below requires the class itself.
+    # A measured class need not be run. If the difference is too large by the formulas, the class itself is run.
     if (turned := measured_rotations(stock.config, family, lengths)) is not None:
         for length, (frequencies, scaling) in turned.items():
             rotation = Rotation("", "", tuple(sorted(set(frequencies))), scaling)

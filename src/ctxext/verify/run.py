@@ -168,7 +168,7 @@ def check_tables(subject: Subject) -> Finding | None:
     stored = [one for one in subject.new_tensors if one.endswith(encoding.layout.tensors)]
     named = stored or encoding.layout.tensors  # Computed tables need not be among the weights.
     files: dict[str, str] = {}
-    if (source := subject.source) is not None:  # The files of the source that hold them.
+    if (source := subject.source) is not None:  # The files of the source that contain them.
         for path in reversed(source.loaded_safetensors):
             file = source.folder / path
             files |= dict.fromkeys(read_safetensors_header(file), str(file.resolve()))
@@ -269,5 +269,5 @@ def _run(check: Check, subject: Subject) -> Finding | None:
 
 
 def failures(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings that make a checkpoint fail."""
+    """Return the findings of failed checks."""
     return [finding for finding in findings if finding.status == FAILED]
