@@ -1,4 +1,4 @@
-"""The Auto class of transformers that loads a checkpoint, by the class that its config.json names."""
+"""The Auto class of transformers for a checkpoint, by the class named in its config.json."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +26,7 @@ _ENDINGS: Mapping[str, tuple[str, str]] = {
     "ColBERT": ("AutoModel", "feature-extraction"),
 }
 WHOLE = "ForConditionalGeneration"
-"""How classes of multimodal models end, and those of models with an encoder and a decoder."""
+"""Ending of the class names of multimodal models and of encoder-decoder models."""
 
 
 def auto_class(config: Mapping[str, Any]) -> str:

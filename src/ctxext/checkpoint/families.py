@@ -18,17 +18,17 @@ from ctxext.errors import CtxextError
 _REMOTE_CODE = frozenset(
     {"baichuan", "chatglm", "deepseek", "internlm", "internlm2", "mimo", "minicpm", "orion", "qwen"}
 )
-"""Model types whose code transformers never had, for copies that lost their `auto_map`."""
+"""Model types without code in transformers, for copies that lost their `auto_map`."""
 
 _THINKERS: Mapping[str, str] = {
     "qwen2_5_omni": "Qwen2_5OmniThinkerForConditionalGeneration",
     "qwen3_omni_moe": "Qwen3OmniMoeThinkerForConditionalGeneration",
 }
-"""The classes that load the language models of models that nest a model with a text part."""
+"""Language model classes of models that nest a model with a text part."""
 
 
 _VAGUE = "something else"
-"""The word of the table for model types of which no Auto class tells what they are, such as parts of other models."""
+"""Entry of the table for model types without an Auto class that shows their kind, such as parts of other models."""
 
 
 def unknown_type(config: Mapping[str, Any], known: Iterable[str], others: Mapping[str, str]) -> CtxextError:
@@ -62,13 +62,13 @@ FULL_TYPES = frozenset(
     {"*", "attention", "full_attention", "global", "hybrid", "indexed_attention"}
     | {"compressed_sparse_attention", "heavily_compressed_attention"}
 )
-"""Names of layers whose queries may look back over the whole context, in any family and version."""
+"""Names of layers with attention over the whole context, in any family and version."""
 
 SLIDING_TYPES = frozenset({"chunked_attention", "hybrid_sliding", "local", "sliding", "sliding_attention"})
-"""Names of layers that see a window or a chunk only. Layers of neither set have no attention: Mamba, convolution."""
+"""Names of layers that attend to a window or a chunk. Layers of neither set have no attention: Mamba, convolution."""
 
 NOTHING_TO_EXTEND = "its full-attention layers have no position embedding, and its sliding layers keep their own"
-"""The reason for families that leave long distances to layers without positions."""
+"""The reason for families with position embeddings only in sliding layers."""
 
 _NOT_CAUSAL: tuple[str, ...] = ("ForMaskedLM", "ForMultipleChoice", "ForNextSentencePrediction", "ForPreTraining")
 _NOT_CAUSAL += ("ForQuestionAnswering", "ForSequenceClassification", "ForTokenClassification", "EncoderModel")
@@ -176,7 +176,7 @@ FAMILIES: Mapping[str, Family] = _families("families")
 """Every causal language model family of transformers, rotary or not, by model type, and some that are not causal."""
 
 OTHERS: Mapping[str, str] = _TABLE["others"]
-"""What the model types of transformers are that no method is for, as AutoModelForCausalLM does not load them."""
+"""Kinds of the model types that no method supports, as AutoModelForCausalLM does not load them."""
 
 INNER: Mapping[str, Family] = _families("inner")
 """Language models that are converted only inside a multimodal model, by model type."""
@@ -225,7 +225,7 @@ def named_family(config: Mapping[str, Any]) -> Family:
 
 
 _LANGUAGE_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
-"""The keys under which models of several parts nest their language model, each in its own code."""
+"""Keys of a nested language model in models of several parts; families use different ones."""
 
 
 def _with_text(family: Family, nested: Mapping[str, Any]) -> Family:
@@ -264,10 +264,10 @@ def _with_text(family: Family, nested: Mapping[str, Any]) -> Family:
 
 
 _READ_AS = {("kimi_k25", "kimi_k2"): "deepseek_v3"}
-"""Inner model types for which the class of the whole model builds another one."""
+"""Model types by family and inner model type, for families with a class that builds another inner model."""
 
 _OLDER_NAMES = ("Glm4vMoe_text",)
-"""Names of a class's own language model that other versions of transformers wrote."""
+"""Names of a class's own language model in other versions of transformers."""
 
 
 def language_types(config: Mapping[str, Any], family: Family) -> frozenset[str]:
@@ -344,10 +344,10 @@ _DISPUTED: Mapping[str, Mapping[str, tuple[Any, str]]] = {
     **dict.fromkeys(("granitemoe", "granitemoeshared"), _NOT_ROPE),
     "zamba2": {"use_long_context": (False, _LONG_CONTEXT)},
 }
-"""Keys that versions of transformers read differently: the value with which they agree, and how they differ."""
+"""Keys that versions of transformers read differently: the value with the same result in all, and the difference."""
 
 _LONG_CONTEXT_LENGTH = 16384
-"""The length that Zamba2's class sets with `use_long_context`, whatever config.json states."""
+"""Context length in Zamba2's class with `use_long_context`; it overrides config.json."""
 
 _UNROTATED_BY_NULL = frozenset({"olmo_hybrid"})
 """Families that build no rotary embedding if the base is null; all others fail with it."""

@@ -1,7 +1,7 @@
 """Lengths and sizes of a model: claimed and original context length, checks of config.json, size of the cache.
 
-Several places may specify the original length; known_models.json lists published models with a config.json that does
-not.
+Several places may specify the original length; known_models.json lists published models without it in their
+config.json.
 """
 
 import dataclasses
@@ -87,7 +87,7 @@ def claimed_length(config: Mapping[str, Any], family: Family) -> Any:
 
 LENGTH_ABOVE = "model_max_length"
 LENGTH_REACHED = "max_sequence_length"
-"""Where Vicuna and LongChat say what a linear schedule makes of `max_position_embeddings`."""
+"""Key of Vicuna and LongChat for the product of a linear schedule's factor and `max_position_embeddings`."""
 
 
 def reached_length(config: Mapping[str, Any], family: Family, schedule: Mapping[str, Any]) -> int:
@@ -114,7 +114,7 @@ def default_length(config: Mapping[str, Any], family: Family) -> int | None:
 
 
 MAXIMUM = "max_position_embeddings"
-"""Where the original length was read when nothing says more."""
+"""Key of the original length without a more specific one."""
 
 _ORIGINAL = "original_max_position_embeddings"
 

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-"""The words of the command line, and torch's names for them."""
+"""Values of `--dtype`, and torch's names for them."""
 
 BUILT_IN = frozenset({"eager", "sdpa"})
-"""Kinds of attention and of experts that need nothing but torch; other names are kernels, some of them on the Hub."""
+"""Kinds of attention and of experts that require only torch; other names are kernels, some of them on the Hub."""
 
 _IMPLEMENTATIONS = frozenset(
     f"{underscore}{part}_implementation{internal}"
@@ -56,27 +56,29 @@ _OF_THE_HUB = frozenset(
 """Keys of a configuration that transformers may follow to code or files elsewhere."""
 
 _BACKBONE, _PRETRAINED_BACKBONE = "backbone", "use_pretrained_backbone"
-"""Keys by which a vision model names a model of the Hub or of timm, and whether its weights are fetched."""
+"""Keys of a vision model for the name of a model of the Hub or of timm, and for fetching its weights."""
 
 _NUMBERS, _PER_BYTE = 100_000_000, 16
-"""The margin is wide, as nothing that loads may be refused: weights of one bit are 8 a byte, tied ones count once here
-and once there, and buffers that no file holds (the masks of GPT-2) are small beside weights."""
+"""Limit of the parameters: a minimum, and the number per byte of the files.
+
+The margin is wide, as no loadable model may be refused. 1-bit weights are 8 per byte, tied weights may count twice,
+and buffers that are in no file (the masks of GPT-2) are small compared with weights."""
 
 _TENSORS, _BYTES_PER_TENSOR = 2_000, 64
-"""The same for how many weights there are: making a hundred thousand modules takes a minute, whatever their size."""
+"""Limit of the tensors: a fixed number, and the bytes per further one. 100,000 modules of any size take a minute."""
 
 _ROPE = ("rope_scaling", "rope_parameters", "auto_map", "quantization_config")
-"""What does not change how many weights there are; only a checkpoint's own code knows some of it."""
+"""Keys without effect on the number of weights; only a checkpoint's own code knows some of them."""
 
 RECORDED = Path(__file__).with_name("weight_names.json")
-"""The names of weights in files, by family; tools/record_weight_names.py writes them."""
+"""Names of weights in files, by family, from tools/record_weight_names.py."""
 
 _RANGE = re.compile(r"\{([^:}]*):([^}]*)\}")
 _EXPERT = re.compile(r"(.+\.experts\.)(\d+)(\..+)")
 
 _CPU_FLAGS = Path("/proc/cpuinfo")
 _BF16_FLAGS = ("amx_bf16", "avx512_bf16")
-"""How Linux names a processor's own matrix products of bf16."""
+"""Linux's names for a processor's bf16 matrix instructions."""
 
 
 def choose_device(name: str) -> "torch.device":

@@ -28,7 +28,7 @@ from ctxext.redaction import remember
 _LOG = logging.getLogger(__name__)
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".npz")
-"""Files that hold numbers and are never rewritten in place, so that they may be linked."""
+"""Suffixes of weight files. They are never rewritten in place, so they may be linked."""
 
 LOG_IN = "hf auth login, or --token with one that may write"
 _INDEX_NAMES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -41,7 +41,7 @@ _BESIDE_PACKED = re.compile(
     r"\.(qzeros|scales?|g_idx|weight_(scale(_inv)?|scale_2|zero_point|shape|g_idx|global_scale)|input_(global_)?scale|SCB)$"
     r"|_scales$|\.weight\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\..+)$|^(.*\.)?position_ids$"
 )
-"""Tensors that quantization keeps beside packed weights."""
+"""Tensors that quantization stores next to packed weights."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

@@ -1,4 +1,4 @@
-"""Files other than config.json: those that a result must not keep because some program would load them, and pipelines.
+"""Files other than config.json: pipelines, and files that a result must not keep because some program would load them.
 
 The files of sentence-transformers, PyLate and ColBERT specify lengths, modules and pooling.
 """
@@ -13,7 +13,7 @@ from ctxext.errors import CtxextError
 from ctxext.files.strict import parse_json, read_text
 
 VERSIONED = "configuration_files"
-"""The key of config.json that lists files which some versions of transformers read instead of it."""
+"""The key of config.json for a list of files that replace it in some versions of transformers."""
 
 _OF_ADAPTERS = re.compile(r"adapter_(config\.json|model\S*\.(safetensors|bin)(\.index\.json)?)$")
 _OF_MISTRAL = re.compile(r"(params\.json|consolidated\S*\.(safetensors|pth|pt|bin)(\.index\.json)?)$")
@@ -73,7 +73,7 @@ LENGTHS: tuple[tuple[str, str], ...] = (
     ("config_sentence_transformers.json", "document_length"),
     ("artifact.metadata", "doc_maxlen"),
 )
-"""The files and keys at whose number of tokens texts are cut. Lengths of queries, which may be padded, are others."""
+"""Files and keys of the truncation length of texts. Lengths of queries, which may be padded, are not among them."""
 
 _LEGACY_POOLING = {
     "pooling_mode_cls_token": "cls",
@@ -83,7 +83,7 @@ _LEGACY_POOLING = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""How versions before 6 wrote the pooling, in the order in which several are concatenated."""
+"""Keys of the pooling in versions before 6, in the order of concatenation."""
 
 
 @dataclass(frozen=True)
