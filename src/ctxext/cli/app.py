@@ -22,17 +22,17 @@ from ctxext.redaction import RedactedStream, redacted, remember_arguments
 from ctxext.version import __version__
 
 TRACEBACK = "CTXEXT_TRACEBACK"
-"""The environment variable that shows the whole traceback, for debugging."""
+"""The environment variable for full tracebacks, for debugging."""
 
 FAULT = "This is a fault of ctxext, not yours"
-"""How the line begins. No input of a user may lead to it, which the fuzz tests check."""
+"""Beginning of the line that reports a bug. No user input may lead to it; the fuzz tests check this."""
 
 NO_MEMORY = "There is not enough memory for this."
 TOO_DEEP = "Something that was given nests too deep."
 
 _PACKAGE = Path(__file__).parents[1]
 _SHORT = 300
-"""Characters of an exception's message that are shown."""
+"""Maximum number of displayed characters of an exception's message."""
 
 
 def print_fault(error: BaseException) -> None:
@@ -104,7 +104,7 @@ SUMMARIES = {
 """Each command and the first line of its help, so that a list of all commands loads none of them."""
 
 _FUNCTIONS = {"eval": "eval_", "search": "search_"}
-"""The functions that are not called as their commands are; a command is in the module of its name."""
+"""Functions with another name than their command; a command is in the module of its name."""
 
 # Passed to each command too: a command keeps the help option of the first context, which may be without the app.
 _SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"]}

@@ -37,10 +37,10 @@ from ctxext.recipes.recipe import Recipe, recipe_from_dict
 _AUTO = "auto"
 _MINUTES = 5.0
 _FOR_SEARCH = 0.6
-"""The share of the minutes that a search has; where it is too little, methods are compared in the rest."""
+"""Share of the time for the search; if it is too little, methods are compared in the rest."""
 _NOT_BETTER = "No recipe is surely better than the model as it is: written is the best of the published ones, {}."
 _LEAST = 0.1
-"""Minutes that a comparison gets in any case."""
+"""Minimum of minutes for a comparison."""
 _PANEL = "Search of --method auto"
 
 

@@ -14,10 +14,10 @@ from ctxext.cli.output import SafeConsole
 _NARROW, _WIDE = 60, 110
 _GAP = 2
 _NAMES = 26
-"""Columns of the names of options; the help of a longer name begins on the line below it."""
+"""Columns for the names of options; the help of a longer name begins on the line below it."""
 
 Row = tuple[str, str]
-"""What is explained, and its explanation."""
+"""A name and its explanation."""
 
 
 class Command(typer.core.TyperCommand):

@@ -10,7 +10,7 @@ INTERRUPTED = 130
 """The exit code after Ctrl-C."""
 
 _PATIENCE = 1.0
-"""Seconds in which the process may end by itself."""
+"""Seconds to wait for a normal exit of the process."""
 
 
 @contextlib.contextmanager

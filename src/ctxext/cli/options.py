@@ -20,7 +20,7 @@ from ctxext.recipes.param import value_type
 HelpFor = Callable[[Sequence[str], bool], tuple[list[tuple[str, list[tuple[str, str]]]], Collection[str]]]
 
 _LAST = ("Hub", REPORTING)
-"""The panels that end each help."""
+"""The last panels of each help."""
 
 SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="A folder, a Hub id (user/name), or demo.")]
 
@@ -59,7 +59,7 @@ def complete_tasks(incomplete: str) -> list[str]:
 
 
 _COMPLETIONS = {"--task": complete_tasks, "--eval": complete_tasks, "--methods": complete_methods}
-"""By the option that is declared on a dataclass."""
+"""Completion functions of options that are declared on a dataclass."""
 
 
 def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:

@@ -26,7 +26,7 @@ from ctxext.options import option
 # Control characters, and characters that change the text direction; surrogates cannot be written at all.
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _LONGEST = 2000
-"""Characters of an error that are shown; a configuration may hold a word of any length."""
+"""Maximum number of displayed characters of an error; a configuration may contain a word of any length."""
 
 
 class SafeConsole(Console):
@@ -72,12 +72,12 @@ def marked(mark: str, colour: str, rest: str) -> Text:
 
 
 REPORTING = "Output"
-"""The panel of these options, which ends each help."""
+"""The panel of these options, the last of each help."""
 
 _DAY = 86_400.0
-"""Seconds of progress from which the time left is estimated: a single step may take minutes."""
+"""Seconds of progress for an estimate of the remaining time: a single step may take minutes."""
 _TIME_LEFT = re.compile(r"\d (s|min|h) left\b")
-"""A label that specifies the time left itself."""
+"""The remaining time in a label."""
 
 
 def _switch(*flags: str, help: str) -> Any:
