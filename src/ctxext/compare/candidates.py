@@ -22,7 +22,7 @@ from ctxext.recipes.recipe import Recipe, command_options, load_recipe, presets,
 from ctxext.recipes.registry import BY_NAME, method_named
 
 STOCK = "stock"
-"""The name of the model as it is."""
+"""Name of the unmodified model."""
 
 _ROTARY = ("yarn", "ntk", "ntk-by-parts", "llama3", "mrrope", "self-extend", "dca", "adaptive", "mspoe")
 DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
@@ -32,7 +32,7 @@ DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "alibi": {name: {"method": name} for name in ("ntk-alibi", "alibi-interpolation")},
     "buckets": {"buckets": {"method": "buckets"}},
 }
-"""The published methods by the encoding of positions, with the numbers that `convert` takes by default."""
+"""The published methods by position encoding, with the default parameters of `convert`."""
 
 _REACH = ("factor", "target_length")
 

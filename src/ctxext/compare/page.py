@@ -12,7 +12,7 @@ from ctxext.evaluate.report.tables import Table, in_percent
 from ctxext.files.strict import in_markdown
 
 PAGE, BENCH = "comparison.md", "bench.jsonl"
-"""The files beside report.json."""
+"""The files next to report.json."""
 
 
 def markdown(report: Report) -> str:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _MINUTE = 60
 _PICTURE = 0.5
-"""Seconds for the pictures of a model and a task, and of the page."""
+"""Seconds to draw the pictures of a model and a task, and those of the page."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The verdict of a comparison: each method against the unmodified model, and the one to take."""
+"""The verdict of a comparison: each method against the unmodified model, and the recommended one."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,10 @@ from ctxext.evaluate.run import Meter
 from ctxext.evaluate.tasks.base import Record, texts_asked
 
 _SAME_COST = 3
-"""Decimals of a loss in nats per token within which two costs are alike."""
+"""Decimals of equal costs, which are losses in nats per token."""
 
 _Text = tuple[str, int, int]
-"""A task, a length and a number: one text, which is asked about at several depths or by several samples."""
+"""A task, a length and a number: one text, with questions at several depths or for several samples."""
 
 
 @dataclass(frozen=True)
