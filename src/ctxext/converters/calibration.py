@@ -27,9 +27,9 @@ _NUM_SEQUENCES = 16
 _MAX_LENGTH = 4096
 _MIN_LENGTH = 16
 _CHARACTERS_PER_TOKEN = 64
-"""More than any text has on average: what is behind them is not tokenized."""
+"""Maximum of characters per token, above the average of any text; text beyond them is not tokenized."""
 _USUAL_CHARACTERS = 4
-"""Characters of a token of English, for an estimate."""
+"""Characters per token of English text, for an estimate."""
 
 
 def calibrated(source: Checkpoint, recipe: Recipe, options: ConvertOptions, progress: Progress | None = None) -> Recipe:

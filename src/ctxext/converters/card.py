@@ -27,10 +27,10 @@ ANY_ID = "PATH_OR_ID"
 RECIPE_FILE = "recipe.yaml"
 _UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 EXTENDED = "EXTENDED"
-"""What commands call the extended checkpoint that was trained further."""
+"""Placeholder in commands for the extended checkpoint before its training."""
 
 _FRONT_MATTER = re.compile(r"\s*---(?:\r\n|\r|\n)([\S\s]*?)(?:\r\n|\r|\n)---[ \t]*(?:\r\n|\n|$)")
-"""As `huggingface_hub.repocard` reads it, whose import takes longer than the rest of a conversion's planning."""
+"""The front matter of a card, as in `huggingface_hub.repocard`, which is slower to import than the rest of planning."""
 _INHERITED = ("license", "license_name", "license_link", "language", "datasets", "extra_gated_prompt", "inference")
 _HUB_ID = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)
 

@@ -41,9 +41,9 @@ from ctxext.version import __version__
 
 _RECORDED_PACKAGES = ("transformers", "torch", "safetensors", "huggingface_hub")
 _MANY = 4
-"""Files copied at once; the kernel does the work."""
+"""Number of concurrent copies; the kernel does the work."""
 REWRITTEN = "rewritten"
-"""How a weight file came there in which a method changed tensors."""
+"""Status of a weight file with tensors that a method changed."""
 _FICLONE = 0x40049409
 _PACKAGE = Path(__file__).parents[1]
 
@@ -348,7 +348,7 @@ def _copy(origin: Path, target: Path, progress: Progress | None) -> bool:
 
 
 _WAYS: Mapping[str, Callable[[Path, Path, Progress | None], bool]] = {CLONED: _clone, HARD: _hard, COPIED: _copy}
-"""Each brings a file to a place, and returns whether it can be done this way."""
+"""Functions that copy or link a file, by kind. Each returns whether it was possible."""
 
 
 def _bring(origin: Path, target: Path, link: str, progress: Progress | None = None) -> str:

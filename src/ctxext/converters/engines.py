@@ -26,12 +26,12 @@ from ctxext.recipes.registry import METHODS
 EXACT, PARTLY, WRONG, UNKNOWN = "exact", "with care", "not", "not known"
 MARKS: Mapping[str, str] = {EXACT: "✓", PARTLY: "~", WRONG: "✗", UNKNOWN: "?"}
 BY_SOURCE = "right by its source, not tried"
-"""The remark of what was read and not run."""
+"""Remark for combinations that were checked in the source but not run."""
 UNTRIED = "not tried with"
-"""The beginning of the remark on a family that only transformers was tried with."""
+"""Beginning of the remark on a family that was run only in transformers."""
 ENGINES = ("transformers", "vLLM", "SGLang", "llama.cpp", "MLX")
 TOLERANCE = 1e-3
-"""Up to so many nats a log-probability may differ from transformers'."""
+"""Largest difference of a log-probability from that of transformers, in nats."""
 
 _BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
 
@@ -69,7 +69,7 @@ _TRUST = "--trust-remote-code"
 _BARE = " without redundant keys"
 _PLAIN, _TWO_LISTS, _FACTOR = "plain", " with two lists", " with attention_factor"
 _METHOD_OF: Mapping[str, str] = {"default": _PLAIN, "linear": "pi"}
-"""The method that writes a rope type, where it is called otherwise."""
+"""Method by rope type, for rope types with another name than their method."""
 
 
 @functools.cache

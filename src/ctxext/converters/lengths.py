@@ -79,7 +79,7 @@ _FOLLOWING = (
     ("tokenizer_config.json", "max_len"),
     ("generation_config.json", "max_length"),
 )
-"""Numbers that follow the context length where they are the old one; people may have chosen others on purpose."""
+"""Values that change with the context length if they equal the old one; others may be deliberate."""
 
 
 def length_files(folder: Path, before: Encoding, after: Encoding) -> dict[str, str]:

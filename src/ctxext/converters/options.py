@@ -16,7 +16,7 @@ LINKS: Mapping[str, tuple[str, ...]] = {
     "hard": (HARD, COPIED),
     "copy": (COPIED,),
 }
-"""The words of `--link`, and how each brings the weights: what is tried, in order."""
+"""Values of `--link`, and the ways to place weight files, in the order of the attempts."""
 
 _CALIBRATION = "Calibration of the head order"
 
