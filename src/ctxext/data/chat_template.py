@@ -13,7 +13,7 @@ from typing import Any
 from ctxext.errors import CtxextError
 
 _SECONDS = 5.0
-"""Processor time for one conversation; published templates take a thousandth of a second."""
+"""Seconds of processor time for one conversation; published templates take a thousandth of one."""
 
 _BYTES = 1 << 28
 """Memory for one conversation, besides its text; published templates take a thousandth of it."""
@@ -22,7 +22,7 @@ _BYTES_PER_CHARACTER = 100
 """Memory for each character of a conversation: a few copies of four bytes per character."""
 
 _MOST_ADDED, _MOST_REPEATED = 1_000_000, 10
-"""Characters that a template may add, and how often it may repeat the messages: its text is tokenized next."""
+"""Maximum of added characters, and of repetitions of the messages: the template's text is tokenized next."""
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 

@@ -75,13 +75,13 @@ _MAX_REMEMBERED, _MAX_REMEMBERED_SIZE = 20_000, 1000
 _MARK = "\x00haystack\x00"
 _WORD_STARTS = ("▁", "Ġ")
 _AT_ONCE, _MOST_AT_ONCE = 1 << 20, 1 << 23
-"""Characters per call of the tokenizer, and the most without a place to cut: a call takes 200 to 400 bytes for each."""
+"""Characters per call of the tokenizer, and the most without a possible cut: a call takes 200 to 400 bytes for each."""
 
 _SURROUNDINGS = 1000
 """Characters on either side of a cut whose tokens must be the same with and without the cut."""
 
 _MOST_CUTS = 16
-"""How many ends of lines, and of words, are tried before the part is made longer."""
+"""Maximum of line ends, and of word ends, to try before the part is made longer."""
 
 
 def tokenized(tokenizer: Any, text: str | list[str], **more: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The text that needles are hidden in: endless prose from a small grammar, or a user's text.
+"""The text around needles: endless prose from a small grammar, or a user's text.
 
 Every sentence of the prose is drawn from the patterns and word lists of prose.txt, so the text is free to use, needs no
 download, is the same for the same seed, and contains no digits: a number in a haystack is always a needle.
@@ -25,7 +25,7 @@ def _read_lists() -> dict[str, list[str]]:
 
 
 WORDS = _read_lists()
-"""Words and phrases by the slot of a pattern that they fill."""
+"""Words and phrases by the slot of a pattern."""
 
 PATTERNS = WORDS.pop("pattern")
 FIRST_NAMES, LAST_NAMES, PLACES = WORDS["first"], WORDS["last"], WORDS["place"]

@@ -19,20 +19,20 @@ Record = Mapping[str, Any]
 FIELD = "text"
 TRAIN = ("train",)
 HELD_OUT = ("test", "validation", "train")
-"""The splits for evaluation, the first that exists is used."""
+"""The splits for evaluation; the first existing one is used."""
 _COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 _BUFFER = 1000
 _MOST_TEXT = 1 << 32
-"""The most characters of a text, or of an array of records, which are read at once."""
+"""Maximum characters of a text, or of an array of records, in one read."""
 _MOST_LINE = 1 << 26
-"""The most characters of a line: for each, its record takes up to 24 bytes of memory, and its tokens up to 40."""
+"""Maximum characters of a line: for each, its record takes up to 24 bytes of memory, and its tokens up to 40."""
 _ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.+ -]+)?")
-"""The id of a data set with its configuration."""
+"""The id of a data set, with its configuration."""
 _ARCHIVES = (
     *(".zip", ".tar", ".tgz", ".tbz2", ".txz", ".7z", ".rar"),
     *(".lz4", ".lzma", ".br", ".snappy", ".lz", ".z", ".zstd"),
 )
-"""Archives and compressions that are not read; some would be unpacked and read as one text."""
+"""Archives and compressions that are refused; some would be unpacked and read as one text."""
 
 
 def read_records(
