@@ -1,1 +1,1 @@
-"""The small checkpoint that ships with the package."""
+"""The small checkpoint in the package."""

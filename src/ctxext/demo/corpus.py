@@ -1,8 +1,8 @@
 """The training text of the demo checkpoint: documents of an exact number of tokens, full of facts and questions.
 
 Half of the documents are evaluation prompts with one question each; the others hold many facts and many questions, so
-that most of their tokens teach retrieval. Keys and values are random, so that no answer can be memorized. Long ones for
-any tokenizer are made to fine-tune on.
+that most of their tokens teach retrieval. Keys and values are random, so that no answer can be memorized. Long
+documents for any tokenizer are the data of a fine-tuning.
 """
 
 import random
