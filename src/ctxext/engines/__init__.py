@@ -1,1 +1,1 @@
-"""Programs that run models: vLLM and llama.cpp, and the plugin by which vLLM runs relation maps."""
+"""Inference engines (vLLM and llama.cpp), and the plugin for relation maps in vLLM."""

@@ -14,7 +14,7 @@ from ctxext.recipes.encodings.rotary import model_config
 from ctxext.verify.checks_process import cache_argument, cache_of
 
 TOLERANCE = 1e-3
-"""Largest difference of a log-probability, in nats and float32, at which two runs count as equal."""
+"""Largest difference of a log-probability between two equal runs, in nats and float32."""
 
 _MOST_LOGITS = 2**28
 _PIECE = 1024

@@ -16,7 +16,7 @@ from ctxext.checkpoint.loading import DTYPES, choose_device, fast_cpu_dtype
 from ctxext.errors import CtxextError
 
 ENGINE_NAMES = ("transformers", "vllm", "llama.cpp")
-"""The programs that run models, transformers among them."""
+"""The engines, including transformers."""
 
 
 def vllm_version() -> str:
