@@ -22,10 +22,10 @@ _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_le
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
 
 KINDS = {CAUSAL: "causal", MASKED: "masked", "AutoModel": "encoder"}
-"""The kind of model that each Auto class loads: it generates text, fills in masked tokens, or only encodes."""
+"""Kind of model by Auto class: it generates text, fills in masked tokens, or only encodes."""
 
 _BIAS_TABLES = ("mpt",)
-"""Families with ALiBi whose class computes a table of biases as long as the context length, and fails beyond it."""
+"""ALiBi families with a table of biases as long as the context length; their class fails beyond it."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ _STATES = 16
 """A generous estimate of the activations of a layer, in hidden states per token."""
 _FIRST = 64
 _ENOUGH = 1.0
-"""Seconds that a measured step should take: shorter ones are mostly overhead."""
+"""Minimum seconds for a measured step: shorter ones are mostly overhead."""
 
 _POOLINGS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "cls": lambda states: states[:, 0],
@@ -57,7 +57,7 @@ _POOLINGS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 """The poolings of sentence-transformers for texts without padding, of shape (texts, tokens, width)."""
 
 _PLAIN = ("Transformer", "Pooling", "Normalize")
-"""Modules that need nothing of sentence-transformers: the cosine normalizes anyway."""
+"""Modules that do not require sentence-transformers: the cosine normalizes anyway."""
 
 _PACKAGE = "sentence_transformers"
 

@@ -130,7 +130,7 @@ def _open(models: Sequence[str], loading: "Loading", original_length: int | None
 
 
 _WRITTEN = ("needle",)
-"""The default tasks of engines, which only generate answers."""
+"""The default tasks of engines, which can only generate text."""
 
 
 def default_tasks(models: Sequence[str], loading: "Loading") -> tuple[str, ...]:

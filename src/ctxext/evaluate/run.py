@@ -35,7 +35,7 @@ _MINUTE = 60
 _LONG = 10 * _MINUTE
 _USUAL_BREAK_EVEN = 8192
 _UNSEEN = 1.5
-"""How much longer than their cost says prompts of a new length may take, as relation maps do beyond the old context."""
+"""Factor on the time of prompts of a new length, as relation maps are slower beyond the old context."""
 
 
 class EvaluationReport(dict[str, Any]):

@@ -1,4 +1,4 @@
-"""Evaluation through an inference engine: the tasks and checkpoints that it supports, and the model that it serves."""
+"""Evaluation through an inference engine: supported tasks and checkpoints, and the model behind it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ from ctxext.recipes.code.staging import staged
 from ctxext.recipes.encodings.rotary import ModelConfig, model_config
 
 NOT_WRITTEN = ("perplexity", "longppl", "short")
-"""Tasks that need the loss of a text, where an engine only generates text."""
+"""Tasks that need the loss of a text; an engine only generates text."""
 
 _TOKENS_PER_CALL = 2**22
 _ENDLESS = ("default", "linear")
-"""Schedules whose table vLLM extends without changing it."""
+"""Schedules with a table that vLLM extends without changing it."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.recipe import Recipe
 
 _CANNOT = (AttributeError, ImportError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
-"""The errors of modeling code that does not fit the installed transformers; verifying a conversion shows them too."""
+"""Errors of modeling code that does not fit the installed transformers; verifying a conversion reports them too."""
 
 
 class Workbench:

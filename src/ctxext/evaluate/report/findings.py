@@ -1,4 +1,4 @@
-"""A report in words: sentences that are computed from its scores."""
+"""A report in words: sentences computed from its scores."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from ctxext.evaluate.tasks.registry import GROUPS
 _UNEVEN = 0.3
 _SAME_LOSS = 0.02
 _MAX_NAMED = 4
-"""How many models besides the best are named one by one."""
+"""Maximum number of models, besides the best, that are named one by one."""
 
 
 def findings(report: Report) -> list[str]:

@@ -1,4 +1,4 @@
-"""The files of a report: report.html, a single file with the tables, heat maps and curves, and the files beside it."""
+"""The files of a report: report.html, a single file with the tables, heat maps and curves, and the files next to it."""
 
 import base64
 import json
@@ -22,7 +22,7 @@ from ctxext.files.packages import install_command, is_installed
 
 _LONG_NAME = 24
 _COMMON = 0.8
-"""The share of names above which a part of a name is left out."""
+"""Share of the names from which a common part of the names is omitted."""
 _SEPARATORS = re.compile(r"[-_]+")
 _MAX_NAMED, _MAX_TITLE = 3, 60
 

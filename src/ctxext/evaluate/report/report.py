@@ -19,10 +19,10 @@ Report = dict[str, Any]
 """The content of report.json."""
 
 KEPT = 0.85
-"""The share of its score at the shortest length that a model keeps up to its effective length."""
+"""Minimum share of the score at the shortest length, for every length up to the effective one."""
 
 FLOOR = 0.856
-"""The least score at the shortest length that counts as an ability to be kept: the threshold of RULER, 2404.06654."""
+"""Minimum score at the shortest length for an effective length: the threshold of RULER, 2404.06654."""
 
 _DRAWS = 2000
 _PACKAGES = ("torch", "transformers", "tokenizers")

@@ -1,4 +1,4 @@
-"""The tables of a report as text, which the page, the model card and the terminal print in their separate forms."""
+"""The tables of a report as text, for the separate layouts of the page, the model card and the terminal."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

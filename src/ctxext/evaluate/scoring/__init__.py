@@ -1,1 +1,1 @@
-"""Scoring: teacher-forced with shared prefixes, as written token by token, or by generating."""
+"""Scoring: teacher-forced with shared prefixes, token by token, or by generation."""

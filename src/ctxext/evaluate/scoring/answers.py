@@ -23,11 +23,11 @@ from ctxext.evaluate.scoring.prefix_cache import follows_length, forget_longer_p
 from ctxext.verify.checks_process import cache_argument, cache_of
 
 _WORTH = 1 / 8
-"""The share of a prompt below which a common prefix runs again for each: a first piece needs no mask and is faster."""
+"""Minimum share of a common prefix in a prompt for reusing it: a first piece needs no mask and is faster."""
 
 _PIECE = {"cpu": 512}
 _LARGE_PIECE = 2048
-"""The size of the pieces that continue a cache: the mask of a piece is computed even where it hides everything."""
+"""The size of the pieces that continue a cache: the mask of a piece is computed even if it hides everything."""
 
 Finished = TypeVar("Finished")
 

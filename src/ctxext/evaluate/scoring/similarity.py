@@ -1,4 +1,4 @@
-"""Similarity of texts: the cosine of the vectors that a model's pooling makes of them."""
+"""Similarity of texts: the cosine of their vectors from a model's pooling."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import torch
 from ctxext.evaluate.model import LoadedModel
 
 _ROUNDING = 1e-6
-"""The difference of similarities that is no more than rounding: equal passages are no correct answer."""
+"""Rounding error of similarities: a passage within it does not count as more similar."""
 
 Question = tuple[Sequence[int], Sequence[Sequence[int]]]
 """The tokens of a query and of passages; the first passage is the correct one."""

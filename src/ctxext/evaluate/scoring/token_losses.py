@@ -1,11 +1,11 @@
 """The loss of every token of a long text, without logits of shape length × vocabulary (`checkpoint/head.py`).
 
-Key tokens are those that a model predicts well from the whole text and badly from the last part of it (LongPPL,
+Key tokens are tokens with a low loss given the whole text and a high loss given only its last part (LongPPL,
 https://arxiv.org/abs/2410.23771, with its thresholds).
 
 A masked language model's tokens are masked to be predicted. Masking one token at a time (Salazar et al. 2020, arXiv
-1910.14659) takes as many passes as there are tokens. Here every eighth token is masked, so that eight passes predict
-each token once, with nearly as many masks as in training.
+1910.14659) takes one pass per token. Here every eighth token is masked, so that eight passes predict each token once,
+with nearly as many masks as in training.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""The base classes of tasks, and the units in which their work is scheduled and recorded."""
+"""The base classes of tasks, and the units for scheduling and recording their work."""
 
 import dataclasses
 import itertools
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel
 
 Record = dict[str, Any]
-"""One line of results: `task`, `length`, `depth`, the `samples` it covers and the results of each."""
+"""One line of results: `task`, `length`, `depth`, the covered `samples` and the results of each."""
 
 Scores = Iterator[tuple[int, Sequence[float]]]
-"""The index of a depth, and for each question whether the answer is correct, or which share of a list it holds."""
+"""Index of a depth, and the score of each question: whether the answer is correct, or the correct share of a list."""
 
 
 class Key(NamedTuple):

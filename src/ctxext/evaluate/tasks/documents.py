@@ -36,7 +36,7 @@ FACTS = (
 
 
 _MOST = 30
-"""How many documents of a text may be asked for: half of the nouns, so that the others have some left."""
+"""Maximum number of questions per text: half of the nouns, so that the other documents have some left."""
 
 
 @dataclass(frozen=True)

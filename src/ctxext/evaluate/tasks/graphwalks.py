@@ -1,4 +1,4 @@
-"""Graph walks: breadth-first search and parents in a graph that is given as a list of edges."""
+"""Graph walks: breadth-first search and parents in a graph in the form of a list of edges."""
 
 import random
 import re

@@ -92,4 +92,4 @@ MRCR = tuple(
     )
     for num_texts, floor in ((2, 64), (4, 47), (8, 39))
 )
-"""The task with two, four and eight texts in the same words."""
+"""The task with two, four and eight texts for the same request."""

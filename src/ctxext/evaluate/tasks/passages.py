@@ -1,4 +1,4 @@
-"""Retrieval by similarity, the use of embedding models: find the one of several texts that a question is about."""
+"""Retrieval by similarity, the use of embedding models: find the passage that answers a question."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -109,7 +109,7 @@ TOPICS: Mapping[str, str] = _read_topics()
 
 _PASSAGES = 8
 _MOST = len(TOPICS) // _PASSAGES
-"""How many topics a document may have."""
+"""Maximum number of topics per document."""
 
 
 @dataclass(frozen=True, kw_only=True)

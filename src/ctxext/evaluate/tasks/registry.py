@@ -25,7 +25,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "mrcr": tuple(task.name for task in MRCR),
     "ruler": tuple(task.name for task in RULER),
 }
-"""Names that stand for several tasks."""
+"""Names of groups of tasks."""
 DEFAULTS: dict[str, tuple[str, ...]] = {
     "causal": (Needle.name, Short.name),
     "masked": (Passages.name, Short.name),
@@ -33,7 +33,7 @@ DEFAULTS: dict[str, tuple[str, ...]] = {
 }
 """The default tasks of each kind of model."""
 NAMES = tuple(dict.fromkeys(next((group for group in GROUPS if task in GROUPS[group]), task) for task in TASKS))
-"""What help lists: groups in the place of their tasks."""
+"""Task names in help: groups instead of their tasks."""
 
 
 def expanded(names: Iterable[str]) -> tuple[str, ...]:

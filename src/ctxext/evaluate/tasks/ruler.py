@@ -21,7 +21,7 @@ from ctxext.evaluate.tasks.documents import Documents, Passage, random_document
 from ctxext.evaluate.tasks.needle import FILLER
 
 GENERATOR = 2
-"""Raised with every change of what the tasks ask."""
+"""Version of the prompts, raised with every change."""
 
 _DESCRIBED = f"RULER, generator {GENERATOR} of ctxext: "
 
@@ -174,7 +174,7 @@ class RulerVariables(RulerTask):
 
 _TRIES = 6
 _MOST_TOKENS = 32
-"""No unit of a list of words has more: a room for so many need not be filled to see that the shortest list fits."""
+"""Upper limit of the tokens per unit: with more space for each, the shortest list fits without a test."""
 
 
 @dataclass(frozen=True, kw_only=True)
