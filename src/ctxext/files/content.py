@@ -13,10 +13,10 @@ from typing import Any, BinaryIO
 from ctxext.errors import CtxextError
 
 MANIFEST = "ctxext.json"
-"""The file in which a converted checkpoint says what was done and what each file was."""
+"""The record of a converted checkpoint: its recipe and the digests of its files."""
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it and how much in all."""
+"""Callback with the current activity, the amount done and the total."""
 
 _CHUNK = 1 << 22
 

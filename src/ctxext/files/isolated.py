@@ -1,4 +1,4 @@
-"""Run a script in a process that cannot import ctxext, as on a machine that does not have it."""
+"""Run a script in a process that cannot import ctxext, as on a machine without it."""
 
 import logging
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 _LOG = logging.getLogger(__name__)
 
 SETTINGS = {"HF_HUB_OFFLINE": "1", "USE_HUB_KERNELS": "NO", "TRANSFORMERS_VERBOSITY": "error"}
-"""What such a process has in its environment besides the caller's: no network, no kernels from the Hub, no warnings."""
+"""Additional environment variables of such a process: no network, no kernels from the Hub, no warnings."""
 
 _BEGINNING = """
 import runpy, socket, sys, types

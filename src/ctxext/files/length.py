@@ -8,7 +8,7 @@ from ctxext.errors import CtxextError
 from ctxext.options import options_of
 
 LONGEST = 10**10
-"""Tokens that no context is longer than."""
+"""Upper limit of a context length in tokens."""
 
 _UNITS = {"": 1, "k": 1024, "m": 1024 * 1024}
 

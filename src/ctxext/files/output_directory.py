@@ -52,10 +52,10 @@ _OF_TRAINING = (
     "evaluation/report.*",
     "evaluation/*.png",
 )
-"""The record of a training, and the files beside it."""
+"""The record of a training, and its other files."""
 
 _BY_TOOLS = (MANIFEST, ".gitattributes", ".cache/*", "__pycache__/*")
-"""Files left by the Hub's client and Python, and the record itself."""
+"""Files created by the Hub's client and Python, and the record itself."""
 
 
 def foreign_files(folder: Path) -> list[str]:
@@ -93,7 +93,7 @@ _EXPLANATIONS: Mapping[int, tuple[str, str]] = {
     errno.ELOOP: ('"{file}" is a link that leads to itself.', "Name the folder itself."),
     errno.EIO: ('The disk reports an error on "{file}".', "Check the disk, then run the same command again."),
 }
-"""What the system refuses: what happened, and what to do."""
+"""Errors of the operating system: the problem, and its solution."""
 
 
 def check_out(out: Path, source: Path, options: OverwriteOptions) -> None:

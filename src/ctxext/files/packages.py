@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from ctxext.errors import CtxextError
 
 EXTRAS: Mapping[str, str] = {"datasets": "train", "matplotlib": "plot", "optuna": "search", "peft": "train"}
-"""The extra that brings each package."""
+"""The extra that installs each package."""
 
 
 def is_installed(package: str) -> bool:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _PEAK = "5"
-"""What Linux takes for "forget the peak" (proc(5))."""
+"""Linux's command to reset the peak (proc(5))."""
 
 
 def rank() -> int:

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from pydantic_core import SchemaValidator
 
 Kind = dict[str, Any]
-"""What a value must be, in pydantic's words."""
+"""A type in the form of a pydantic schema."""
 
 _ARM = "\0"
-"""The label of a union's alternatives in pydantic's places, which name no key."""
+"""Label of a union's alternatives in pydantic's locations; it names no key."""
 
 
 class Schema:
@@ -109,7 +109,7 @@ SCALING = Schema(
         **_all(NUMBER, "attention_factor", "mscale", "mscale_all_dim", "short_mscale", "long_mscale"),
     }
 )
-"""A schedule: `rope_scaling`, `rope_parameters`, or the part of it for one kind of layers."""
+"""A schedule: `rope_scaling`, `rope_parameters`, or its block for one kind of layers."""
 
 _STEP = Schema(
     {
@@ -120,13 +120,13 @@ _STEP = Schema(
     },
     required=["method"],
 )
-"""One step of a recipe that config.json or ctxext.json notes; `recipes` checks the numbers of its method."""
+"""One step of a recipe in config.json or ctxext.json; `recipes` checks the parameters of its method."""
 
 _RECIPE = Schema(
     {**_all(WORD, "description", "source"), "steps": _list(_STEP.kind, min_length=1, max_length=100)},
     required=["steps"],
 )
-"""A recipe as it was applied."""
+"""A recipe in its applied form."""
 
 _NOTE = Schema(
     {
@@ -137,10 +137,10 @@ _NOTE = Schema(
         **_all(_OBJECT, "finetune", "source_finetune"),
     }
 )
-"""The record of its making in config.json, under `ctxext`."""
+"""The record of the conversion in config.json, under `ctxext`."""
 
 _CODE_STEP = Schema({"method": WORD, "per_prompt": _BOOL}, required=["method"])
-"""One method in the modeling code of a converted checkpoint, which reads the numbers itself."""
+"""One method in the modeling code of a converted checkpoint, which reads the parameters itself."""
 
 
 def _check_hidden(block: dict[str, Any]) -> dict[str, Any]:
@@ -162,7 +162,7 @@ _CODE = Schema(
     required=["steps"],
     check=_check_hidden,
 )
-"""What the modeling code of a converted checkpoint reads, under `ctxext_code`."""
+"""The input of a converted checkpoint's modeling code, under `ctxext_code`."""
 
 CONFIG = Schema(
     {
@@ -192,13 +192,13 @@ CONFIG = Schema(
         "attn_config": _OBJECT,
     }
 )
-"""config.json, or the language model's part of it; sizes under the names that families give them."""
+"""config.json, or its block for the language model; sizes have the names of their family."""
 
 _SIZES_OF_A_LAYER = {
     **_all(_SIZE, "num_key_value_heads", "num_global_key_value_heads", "swa_num_key_value_heads", "head_dim"),
     **_all(_SIZE, "v_head_dim", "qk_rope_head_dim", "kv_lora_rank"),
 }
-"""What is read of one layer if layers differ in size; 0 stands for none."""
+"""Sizes of one layer, for models with layers of different sizes; 0 means none."""
 
 SIZES = Schema(
     {
@@ -213,15 +213,15 @@ SIZES = Schema(
         "per_layer_config": _dict(_or_null(Schema(_SIZES_OF_A_LAYER).kind)),
     }
 )
-"""What `families` and `geometry` read, by the standard names of transformers, whatever a family calls it."""
+"""The input of `families` and `geometry`, by the standard names of transformers, independent of a family's names."""
 
 _CARRIED_CODE = Schema({"auto_map": _dict(WORD)}, required=["auto_map"])
-"""The code beside config.json, if a block specifies that there is some."""
+"""The modeling code next to config.json, if a block names some."""
 
 GENERATION_CONFIG = Schema({"max_length": _LENGTH})
 
 TOKENIZER_CONFIG = Schema({"model_max_length": _either(_INT, NUMBER)})
-"""Tokenizers without a limit write a number of thirty digits."""
+"""The length limit; tokenizers without one write a number of thirty digits."""
 
 SHARD_INDEX = Schema({"weight_map": _dict(WORD)})
 
@@ -274,7 +274,7 @@ SCHEMAS: Mapping[str, Schema] = {
     "ctxext.json": MANIFEST,
     "trainer_state.json": TRAINER_STATE,
 }
-"""The schema of a file of this name; others are plain objects."""
+"""The schema by file name; other files are plain objects."""
 
 _EXPECTED = {
     "dict_type": "an object",
@@ -286,7 +286,7 @@ _EXPECTED = {
     "too_long": "at most {max_length} entries",
     "too_short": "at least {min_length} entries",
 }
-"""What errors call what was expected, by pydantic's type of error."""
+"""Expected values in error messages, by pydantic's type of error."""
 
 
 def checked(

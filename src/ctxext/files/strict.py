@@ -20,7 +20,7 @@ _MAX_DEPTH = 64
 _MAX_DIGITS = 400
 _MAX_ALIASES = 16
 _OF_VALUES = (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError)
-"""What PyYAML raises where a value is not as its tag says, or where merges of aliases nest too deep for it."""
+"""PyYAML's errors for a value that does not match its tag, or for merges of aliases nested too deep."""
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _SPACES = re.compile(r"[\x00-\x20\x7f-\x9f\u2028-\u202e\u2066-\u2069]+")
 

@@ -36,22 +36,22 @@ BITS: Mapping[str, int] = {
 }
 """The size of a number in bits, by safetensors' name of its type."""
 TORCH_NAMES: Mapping[str, str] = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""Types that can be computed with, by safetensors' name of them, with torch's name."""
+"""Supported types for computation: torch's names by safetensors' names."""
 
 _MAX_HEADER_BYTES = 100_000_000
 _LARGEST = 1 << 64
 _MOST_DIMENSIONS = 64
-"""The limit of numpy."""
+"""Maximum number of dimensions in numpy."""
 _JSON_SPACES = " \t\r\n"
 _ALIGNMENT = 8
 _PIECE, _LARGE_PIECE = 1 << 22, 1 << 26
 BLOCK = 4096
-"""Bytes of a block of the usual file systems."""
+"""Block size of the usual file systems, in bytes."""
 CANNOT = frozenset(
     {errno.EXDEV, errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS}
     | {errno.EINVAL, errno.ENOTTY, errno.EBADF, errno.EROFS, errno.ETXTBSY}
 )
-"""How file systems refuse to clone, to link or to copy in the kernel; the next way is tried then."""
+"""Errors of file systems that cannot clone, link or copy in the kernel; the next way is then tried."""
 
 
 def read_safetensors_header(path: Path) -> dict[str, Any]:
