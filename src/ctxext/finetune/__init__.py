@@ -1,1 +1,1 @@
-"""Fine-tuning: a short LoRA run that makes a longer context work, merged into a portable checkpoint."""
+"""Fine-tuning: a short LoRA run for a longer context, merged into a portable checkpoint."""

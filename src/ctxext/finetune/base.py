@@ -1,4 +1,4 @@
-"""The base checkpoint of a fine-tuning: its requirements, and the configuration that is written."""
+"""The base checkpoint of a fine-tuning: its requirements, and the configuration of the result."""
 
 import dataclasses
 import shlex

@@ -37,7 +37,7 @@ def restarting_positions(starts: Sequence[bool]) -> list[int]:
 
 
 Masker = Callable[[torch.Tensor, torch.Tensor, str], tuple[torch.Tensor, torch.Tensor]]
-"""Gives ids with some of them masked, and labels for just those; from ids, labels and a seed, each (rows, length)."""
+"""Function from ids, labels and a seed to partly masked ids and the labels of the masked ones, each (rows, length)."""
 
 
 def make_masker(tokenizer: Any, probability: float) -> Masker:

@@ -1,4 +1,4 @@
-"""Records to documents: the known formats, and the parts that are answers to learn."""
+"""Records to documents: the known formats, and the answers to learn."""
 
 import contextlib
 import json
@@ -231,14 +231,14 @@ def _names(record: Record) -> str:
 
 Messages = list[dict[str, Any]]
 Span = tuple[int, int]
-"""Where an answer begins and ends in a text, in characters."""
+"""Start and end of an answer in a text, in characters."""
 
 _CONTENT = "content"
 _OTHER = "⁂"
-"""A content that no template writes by itself."""
+"""A content that no template writes."""
 
 _OLD_CALL = "function_call"
-"""The field of a call before `tool_calls`, which few templates know; its result has the role "function"."""
+"""The field of a call before `tool_calls`, which few templates support; its result has the role "function"."""
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 
@@ -262,7 +262,7 @@ _PARTIAL: Mapping[str, Callable[[Messages, Record], tuple[Messages, Record]]] = 
         more,
     ),
 }
-"""What a template may leave out, and the conversation without it."""
+"""Optional fields that a template may omit, each with a function that removes it from a conversation."""
 
 
 class ChatReader:

@@ -17,7 +17,7 @@ from ctxext.finetune.documents import Document, Documents, count_pieces
 
 COUNTS, HELD_OUT = "sequences.json", "held-out"
 START, IGNORE = 1 << 30, 1 << 29
-"""Bits beside a token's id: a document begins with it; the loss leaves it out."""
+"""Flags in a token's id: start of a document, and exclusion from the loss."""
 
 
 @dataclass

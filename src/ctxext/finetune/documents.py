@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 DEMO, _DATA = "demo", "Data"
 _CHARACTERS = 4
-"""About how many characters a token has, to tell long documents before they are tokenized."""
+"""Approximate number of characters per token, to recognize long documents before they are tokenized."""
 _MORE = 64
-"""Records that are kept beyond the number of sequences, as some are too short for one."""
+"""Number of records beyond the number of sequences, as some are too short for one."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Document:
 
 
 DocumentReader = Callable[[Any, Mapping[int, int]], Iterable[Document]]
-"""Gives the documents, from the tokenizer of the model and how many sequences are wanted of each length in tokens."""
+"""Function from the model's tokenizer and the number of sequences by length in tokens to the documents."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ _REMEDIES: tuple[tuple[Callable[[TrainingOptions], bool], str], ...] = (
     ),
     (lambda options: True, "--length: shorter sequences"),
 )
-"""What lowers the memory, in the order in which it is worth trying, each with whether it is left to try."""
+"""Ways to reduce memory, most useful first, each with a check that it is still available."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,9 @@ class Plan:
 
 
 _STEPS = 2
-"""Steps at each length: the first also makes the optimizer's state."""
+"""Steps at each length: the first also creates the optimizer's state."""
 _LOGIT_BYTES = 12
-"""Bytes that a logit takes while its piece of the loss is computed: itself, its score and its gradient."""
+"""Bytes per logit during the loss of a piece: the logit, its score and its gradient."""
 _MMAP_THRESHOLD, _BLOCK = -3, 1 << 20
 
 

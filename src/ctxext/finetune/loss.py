@@ -22,7 +22,7 @@ NUM_PARTS = 4
 """Number of equal parts of a sequence for the loss by position."""
 
 Comparison = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""From logits of shape (positions, vocabulary), in float32, to their summed loss and its gradient."""
+"""Function from logits of shape (positions, vocabulary), in float32, to their summed loss and its gradient."""
 
 
 class PositionLosses:

@@ -37,12 +37,12 @@ _AT_LEAST_ONE = (
 _SHARES = ("short_share", "warmup", "rate_floor", "dropout", "weight_decay", "beta2")
 _MANY = 1000
 MASKED_SHARE = 0.15
-"""Share of the tokens that an encoder must guess."""
+"""Share of masked tokens in the training of an encoder."""
 CHANGEABLE = (
     *("device", "save_every", "report_to", "steps", "micro_batch", "checkpointing", "piece", "keep_best"),
     "serve_factor",
 )
-"""What may differ between a run and the one that continues it."""
+"""Options that may change when a run is resumed."""
 
 
 _LENGTH, _LORA, _LOOP = "Length and positions", "What is trained", "How it is trained"

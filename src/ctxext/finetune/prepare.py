@@ -84,9 +84,9 @@ def with_adapter(
 
 
 _FEW = 0.1
-"""Share of the documents below which that is said."""
+"""Share of the used documents below which a hint is shown."""
 _WASTE = 0.1
-"""Share of padding, or of dropped tokens, from which packing is suggested."""
+"""Share of padding, or of dropped tokens, above which packing is suggested."""
 _NUM_HELD_OUT = 32
 
 

@@ -247,7 +247,7 @@ _REPLACEABLE: dict[int, tuple[Any, ...]] = {
     signal.SIGINT: (signal.default_int_handler,),
     signal.SIGTERM: (signal.SIG_DFL, raise_terminated),
 }
-"""Signals with the handlers that are replaced during training; others belong to the program around it."""
+"""Signals and their replaceable handlers; other handlers belong to the calling program."""
 
 
 class OrderedTrainer(Trainer):  # type: ignore[misc]
@@ -356,7 +356,7 @@ def training_arguments(
 
 
 _PATIENCE = 24 * 3600
-"""Seconds that a process waits for the others: the first reads all the data before they begin."""
+"""Seconds to wait for other processes: the first reads all the data before they begin."""
 
 
 def held_out_sequences(folder: Path, options: TrainingOptions, count: int, reading: Reading) -> Sequences:
