@@ -23,7 +23,7 @@ from ctxext.recipes.encodings.rotary import ModelConfig, model_config, provenanc
 from ctxext.recipes.recipe import plain_config, recipe_from_dict
 
 TYPES = ("auto", "f32", "f16", "bf16", "q8_0")
-"""The types of weights that llama.cpp's converter writes."""
+"""Weight types of llama.cpp's converter."""
 _CONVERTER = "convert_hf_to_gguf.py"
 _ENVIRONMENT = "LLAMA_CPP"
 

@@ -24,7 +24,7 @@ _VERSIONS = (2, 3)
 _USUAL_ALIGNMENT = 32
 _STRING, _ARRAY = 8, 9
 _SCALARS: Mapping[int, str] = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
-"""How a value is packed, by the number of its type."""
+"""Packing formats of values, by the number of their type."""
 UINT32, INT32, FLOAT32, STRING = 4, 5, 6, _STRING
 F32 = 0
 """The type of a tensor of float32."""
@@ -38,10 +38,10 @@ _SIZES: Mapping[int, tuple[str, int, int]] = {
     **{29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66)},
     **{39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36)},
 }
-"""By the number of a tensor's type its name, and how many weights take how many bytes."""
+"""Name, weights per block and bytes per block, by the number of a tensor's type."""
 _MOST_HEADER = 1 << 28
 _MOST_VALUES, _MOST_TENSORS = 1 << 16, 1 << 20
-"""A file may claim more, and each would take many times its bytes in memory."""
+"""Maximum counts of values and tensors: each takes many times its bytes in memory, and a file may claim more."""
 _MOST_NAME = 64
 _MOST_DIMENSIONS = 4
 _PIECE = 1 << 20

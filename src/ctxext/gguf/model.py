@@ -23,24 +23,24 @@ from ctxext.recipes.recipe import plain_config, recipe_from_dict
 from ctxext.verify.references.frequencies import ramp
 
 RECIPE_KEY = "ctxext.recipe"
-"""Where a converted file says what was done: the recipe, the version, and the values that it replaced."""
+"""Key of the record in a converted file: the recipe, the version, and the replaced values."""
 FACTORS = "rope_freqs.weight"
-"""The tensor by which llama.cpp divides the angle of each pair in most architectures that ask for one, and the name of
-the divisors in the record of a conversion."""
+"""The tensor of the divisors of each pair's angle, in most llama.cpp architectures that have one, and the name of the
+divisors in the record of a conversion."""
 _ORIGINAL = "original_max_position_embeddings"
 _LONG_AND_SHORT = ("rope_factors_long.weight", "rope_factors_short.weight")
-"""Lists of which llama.cpp takes one for a whole run, by the length that it is started with."""
+"""Lists of factors; llama.cpp uses one of them for a whole run, by the configured context length."""
 _MOST_PARTS = 99_999
 _MOST_DIMENSIONS, _MOST_LAYERS, _MOST, _MOST_NUMBER = 1 << 16, 512, (1 << 32) - 1, 1e30
-"""llama.cpp refuses more layers, and takes lengths and sizes as 32 bits."""
+"""Limits of a header: llama.cpp refuses more layers, and reads lengths and sizes as 32 bits."""
 _UNSTATED = ("sliding_window",)
-"""Facts of published models that GGUF files have no key for: llama.cpp's Llama has no window."""
+"""Facts of published models without a key in GGUF files: llama.cpp's Llama has no window."""
 _LEAST = 2
 """Tokens of the shortest context: formulas divide by the logarithm of its length."""
 ARCHITECTURE_KEY = "general.architecture"
 COUNT_KEY, NUMBER_KEY, TENSORS_KEY = "split.count", "split.no", "split.tensors.count"
 _SCALING_KEYS = ("type", "factor", "original_context_length", "attn_factor", "finetuned")
-"""The keys of a schedule that were tried; llama.cpp reads others in some architectures."""
+"""Tested keys of a schedule; llama.cpp reads others in some architectures."""
 BETAS = (32.0, 1.0)
 """YaRN's beta_fast and beta_slow in llama.cpp, which most architectures do not read from the file."""
 
