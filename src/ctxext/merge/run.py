@@ -92,7 +92,7 @@ _OF_AN_ADAPTER = (
     *("adapter_config.json", "adapter_model.safetensors", *TRAINED_BESIDE),
     *("README.md", "tokenizer_config.json", "generation_config.json"),
 )
-"""The files of an adapter that are kept in the result, besides those of a tokenizer."""
+"""Files of an adapter that are copied to the result, besides those of a tokenizer."""
 _LEFT_OUT = ("README.md", MANIFEST, "config.json")
 
 
@@ -164,7 +164,7 @@ _OF_ITS_WRITER = frozenset(
     {"ctxext", "_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures", "use_cache"}
 )
 _ROPE = frozenset({"rope_parameters", "rope_scaling", "rope_theta"})
-"""Words for the same rotations, of which each version of transformers writes its own; what they mean is compared."""
+"""Keys of the schedule, which depend on the version of transformers; the schedules themselves are compared."""
 
 
 def changes_of(base: Checkpoint, folder: Path, *, is_adapter: bool) -> Changes:

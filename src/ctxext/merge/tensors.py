@@ -36,11 +36,11 @@ _CANNOT = {
     "arrow_config": "it routes between adapters",
     "use_bdlora": "its matrices consist of blocks",
 }
-"""Keys that make an adapter more than a sum of matrices, each with why it stays apart."""
+"""Keys of adapters that are more than a sum of matrices, and the reasons against merging."""
 _KEPT_BASE = (True, False, None, "gaussian", "eva", "orthogonal")
-"""Ways to begin that leave the base as it is; PiSSA, OLoRA and others take their matrices out of it."""
+"""Initializations that do not change the base; PiSSA, OLoRA and others subtract their matrices from it."""
 _MOST_CHOICES = 3
-"""Repetitions and alternatives in a pattern for names of modules: one or two are usual, and each costs a power."""
+"""Maximum of repetitions and alternatives in a pattern for module names; each one raises the exponent of the time."""
 BEFORE_QUANTIZING = "Is it quantized? Take the checkpoint before that; finetune --no-merge keeps the adapter apart."
 _BY_PEFT = "Train it without that, or merge it with peft's merge_and_unload()."
 
@@ -53,7 +53,7 @@ _ADAPTER = Schema(
     },
     required=["lora_alpha"],
 )
-"""What a merge uses of adapter_config.json."""
+"""The used keys of adapter_config.json."""
 
 
 class AdapterConfig:
@@ -126,7 +126,7 @@ _LORA = (
 
 
 TRAINED_BESIDE = ("trainable_params.bin", "non_lora_trainables.bin")
-"""Weights that LongLoRA and LLaVA train whole and save beside an adapter."""
+"""Weights that LongLoRA and LLaVA train fully and save next to an adapter."""
 
 
 def _check_beside(folder: Path) -> None:
