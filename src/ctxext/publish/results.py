@@ -23,7 +23,7 @@ _ASKED = (
     *("num_needles", "kv_ids", "stride", "haystack", "data", "documents", "filler", "generate", "allow_beyond"),
     *("repeat_question", "harness", "evaluator", "original_length"),
 )
-"""Options of `ctxext eval` that change the questions. Its command contains those that are not the default."""
+"""Options of `ctxext eval` that change the questions. Its command contains those with a non-default value."""
 _TASK_TYPES = {"masked": "fill-mask", "encoder": "feature-extraction"}
 FOLDER = "report"
 """The folder of a report's files inside the repository."""
@@ -136,7 +136,7 @@ def model_index(report: Report, entry: Mapping[str, Any]) -> list[Any]:
 
 
 _PICTURE = re.compile(r"[\w.+\-]+\.png")
-"""Names of pictures that are safe in a link."""
+"""Picture names that are safe in a link."""
 
 _NEVER = "Anything else: other languages, following instructions, summaries, code, safety. Those are the source's."
 

@@ -30,7 +30,7 @@ _OF_THE_DATA = {
     "split": "--split",
     "eval": "--eval-data",
 }
-"""What finetune.json says of how data was read, and the options that ask for it."""
+"""Fields of finetune.json about the data, and their options."""
 ADAPTER = "adapter"
 _ADAPTER_CONFIG, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _OF_ADAPTERS = ("lora_", "modules_to_save", "norm", "embed_tokens", "lm_head")
