@@ -15,12 +15,12 @@ from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary, unsuppo
 from ctxext.recipes.param import SearchRange, checked, param, search_ranges
 
 Kind = Literal["table", "base", "schedule", "heads", "attention", "slopes", "buckets"]
-"""What a method changes: the rows of a position table, the RoPE base, the schedule of frequencies, the scale of each KV
-head, the attention, the slopes of ALiBi, or the buckets of distances."""
+"""Part of a model that a method changes: the rows of a position table, the RoPE base, the schedule of frequencies, the
+scale of each KV head, the attention, the slopes of ALiBi, or the buckets of distances."""
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 CARRIED_BY_CODE: frozenset[Kind] = frozenset({"heads", "attention", "slopes"})
-"""Kinds that no configuration key can carry, so that the checkpoint carries modeling code."""
+"""Kinds without a configuration key, so that the checkpoint contains modeling code."""
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
@@ -33,19 +33,19 @@ class Method:
     paper: ClassVar[str]
     aliases: ClassVar[tuple[str, ...]] = ()
     encoding: ClassVar[str] = "rotary"
-    """The position encoding that it changes, as in `Family.positions`."""
+    """The position encoding that the method changes, as in `Family.positions`."""
     kind: ClassVar[Kind]
-    """What it changes; a search combines methods in the order of `KINDS`."""
+    """The part of the model that it changes; a search combines methods in the order of `KINDS`."""
     is_published: ClassVar[bool] = True
-    """Whether its paper gives numbers for any model; otherwise a search starts from a guess."""
+    """True if its paper gives parameters for any model; otherwise a search starts from a guess."""
     is_experimental: ClassVar[bool] = False
-    """Whether help, lists and searches leave it out unless it is named, as it gained nothing when measured."""
+    """True if help, lists and searches omit it unless it is named, as it had no measured benefit."""
     neutral: ClassVar[Mapping[str, Any]] = {}
-    """Numbers that leave a model unchanged, bit for bit."""
+    """Parameters that leave a model unchanged, bit for bit."""
     example: ClassVar[Mapping[str, Any]] = {}
-    """Numbers that suit any small model, for tests and pictures."""
+    """Parameters for any small model, for tests and pictures."""
     difference: ClassVar[str] = ""
-    """How it differs from its paper by default and what was measured of either; help begins with it."""
+    """Default differences from the paper, and measurements of both variants; help begins with it."""
     caution: ClassVar[str] = ""
     """A warning for users of the result, in one sentence; shown after converting and on the card."""
 

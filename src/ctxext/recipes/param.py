@@ -12,7 +12,7 @@ from ctxext.errors import CtxextError
 from ctxext.files.length import parse_length
 
 _LARGEST = 1e30
-"""The largest number, so that all results stay finite; the same as for files of others."""
+"""Largest value, so that all results stay finite; the same as for untrusted files."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""A recipe: methods in the order in which they apply, with their parameters, as Python objects or as a YAML file."""
+"""A recipe: methods in the order of their application, with their parameters, as Python objects or as a YAML file."""
 
 import contextlib
 import dataclasses

@@ -13,7 +13,7 @@ _ORDER = (
     *("mspoe", "self-extend", "bifocal", "dca", "rerope", "string", "adaptive", "sinks", "window", "distance-aware"),
     *("table", "range", "ntk-alibi", "alibi-interpolation", "buckets"),
 )
-"""The order in which help shows them; other methods follow by name."""
+"""The order of methods in help; other methods follow by name."""
 
 
 def _find_methods() -> list[type[Method]]:

@@ -1,8 +1,9 @@
-"""Guards by family: values that config.json of a checkpoint with code hides, so that no plain class can load it.
+"""Guards by family: config.json of a checkpoint with code hides some values, so that no plain class can load it.
 
-A guard is a key that every supported version of transformers reads, keeps when saving, and cannot build or run the
-model with. Mostly it is the activation, replaced by the sentinel. The rope type is hidden too (`layout.py`), but
-transformers 5 loses half of that on saving, and ALiBi has none. `ctxext_code.hidden` keeps the true values.
+A guard is a key that every supported version of transformers reads and keeps when saving. With its replacement value,
+no plain class can build or run the model. Usually it is the activation, replaced by the sentinel. The rope type is
+hidden too (`layout.py`), but transformers 5 loses half of that on saving, and ALiBi has none. `ctxext_code.hidden`
+keeps the true values.
 """
 
 from collections.abc import Mapping
@@ -11,8 +12,8 @@ from typing import Any
 from ctxext.errors import CtxextError
 
 CODE_KEY = "ctxext_code"
-"""The block of config.json that the portable code reads: `rope` is the schedule that the sentinel hides, `held` its
-keys that stay at another length, `hidden` the other hidden values, `steps` one entry for each method."""
+"""The block of config.json for the portable code: `rope` is the schedule that the sentinel hides, `held` its keys that
+stay at another length, `hidden` the other hidden values, `steps` one entry for each method."""
 
 SENTINEL = "ctxext_needs_trust_remote_code"
 """A rope type and activation that only a checkpoint's code knows: plain transformers refuses to load them."""
@@ -47,12 +48,12 @@ GUARDS: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
     # transformers 5 alone has these, and it keeps the rope type wherever it saves.
     **dict.fromkeys(("exaone", "lfm2_moe", "lfm3", "minimax_m3_vl_text"), _NOTHING),
 }
-"""For each key of config.json the value that replaces its own, and the default of the family's class."""
+"""Replacement value and class default of each guarded key of config.json, by family."""
 
 USUAL = {"hidden_act": (SENTINEL, "silu")}
 
 SHOWN = frozenset({"dbrx", "modernbert-decoder", "nemotron", "olmo", "olmo2", "phi3", "phi4_multimodal", "phimoe"})
-"""Families that ignore an unknown rope type in some version, or whose class refuses one: theirs is not hidden."""
+"""Families that ignore or refuse an unknown rope type in some version: their rope type is not hidden."""
 
 
 def code_of(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -34,7 +34,7 @@ SHARED_FILES: Mapping[str, tuple[str, ...]] = {
     "rotary": ("configuration_ctxext.py", "method.py", "private_copy.py", "modeling_family.py"),
     "alibi": ("private_copy.py", "modeling_alibi.py"),
 }
-"""The files that all such checkpoints carry, by encoding; the last copies the family's module."""
+"""The common files of all such checkpoints, by encoding; the last copies the family's module."""
 
 PREFIX = "Ctxext"
 """The prefix of the stub's classes."""
@@ -62,7 +62,7 @@ UNREACHED: Mapping[str, str] = {
     "qwen4_exp": _INDEXER,
     "qwen4_exp_text": _INDEXER,
 }
-"""Families whose rotary embedding the portable code cannot change, and why."""
+"""Families with a rotary embedding that the portable code cannot change, and the reasons."""
 
 _ORIGINAL = "original_max_position_embeddings"
 # Keys that are in `rope_scaling` with a hidden schedule, and one level up with a plain one.

@@ -1,4 +1,4 @@
-"""Base of the methods that a checkpoint carries as modeling code."""
+"""Base of the methods with modeling code in the checkpoint."""
 
 from collections.abc import Mapping
 from importlib import resources
@@ -21,21 +21,21 @@ _UNREACHED_ATTENTION: Mapping[str, str] = {
     ),
     **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), _AFTER_ROTATION),
 }
-"""Families whose attention cannot be changed, and why."""
+"""Families with attention that cannot be changed, and the reasons."""
 
 PORTABLE: Traversable = resources.files("ctxext.portable")
-"""The folder of the modeling code that checkpoints carry."""
+"""The folder of the checkpoints' modeling code."""
 
 
 class CodeMethod(Method):
     """A step with parameters that a class of portable code reads."""
 
     code: ClassVar[tuple[Traversable, ...]]
-    """The files that checkpoints carry: that of the class first, then its imports other than `method.py`."""
+    """The files in checkpoints: the file of the class first, then its imports other than `method.py`."""
     code_class: ClassVar[str]
     """The name of the class, a `Method` of `portable/method.py` with the same `name` as this one."""
     learned_tensors: ClassVar[tuple[str, ...]] = ()
-    """Name endings of the method's weights, which are trained whole."""
+    """Name endings of the method's weights, which are trained fully."""
 
     @property
     def depends_on_prompt(self) -> bool:

@@ -1,6 +1,6 @@
 """Verification that loading a checkpoint runs only code created by ctxext.
 
-config.json is untrusted, so the files themselves are compared with those that this version writes.
+config.json is untrusted, so the files themselves are compared with the output of this version.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ CODE_FILES = frozenset(
         (file.name for method in METHODS if issubclass(method, CodeMethod) for file in method.code),
     )
 )
-"""Names of the files of modeling code that this version writes."""
+"""Names of the modeling code files of this version."""
 
 _OF_MODELS = ("config.json", "tokenizer_config.json")
 _OF_PROCESSORS = ("processor_config.json", "preprocessor_config.json")

@@ -1,7 +1,7 @@
 """Base of the position encodings: read from config.json, written back, and restored.
 
-A family names its encoding (`Family.positions`), and a method the encoding that it changes (`Method.encoding`). Each
-encoding has a file: `rotary.py`, `learned.py`, `biases.py`.
+A family names its encoding (`Family.positions`), and a method names the encoding that it changes (`Method.encoding`).
+Each encoding has a file: `rotary.py`, `learned.py`, `biases.py`.
 """
 
 import copy

@@ -15,25 +15,25 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "longrope": ("short_factor", "long_factor"),
 }
-"""The numbers that transformers requires, by rope type."""
+"""Required parameters in transformers, by rope type."""
 
 KEPT = ("mrope_section", "mrope_interleaved", "llama_4_scaling_beta")
-"""Keys beside a schedule that stay when it is replaced."""
+"""Keys next to a schedule that stay when it is replaced."""
 STOCK_KEYS = frozenset(
     {"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"}
     | {"attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow", "truncate"}
     | {"low_freq_factor", "high_freq_factor", "short_factor", "long_factor"}
     | {"short_mscale", "long_mscale"}  # Written by `longrope` and related methods for vLLM.
 )
-"""Keys that transformers' rope types read in any family, or engines do."""
+"""Keys of transformers' rope types that any family or some engine reads."""
 _WITHOUT_EFFECT = ("finetuned",)
-"""Notes in published schedules that no code reads: the YaRN models of NousResearch have one."""
+"""Keys of published schedules without any effect: the YaRN models of NousResearch have one."""
 _OF_FAMILY: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), frozenset({"alpha"})),
     # Nothing reads it, and the classes accept it.
     **dict.fromkeys(("ministral3", "mistral4"), frozenset({"max_position_embeddings"})),
 }
-"""Further keys that a family's code reads, besides `Family.required_keys`."""
+"""Further keys by family, besides `Family.required_keys`."""
 
 
 def known_keys(text: Mapping[str, Any], family: Family) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""Inverse frequencies of a rotary encoding that a loaded model must use, in plain Python."""
+"""Expected inverse frequencies of a loaded model's rotary encoding, in plain Python."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -47,12 +47,12 @@ from ctxext.recipes.encodings.learned import COMPUTED, LAYOUTS, read_computed, r
 
 _ORIGINAL = "original_max_position_embeddings"
 _FROM_ORIGINAL = ("llama3", "longrope", "yarn")
-"""Rope types whose formula needs the original length, which some files keep one level up (Phi-3)."""
+"""Rope types that require the original length, which some files store one level up (Phi-3)."""
 _LENGTH_KEYS_4X = ("longrope",)
 _COPIES = frozenset({"rope_theta", "theta"})
-"""Other keys of the base, which must not go stale: transformers 4.57 prefers `theta` in LFM2."""
+"""Other keys of the base, which must stay equal to it: transformers 4.57 prefers `theta` in LFM2."""
 _SECTIONS = "mrope"
-"""The name of a plain schedule with sections of positions in older files (Qwen2-VL); classes read "default"."""
+"""Older rope type of a plain schedule with sections of positions (Qwen2-VL); classes read "default"."""
 
 
 @dataclass(frozen=True, kw_only=True)

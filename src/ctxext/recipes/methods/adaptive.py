@@ -1,4 +1,4 @@
-"""Row-wise schedules: every query position uses the frequencies that its own length needs."""
+"""Per-position schedules: every query position uses the frequencies for its own length."""
 
 import dataclasses
 import math
@@ -21,7 +21,7 @@ from ctxext.recipes.param import param
 AROUND: Mapping[str, type[Scaling]] = {
     method.name: method for method in (PositionInterpolation, Ntk, NtkByParts, Yarn, Llama3, LongRope)
 }
-"""The schedules that a row may use."""
+"""The available schedules for a query position."""
 
 
 class Adaptive(Relation):

@@ -1,4 +1,4 @@
-"""Gentler slopes for ALiBi: by one factor for all heads, or less the steeper a head is."""
+"""Gentler slopes for ALiBi: one factor for all heads, or a smaller one for steeper heads."""
 
 from abc import abstractmethod
 from collections.abc import Mapping

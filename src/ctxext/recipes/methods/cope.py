@@ -1,4 +1,4 @@
-"""CoPE: low frequencies tapered off, carried as LongRoPE's lists."""
+"""CoPE: low frequencies tapered off, stored as LongRoPE's lists."""
 
 import math
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from ctxext.recipes.methods.divided import Divided
 from ctxext.recipes.param import param
 
 _STILL = 1e6
-"""The divisor of a frequency that no longer rotates: a list cannot hold infinity."""
+"""The divisor for frequencies that no longer rotate: a list cannot contain infinity."""
 
 
 class Cope(Divided):

@@ -1,4 +1,4 @@
-"""Distance-aware attention: weights that teach each head in a fine-tune to use the distance."""
+"""Distance-aware attention: weights for the use of the distance in each head, learned in a fine-tuning."""
 
 import re
 from typing import Any
@@ -19,7 +19,7 @@ _UNNAMED = {
     "moshi": "its attention has another name in its weights",
     "zamba2": "its attention has another name in its weights",
 }
-"""Families in which a layer's attention is not found by the name of its weights."""
+"""Families with attention modules that cannot be found by the names of their weights."""
 _OTHER_TOWERS = re.compile(r"vision|visual|audio|speech|encoder")
 
 

@@ -1,4 +1,4 @@
-"""Schedules with a divisor for each frequency, computed by a formula and carried as LongRoPE's lists."""
+"""Schedules with a divisor for each frequency, computed by a formula and stored as LongRoPE's lists."""
 
 import math
 from abc import abstractmethod

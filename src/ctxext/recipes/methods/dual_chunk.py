@@ -1,4 +1,4 @@
-"""Dual chunk attention: positions within chunks, so that no distance is longer than one."""
+"""Dual chunk attention: positions within chunks, so that no distance exceeds the chunk."""
 
 import dataclasses
 from collections.abc import Mapping

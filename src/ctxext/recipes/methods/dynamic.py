@@ -1,4 +1,4 @@
-"""Dynamic NTK scaling, as transformers runs it."""
+"""Dynamic NTK scaling, as in transformers."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -70,7 +70,7 @@ FILLS: Mapping[str, Callable[["Array", int, int, float], "Terms"]] = {
 """The choices of `--fill`."""
 
 KEEPS_ROWS = ("tile", "hierarchical")
-"""Fills that keep the first L rows bit for bit."""
+"""Fills that leave the first L rows bit-identical."""
 
 DTYPES: Mapping[str, str] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 """Supported number formats, and the numpy type that reads their bytes."""

@@ -1,4 +1,4 @@
-"""MrRoPE: divisors by mixed-radix interpolation, carried as LongRoPE's lists."""
+"""MrRoPE: divisors by mixed-radix interpolation, stored as LongRoPE's lists."""
 
 import math
 

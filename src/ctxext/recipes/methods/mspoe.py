@@ -1,4 +1,4 @@
-"""Ms-PoE: every KV head gets its own position scale."""
+"""Ms-PoE: a separate position scale for every KV head."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
@@ -237,7 +237,7 @@ FIXED_ONLY: Mapping[str, str] = {
     ),
     **dict.fromkeys(("gpt_neox_japanese", "persimmon", "phi", "stablelm"), _SPLIT_FIRST),
 }
-"""Families whose attention cannot be scored, so that heads have a fixed order, and why."""
+"""Families with attention that cannot be scored, so that heads have a fixed order, and the reasons."""
 
 
 def ratio_grid(ratio_min: float, ratio_max: float, num_heads: int, *, released: bool = False) -> list[float]:

@@ -1,4 +1,4 @@
-"""ALiBi with the flat slopes divided and the steep ones kept."""
+"""ALiBi with divided flat slopes and unchanged steep ones."""
 
 from ctxext.recipes.encodings.biases import alibi_slopes
 from ctxext.recipes.methods.alibi import Slopes

@@ -1,4 +1,4 @@
-"""YaRN, and the same ramp without its temperature: NTK-by-parts."""
+"""YaRN, and NTK-by-parts: the same ramp without an attention temperature."""
 
 import dataclasses
 from collections.abc import Mapping

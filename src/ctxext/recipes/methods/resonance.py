@@ -1,4 +1,4 @@
-"""Resonance RoPE: wavelengths rounded to whole tokens, carried as LongRoPE's lists."""
+"""Resonance RoPE: wavelengths rounded to whole tokens, stored as LongRoPE's lists."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Self-Extend: near keys at their own distance, far ones in groups."""
+"""Self-Extend: exact distances for near keys, grouped distances for far ones."""
 
 from typing import Any
 

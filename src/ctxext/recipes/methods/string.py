@@ -1,4 +1,4 @@
-"""STRING: far distances moved down over rarely trained ones."""
+"""STRING: shorter, well-trained distances replace rarely trained far ones."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar

@@ -31,10 +31,10 @@ class Rows(Reaching):
     kind = "table"
     is_published = False
     layouts: ClassVar[Mapping[str, Layout]]
-    """The families whose tables are supported."""
+    """The families with supported tables."""
 
     may_be_absent: ClassVar[bool] = False
-    """Whether the table may be missing from the weights, as it can be computed."""
+    """True if the table may be missing from the weights, as it can be computed."""
 
     def num_source_rows(self, table: LearnedTable) -> int:
         """Return the number of the source's position rows from which new ones are computed.

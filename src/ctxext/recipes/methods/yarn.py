@@ -1,4 +1,4 @@
-"""YaRN: NTK by parts with a temperature."""
+"""YaRN: NTK by parts with an attention temperature."""
 
 from collections.abc import Mapping
 from typing import Any
