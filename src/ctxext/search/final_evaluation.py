@@ -11,7 +11,7 @@ from ctxext.search.measurement import EvalSet, Measurement, measure
 from ctxext.search.study import Point, Trial, finalists_of
 
 _STOCK = -1
-"""The plain model's key beside the numbers of trials."""
+"""Key of the unmodified model among the numbers of trials."""
 
 
 @dataclass(frozen=True)

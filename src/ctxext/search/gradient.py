@@ -32,15 +32,15 @@ from ctxext.search.options import SearchOptions
 from ctxext.search.study import MOST_FOR_CHECKS, WRITING, Ground, Standing, Trial, best_of, points_of
 
 _NEEDLES = 8
-"""Answers in one sequence: a single one would teach little for its length."""
+"""Number of answers in one sequence: a single one would give little training signal for its length."""
 _RATE, _DIGITS = 0.03, 4
 _FAST, _SLOW = 32.0, 1.0
 _HELD, _BEYOND = 2.0, 30.0
-"""Weights of the divergence from the source: of all of it, and of what is beyond half of what may be lost."""
+"""Weights of the divergence from the source: of all of it, and of the excess over half of the permitted loss."""
 _DOCUMENTS, _HELD_POSITIONS = 2, 512
-"""Sequences that are held to the source at once, and of how many positions of each."""
+"""Sequences per batch of the divergence from the source, and positions of each."""
 _ALREADY = 77_000_000
-"""Added to the seed, so that no question of the search or of `ctxext eval` with a usual seed is learned from."""
+"""Offset of the seed: training uses no question of the search or of `ctxext eval` with a usual seed."""
 
 Numbers = dict[str, list[torch.Tensor]]
 

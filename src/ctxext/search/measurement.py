@@ -29,7 +29,7 @@ from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
 from ctxext.search.options import SearchOptions
 
 _APART = 1_000_000
-"""Added to the seed for each eval set, so that none shares a prompt with another or with `ctxext eval`."""
+"""Offset of the seed for each eval set: none shares a prompt with another or with `ctxext eval`."""
 
 _PART = 2
 """Questions at each depth and length in a part of an eval set."""

@@ -1,4 +1,4 @@
-"""The options of a search, and the place of its study: a SQLite file, or a database or journal that machines share."""
+"""The options of a search, and the place of its study: a SQLite file, or a database or journal shared by machines."""
 
 import contextlib
 import re
@@ -120,7 +120,7 @@ class SearchOptions:
 _SCHEME = re.compile(r"((?:[A-Za-z][\w+.-]+:/|(?:postgresql|mysql|mariadb|mssql|oracle|sqlite)[\w+]*:))")
 
 _DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, AssertionError, ArithmeticError, RuntimeError)
-"""The errors raised by a file that no search wrote, or that is damaged."""
+"""The errors of a file that is damaged or that no search created."""
 
 
 @dataclass(frozen=True)

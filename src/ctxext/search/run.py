@@ -1,4 +1,4 @@
-"""A whole search: load, measure the plain model, try recipes, check the best on prompts that nothing else used."""
+"""A whole search: load, measure the unmodified model, try recipes, check the best on unused prompts."""
 
 import dataclasses
 import math

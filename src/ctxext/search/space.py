@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from optuna.trial import BaseTrial
 
 NONE = "-"
-"""The choice of a slot that stays empty."""
+"""The choice for an empty slot."""
 
 _DIGITS = 4
 

@@ -41,7 +41,7 @@ _SPREAD = 0.15
 _REFUSED_RISE = 10.0
 """The value that the sampler receives for recipes that cannot be measured, far above the bound."""
 _NEAR = 2.0
-"""Recipes whose loss is up to this many times the bound are still mutated."""
+"""Largest loss of recipes that are still mutated, in multiples of the bound."""
 _SILENT = 1800.0
 """Seconds without a heartbeat after which a process of another machine counts as dead; its clock may differ."""
 _SEEN_EVERY = 30.0
