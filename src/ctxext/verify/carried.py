@@ -2,8 +2,8 @@
 
 Versions read different schedules in the code of a family and silently ignore the others. So the stock model is built
 from the configuration, and its rotary embeddings are compared with the methods' references. All of it is on the meta
-device except the rotary embeddings, which are small and are run directly: this costs an import and no memory, however
-large the model is.
+device except the rotary embeddings, which are small and are run directly: this costs an import and no memory, for a
+model of any size.
 """
 
 import inspect
@@ -29,7 +29,7 @@ from ctxext.verify.references import REFERENCES
 TOLERANCE = 2e-5
 """Largest relative difference of a frequency or of the factor on cos and sin."""
 OTHER_TOWERS = ("vision", "visual", "audio")
-"""Words in the names of modules that are not of the language model."""
+"""Words in the names of modules outside the language model."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 from .references import REFERENCES
 
 LOADED = "loaded"
-"""The line that a script prints once the converted model has answered: a failure after it is the script's."""
+"""The line that a script prints after the converted model's first output: a later failure is the script's."""
 
 
 def load_stock(out: Path, config: dict[str, Any], **options: Any) -> Any:
@@ -244,15 +244,15 @@ def compare_slopes(task: dict[str, Any]) -> dict[str, Any]:
 
 
 NAMES = ("cache", "past_key_values")
-"""The names of the argument in classes that do not annotate it."""
+"""Names of the cache argument in classes without its annotation."""
 PROMPTS = (44, 34, 29)
-"""Tokens of each text before decoding begins."""
+"""Tokens of each text before the decode steps."""
 DECODED = 4
-"""Tokens of each text that are decoded one by one."""
+"""Decode steps per text."""
 LENGTH = 32
-"""The original context length for which methods are set in this check, so that short texts exceed it."""
+"""The original context length in this check, so that short texts exceed it."""
 TOLERANCE = 1e-4
-"""Largest difference of decoded logits from those of one call, relative to the largest."""
+"""Largest difference between decoded logits and those of one call, relative to the largest logit."""
 
 
 def cache_argument(model: Any) -> str:

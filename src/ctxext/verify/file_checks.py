@@ -19,7 +19,7 @@ from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, lis
 
 CARD = "README.md"
 _OF_THE_HUB = frozenset({MANIFEST, ".gitattributes", CARD})
-"""Files that the Hub adds or lets people edit, and the record itself."""
+"""Files that the Hub adds or users may edit, and the record itself."""
 _CHUNK = 1 << 22
 
 

@@ -27,10 +27,10 @@ from ctxext.recipes.encodings.rotary import Rotary, attention_scaling
 
 RECORD = Path(__file__).with_name("measured.json")
 TOLERANCE = 1e-5
-"""How far a measured class may be from the formulas; what a recipe may be from them is the rest of the tolerance."""
+"""Largest difference between a measured class and the formulas; the rest of the tolerance is for the recipe."""
 
 _SHARED = ("configuration_utils.py", "modeling_rope_utils.py")
-"""What decides beside the files of a family."""
+"""Relevant files besides those of a family."""
 
 _ORIGINAL = "original_max_position_embeddings"
 RANGES: Mapping[str, tuple[float, float]] = {
@@ -49,7 +49,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     _ORIGINAL: (64, 1 << 20),
     "max_position_embeddings": (64, 64 << 20),
 }
-"""The numbers of a schedule that were measured: from where to where. Heads have even dimensions."""
+"""Measured ranges of a schedule's parameters, from smallest to largest. Heads have even dimensions."""
 
 _WHOLE = ("head_dim", _ORIGINAL, "max_position_embeddings")
 _LISTS = ("short_factor", "long_factor")
@@ -64,9 +64,9 @@ KEYS: Mapping[str, tuple[Set[str], Set[str]]] = {
     "llama3": ({"factor", _ORIGINAL, "low_freq_factor", "high_freq_factor"}, set()),
     "longrope": ({"factor", _ORIGINAL, *_LISTS}, {"attention_factor", "short_mscale", "long_mscale"}),
 }
-"""The keys of each rope type: those that must be there, and those that may."""
+"""Required and optional keys of each rope type."""
 _UNREAD = frozenset({"short_mscale", "long_mscale"})
-"""Keys for vLLM, which transformers does not read; the measured schedules have them too."""
+"""Keys for vLLM, which transformers does not read; the measured schedules contain them too."""
 
 _TOP = frozenset({"rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings", _ORIGINAL})
 _SUSPECT = re.compile(r"rope|rotar|theta|partial|position|per_layer|freq|_config$")

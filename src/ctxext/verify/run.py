@@ -21,7 +21,7 @@ from ctxext.verify.clean_load import ScriptFailedError, answer_of, compare_logit
 from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, listed, training_of
 
 Check = Callable[[Subject], Finding | None]
-"""A check returns None if it does not apply."""
+"""A check; it returns None if it does not apply."""
 
 READING: tuple[Check, ...] = (
     file_checks.check_record,
@@ -31,7 +31,7 @@ READING: tuple[Check, ...] = (
     file_checks.check_lengths,
     file_checks.check_code,
 )
-"""The checks that read files only, in the order in which they are shown."""
+"""The checks that read files only, in the order of the output."""
 
 _NOT_RUN = "it carries code that is not this version's own; --trust-remote-code runs it"
 

@@ -1,4 +1,4 @@
-"""The checkpoint that is verified, with its record and the configuration that its recipe implies."""
+"""The checkpoint under verification, with its record and the configuration implied by its recipe."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
