@@ -1,4 +1,4 @@
-"""The methods by the names of their classes, as `from ctxext.methods import Yarn`; the registry lists them."""
+"""The methods by class name, as in `from ctxext.methods import Yarn`; the registry lists them."""
 
 from typing import Any
 

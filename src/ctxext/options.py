@@ -1,4 +1,4 @@
-"""The options of a command, declared once: on the fields of the dataclass that uses them.
+"""The options of a command, declared once: on the fields of their dataclass.
 
 The command line, the documentation of the class and the checks of numbers are read from these declarations.
 """
@@ -17,7 +17,7 @@ _MOST: Mapping[str, int] = {
     **dict.fromkeys(("samples", "checked", "num_needles", "batch_size", "rank"), 1_000_000),
 }
 _OTHERS = 10**10
-"""As long as the longest context; what is worked out with it stays finite."""
+"""Default maximum, equal to the longest context; results computed from it stay finite."""
 
 _KEY = "option"
 _Class = TypeVar("_Class", bound=type)

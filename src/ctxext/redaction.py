@@ -1,30 +1,30 @@
-"""Redaction: the streams remove secrets from everything that is printed, and errors from their texts."""
+"""Redaction: the streams remove secrets from all output, and errors from their texts."""
 
 import re
 from collections.abc import Sequence
 from typing import Any
 
 _LOOKS_LIKE_ONE = re.compile(r"((?<![A-Za-z0-9]_)hf_|hf_(?=[A-Za-z0-9]{20})|api_org_|Bearer\s+)[^\s'\"\\)]+")
-"""Names hold "hf" as a word of theirs: convert_hf_to_gguf.py. A token has 34 letters and digits behind it."""
+"""A token: 34 letters and digits after its prefix. File names may contain "hf" as a word: convert_hf_to_gguf.py."""
 _OF_A_URL = re.compile(r"((?:[A-Za-z][\w+.\-]*:/{0,3}|(?<![^\s'\"(])/{0,2})[^\s/:@'\"\[]*):(?!//)([^\s'\"]+)@")
-"""The password before the host: up to the last @, as a password may hold / and @ itself; slashes may be missing."""
+"""The password before the host: up to the last @, as a password may contain / and @ itself; slashes may be missing."""
 
 _PORT = r"(?!\d{1,5}(?![^\s/?#'\",;)\]}]))[^\s/?#'\"]+"
 _WITHOUT_HOST = re.compile(rf"([A-Za-z][\w+.\-]+:/+[^\s/:@'\"\[]+):(?!…){_PORT}")
 _BEHIND_HOST = re.compile(rf"(:…@[\w.\-]*):{_PORT}")
-"""What is no port in the place of one: a password whose host is missing, or that was put behind the host."""
+"""Text instead of a port: a password without a host, or one after the host."""
 
 _NAMED = re.compile(
     r"(?i)(?<![\w-])((?:--)?[\w-]*(?:password|passwd|passphrase|pwd|secret|api[_-]?key|access[_-]?key)|"
     r"(?:--)?(?:hub[_-]|hf[_-]|access[_-]|auth[_-])?token)=([^\s&;'\"]+)"
 )
-"""A secret behind its name, as in the query of a URL."""
+"""A secret after its name, as in the query of a URL."""
 
 _SHORTEST = 8
-"""Pieces that are shorter are words of their own, which a message may hold by chance."""
+"""Minimum length of a redacted secret: a message may contain shorter texts by chance."""
 
 _STYLE = re.compile(r"(\x1b\[[\d;?]*[A-Za-z])")
-"""What colours a text or moves the cursor on a terminal; it ends a word."""
+"""Terminal sequences for colours or cursor movements; they end a word."""
 
 _given: set[str] = set()
 

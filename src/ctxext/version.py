@@ -1,3 +1,3 @@
-"""The package's version, alone so that the build reads it without importing anything."""
+"""The package's version, in a separate file so that the build reads it without an import."""
 
 __version__ = "0.3.0"
