@@ -41,7 +41,7 @@ _SPREAD = 0.15
 _REFUSED_RISE = 10.0
 """The value that the sampler receives for recipes that cannot be measured, far above the bound."""
 _NEAR = 2.0
-"""Largest loss of recipes that are still mutated, in multiples of the bound."""
+"""Largest rise of the loss, in multiples of the bound, for recipes that are still mutated."""
 _SILENT = 1800.0
 """Seconds without a heartbeat after which a process of another machine counts as dead; its clock may differ."""
 _SEEN_EVERY = 30.0
