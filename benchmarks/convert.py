@@ -37,7 +37,7 @@ PLAIN = (
 
 
 def make_source(folder: Path) -> None:
-    """A random bf16 Llama of 1.2 GB in four shards."""
+    """Save a random bf16 Llama of 1.2 GB in four shards."""
     script = (
         "import torch\nfrom transformers import LlamaConfig, LlamaForCausalLM\n"
         "torch.set_default_dtype(torch.bfloat16)\n"
@@ -49,7 +49,7 @@ def make_source(folder: Path) -> None:
 
 
 def measure(body: str, source: Path, out: Path) -> tuple[float, float, float]:
-    """Seconds, seconds of processor time and peak resident MB of a process that runs `body`, its start included."""
+    """Return the seconds, CPU seconds and peak resident MB of a process that runs `body`, including its start."""
     script = f"source, out = {str(source)!r}, {str(out)!r}\n{body}"
     started = time.perf_counter()
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -2,10 +2,10 @@
 
     python benchmarks/evaluate.py [MODEL]
 
-Time (of the processor, where there is no GPU): a needle grid of 5 lengths × 11 depths × 5 samples. The plain way runs
-one whole prompt and `generate` for each of them.
-Memory: a loss over 16k tokens with a vocabulary of 128k words, each way in a process of its own: the peak of the
-resident set, and the part of it that came after the model was loaded.
+Time (CPU time without a GPU): a needle grid of 5 lengths × 11 depths × 5 samples. The plain way runs one whole prompt
+and `generate` for each sample.
+Memory: a loss over 16k tokens with a vocabulary of 128k words, each way in a separate process: the peak of the resident
+set, and its growth after the model was loaded.
 """
 
 import argparse
@@ -35,7 +35,7 @@ LONG, VOCABULARY = 16 * 1024, 128 * 1024
 
 
 def time_grid(model: str, lengths: tuple[int, ...]) -> None:
-    """Both ways in turn for every length, so that a busy machine slows both alike."""
+    """Run both ways in turn for every length, so that a busy machine slows both equally."""
     (info,) = open_infos([model])
     loaded = load_model(info, Loading())
     settings = Settings(depths=DEPTHS, samples=SAMPLES)
@@ -69,19 +69,19 @@ def time_grid(model: str, lengths: tuple[int, ...]) -> None:
 
 
 def peak_mib() -> float:
-    """The largest resident set of this process since the last reset."""
+    """Return the peak resident set of this process in MiB since the last reset."""
     fields = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
     return int(fields["VmHWM"].split()[0]) / 1024
 
 
 def reset_peak() -> float:
-    """Forget earlier peaks (Linux only); the resident set as it is now."""
+    """Reset the peak (Linux only) and return the current resident set in MiB."""
     Path("/proc/self/clear_refs").write_text("5")
     return peak_mib()
 
 
 def measure_memory(way: str) -> None:
-    """Run one way in this process and print its figures as JSON."""
+    """Measure one way in this process and print its figures as JSON."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -109,7 +109,7 @@ def measure_memory(way: str) -> None:
 
 
 def compare_memory() -> None:
-    """Each way in a fresh process."""
+    """Measure each way in a fresh process and print the table."""
     print(
         f"peak memory at {LONG} tokens with {VOCABULARY} words (full logits alone: {LONG * VOCABULARY * 4 >> 30} GiB)"
     )
@@ -129,7 +129,7 @@ def compare_memory() -> None:
 
 
 def main() -> None:
-    """Read the command line."""
+    """Parse the arguments and run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", default="demo")
     parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)))

@@ -20,7 +20,7 @@ SIDES = ("trainer", "ctxext")
 
 
 def make_model(options):
-    """A random Llama of a shape."""
+    """Return a random Llama of the chosen shape."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -94,7 +94,7 @@ def run_side(options):
 
 
 def main():
-    """Run both sides, as often as asked, and print the table."""
+    """Run the sides in every round and print a table for each length."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="toy")
     parser.add_argument("--lengths", type=int, nargs="+", default=[8192])
@@ -117,9 +117,9 @@ def main():
 
 
 def print_table(options):
-    """Run all sides at one length."""
+    """Run all sides at one length and print their table."""
     found = {side: [] for side in options.sides}
-    for _ in range(options.rounds):  # The sides take turns, so that a busy machine is busy for both.
+    for _ in range(options.rounds):  # The sides take turns, so that a busy machine slows both equally.
         for side in options.sides:
             command = [
                 sys.executable,

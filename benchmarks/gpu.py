@@ -26,7 +26,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from ctxext import __version__
 
-# Sizes, the model's context length, the lengths to measure and the type of numbers.
+# Sizes, the model's context length, the lengths to measure and the dtype.
 SHAPES = {
     "8b": (
         {
@@ -50,7 +50,7 @@ SHAPES = {
 
 
 def build(folder: Path, device: str, dtype, attention: str):
-    """A model of random weights by a folder's configuration and code."""
+    """Build a model with random weights from a folder's configuration and code."""
     torch.manual_seed(0)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
     with torch.device(device):
@@ -61,7 +61,7 @@ def build(folder: Path, device: str, dtype, attention: str):
 
 
 def clock_of(device: str):
-    """A clock that waits until a device has done its work."""
+    """Return a clock that waits until a device has finished its work."""
     module = getattr(torch, device.split(":")[0])
 
     def clock() -> float:
@@ -72,14 +72,14 @@ def clock_of(device: str):
 
 
 def least(calls: dict, clock) -> dict[str, float]:
-    """The least seconds of calls in turns: of three, or of one if that takes longer than ten seconds."""
+    """Return the least seconds of each call in three rounds, or in one if it takes more than ten seconds in total."""
     first = in_turns(calls, 1, clock)
     more = first if sum(first.values()) > 10 else in_turns(calls, 2, clock)
     return {kind: min(first[kind], more[kind]) for kind in calls}
 
 
 def allocated(call, device: str) -> float:
-    """MiB that torch allocates at most during a call."""
+    """Return the peak MiB that torch allocates during a call."""
     module = getattr(torch, device.split(":")[0])
     module.empty_cache()
     module.reset_peak_memory_stats()
@@ -89,20 +89,26 @@ def allocated(call, device: str) -> float:
 
 
 def measured(models: dict, length: int, device: str) -> dict[str, dict[str, float]]:
-    """Prefill in seconds, a decoding step in ms and memory in MiB of the stock model and another, in the same turns."""
+    """Measure the unmodified model and another in turns.
+
+    The figures are the prefill in seconds, a decode step in ms, and memory in MiB (not on a CPU).
+    """
     clock, ids, step = clock_of(device), tokens(length, device), tokens(1, device)
     calls = {kind: partial(model, ids, use_cache=True, logits_to_keep=1) for kind, model in models.items()}
     figures = {"prefill_s": least(calls, clock)}
     if device != "cpu":
         figures["memory_mib"] = {kind: allocated(call, device) for kind, call in calls.items()}
     steps = {kind: partial(model, step, past_key_values=fill(model, length)) for kind, model in models.items()}
-    in_turns(steps, 2, clock)  # The first step turns all far keys.
+    in_turns(steps, 2, clock)  # The first step rotates all far keys.
     figures["step_ms"] = {kind: 1000 * seconds for kind, seconds in in_turns(steps, 20, clock).items()}
     return figures
 
 
 def cell(models: dict, kind: str, length: int, device: str) -> dict:
-    """The figures of a method at one length with their ratios to the stock model, or why there are none."""
+    """Return a method's figures at one length with their ratios to the unmodified model.
+
+    If memory runs out, the row contains an error instead.
+    """
     row: dict = {"length": length}
     try:
         figures = measured(models, length, device)

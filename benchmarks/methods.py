@@ -27,7 +27,7 @@ METHODS = {
 
 
 def main() -> None:
-    """Compare them, going on where an earlier run stopped."""
+    """Compare the methods and continue an interrupted run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--samples", type=int, default=40)

@@ -23,7 +23,7 @@ KINDS = ["stock", "calibrated", "prompt"]
 
 
 def make(root: Path, schedule: str) -> dict[str, Path]:
-    """Write the stock model and its conversions, which link its weights."""
+    """Write the unmodified model and its conversions, which link its weights."""
     torch.manual_seed(0)
     config = LlamaConfig(**SIZES, vocab_size=1024, max_position_embeddings=4096)
     LlamaForCausalLM(config).save_pretrained(root / "stock")
@@ -34,7 +34,7 @@ def make(root: Path, schedule: str) -> dict[str, Path]:
 
 
 def decoded(models: dict, cached: int, rounds: int, is_compiled: bool) -> dict[str, float]:
-    """The best milliseconds of a decoding step after a prompt."""
+    """Return the least milliseconds of a decode step after a prompt, by model."""
     steps, step = {}, tokens(1)
     for kind, model in models.items():
         room = StaticCache(config=model.config, max_cache_len=cached + rounds) if is_compiled else None

@@ -28,7 +28,10 @@ ARGUMENTS = {"model_impl": "transformers", "max_num_batched_tokens": 2048, "gpu_
 
 
 def make(root: Path, kinds: list[str]) -> dict[str, Path]:
-    """Write the stock model, its conversions, which link its weights, and one that is called longer than it is."""
+    """Write the unmodified model and its conversions, which link its weights.
+
+    The unmodified model declares the conversions' context length, so that the engine accepts prompts beyond its own.
+    """
     torch.manual_seed(0)
     config = LlamaConfig(**SIZES, num_key_value_heads=2, vocab_size=1024, max_position_embeddings=WINDOW)
     model = LlamaForCausalLM(config)
@@ -42,13 +45,13 @@ def make(root: Path, kinds: list[str]) -> dict[str, Path]:
 
 
 def random_prompt(length: int, seed: int) -> list[int]:
-    """Token ids."""
+    """Return random token ids."""
     return torch.randint(0, 1024, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 def measured(engines: dict[str, Engine], length: int, rounds: int) -> dict[str, dict[str, float]]:
-    """Seconds of a prefill and milliseconds of a step."""
-    seeds = {kind: iter(range(1, 1 + rounds)) for kind in engines}  # A new prompt, which no cache holds, every round.
+    """Measure the seconds of a prefill and the milliseconds of a decode step."""
+    seeds = {kind: iter(range(1, 1 + rounds)) for kind in engines}  # A new prompt every round, so that none is cached.
     prefills = {
         kind: lambda engine=engine, seed=seeds[kind]: engine.write([random_prompt(length, next(seed))], [1])
         for kind, engine in engines.items()
@@ -67,7 +70,10 @@ def measured(engines: dict[str, Engine], length: int, rounds: int) -> dict[str, 
 
 @torch.no_grad()
 def expected(folder: Path, length: int) -> torch.Tensor:
-    """The log-probabilities of a prompt's tokens in transformers. To be asked before vLLM changes its classes."""
+    """Return the log-probabilities of a prompt's tokens in transformers.
+
+    Call it before the engines are created: vLLM changes classes of transformers.
+    """
     ids = random_prompt(length, 0)
     scores = load(folder)(torch.tensor([ids])).logits[0].log_softmax(-1)
     return scores[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]

@@ -1,4 +1,4 @@
-"""Random Llamas and their conversions, and what is measured of them, for the benchmarks of methods with code."""
+"""Random Llamas, their conversions and measurements for the benchmarks of methods with code."""
 
 import json
 import os
@@ -34,13 +34,16 @@ def convert(folder: Path, config, recipe: Recipe) -> Path:
 
 
 def map_recipe(kind: str, factor: float) -> Recipe:
-    """A relation map. STRING hardly extends: its target is what it reaches, though rows go on by its rule."""
+    """Return the recipe of a relation map.
+
+    STRING gets a factor of 1.2, as larger ones are refused; its rule also applies to positions beyond its target.
+    """
     method = next(method for method in METHODS if method.name == kind)
     return Recipe([method(factor=1.2 if kind == "string" else factor)])
 
 
 def mspoe_recipe(config, order: str = "calibrated", schedule: str = "linear") -> Recipe:
-    """Ms-PoE on all layers, its heads in a random order or in that of the prompt."""
+    """Return Ms-PoE on all layers, with its heads in a random order or in the order of the prompt."""
     heads = config.num_key_value_heads
     orders = [random.Random(layer).sample(range(heads), heads) for layer in range(config.num_hidden_layers)]
     ranks = tuple(map(tuple, orders)) if order == "calibrated" else None
@@ -48,7 +51,10 @@ def mspoe_recipe(config, order: str = "calibrated", schedule: str = "linear") ->
 
 
 def released(module, query, key, value, mask, scaling=None, **kwargs):
-    """Self-Extend as it was released, but for the rotations: two score matrices and a choice."""
+    """Compute attention as the released Self-Extend does, without its rotations.
+
+    It computes two score matrices and chooses between them.
+    """
     groups = query.shape[1] // key.shape[1]
     key, value = (tensor.repeat_interleave(groups, 1) for tensor in (key, value))
     near, far = query @ key.transpose(2, 3), (query * 1.0) @ (key * 1.0).transpose(2, 3)
@@ -67,25 +73,25 @@ def load(folder: Path, attention: str = "sdpa"):
 
 
 def tokens(length: int, device: str = "cpu"):
-    """Random token ids (1, length)."""
+    """Return random token ids (1, length)."""
     return torch.randint(0, 1024, (1, length), generator=torch.Generator().manual_seed(0)).to(device)
 
 
 def fill(model, total: int, cache=None):
-    """A cache of random keys and values of a text of so many tokens."""
+    """Fill a cache with random keys and values for `total` tokens and return it."""
     config, weight = model.config, model.lm_head.weight
     cache = DynamicCache(config=config) if cache is None else cache
     shape = 2, 1, config.num_key_value_heads, total, config.hidden_size // config.num_attention_heads
     torch.manual_seed(0)
     for layer in range(len(model.model.layers)):
         cache.update(*torch.randn(shape, device=weight.device, dtype=weight.dtype).unbind(0), layer)
-    # The tokens' positions, and those by which their keys are rotated.
+    # The positions of the tokens, and the positions that their keys are rotated by.
     state_of(cache).rows["positions"] = torch.arange(total, device=weight.device)[None, :, None].repeat(1, 1, 2)
     return cache
 
 
 def in_turns(steps: dict, rounds: int, clock=time.process_time) -> dict[str, float]:
-    """The least seconds of each of some functions, which take turns."""
+    """Return the least seconds of each function over all rounds; the functions take turns."""
     best = dict.fromkeys(steps, float("inf"))
     for _ in range(rounds):
         for name, step in steps.items():
@@ -96,7 +102,7 @@ def in_turns(steps: dict, rounds: int, clock=time.process_time) -> dict[str, flo
 
 
 def peak(folder: Path, length: int, attention: str = "sdpa") -> float:
-    """Peak memory in MiB of a process that loads a model and prefills once."""
+    """Return the peak memory in MiB of a process that loads a model and prefills once."""
     command = [sys.executable, __file__, str(folder), str(length), attention]
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
@@ -104,7 +110,7 @@ def peak(folder: Path, length: int, attention: str = "sdpa") -> float:
 
 
 def table(columns: dict[str, dict[str, float]]) -> str:
-    """Figures by column and row, each with its ratio to the row "stock"."""
+    """Format figures by column and row, each with its ratio to the row "stock"."""
     rows = next(iter(columns.values()))
     lines = [f"{'':12}" + "".join(f"{head:>20}{'':9}" for head in columns)]
     for row in rows:

@@ -20,7 +20,7 @@ import torch
 from random_models import MAPS, convert, fill, in_turns, load, map_recipe, peak, table, tokens
 from transformers import LlamaConfig, LlamaForCausalLM
 
-# Sizes, the context length that the model has, and the prompt's length.
+# Sizes, the model's context length, and the prompt's length.
 SHAPES = {
     "small": (
         {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8, "num_attention_heads": 8},
@@ -42,7 +42,7 @@ SHAPES = {
 
 
 def make(root: Path, shape: str, kinds: list[str]) -> dict[str, Path]:
-    """Write the stock model and its conversions, which link its weights."""
+    """Write the unmodified model and its conversions, which link its weights."""
     sizes, length, total = SHAPES[shape]
     torch.manual_seed(0)
     config = LlamaConfig(**sizes, vocab_size=1024, max_position_embeddings=length)
@@ -54,13 +54,13 @@ def make(root: Path, shape: str, kinds: list[str]) -> dict[str, Path]:
 
 
 def prefilled(models: dict, length: int, rounds: int) -> dict[str, float]:
-    """The best seconds of a prefill."""
+    """Return the least seconds of a prefill, by model."""
     ids = tokens(length)
     return in_turns({k: partial(model, ids, use_cache=True, logits_to_keep=1) for k, model in models.items()}, rounds)
 
 
 def decoded(models: dict, total: int, rounds: int) -> dict[str, float]:
-    """The best milliseconds of a decoding step."""
+    """Return the least milliseconds of a decode step, by model; from 16384 tokens on with two layers."""
     for model in models.values() if total >= 16384 else ():
         del model.model.layers[2:]
     step = tokens(1)

@@ -37,25 +37,25 @@ TRIALS = 24
 
 
 def clock() -> float:
-    """Processor time of this process and of its finished children, in seconds."""
+    """Return the CPU time of this process and of its finished children, in seconds."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
 
 def in_place(bench: Workbench, eval_set: EvalSet, recipe: Recipe) -> Measurement:
-    """As a search does."""
+    """Measure a recipe as a search does, on the loaded model."""
     return measure(bench.apply(bench.prepared(recipe)), eval_set)
 
 
 def converted(eval_set: EvalSet, recipe: Recipe, place: Path) -> Measurement:
-    """Converted, loaded and asked, in this process."""
+    """Convert the demo, load the result and measure it, in this process."""
     convert("demo", place, recipe, check=False)
     (info,) = open_infos([str(place)])
     return measure(load_model(info, Loading()), eval_set)
 
 
 def by_commands(recipe: Recipe, place: Path) -> None:
-    """What a user would type."""
+    """Convert and evaluate with the commands that a user would type."""
     place.mkdir()
     (place / "recipe.yaml").write_text(json.dumps(recipe.to_dict()))
     words = ["convert", "demo", place / "out", "--recipe", place / "recipe.yaml", "--no-verify", "-q"]
@@ -66,12 +66,12 @@ def by_commands(recipe: Recipe, place: Path) -> None:
 
 
 def run(*words: Any) -> None:
-    """One command in a process of its own."""
+    """Run one command in a separate process."""
     subprocess.run([sys.executable, "-m", "ctxext", *map(str, words)], check=True, stdout=subprocess.DEVNULL)
 
 
 def time_all(rounds: int) -> dict[str, float]:
-    """Mean seconds of each way, over all recipes and rounds."""
+    """Return the mean seconds of each way, over all recipes and rounds."""
     (info,) = open_infos(["demo"])
     stock = load_model(info, Loading())
     eval_set = make_eval_sets(stock.encoder, OPTIONS, 512)[0]
@@ -96,7 +96,7 @@ def time_all(rounds: int) -> dict[str, float]:
 
 
 def average_trial() -> tuple[float, int]:
-    """Processor seconds per recipe of a whole search without its last checks, and how many were given up early."""
+    """Return the CPU seconds per recipe of a search without its last checks, and the number of trials stopped early."""
     begun: list[float] = []
 
     def watch(standing: Any) -> None:
@@ -129,7 +129,7 @@ def main() -> None:
 
 
 def stamp() -> str:
-    """Versions."""
+    """Return the versions and the date."""
     import transformers
 
     return f"torch {torch.__version__}, transformers {transformers.__version__}, {time.strftime('%Y-%m-%d')}"

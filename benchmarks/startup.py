@@ -2,8 +2,8 @@
 
     python benchmarks/startup.py [--rounds 7]
 
-Each runs in a process of its own, in turn; the least processor time of each counts. The exit code is 1 where a command
-takes longer than its bound, as a multiple of `import typer, rich`.
+Each runs in a separate process, in turn; the least CPU time of each counts. The exit code is 1 if a command takes
+longer than its bound, a multiple of `import typer, rich`.
 """
 
 import argparse
@@ -16,7 +16,7 @@ BOUNDS = {("--help",): 3.0, ("methods",): 4.0, ("inspect", "demo"): 5.0}
 
 
 def seconds(*words: str) -> float:
-    """Processor time of a Python."""
+    """Return the CPU seconds of a Python process."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, *words], capture_output=True, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -24,7 +24,7 @@ def seconds(*words: str) -> float:
 
 
 def main() -> int:
-    """Measure, print a table, and say whether each bound holds."""
+    """Measure, print a table, and return 1 if a command exceeds its bound."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
     rounds = parser.parse_args().rounds

@@ -35,7 +35,7 @@ SIDES = {"ctxext": CTXEXT, "load, edit, save_pretrained": PLAIN}
 
 
 def make_source(folder: Path, size: str) -> None:
-    """A random float32 RoBERTa of 1.2 GB."""
+    """Save a random float32 RoBERTa of 1.2 GB, in shards of at most `size`."""
     script = (
         "import torch\nfrom transformers import RobertaConfig, RobertaForMaskedLM\n"
         "config = RobertaConfig(hidden_size=1024, intermediate_size=4096, num_hidden_layers=20,\n"
