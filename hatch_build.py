@@ -1,7 +1,7 @@
-"""What a package index shows: the README with links that work there, and the addresses of the project.
+"""Add the README, with links that work on a package index, and the project's addresses to the metadata.
 
-The address of the repository is a matter of who releases: CTXEXT_REPOSITORY names it, and GitHub's runners know their
-own. Without one no address is written, and links to other files of the repository become plain text.
+CTXEXT_REPOSITORY sets the address of the repository; on GitHub's runners the default is GITHUB_REPOSITORY. Without
+either, no address is written, and links to other files of the repository become plain text.
 """
 
 import os
@@ -14,7 +14,7 @@ _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|#)([^)\s]+)\)
 
 
 def repository() -> str:
-    """The address of the repository, without a slash at its end; empty where nobody says it."""
+    """Return the address of the repository, without a trailing slash; empty if it is not set."""
     address = os.environ.get("CTXEXT_REPOSITORY", "")
     if not address and os.environ.get("GITHUB_REPOSITORY"):
         address = f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{os.environ['GITHUB_REPOSITORY']}"
@@ -22,11 +22,11 @@ def repository() -> str:
 
 
 def with_absolute_links(text: str, address: str, reference: str) -> str:
-    """A page whose relative links and pictures point into the repository, or are taken away.
+    """Point the relative links and images of a page into the repository; without an address remove them.
 
     Args:
         text: Markdown.
-        address: The address of the repository; empty where it is not known.
+        address: The address of the repository; empty if it is unknown.
         reference: The tag or branch to point at.
     """
 
@@ -40,10 +40,10 @@ def with_absolute_links(text: str, address: str, reference: str) -> str:
 
 
 class Metadata(MetadataHookInterface):
-    """Fills in `readme` and `urls`."""
+    """Metadata hook that fills in `readme` and `urls`."""
 
     def update(self, metadata: dict) -> None:
-        """Add what depends on the address of the repository."""
+        """Add the fields that depend on the address of the repository."""
         address, reference = repository(), f"v{self._version()}"
         text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
         text = with_absolute_links(text, address, reference)
