@@ -1,7 +1,7 @@
-"""What mkdocs is told beside mkdocs.yml: the first page is the README, and one page is made from docstrings.
+"""Hooks of mkdocs: the first page is the README, and the API page is generated from docstrings.
 
-Pages keep the links that work where the repository is read. Here a link out of docs/ leads to the repository's address
-where CTXEXT_REPOSITORY names it, and is plain text otherwise.
+The links of pages work in the repository. On the site, a link out of docs/ points to the repository's address if
+CTXEXT_REPOSITORY is set, and becomes plain text otherwise.
 """
 
 import os
@@ -32,12 +32,12 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def moved(text: str, place: Path, to: Path) -> str:
-    """A page with its links as they are right in another folder.
+    """Rewrite the links of a page so that they work in another folder.
 
     Args:
         text: Markdown.
-        place: The folder that its links are relative to.
-        to: The folder that they shall be relative to.
+        place: The folder that the links are relative to.
+        to: The folder to make them relative to.
     """
     address = os.environ.get("CTXEXT_REPOSITORY", "").rstrip("/")
 

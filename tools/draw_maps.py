@@ -1,4 +1,4 @@
-"""Draw the maps of docs/methods.md: which distance row m sees key n at, from the references alone."""
+"""Draw the maps of docs/methods.md: the distance between query m and key n, computed from the references only."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ SMALL |= {"max_position_embeddings": LENGTH, "rope_theta": 1e4}
 
 
 def distances(method: type[Relation]) -> list[list[float]]:
-    """For each row its distance to each key, in the first layer; not a number where the key is not read."""
+    """Return the distance of each query to each key in the first layer; NaN if the key is not read."""
     model, step = model_config(SMALL), method(**{**method.example, "factor": min(3, method.example["factor"])})
     settings = {"method": method.name, **step.settings(model)}
     reference, layer, found = reference_of(method), settings["layers"][0], []
@@ -47,7 +47,7 @@ def draw(method: type[Relation]) -> None:
 
 
 def has_map(method: type[Method]) -> bool:
-    """Whether distances are all there is to say; row-wise schedules change frequencies."""
+    """Return whether distances describe a method fully; per-position schedules also change frequencies."""
     return issubclass(method, Relation) and method.name != "adaptive"
 
 

@@ -1,4 +1,4 @@
-"""docs/families.md: what the tests found every method to do on every family, and nothing else."""
+"""Generate docs/families.md: the test result of every method on every family."""
 
 import json
 import re
@@ -20,11 +20,14 @@ OTHERS = [method for method in METHODS if method.encoding != "rotary"]
 MAPS = [method.name for method in METHODS if issubclass(method, Relation)]
 RIGHT = "right"
 Found = Mapping[str, Mapping[str, str]]
-"""By family and method: "right", or why a conversion is refused."""
+"""Results by family and method: "right", or the reason of a refusal."""
 
 
 def found_under(major: int) -> tuple[str, Found]:
-    """The version of transformers that the tests ran with, and what they found; nothing where nobody noted it."""
+    """Return the version of transformers that the tests ran with, and their results.
+
+    The results are empty if none are recorded for this major version.
+    """
     path = SWEEP / f"transformers-{major}.json"
     if not path.is_file():
         return f"{major}: not noted", {}
@@ -33,7 +36,7 @@ def found_under(major: int) -> tuple[str, Found]:
 
 
 def families_line(method: type[Method]) -> str:
-    """How many families carry a method."""
+    """Return the line with the number of families that support a method, or with their names if it is not rotary."""
     if method.encoding != "rotary":
         return f"For models with {POSITIONS[method.encoding]}: {', '.join(f'`{name}`' for name in _able(method))}."
     counts = [(version, found) for version, found in map(found_under, (5, 4)) if found]
@@ -45,12 +48,12 @@ def families_line(method: type[Method]) -> str:
 
 
 def was_swept(name: str, found: Found) -> bool:
-    """Whether the families were tried with a method."""
+    """Return whether the families were tried with a method."""
     return any(name in row for row in found.values())
 
 
 def _unswept(versions: Sequence[tuple[str, Found]]) -> list[str]:
-    """The line that names methods which no sweep tried, for each version; none where all were."""
+    """Return the line that lists the methods without a sweep, for each version; no line if all were swept."""
     told = []
     for version, found in versions:
         if names := [f"`{name}`" for name in ROTARY if found and not was_swept(name, found)]:
@@ -59,18 +62,18 @@ def _unswept(versions: Sequence[tuple[str, Found]]) -> list[str]:
 
 
 def _elsewhere(method: type[Method]) -> str:
-    """For how many families a method of another encoding is."""
+    """Return a method for another encoding with the number of families that it applies to."""
     return f"[`{method.name}`](methods.md#{method.name}) for {len(_able(method))} with {POSITIONS[method.encoding]}"
 
 
 def _able(method: type[Method]) -> list[str]:
-    """The families of another encoding than rotary that a method does not refuse."""
+    """Return the families that a method for an encoding other than rotary does not refuse."""
     configs = ({"model_type": name, "alibi": method.encoding == "alibi"} for name in sorted(FAMILIES))
     return [str(config["model_type"]) for config in configs if not method.refusal(config, family_of(config))]
 
 
 def families_page() -> str:
-    """docs/families.md."""
+    """Return the text of docs/families.md."""
     (new, now), (old, before) = found_under(5), found_under(4)
     multimodal, encoders = (
         {name for name, family in FAMILIES.items() if family.loader == loader} for loader in (MULTIMODAL, MASKED)
@@ -165,6 +168,6 @@ def _cell(row: Mapping[str, str] | None, names: Sequence[str]) -> str:
 
 
 def _plain(words: str, name: str) -> str:
-    """A refusal without the names of family and method, and without what a table row would break on."""
+    """Strip the names of family and method from a refusal, and replace characters that break a table row."""
     told = words.replace("|", "/").replace("\n", " ").removeprefix(f'"{name}": ').removeprefix(f'"{name}" ')
     return re.sub(r"^cannot carry [a-z-]+: ", "", told).rstrip(".")

@@ -43,7 +43,7 @@ CODE_FAMILIES = ("llama", "gemma2", "phi3", "qwen3", "gpt_neox", "deepseek_v3", 
 """The families whose conversions by methods with code are frozen, and whose small files are."""
 
 WIDTHS = (8, 4, 16, 2, 32, 12)
-"""How many divisors LongRoPE is given, until a family takes them."""
+"""Numbers of divisors to try for LongRoPE until a family accepts one."""
 
 VOLATILE = re.compile(r"second|time|memory|version|date|created|processor|device|stamp|path|folder|machine|hours|rate")
 """Keys of reports whose values differ between two runs or two machines."""
@@ -63,7 +63,7 @@ def masked(text: str) -> str:
 
 
 def rounded(value: Any, key: str = "") -> Any:
-    """Round figures to three digits and leave out what VOLATILE names."""
+    """Round figures to three digits and leave out the keys that match VOLATILE."""
     if isinstance(value, dict):
         return {name: rounded(one, name) for name, one in sorted(value.items()) if not VOLATILE.search(name)}
     if isinstance(value, list):
@@ -72,7 +72,7 @@ def rounded(value: Any, key: str = "") -> Any:
 
 
 def candidates(method: type[Method]) -> Iterator[dict[str, Any]]:
-    """Give what a method may be made with, the least first."""
+    """Yield the options that a method may be created with, the fewest first."""
     names = inspect.signature(method).parameters
     given = ({"factor": 2.0} if "factor" in names else {}) | ({"theta": 50000.0} if "theta" in names else {})
     if "long_factor" not in names:
@@ -246,7 +246,7 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     },
     **{"push": ("nowhere", "me/name"), "finetune": ("nowhere", "out", "--data", "texts.jsonl")},
 }
-"""What each command is called with where one of its options is wrong."""
+"""Arguments of each command in the calls with one wrong option."""
 
 
 def wrong_lines(place: Path) -> Iterator[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""Generate the pages of docs/ that are read from the classes. `--check` only says whether they are current."""
+"""Generate the pages of docs/ that are built from the classes. `--check` only checks that they are current."""
 
 import ast
 import dataclasses
@@ -25,7 +25,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 
 def methods_page() -> str:
-    """docs/methods.md."""
+    """Return the text of docs/methods.md."""
     lines = [
         "# Methods",
         "",
@@ -79,14 +79,14 @@ def _section(method: type[Method]) -> list[str]:
 
 
 def _searched(values: tuple[Any, ...]) -> str:
-    """The range or the words that a search tries."""
+    """Return the range or the choices that a search tries."""
     if values and all(isinstance(value, str) for value in values):
         return ", ".join(values)
     return " to ".join(f"{value:g}" for value in values)
 
 
 def _by_keys(method: type[Method]) -> list[str]:
-    """What a configuration says."""
+    """Return the line with a method's kind and its form in the checkpoint, for methods without code."""
     if method.encoding != "rotary":
         return [f"Kind: {method.kind}. Carried by {carried_by(method)}."]
     rope_type = getattr(method, "rope_type", "default")
@@ -95,7 +95,7 @@ def _by_keys(method: type[Method]) -> list[str]:
 
 
 def _with_code(method: type[CodeMethod]) -> list[str]:
-    """Which files travel, and where they take hold."""
+    """Return the lines with the files and the hooks of a method with code."""
     files = ", ".join(f"`{file.name}`" for file in method.code)
     shared = ", ".join(f"`{name}`" for name in (*SHARED_FILES[method.encoding], STUB_FILE))
     hooks = ", ".join(f"`{hook}`" for hook in _hooks(method))
@@ -106,10 +106,10 @@ def _with_code(method: type[CodeMethod]) -> list[str]:
 
 
 def _hooks(method: type[CodeMethod]) -> list[str]:
-    """The hooks that its portable class overrides, itself or by a base in its file."""
+    """Return the hooks that a method's portable class overrides, itself or through a base class in its file."""
     tree = ast.parse(method.code[0].read_text(encoding="utf-8"))
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    # A class that is made when its file runs is found by those that stand in the file.
+    # A class created when its file runs is not in the tree: use all classes of the file instead.
     names, found = [method.code_class] if method.code_class in classes else [*classes], set()
     for name in names:
         if name in classes:
@@ -119,7 +119,7 @@ def _hooks(method: type[CodeMethod]) -> list[str]:
 
 
 def lengths_page() -> str:
-    """docs/lengths.md."""
+    """Return the text of docs/lengths.md."""
     rows = [
         f"| {', '.join(known.names)} | {known.facts['max_position_embeddings']} | {known.original_length} | "
         f"{known.source} |"
@@ -177,7 +177,7 @@ _ENGINES = ("vLLM", "vLLM's transformers backend", "llama.cpp", "llama.cpp with 
 
 
 def serving_page() -> str:
-    """docs/serving.md, of which the table of cells is generated."""
+    """Return the text of docs/serving.md with its generated table of cells."""
     text, data = (DOCS / "serving.md").read_text(encoding="utf-8"), measured()
     before, _, rest = text.partition(_CELLS[0])
     _, _, after = rest.partition(_CELLS[1])
@@ -213,7 +213,7 @@ PAGES = {
 
 
 def main() -> None:
-    """Write the pages, or say which are out of date."""
+    """Write the pages, or with --check fail if any is out of date."""
     stale = []
     for name, render in PAGES.items():
         path, text = DOCS / name, render()
@@ -222,7 +222,7 @@ def main() -> None:
             if "--check" not in sys.argv:
                 path.write_text(text, encoding="utf-8")
     if "--check" not in sys.argv:
-        from draw_maps import draw_all  # Only drawing takes matplotlib.
+        from draw_maps import draw_all  # Only drawing needs matplotlib.
 
         draw_all(METHODS)
     if "--check" in sys.argv and stale:

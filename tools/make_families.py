@@ -5,8 +5,9 @@ Run it once with each supported major version, the newest first:
     python tools/make_families.py            # transformers 5: everything
     python tools/make_families.py            # transformers 4.57: adds what differs there
 
-What code cannot tell, `BY_HAND` says. What is not read from transformers' classes stays as it is: which rope types take
-effect, which tools/measure_rope_types.py measures, and what the other version alone has.
+`BY_HAND` contains the facts that the classes of transformers do not. Entries that are not read from these classes stay
+unchanged: the rope types that take effect (measured by tools/measure_rope_types.py), and entries that only the other
+version has.
 """
 
 import inspect
@@ -283,7 +284,7 @@ INNER: dict[str, dict[str, Any]] = {
 }
 
 
-ONE_TEXT = ("ovis2",)  # transformers 4.57 builds a Qwen2 there, whatever type is named.
+ONE_TEXT = ("ovis2",)  # transformers 4.57 builds a Qwen2 there, whatever the type.
 
 
 # Encoders whose rotary embedding reads a schedule.
@@ -292,27 +293,27 @@ ENCODERS = ("eurobert", "gte", "modernbert", "nomic_bert")
 
 
 def mapping(name: str) -> dict[str, Any]:
-    """One of transformers' tables from model type to class name."""
+    """Return one of transformers' tables from model type to class name."""
     return dict(getattr(modeling_auto, name, {}))
 
 
 def causal_types() -> list[str]:
-    """The model types that AutoModelForCausalLM loads and this version has a configuration for."""
+    """Return the model types that AutoModelForCausalLM loads and that have a configuration in this version."""
     return sorted(name for name in mapping("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES") if name in CONFIG_MAPPING_NAMES)
 
 
 def families_of(names: Iterable[str], loader: str) -> dict[str, Any]:
-    """The families of these names that this version has, with the Auto class that loads them."""
+    """Return the families of these names that exist in this version, with the Auto class that loads them."""
     return {name: {**family(name), "loader": loader} for name in names if name in CONFIG_MAPPING_NAMES}
 
 
 def config_of(model_type: str, **values: Any) -> Any:
-    """A configuration with its class defaults."""
+    """Return the configuration of a model type with its class defaults, except for the given values."""
     return CONFIG_MAPPING[model_type](**values)
 
 
 def text_layout(model_type: str) -> dict[str, Any]:
-    """Return how the class of a multimodal model makes its language model's configuration; empty for other models."""
+    """Return the layout of the language model's configuration in a multimodal one; empty for other models."""
     kind = CONFIG_MAPPING[model_type]
     key, text = text_part(kind())
     if key is None:
@@ -326,7 +327,7 @@ def text_layout(model_type: str) -> dict[str, Any]:
 
 
 def text_part(config: Any) -> tuple[str | None, Any]:
-    """The language model's configuration and the key it is nested under."""
+    """Return the key that the language model's configuration is nested under, if any, and the configuration."""
     text = config.get_text_config(decoder=True)
     if text is config:
         return None, config
@@ -334,27 +335,27 @@ def text_part(config: Any) -> tuple[str | None, Any]:
 
 
 def value_of(config: Any, key: str) -> Any:
-    """A plain value, or None where there is none for the whole model."""
+    """Return the value of a key; None if it is not a plain value for the whole model."""
     fields = config.to_dict()
     value = fields[key] if key in fields else getattr(config, key, None)
     return value if isinstance(value, int | float | str | bool | type(None)) else None
 
 
 def schedule(config: Any, names: list[str]) -> dict[str, Any]:
-    """The rope dict that layers of one of the given types read."""
+    """Return the rope dict that layers of one of the given types read."""
     whole = value_or_dict(config, "rope_parameters") or value_or_dict(config, "rope_scaling")
     nested = next((whole[name] for name in names if isinstance(whole.get(name), dict)), None)
     return nested if nested is not None else ({} if any(isinstance(v, dict) for v in whole.values()) else whole)
 
 
 def value_or_dict(config: Any, key: str) -> dict[str, Any]:
-    """A dict attribute, empty where there is none."""
+    """Return a dict attribute; empty if there is none."""
     value = getattr(config, key, None)
     return dict(value) if isinstance(value, dict) else {}
 
 
 def defaults_of(kind: type, by_hand: dict[str, Any]) -> dict[str, Any]:
-    """The class defaults of the keys that families.py reads; what the class derives from other keys is left out."""
+    """Return the class defaults of the keys that families.py reads, without values derived from other keys."""
     config = kind()
     found = {key: value_of(config, key) for key in (*KEYS, *PERIOD_KEYS)}
     full = schedule(config, by_hand.get("full_types", ["full_attention"]))
@@ -379,7 +380,7 @@ def defaults_of(kind: type, by_hand: dict[str, Any]) -> dict[str, Any]:
 
 
 def derived(kind: type, key: str, changed: str, size: int) -> bool:
-    """Whether a class computes a key from another one: twice the one gives another value of the other."""
+    """Return whether a class computes `key` from `changed`: doubling `changed` changes the value of `key`."""
     try:
         return bool(value_of(kind(), key) != value_of(kind(**{changed: 2 * size}), key))
     except REFUSALS:
@@ -387,7 +388,7 @@ def derived(kind: type, key: str, changed: str, size: int) -> bool:
 
 
 def types_at(kind: type, depth: int, **values: Any) -> list[str] | None:
-    """The layer types of a model of that many layers."""
+    """Return the layer types of a model with `depth` layers; None if the class gives none."""
     try:
         config = kind(num_hidden_layers=depth, **values)
     except REFUSALS:
@@ -397,7 +398,7 @@ def types_at(kind: type, depth: int, **values: Any) -> list[str] | None:
 
 
 def layers_of(kind: type, source: str) -> dict[str, Any]:
-    """The rule by which the class gives layers their types: a prefix, a repeated pattern, and a last layer."""
+    """Return the rule for the layer types of a class: a prefix, a repeated pattern, and a last layer."""
     seen = {depth: types_at(kind, depth) for depth in DEPTHS}
     fields = kind().to_dict()
     if "attn_layer_indices" in fields:
@@ -419,7 +420,7 @@ def layers_of(kind: type, source: str) -> dict[str, Any]:
 
 
 def rules(seen: dict[int, Any]) -> Any:
-    """CheckpointInfo rules, the simplest first."""
+    """Yield candidate rules for layer types, the simplest first."""
     longest = seen[max(seen)]
     lasts = {types[-1] for types in seen.values()}
     for last in (None, *(sorted(lasts) if len(lasts) == 1 else [])):
@@ -434,14 +435,14 @@ def rules(seen: dict[int, Any]) -> Any:
 
 
 def tile(rule: dict[str, Any], depth: int) -> list[str]:
-    """Layer types by a rule."""
+    """Return the layer types of a model with `depth` layers by a rule."""
     prefix, period = rule.get("prefix", []), rule["period"]
     types = [*prefix, *(period[index % len(period)] for index in range(depth))][:depth]
     return [*types[:-1], rule["last"]] if "last" in rule else types
 
 
 def family(model_type: str) -> dict[str, Any]:
-    """Everything about one family that differs from the usual."""
+    """Return the entry of one family: everything that differs from the usual."""
     for positions, names in POSITIONS.items():
         if model_type in names.split():
             return {"positions": positions, **BY_HAND.get(model_type, {})}
@@ -479,12 +480,12 @@ def family(model_type: str) -> dict[str, Any]:
 
 
 def windowed(rule: dict[str, Any]) -> bool:
-    """Whether a family can have both sliding and full-attention layers."""
+    """Return whether a family can have both sliding and full-attention layers."""
     return rule.get("window") == "above" or "sliding_attention" in rule.get("period", ())
 
 
 def source_of(kind: type) -> str:
-    """The source of a configuration class."""
+    """Return the source of a configuration class."""
     return inspect.getsource(kind)
 
 
@@ -498,7 +499,7 @@ def modeling_source(kind: type) -> str:
 
 
 def others() -> dict[str, str]:
-    """What the model types are that AutoModelForCausalLM does not load."""
+    """Return the kind of each remaining model type that AutoModelForCausalLM does not load."""
     causal = set(mapping("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"))
     found = {}
     for model_type in sorted(set(CONFIG_MAPPING_NAMES) - causal - {*NOT_CAUSAL, *MULTIMODAL, *ENCODERS}):
@@ -508,7 +509,7 @@ def others() -> dict[str, str]:
 
 
 def main() -> None:
-    """Write the table, or what the older version has otherwise."""
+    """Write the table, or under the older version add its differences."""
     made = {model_type: family(model_type) for model_type in causal_types()}
     made |= families_of(MULTIMODAL, WHOLE) | families_of(ENCODERS, MASKED)
     table = json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.is_file() else {"families": {}}
@@ -528,16 +529,16 @@ def save(table: dict[str, Any]) -> None:
 
 
 def flat(match: re.Match[str]) -> str:
-    """A list on one line."""
+    """Return a matched list on one line."""
     return "[" + re.sub(r"\s+", " ", match.group(1)) + "]"
 
 
 def with_newer(families: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
-    """The families of the newer version, with what the table has of them from measurements and from the older one.
+    """Merge the newer version's families with the table's measurements and its entries from the older version.
 
     Args:
-        families: As the table has them.
-        made: As the newer version's classes are.
+        families: The families in the table.
+        made: The families from the newer version's classes.
     """
     kept = (*MEASURED, "defaults_4x")
     found = {
@@ -551,7 +552,7 @@ def with_newer(families: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]
 
 
 def add_older(families: dict[str, Any], made: dict[str, Any]) -> None:
-    """Note the defaults that the older version has otherwise, and the families it alone has."""
+    """Record the defaults that differ in the older version, and the families that only it has."""
     for model_type, older in made.items():
         known = families.get(model_type, {})
         if not known or known.get("reason") == NO_LONGER:

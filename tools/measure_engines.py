@@ -31,7 +31,7 @@ WINDOW = 512
 NEW = 12
 LONGEST = 2048
 MOST_LIKELY = 100
-"""Of so many next tokens llama.cpp shows the log-probability."""
+"""Number of next tokens for which llama.cpp returns a log-probability."""
 RISING = [1.0 + 3.0 * number / 15 for number in range(16)]
 LONGROPE = {"long_factor": RISING, "short_factor": RISING}
 STEPS: dict[str, dict[str, Any]] = {
@@ -50,10 +50,10 @@ STEPS: dict[str, dict[str, Any]] = {
     "resonance": {},
     "cope": {},
 }
-"""By variant of a method the numbers beside the factor."""
+"""Options other than the factor, by variant of a method."""
 REDUNDANT = ("mscale", "short_mscale", "long_mscale")
 BARE = ("ntk-by-parts", "mrrope", "resonance", "cope")
-"""What is measured without its redundant keys too."""
+"""Methods that are also measured without their redundant keys."""
 VARIANTS = ("plain", *STEPS, *(f"{name} without redundant keys" for name in BARE), "yarn in rope_parameters alone")
 METADATA = {
     "yarn with attention_factor": 1.2 / 1.1386294361,
@@ -64,11 +64,11 @@ METADATA = {
     "longrope": (1 + 2 / 9) ** 0.5,
     "longrope with attention_factor": 1.2,
 }
-"""llama.cpp's `rope.scaling.attn_factor`; where a variant has lists it needs the tensor rope_freqs.weight too."""
+"""llama.cpp's `rope.scaling.attn_factor`; variants with lists also need the tensor rope_freqs.weight."""
 
 
 def prepare(work: Path) -> None:
-    """Convert, and write down what transformers makes of the prompts."""
+    """Convert the model, and record the log-probabilities of the prompts in transformers."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -118,13 +118,13 @@ def _bare(config: dict[str, Any]) -> None:
 
 
 def _new_dialect(config: dict[str, Any]) -> None:
-    """As transformers 5 saves it."""
+    """Remove the keys that transformers 5 does not save."""
     config.pop("rope_scaling")
     config.pop("rope_theta")
 
 
 def vllm(work: Path, names: list[str]) -> None:
-    """One process for all; each checkpoint in vLLM's own model, then in its transformers backend."""
+    """Measure each checkpoint in vLLM's own model, then in its transformers backend, all in one process."""
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     from ctxext.engines.vllm import Engine
@@ -156,7 +156,7 @@ def vllm(work: Path, names: list[str]) -> None:
 
 
 def llama_cpp(work: Path, names: list[str]) -> None:
-    """As llama.cpp's own converter writes it, and with the metadata and the tensor that make it right."""
+    """Measure the output of llama.cpp's own converter, then with the metadata and the tensor that correct it."""
     for name in names:
         _in_llama_cpp(work, name, "llama.cpp", {}, None)
         if name not in METADATA:
@@ -202,7 +202,7 @@ def _in_llama_cpp(work: Path, name: str, engine: str, metadata: dict[str, str], 
 
 
 def mlx(work: Path, names: list[str]) -> None:
-    """In mlx-lm, on whatever device it has."""
+    """Measure in mlx-lm, on the CPU."""
     import mlx.core as mx
     from mlx_lm.generate import generate_step
     from mlx_lm.utils import load_model
@@ -270,7 +270,7 @@ def _write(data: dict[str, Any]) -> None:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Engines may be measured at the same time."""
+    """Hold a lock, as several engines may be measured at the same time."""
     with Path(__file__).open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -292,7 +292,7 @@ def _keep_versions(*packages: str) -> None:
 
 
 def main() -> None:
-    """Measure."""
+    """Prepare the checkpoints or measure an engine."""
     engine, work, *names = sys.argv[1:]
     Path(work).mkdir(parents=True, exist_ok=True)
     if engine == "prepare":

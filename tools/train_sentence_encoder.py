@@ -19,16 +19,16 @@ from pathlib import Path
 
 LEFT_OUT = {"antigravity", "this", "idlelib", "test", "turtledemo", "lib2to3", "ensurepip", "tkinter", "turtle"}
 WORDS = 640
-"""Words of a document, which are about 980 tokens of all-MiniLM-L6-v2."""
+"""Number of words in a document: about 980 tokens of all-MiniLM-L6-v2."""
 
 
 def docstrings() -> Iterator[str]:
-    """Every docstring of the library's public functions, classes and methods once, on one line."""
+    """Yield each docstring of the library's public functions, classes and methods once, on one line."""
     seen = set()
     for name in sorted(sys.stdlib_module_names - LEFT_OUT):
         try:
             module = None if name.startswith("_") else importlib.import_module(name)
-        except ImportError:  # Of another system.
+        except ImportError:  # The module belongs to another operating system.
             continue
         public = {key: value for key, value in sorted(vars(module).items()) if key[0] != "_"} if module else {}
         for value in filter(callable, public.values()):
@@ -42,7 +42,7 @@ def docstrings() -> Iterator[str]:
 
 
 def pairs(seed: int) -> Iterator[dict[str, str]]:
-    """Questions and the documents that answer them."""
+    """Yield questions with the documents that answer them."""
     rng, entries, others = random.Random(seed), [], []
     for text in docstrings():
         sentences = [part.strip() for part in re.split(r"(?<=[.!?]) +", text)]

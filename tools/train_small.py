@@ -58,7 +58,10 @@ BEGIN, END, PAD, MASK = "<|begin|>", "<|end|>", "<|pad|>", "<|mask|>"
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """The demo's; the encoder's has a token for what is masked and puts an end behind every text."""
+    """Return the demo's tokenizer.
+
+    For the encoder it also has padding and mask tokens, and adds an end token after every text.
+    """
     inner = Tokenizer.from_file(str(Path(ctxext.demo.__file__).parent / "checkpoint" / "tokenizer.json"))
     names = {"bos_token": BEGIN, "eos_token": END}
     if options.kind == "bert":
@@ -73,7 +76,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model(vocabulary: int) -> Any:
-    """A small model of the family, with random weights."""
+    """Return a small model of the chosen kind, with random weights."""
     shared: dict[str, Any] = {"vocab_size": vocabulary, "initializer_range": 0.06, "bos_token_id": 0, "eos_token_id": 1}
     if options.kind == "bloom":
         return transformers.BloomForCausalLM(
@@ -102,14 +105,14 @@ def make_model(vocabulary: int) -> Any:
 
 
 def make_batch(step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Token ids, answer marks and positions, each (batch, length), of one step."""
+    """Return the token ids, answer marks and positions of one step, each (batch, length)."""
     _, tokens, lengths, prompt_share = STAGES[next(i for i, end in enumerate(ENDS) if step < end)]
     rng = random.Random(f"{options.seed} {step}")
     length = rng.choices(list(lengths), list(lengths.values()))[0]
     variety = min(1.0, FEWEST * 2 ** (max(0, step - options.scale * WIDEN_FROM) / WIDEN_STEPS))
     is_encoder = options.kind == "bert"
     examples, offsets = [], []
-    # An encoder learns from its masked tokens alone, so it reads more of them.
+    # An encoder learns only from its masked tokens, so its batches are twice as large.
     for _ in range((2 if is_encoder else 1) * tokens // length):
         if is_encoder:
             text = encode(" ".join(islice(prose.sentences(rng), length // 8)))[: length - 2]
@@ -117,7 +120,7 @@ def make_batch(step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         else:
             start = [0] if rng.random() < 0.85 else []
             examples.append(make_example(encode, start, rng, length, prompt_share, variety))
-        # A table learns nothing of rows that it does not see: half of the short documents stand anywhere in the window.
+        # Only visited rows of a table are trained: half of the short documents begin anywhere in the window.
         offsets.append(rng.randint(0, WINDOW - length) if rng.random() < 0.5 else 0)
     closing = [1] * is_encoder
     ids = torch.tensor([example.ids + closing for example in examples])
@@ -126,7 +129,10 @@ def make_batch(step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def losses_of(step: int) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Loss of what can be looked up, loss of the rest, and the share of the former, if any, that was right."""
+    """Return the loss on answers, the loss on other tokens, and the share of correct predictions.
+
+    The share counts answer tokens, or all predicted tokens if there are no answers.
+    """
     ids, is_answer, positions = make_batch(step)
     drawn = torch.rand(ids.shape, generator=torch.Generator().manual_seed(step))
     given = {} if options.kind == "bloom" else {"position_ids": positions}
@@ -146,7 +152,8 @@ def losses_of(step: int) -> tuple[torch.Tensor, torch.Tensor, float]:
         logits = model.lm_head(hidden[chosen])
     losses = torch.nn.functional.cross_entropy(logits, targets[chosen], reduction="none")
     of_answer = answers[chosen]
-    # An evaluation prompt holds one answer where other documents hold dozens: each counts by the root of its number.
+    # An evaluation prompt has one answer, other documents have dozens: a document's weight is the square root of its
+    # number of answers.
     weight = answers.sum(1, keepdim=True).clamp(min=1).float().rsqrt().expand_as(answers)[chosen][of_answer]
     is_right = logits.argmax(-1) == targets[chosen]
     right = float((is_right[of_answer] if of_answer.any() else is_right).float().mean())
@@ -154,7 +161,11 @@ def losses_of(step: int) -> tuple[torch.Tensor, torch.Tensor, float]:
 
 
 def rate(step: int) -> float:
-    """Warm-up, a cosine to 0.3 of the peak while recall forms, then down in a line from three fifths on."""
+    """Return the learning rate of a step.
+
+    It warms up, follows a cosine to 0.3 of the peak while recall forms, stays level, and falls linearly from 70 % of
+    the steps on.
+    """
     level_from, down_from = ENDS[1], 0.7 * ENDS[-1]
     if step < level_from:
         return options.peak_rate * min((step + 1) / 100, 0.3 + 0.35 * (1 + math.cos(math.pi * step / level_from)))
@@ -166,7 +177,7 @@ tokenizer = make_tokenizer()
 
 
 def encode(text: str) -> list[int]:
-    """Token ids of a text, without special tokens."""
+    """Return the token ids of a text, without special tokens."""
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 
@@ -176,7 +187,7 @@ tables = [module.weight for module in model.modules() if isinstance(module, torc
 torch.nn.init.normal_(tables[0], std=EMBEDDING_DEVIATION)
 for table in tables[1:]:
     if len(table) == WINDOW:
-        # The table of positions begins as sinusoids: looking at the token before is then learned for all rows at once.
+        # The position table starts as sinusoids: attention to the previous token is then learned for all rows at once.
         turns = torch.arange(WINDOW)[:, None] / 1000 ** (torch.arange(WIDTH // 2) / (WIDTH // 2))
         table.data = EMBEDDING_DEVIATION * 2**0.5 * torch.cat([turns.sin(), turns.cos()], dim=1)
 embedded = {id(weight) for weight in tables}
@@ -184,8 +195,11 @@ matrices = [p for p in model.parameters() if p.dim() == 2 and id(p) not in embed
 
 
 def pieces_of(weight: torch.Tensor) -> list[torch.Tensor]:
-    """Query, key and value of a fused matrix, copied; others whole. Made orthogonal as one, queries hardly learn."""
-    if weight.shape == (WIDTH, 3 * WIDTH):  # GPT-2: one beside the other, kept the other way round.
+    """Return copies of query, key and value of a fused matrix, or another matrix whole.
+
+    If Muon orthogonalizes the fused matrix as a whole, queries hardly learn.
+    """
+    if weight.shape == (WIDTH, 3 * WIDTH):  # GPT-2: side by side, stored transposed.
         return [piece.clone() for piece in weight.split(WIDTH, 1)]
     if weight.shape == (3 * WIDTH, WIDTH):  # BLOOM: head by head.
         return [piece.reshape(WIDTH, WIDTH) for piece in weight.view(HEADS, 3, -1, WIDTH).unbind(1)]
@@ -193,7 +207,7 @@ def pieces_of(weight: torch.Tensor) -> list[torch.Tensor]:
 
 
 def whole_of(weight: torch.Tensor, pieces: list[torch.Tensor]) -> torch.Tensor:
-    """The matrix that the pieces make."""
+    """Return the matrix that the pieces form, in the shape of `weight`."""
     if weight.shape == (WIDTH, 3 * WIDTH):
         return torch.cat(pieces, 1)
     if weight.shape == (3 * WIDTH, WIDTH):
@@ -205,7 +219,7 @@ apart = [[torch.nn.Parameter(piece) for piece in pieces_of(matrix.data)] for mat
 
 
 def step_apart() -> None:
-    """A step of Muon on the pieces, which then become the model's matrices."""
+    """Run a step of Muon on the pieces and copy them into the model's matrices."""
     for matrix, pieces in zip(matrices, apart, strict=True):
         for piece, own, gradient in zip(pieces, pieces_of(matrix.data), pieces_of(matrix.grad), strict=True):
             piece.data, piece.grad = own, gradient
@@ -215,7 +229,7 @@ def step_apart() -> None:
 
 
 vectors = [p for p in model.parameters() if p.dim() < 2]
-# Muon at AdamW's rate (its update is brought to the same size): recall forms in a quarter of the steps.
+# Muon at AdamW's learning rate (its update is scaled to the same size): recall forms in a quarter of the steps.
 optimizers = (
     torch.optim.Muon(
         [piece for pieces in apart for piece in pieces],

@@ -21,7 +21,7 @@ from ctxext.files.length import parse_length
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text."""
+    """Return the words of a text."""
     return text.split()
 
 
@@ -112,7 +112,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?:])\s+|\n\s*\n")
 
 
 def facts_of(rng: random.Random, count: int) -> list[tuple[str, str, str]]:
-    """Facts with their questions and answers, in one to three forms; none shares a name with another."""
+    """Return facts with their questions and answers, in one to three forms; no two facts share a name."""
     forms = rng.sample(FACTS, rng.randint(1, 3))
     people = rng.sample([f"{first} {last}" for first in FIRST for last in LAST], count)
     things = rng.sample([f"{kind} {thing}" for kind in KINDS for thing in THINGS], count)
@@ -129,7 +129,7 @@ def facts_of(rng: random.Random, count: int) -> list[tuple[str, str, str]]:
 
 
 def conversation(rng: random.Random, texts: Sequence[list[str]], tokenizer: Any, length: int) -> dict[str, Any]:
-    """One conversation of about `length` tokens, and not more."""
+    """Return a conversation of about `length` tokens, and at most that many."""
     num_turns = 8 + length // 200
     facts = facts_of(rng, num_turns)
     asked = facts[: num_turns * 3 // 5]
