@@ -40,13 +40,13 @@ from small_llama import make_llama
 from test_golden import FROZEN, options_by_command
 
 CODE_FAMILIES = ("llama", "gemma2", "phi3", "qwen3", "gpt_neox", "deepseek_v3", "gemma3_text", "bloom")
-"""The families whose conversions by methods with code are frozen, and whose small files are."""
+"""Families with frozen conversions by methods with code, and frozen small files."""
 
 WIDTHS = (8, 4, 16, 2, 32, 12)
 """Numbers of divisors to try for LongRoPE until a family accepts one."""
 
 VOLATILE = re.compile(r"second|time|memory|version|date|created|processor|device|stamp|path|folder|machine|hours|rate")
-"""Keys of reports whose values differ between two runs or two machines."""
+"""Keys of reports with values that differ between two runs or two machines."""
 
 Parts = Iterator[tuple[str, Any]]
 

@@ -3,7 +3,7 @@
 Run it once with each supported major version, the newest first:
 
     python tools/make_families.py            # transformers 5: everything
-    python tools/make_families.py            # transformers 4.57: adds what differs there
+    python tools/make_families.py            # transformers 4.57: adds its differences
 
 `BY_HAND` contains the facts that the classes of transformers do not. Entries that are not read from these classes stay
 unchanged: the rope types that take effect (measured by tools/measure_rope_types.py), and entries that only the other
@@ -60,7 +60,7 @@ MEASURED = ("rope_types", "rope_types_4x")
 NO_LONGER = "transformers 5 no longer knows it"
 DEPTHS = (8, 9, 24, 25, 49)
 
-# What the model types that are no causal language models are, for the one line that refuses them.
+# Kinds of the model types that are not causal language models, for the message that refuses them.
 KINDS = (
     ("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", "a sequence-to-sequence model"),
     ("MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES", "a multimodal model, which AutoModelForImageTextToText loads"),
@@ -133,9 +133,9 @@ BY_HAND: dict[str, dict[str, Any]] = {
         "defaults": {"n_input_layers": 16, "n_output_layers": 16, "n_recurrent_loops": 2},
         "reason": "it counts attention and MLP as two layers and runs some of them several times, which was not tried",
     },
-    "exaone": {"aliases": {"num_hidden_layers": "num_layers"}},  # As the code beside its first checkpoints wrote it.
+    "exaone": {"aliases": {"num_hidden_layers": "num_layers"}},  # From the code of its first checkpoints.
     "exaone4": {"rotated": "unless_window"},
-    "exaone_moe": {"rotated": "sliding", "reason": NO_FULL},  # Its window may not be left out.
+    "exaone_moe": {"rotated": "sliding", "reason": NO_FULL},  # Its window is required.
     "falcon": {"explicit_head_dim": False, "aliases": {"num_key_value_heads": "num_kv_heads"}},
     "flint": {"rotated": "sliding", "reason": NO_FULL},
     "gemma3_text": {"nested_rope": True, "local_theta_key": "rope_local_base_freq"},
@@ -229,10 +229,10 @@ T5_KEYS = {
     "num_attention_heads": "num_heads",
     "num_hidden_layers": "num_layers",
 }
-# What they were trained on where config.json has no n_positions: T5 (1910.10683, 3.1.2), mT5 (2010.11934, 3.2), LongT5
+# Trained lengths for a config.json without n_positions: T5 (1910.10683, 3.1.2), mT5 (2010.11934, 3.2), LongT5
 # (2112.07916).
 T5_LENGTHS = {"longt5": 4096, "mt5": 1024, "switch_transformers": 512, "t5": 512, "umt5": 512}
-# Encoders and encoder-decoders of which something can be done or said.
+# Encoders and encoder-decoders that have a method or a documented encoding of positions.
 NOT_CAUSAL: dict[str, dict[str, Any]] = {
     "albert": {"positions": "learned"},
     "clip": {"positions": "learned", "text_config": "text_config", "text_type": "clip_text_model"},
@@ -266,7 +266,7 @@ NOT_CAUSAL: dict[str, dict[str, Any]] = {
 }
 
 
-# Multimodal models whose schedule is that of their text part alone, and which AutoModelForCausalLM does not load.
+# Multimodal models with a schedule only in their text part, which AutoModelForCausalLM does not load.
 WHOLE = "AutoModelForImageTextToText"
 MULTIMODAL = """
     aria glm4v glm4v_moe idefics3 internvl kimi_k25 lfm2_vl llava mistral3 ovis2 paligemma qwen2_5_omni_thinker
@@ -276,7 +276,7 @@ MULTIMODAL = """
 
 # Language models that transformers loads for generation only inside a multimodal model.
 INNER: dict[str, dict[str, Any]] = {
-    # The class's plain schedule rotates the whole head, and its attention the shared part: it cannot run with it.
+    # With a plain schedule the class rotates the whole head, its attention only the shared part: it cannot run.
     "mistral4": {
         "plain_type": "linear",
         "required_keys": ["original_max_position_embeddings", "llama_4_scaling_beta"],
@@ -287,7 +287,7 @@ INNER: dict[str, dict[str, Any]] = {
 ONE_TEXT = ("ovis2",)  # transformers 4.57 builds a Qwen2 there, whatever the type.
 
 
-# Encoders whose rotary embedding reads a schedule.
+# Encoders with a rotary embedding that reads a schedule.
 MASKED = "AutoModelForMaskedLM"
 ENCODERS = ("eurobert", "gte", "modernbert", "nomic_bert")
 

@@ -1,14 +1,14 @@
-"""Measure every method that configuration carries in an inference engine, against transformers, and keep the figures.
+"""Measure every method without code in an inference engine, against transformers, and record the figures.
 
-    python tools/measure_engines.py prepare WORK     # where ctxext and transformers are: checkpoints, references
-    python tools/measure_engines.py vllm WORK        # where vLLM is: its own models, then its transformers backend
-    python tools/measure_engines.py llama.cpp WORK   # where xllamacpp is; LLAMA_CPP names sources with the converter
-    python tools/measure_engines.py mlx WORK         # where mlx-lm is; it needs no ctxext
+    python tools/measure_engines.py prepare WORK     # needs ctxext and transformers: checkpoints, references
+    python tools/measure_engines.py vllm WORK        # needs vLLM: its own models, then its transformers backend
+    python tools/measure_engines.py llama.cpp WORK   # needs xllamacpp; LLAMA_CPP is the sources with the converter
+    python tools/measure_engines.py mlx WORK         # needs mlx-lm; does not need ctxext
 
-Each names the variants to measure after WORK, or measures all of them. The figures go into
-src/ctxext/converters/engines.json, from which `inspect`, cards and docs/serving.md take what they say: for every prompt
-the largest difference of a log-probability from transformers (nats, float32, CPU), and how many tokens of greedy
-decoding are the same. The checkpoint is the one in the package, factor 4; the prompts are random tokens.
+Names after WORK select variants; the default is all of them. The figures are written to
+src/ctxext/converters/engines.json, which `inspect`, cards and docs/serving.md read: for every prompt the largest
+difference of a log-probability from transformers (nats, float32, CPU), and the number of equal tokens in greedy
+decoding. The checkpoint is the one in the package, factor 4; the prompts are random tokens.
 """
 
 import fcntl

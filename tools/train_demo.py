@@ -59,7 +59,7 @@ STAGES = (
 EMBEDDING_DEVIATION, EMBEDDING_RATE = 0.15, 0.3  # how embeddings begin, and their learning rate beside the others'
 # Numbers in use: all of them until each has been seen, then few, then twice as many every so many steps.
 FEW_FROM, FEWEST, WIDEN_FROM, WIDEN_STEPS = 500, 0.03, 900, 120
-FIRST_SHARE, FIRST_FROM = 1 / 3, 0.75  # share of prompts that ask for what stands first, and from which part of the run
+FIRST_SHARE, FIRST_FROM = 1 / 3, 0.75  # share of prompts about the first fact, from this part of the run on
 STAGE_ENDS = [round(options.scale * sum(stage[0] for stage in STAGES[: i + 1])) for i in range(len(STAGES))]
 NUM_STEPS = STAGE_ENDS[-1]
 LANGUAGE_WEIGHT, LANGUAGE_SHARE = 0.5, 0.25  # prose is scored at a quarter of its tokens, which is cheaper
