@@ -174,7 +174,8 @@ accepts work the same way.
 
 - `yarn`: the target is four times the original context length, or more if the model declares more. It needs no code.
 - `self-extend`: for models that come with a schedule. It keeps the schedule, starts from the declared length and
-  doubles it. Loading needs `trust_remote_code=True`. Another schedule would need `--replace-scaling`, which may cost quality.
+  doubles it. Loading needs `trust_remote_code=True`. Another schedule would need `--replace-scaling`, which may
+  cost quality.
 - Replace the id for the other models of a row.
 - These commands are not measured on these models. Before choosing: `ctxext compare MODEL --target-length LENGTH`.
 
