@@ -161,7 +161,7 @@ def _convert_command(known: KnownModel) -> str:
 
 
 def _has_schedule(known: KnownModel) -> bool:
-    return known.facts["rope_type"] != "default"
+    return bool(known.facts["rope_type"] != "default")
 
 
 _MODELS = """# Published models
