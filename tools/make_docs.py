@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.geometry import KnownModel, known_models
-from ctxext.cli.methods import carried_by, option_name, summary_of
+from ctxext.cli.methods import carried_by, summary_of
 from ctxext.converters.engines import TOLERANCE, measured
 from ctxext.files.length import format_length
+from ctxext.options import option_name
 from ctxext.recipes.base import Method
 from ctxext.recipes.code.layout import SHARED_FILES, STUB_FILE
 from ctxext.recipes.code.method import CodeMethod
