@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ctxext.cli.options import takes_options
-from ctxext.cli.output import Output, same_command
+from ctxext.cli.output import Output, resuming_command
 from ctxext.errors import CtxextError
 from ctxext.evaluate.loading import Loading
 from ctxext.evaluate.settings import Settings
@@ -97,8 +97,7 @@ def resumable(out: Path, output: Output) -> Iterator[None]:
     except KeyboardInterrupt:
         if out.exists():
             named = () if {"-o", "--out"} & {word.partition("=")[0] for word in sys.argv} else ("--out", str(out))
-            words = [word for word in same_command(*named, "--resume") if word != "--overwrite"]
-            output.next_step(*words, why="Stopped; go on with")
+            output.next_step(*resuming_command(*named), why="Stopped; go on with")
         raise
 
 

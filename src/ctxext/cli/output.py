@@ -210,3 +210,8 @@ def same_command(*more: str) -> list[str]:
     if words[0] in ("__main__.py", "-m", "-c"):
         words[0] = "ctxext"
     return [*(word for word in words if word not in more), *more]
+
+
+def resuming_command(*more: str) -> list[str]:
+    """Return the typed command with --resume, and without --overwrite, which would delete what is resumed."""
+    return [word for word in same_command(*more, "--resume") if word != "--overwrite"]

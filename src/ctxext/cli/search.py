@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ctxext.cli.interrupts import answered_at_once
 from ctxext.cli.options import SourceArgument, takes_options
-from ctxext.cli.output import Output, done_line, same_command
+from ctxext.cli.output import Output, done_line, resuming_command
 from ctxext.evaluate.loading import Loading
 from ctxext.files.packages import install_command, is_installed
 from ctxext.options import option
@@ -136,7 +136,7 @@ def search_(
     def tell_how_to_go_on() -> None:
         if options.gradient or (place.path is not None and not place.path.exists()):
             return
-        words = [word for word in same_command("--resume") if word != "--overwrite"]
+        words = resuming_command()
         if kept.storage:  # Hide the password in the URL.
             words = [word.replace(kept.storage, shown_storage(kept.storage)) for word in words]
         output.next_step(*words, why="Stopped; go on with")

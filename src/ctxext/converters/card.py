@@ -117,7 +117,7 @@ def render(facts: CardFacts) -> str:
     """Render README.md from `card.md.jinja` and the facts."""
     from jinja2 import Environment, StrictUndefined
 
-    unconverted = unconverted_lines(facts.source, facts.model, facts.serving)
+    source = facts.source
     facts = dataclasses.replace(
         facts,
         source=in_markdown(facts.source),
@@ -144,7 +144,7 @@ def render(facts: CardFacts) -> str:
         auto_class=auto_class,
         marks=MARKS,
         engine_commands=_engine_commands(facts),
-        unconverted=unconverted,
+        unconverted=unconverted_lines(source, facts.model, facts.serving),
         lists={"Not measured": facts.measured.missing if facts.measured else (), "Mind": facts.cautions},
         papers=[*dict.fromkeys(f"{step.title}: <{step.paper}>" for step in facts.steps)],
     )

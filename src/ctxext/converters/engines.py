@@ -85,14 +85,14 @@ def measured() -> Mapping[str, Any]:
 
 
 @functools.cache
-def _noted() -> Mapping[str, Any]:
+def _read_notes() -> Mapping[str, Any]:
     """Read engines.toml; its comments describe each part."""
     return tomllib.loads(files("ctxext.converters").joinpath("engines.toml").read_text(encoding="utf-8"))
 
 
-def _said_of(part: str, thing: str, engine: str) -> _Row | None:
+def _find_row(part: str, thing: str, engine: str) -> _Row | None:
     """Return the row of a part of engines.toml; None without one."""
-    row = _noted()[part].get(thing, {}).get(engine)
+    row = _read_notes()[part].get(thing, {}).get(engine)
     return tuple(row) if row else None
 
 
@@ -105,7 +105,7 @@ def tried_in(engine: str) -> set[str]:
     """Return the families that an engine was tested with and runs correctly."""
     rows = {name: cells.get(engine, {}).get("differences") for name, cells in measured()["families"].items()}
     right = {name for name, differences in rows.items() if differences and max(differences) <= TOLERANCE}
-    return right.union(_noted()["tried_in"].get(engine, _noted()["tried_families"]))
+    return right.union(_read_notes()["tried_in"].get(engine, _read_notes()["tried_families"]))
 
 
 def schedules_of(model: ModelConfig) -> tuple[str, ...]:
@@ -183,8 +183,8 @@ def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
 def _of_schedule(variant: str, engine: str, model: ModelConfig) -> _Row:
     """Return an engine's status for a schedule, from its cell or, for SGLang, from its source code."""
     carrier, family = model.encoding.carrier, model.family.model_type
-    arguments, remark = _noted()["started"].get(carrier, {}).get(engine, ("", ""))
-    if row := _said_of("schedules", variant, engine):
+    arguments, remark = _read_notes()["started"].get(carrier, {}).get(engine, ("", ""))
+    if row := _find_row("schedules", variant, engine):
         return row
     if engine == "transformers":
         two = (PARTLY, "", "not invariant under caching, as its two lists differ")
@@ -195,7 +195,7 @@ def _of_schedule(variant: str, engine: str, model: ModelConfig) -> _Row:
         return (EXACT, arguments, remark)
     if (family, carrier, engine) == ("phi3", "longrope", "llama.cpp"):
         return (UNKNOWN, "", BY_SOURCE)
-    if family != "llama" and (row := _said_of("only_llama", variant, engine)):
+    if family != "llama" and (row := _find_row("only_llama", variant, engine)):
         return row
     data, difference, better = measured(), worst(variant, engine), worst(variant, f"{engine} with metadata")
     if reason := data["cells"].get(variant, {}).get(engine, {}).get("refused"):
@@ -204,9 +204,9 @@ def _of_schedule(variant: str, engine: str, model: ModelConfig) -> _Row:
         return (UNKNOWN, arguments, f"{variant} was not tried")
     if difference <= TOLERANCE:
         return (PARTLY if variant == "dynamic" else EXACT, arguments, remark)
-    reads_metadata = carrier == "yarn" or gguf_name(model) in _noted()["read_rope_freqs"]
+    reads_metadata = carrier == "yarn" or gguf_name(model) in _read_notes()["read_rope_freqs"]
     if better is not None and better <= TOLERANCE and reads_metadata:
-        return tuple(_noted()["metadata"][carrier])
+        return tuple(_read_notes()["metadata"][carrier])
     differs = f"log-probabilities differ by up to {difference:.2g}"
     # Only prompts beyond the original context length.
     pairs = zip(data["prompts"], data["cells"][variant][engine]["differences"], strict=True)
@@ -214,13 +214,13 @@ def _of_schedule(variant: str, engine: str, model: ModelConfig) -> _Row:
     if _TWO_LISTS in variant and beyond <= TOLERANCE:
         return (PARTLY, arguments, f"{remark}; below the original context length {differs}")
     remedy = "convert again, which writes the keys that it reads" if variant.endswith(_BARE) else ""
-    remedy = remedy or _noted()["remedies"].get(carrier, {}).get(engine, "")
+    remedy = remedy or _read_notes()["remedies"].get(carrier, {}).get(engine, "")
     return (WRONG, "", "; ".join(part for part in (differs, remedy) if part))
 
 
 def gguf_name(model: ModelConfig) -> str:
     """Return the name of the family in llama.cpp's metadata."""
-    return str(_noted()["gguf_names"].get(model.family.model_type, model.family.model_type))
+    return str(_read_notes()["gguf_names"].get(model.family.model_type, model.family.model_type))
 
 
 def attn_factor(model: ModelConfig) -> float | None:
@@ -236,8 +236,8 @@ def attn_factor(model: ModelConfig) -> float | None:
 
 def _row(thing: str, engine: str, *, has_code: bool) -> _Row:
     """Return an engine's status for one schedule or method; it is "not known" if untested."""
-    rows: Mapping[str, Any] = next((entry for entry in _noted()["carried"] if thing in entry["names"]), {})
-    row = rows.get(engine) or (_noted()["code"].get(engine) if has_code else None)
+    rows: Mapping[str, Any] = next((entry for entry in _read_notes()["carried"] if thing in entry["names"]), {})
+    row = rows.get(engine) or (_read_notes()["code"].get(engine) if has_code else None)
     return tuple(row) if row else (UNKNOWN, _TRUST if has_code else "", f"{thing} was not tried")
 
 

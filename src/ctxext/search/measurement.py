@@ -225,9 +225,13 @@ class Measurement:
         return mean_interval(texts)
 
 
+_MEASUREMENT = TypeAdapter(Measurement)
+"""The reader of a study's measurements; building it takes 200 times as long as reading one."""
+
+
 def measurement_from(content: Mapping[str, Any]) -> Measurement:
-    """Read a measurement from the JSON of a study, made by `dataclasses.asdict`; booleans and numbers may be text."""
-    return TypeAdapter(Measurement).validate_python(content)
+    """Read a measurement from the JSON of a study, made by `dataclasses.asdict`; JSON has lengths as text."""
+    return _MEASUREMENT.validate_python(content)
 
 
 def bounded(nats: float) -> float:
