@@ -134,7 +134,7 @@ def models_page() -> str:
     """Return the content of docs/models.md."""
     rows = [
         f"| {', '.join(f'`{name}`' for name in known.names)} | {known.original_length} | {_target(known)} | "
-        f"`{_convert_command(known)}` |"
+        f"{'self-extend' if _has_schedule(known) else 'yarn'} |"
         for known in known_models()
     ]
     return "\n".join([*_MODELS.splitlines(), *rows, ""])
@@ -154,13 +154,6 @@ def _target(known: KnownModel) -> str:
     return format_length(length)
 
 
-def _convert_command(known: KnownModel) -> str:
-    """Return the command for the first model of an entry. self-extend keeps the schedule that a model has."""
-    name, target = known.names[0].partition("/")[2].lower(), _target(known)
-    method = "self-extend" if _has_schedule(known) else "yarn"
-    return f"ctxext convert {known.names[0]} {name}-{target.lower()} --method {method} --target-length {target}"
-
-
 def _has_schedule(known: KnownModel) -> bool:
     return bool(known.facts["rope_type"] != "default")
 
@@ -175,9 +168,11 @@ The config.json of these models declares another length than the original one, w
 - `yarn`: the target is four times the original context length, or the declared length if that is longer.
 - `self-extend`: for models that come with a schedule, which it keeps. It doubles the declared length. Loading needs
   `trust_remote_code=True`.
-- The commands are not measured on these models: run `ctxext compare MODEL --target-length LENGTH` first.
 
-| model | original context length | target length | command |
+`ctxext convert MODEL OUT --method METHOD --target-length LENGTH` converts. These targets are not measured: run
+`ctxext compare MODEL --target-length LENGTH` first.
+
+| models | original | target | method |
 |---|---|---|---|"""
 
 _LENGTHS = """# Lengths
