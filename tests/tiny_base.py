@@ -101,7 +101,7 @@ class Tokens(TrainingData):
     def reader(self, options):
         return lambda *_: map(Document, self.words)
 
-    def described(self):
+    def describe(self):
         return {"name": self.name}
 
 

@@ -258,7 +258,7 @@ def read(tmp_path, name, *records, **more):
 def test_what_is_left_out_is_said(tmp_path):
     documents, _ = read(tmp_path, "qwen3", CHATS["two"], CHATS["thinking"], CHATS["one"])
     report = write_sequences(documents, tmp_path, wanted={512: 9}, pack="restart", end=0)
-    options = TrainingOptions(length=512, steps=1, batch_size=1, pack="restart").settled(window=512, trained_length=512)
+    options = TrainingOptions(length=512, steps=1, batch_size=1, pack="restart").resolve(window=512, trained_length=512)
     lines = data_lines(report, options)
     assert any("2 answers are not learned: the chat template renders them otherwise" in line for line in lines)
     documents, _ = read(tmp_path, "llama3", CHATS["tools"], CHATS["thinking"], CHATS["one"])

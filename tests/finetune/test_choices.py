@@ -27,13 +27,20 @@ from ctxext.finetune.loss import PositionLosses
 from ctxext.finetune.options import CHANGEABLE, Reporter, TrainingOptions
 from ctxext.finetune.prepare import data_lines, num_tokens_of, with_adapter
 from ctxext.finetune.run import _notes, _settings, draw_losses, smoothed
-from ctxext.finetune.trainer import LiveLine, StopAfterStep, held_out_sequences, newest_save, span, training_arguments
+from ctxext.finetune.trainer import (
+    LiveLine,
+    StopAfterStep,
+    format_duration,
+    held_out_sequences,
+    newest_save,
+    training_arguments,
+)
 from ctxext.merge import run as card
 from tiny_base import SIZES, make_base
 
 
-def settled(**choices) -> TrainingOptions:
-    return TrainingOptions(**choices).settled(window=1024, trained_length=128)
+def resolve(**choices) -> TrainingOptions:
+    return TrainingOptions(**choices).resolve(window=1024, trained_length=128)
 
 
 SETTLED = [
@@ -57,7 +64,7 @@ SETTLED = [
 
 @pytest.mark.parametrize(("choices", "expected"), SETTLED)
 def test_what_depends_on_the_base(choices, expected):
-    options = settled(**choices)
+    options = resolve(**choices)
     assert {name: getattr(options, name) for name in expected} == expected
 
 
@@ -81,7 +88,7 @@ def test_what_depends_on_the_base(choices, expected):
 )
 def test_choices_that_contradict_each_other(choices, message):
     with pytest.raises(CtxextError) as refused:
-        settled(**choices)
+        resolve(**choices)
     assert message in f"{refused.value.message} {refused.value.hint}"
 
 
@@ -90,7 +97,7 @@ def test_choices_that_contradict_each_other(choices, message):
 @pytest.mark.parametrize("steps", [1, 7, 40])
 def test_every_step_has_its_length(share, start, steps):
     """Lengths double in equal parts of the steps up to the full one; so many of all steps are short, evenly spread."""
-    options = settled(short_share=share, start_length=start, steps=steps, batch_size=3)
+    options = resolve(short_share=share, start_length=start, steps=steps, batch_size=3)
     grown = {None: [1024], 200: [200, 400, 800, 1024], 300: [300, 600, 1024]}[start]
     shorts = [step for step in range(steps) if math.floor((step + 1) * share) > math.floor(step * share)]
     full = [grown[math.ceil((step + 1) * len(grown) / steps) - 1] for step in range(steps)]
@@ -104,8 +111,8 @@ def test_every_step_has_its_length(share, start, steps):
 
 
 def test_short_steps_are_of_use_where_they_differ():
-    assert not any(settled(length=128, short_share=0.5).is_short(step) for step in range(10))
-    pose = settled(positions="pose", short_share=0.5)
+    assert not any(resolve(length=128, short_share=0.5).is_short(step) for step in range(10))
+    pose = resolve(positions="pose", short_share=0.5)
     assert [pose.is_short(step) for step in range(4)] == [False, True, False, True], "without skips"
 
 
@@ -113,10 +120,10 @@ def test_short_steps_are_of_use_where_they_differ():
     ("epochs", "sequences", "steps"), [(1.0, 16, 2), (1.0, 17, 3), (2.5, 16, 5), (0.01, 16, 1), (None, 16, 200)]
 )
 def test_epochs_come_to_whole_steps(epochs, sequences, steps):
-    options = settled(epochs=epochs).for_data(sequences)
+    options = resolve(epochs=epochs).for_data(sequences)
     assert (options.steps, options.epochs) == (steps, None)
     if epochs:
-        assert settled(epochs=epochs).sequences_wanted() == {1024: 1 << 40, 128: 1 << 40}
+        assert resolve(epochs=epochs).sequences_wanted() == {1024: 1 << 40, 128: 1 << 40}
 
 
 @pytest.mark.parametrize(("length", "target"), [(4, 7), (4, 4), (1, 3), (5, 2)])
@@ -151,7 +158,7 @@ CHOSEN = {
 
 
 def test_every_choice_is_the_trainer_s(tmp_path):
-    made = training_arguments(settled(**CHOSEN), tmp_path, 2)
+    made = training_arguments(resolve(**CHOSEN), tmp_path, 2)
     expected = {
         **{"max_steps": 30, "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "learning_rate": 0.25},
         **{"warmup_steps": 4, "weight_decay": 0.5, "adam_beta1": 0.9, "adam_beta2": 0.8},
@@ -160,7 +167,7 @@ def test_every_choice_is_the_trainer_s(tmp_path):
     }
     assert {name: getattr(made, name) for name in expected} == expected
     assert (made.lr_scheduler_type.value, made.optim.value) == ("linear", "adafactor")
-    constant = training_arguments(settled(**{**CHOSEN, "schedule": "constant"}), tmp_path, 1)
+    constant = training_arguments(resolve(**{**CHOSEN, "schedule": "constant"}), tmp_path, 1)
     assert constant.lr_scheduler_type.value == "constant_with_warmup"
     assert constant.gradient_accumulation_steps == 4
 
@@ -175,7 +182,7 @@ def test_every_choice_is_the_trainer_s(tmp_path):
 )
 def test_what_cannot_be_shared_among_processes(choices, processes, message, tmp_path):
     with pytest.raises(CtxextError) as refused:
-        training_arguments(settled(**choices), tmp_path, processes)
+        training_arguments(resolve(**choices), tmp_path, processes)
     assert message in f"{refused.value.message} {refused.value.hint}"
 
 
@@ -184,7 +191,7 @@ def test_what_cannot_be_shared_among_processes(choices, processes, message, tmp_
 def test_every_choice_is_the_adapter_s(chosen, tied, monkeypatch):
     monkeypatch.setattr(prepare, "get_peft_model", lambda model, config: config)
     more = {"train_norms": True, "train_embeddings": True, "targets": ("q_proj",)}
-    options = settled(rank=3, alpha=7.0, dropout=0.25, **(more if chosen else {}))
+    options = resolve(rank=3, alpha=7.0, dropout=0.25, **(more if chosen else {}))
     config = with_adapter(tiny(tie_word_embeddings=tied), options, whole=("down_proj.weight",))
     assert (config.r, config.lora_alpha, config.lora_dropout) == (3, 7.0, 0.25)
     assert (config.use_rslora, config.use_dora, config.ensure_weight_tying) == (False, False, chosen and tied)
@@ -204,12 +211,12 @@ def test_every_choice_is_the_adapter_s(chosen, tied, monkeypatch):
 
 def test_norms_or_embeddings_alone(monkeypatch):
     monkeypatch.setattr(prepare, "get_peft_model", lambda model, config: config)
-    assert with_adapter(tiny(), settled(train_embeddings=True)).modules_to_save == ["model.embed_tokens"]
-    assert len(with_adapter(tiny(), settled(train_norms=True)).modules_to_save) == 5
-    assert with_adapter(tiny(), settled()).modules_to_save is None
+    assert with_adapter(tiny(), resolve(train_embeddings=True)).modules_to_save == ["model.embed_tokens"]
+    assert len(with_adapter(tiny(), resolve(train_norms=True)).modules_to_save) == 5
+    assert with_adapter(tiny(), resolve()).modules_to_save is None
     for target in ("proj", "o_prj", "elf_attn.q_proj"):
         with pytest.raises(CtxextError, match="matches no linear layer"):
-            with_adapter(tiny(), settled(targets=(target,)))
+            with_adapter(tiny(), resolve(targets=(target,)))
 
 
 def data_report(**changes) -> DataReport:
@@ -266,12 +273,12 @@ LINES = [
 def test_what_is_said_of_the_data(counts, choices, lines):
     report = data_report(**counts)
     shorter = 50 * 128 if "num_shorter" in counts else 0
-    assert num_tokens_of(report, settled()) == 102400 + shorter
+    assert num_tokens_of(report, resolve()) == 102400 + shorter
     if shorter:
         report = dataclasses.replace(report, num_learned=(102400 + shorter) // 2)
-    assert data_lines(report, settled(**{"short_share": 0.0, **choices})) == lines
+    assert data_lines(report, resolve(**{"short_share": 0.0, **choices})) == lines
     joined = [line.replace("--pack restart", "--pack run-on") for line in lines]
-    assert data_lines(report, settled(**{"short_share": 0.0, **choices}), "run-on") == joined
+    assert data_lines(report, resolve(**{"short_share": 0.0, **choices}), "run-on") == joined
 
 
 @pytest.mark.parametrize(
@@ -285,7 +292,7 @@ def test_what_is_said_of_the_data(counts, choices, lines):
     ],
 )
 def test_remedies_that_are_left(choices, left):
-    options = settled(**choices)
+    options = resolve(**choices)
     facts = {field.name: 0 for field in dataclasses.fields(Plan)} | {"options": options}
     named = [text.lstrip("-").split()[0].strip(":,") for text in Plan(**facts).remedies]
     assert named == left.split()
@@ -368,7 +375,7 @@ def test_the_line_of_a_step(tmp_path, monkeypatch):
     [(59.4, "59 s"), (59.6, "1 min 00 s"), (3599, "59 min 59 s"), (3600, "1 h 00 min"), (90061, "25 h 01 min")],
 )
 def test_times_for_people(seconds, text):
-    assert span(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_a_second_ctrl_c_is_python_s_own():
@@ -427,7 +434,7 @@ def test_the_newest_save_that_is_whole(tmp_path):
 
 
 def test_what_is_held_out_is_read_once_at_the_full_length(tmp_path):
-    options = settled(length=256, short_share=0.5, start_length=32, batch_size=4, micro_batch=2)
+    options = resolve(length=256, short_share=0.5, start_length=32, batch_size=4, micro_batch=2)
     torch.arange(3 * 256, dtype=torch.int32).numpy().tofile(sequence_file(tmp_path, 256))
     sequences = held_out_sequences(tmp_path, options, 3, Reading())
     assert len(sequences) == 3
@@ -441,7 +448,7 @@ def test_a_run_is_known_by_its_model_data_and_choices(tmp_path):
     source = SimpleNamespace(
         folder=tmp_path, weight_files=[Path("model.bin")], size_of=lambda path: 2 << 20, public_name="me/base"
     )
-    base, options = SimpleNamespace(checkpoint=source), settled()
+    base, options = SimpleNamespace(checkpoint=source), resolve()
     first = _settings(base, options, {"name": "books"})
     assert first["data"] == {"name": "books"}
     assert {name: value for name, value in first.items() if name not in ("model", "data")} == {
@@ -481,7 +488,7 @@ def test_a_run_is_known_by_its_model_data_and_choices(tmp_path):
 )
 def test_what_a_published_file_says_of_the_training(choices, masked, table, expected):
     base = fitting(learned=table, masked=masked)
-    notes = _notes(base, SimpleNamespace(options=settled(**choices)), {"name": "books"})
+    notes = _notes(base, SimpleNamespace(options=resolve(**choices)), {"name": "books"})
     assert {name: notes[name] for name in expected} == expected
 
 
@@ -503,7 +510,7 @@ def reading_of(forward, positions="full"):
     encoding, family = SimpleNamespace(first_index=2), SimpleNamespace(model_type="some")
     base = SimpleNamespace(model=SimpleNamespace(encoding=encoding, family=family), is_masked=False)
     model = SimpleNamespace(base_model=SimpleNamespace(forward=forward))
-    return prepare._reading(base, model, None, settled(positions=positions))
+    return prepare._reading(base, model, None, resolve(positions=positions))
 
 
 def test_positions_begin_where_the_family_begins_to_count():

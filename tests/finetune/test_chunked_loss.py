@@ -187,7 +187,7 @@ def test_gradients_equal_those_of_the_same_weights_unpacked(tmp_path):
     """bitsandbytes has a kernel without a gradient, and takes it once a model was in eval mode."""
     functional = pytest.importorskip("bitsandbytes.functional")
     base = open_base(str(make_base(tmp_path, hidden_size=64, intermediate_size=64)), 64)  # It packs blocks of 64.
-    options = dataclasses.replace(PARALLEL, quantize="4bit").settled(window=128, trained_length=TRAINED)
+    options = dataclasses.replace(PARALLEL, quantize="4bit").resolve(window=128, trained_length=TRAINED)
     packed, plain = (load_base(base, chosen)[0] for chosen in (options, dataclasses.replace(options, quantize="none")))
     unpacked = dict(plain.named_parameters())
     num_packed = 0

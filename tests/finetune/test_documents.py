@@ -145,9 +145,9 @@ def test_data_in_memory_is_read_as_a_file_with_the_same_records(tmp_path, tokeni
     assert others[:4] == [of_file] * 4
     assert len(of_file) == 3
     assert others[4:] == [[Document([5, 6, 7])]] * 2
-    described = [training_data(form).described() for form in (["w5"], [{"text": "w5"}], ["w6"])]
-    assert described[0] == described[1] != described[2]
-    assert described[0]["name"] == "1 record"
+    descriptions = [training_data(form).describe() for form in (["w5"], [{"text": "w5"}], ["w6"])]
+    assert descriptions[0] == descriptions[1] != descriptions[2]
+    assert descriptions[0]["name"] == "1 record"
     with pytest.raises(CtxextError, match="Record 2 of the data is of no known format"):
         list(training_data([{"text": "w5"}, {"body": "w5"}]).reader(options)(tokenizer, wanted))
     with pytest.raises(CtxextError, match=r'data\.jsonl" is a text in a list, and the name of a file'):

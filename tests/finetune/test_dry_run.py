@@ -32,7 +32,7 @@ def test_it_says_what_a_training_reports(base, tmp_path):
 
 
 def test_work_and_logits_grow_as_the_shapes_say(base):
-    model, options = load(base), QUICK.settled(window=128, trained_length=32)
+    model, options = load(base), QUICK.resolve(window=128, trained_length=32)
     cost = Cost(model, options, learned_share=0.5)
     matrices = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48) + 32 * 5 + 64 * 32
     assert cost.per_token == matrices + 64 * 32 // 2

@@ -17,8 +17,8 @@ from tiny_base import QUICK, SIZES, TRAINED, logits, make_base, save_llama, tune
 KEEP = dataclasses.replace(QUICK, keep_short=True)
 
 
-def settled(**changes):
-    return dataclasses.replace(KEEP, **changes).settled(window=128, trained_length=TRAINED)
+def resolve(**changes):
+    return dataclasses.replace(KEEP, **changes).resolve(window=128, trained_length=TRAINED)
 
 
 MSPOE = MsPoE(head_order="fixed", first_layer=0, schedule="by-parts", ratio_min=1.5, ratio_max=4)
@@ -29,7 +29,7 @@ MSPOE = MsPoE(head_order="fixed", first_layer=0, schedule="by-parts", ratio_min=
 def test_the_source_speaks_again_without_its_files(tmp_path, steps, full):
     base = open_base(str(make_base(tmp_path, *steps, tie_word_embeddings=not full)), None)
     model, _ = load_base(base, QUICK)
-    source = load_source(base, model, settled(full=full, learning_rate=1e-3))
+    source = load_source(base, model, resolve(full=full, learning_rate=1e-3))
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "source", dtype=torch.float32).eval()
     assert torch.equal(logits(source.model, length=30), logits(plain, length=30))
     theirs = {weight.data_ptr() for weight in model.parameters()}

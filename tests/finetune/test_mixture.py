@@ -34,7 +34,7 @@ def write(path, token, count, length=100):
 def test_every_part_is_seen_and_counted(tmp_path, tokenizer):
     """40 documents in two parts, of which the run needs 32 sequences: neither part is passed over."""
     first, second = write(tmp_path / "a.jsonl", 5, 20), write(tmp_path / "b.jsonl", 6, 20)
-    options = TrainingOptions(length=50, steps=8, batch_size=4, short_share=0.0).settled(window=50, trained_length=50)
+    options = TrainingOptions(length=50, steps=8, batch_size=4, short_share=0.0).resolve(window=50, trained_length=50)
     wanted = options.sequences_wanted()
     documents = documents_of(tokenizer, first, second, wanted=wanted)
     report = write_sequences(documents, tmp_path, wanted=wanted, pack="off", end=1)
@@ -57,7 +57,7 @@ def books(path, lengths, seed=0):
 
 def written(folder, tokenizer, path, **chosen):
     given = {"length": 16, "batch_size": 1, "short_share": 0.0, **chosen}
-    options = TrainingOptions(**given).settled(window=16, trained_length=16)
+    options = TrainingOptions(**given).resolve(window=16, trained_length=16)
     wanted = options.sequences_wanted()
     documents = documents_of(tokenizer, path, seed=options.seed, wanted=wanted)
     folder.mkdir(exist_ok=True)

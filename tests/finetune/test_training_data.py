@@ -83,7 +83,7 @@ def test_unusable_data_is_refused(tmp_path, data, pack, message):
 
 def make(folder, trained=8, **changes):
     options = TrainingOptions(**{"length": 32, "steps": 10, "batch_size": 2, **changes})
-    options = options.settled(window=32, trained_length=trained)
+    options = options.resolve(window=32, trained_length=trained)
     write_marked(folder, options.sequences_wanted(), options.pack, map(Document, documents(6, 40)))
     return Sequences(folder, options)
 
@@ -144,7 +144,7 @@ def test_marked_documents_of_the_wrong_size_are_refused(tmp_path, data, message)
 
 
 def test_a_length_without_documents_is_left_out_of_the_run(tmp_path):
-    options = TrainingOptions(length=32, steps=10, batch_size=1, short_share=0.5).settled(window=32, trained_length=8)
+    options = TrainingOptions(length=32, steps=10, batch_size=1, short_share=0.5).resolve(window=32, trained_length=8)
     write_marked(tmp_path, options.sequences_wanted(), "off", [marked(20, 3)])
     data = Sequences(tmp_path, options)
     assert set(data.lengths) == {32}

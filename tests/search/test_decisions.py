@@ -22,8 +22,8 @@ from ctxext.methods import Ntk, Yarn
 from ctxext.search import final_evaluation, gradient, run, study
 from ctxext.search.final_evaluation import Check, check, refuse_without_points
 from ctxext.search.measurement import EvalSet, Measurement, bounded, measurement_from
-from ctxext.search.options import SearchOptions, StudyPlace, study_beside
-from ctxext.search.study import Ground, Point, Standing, Trial, best_of, pareto_front, points_of
+from ctxext.search.options import SearchOptions, StudyPlace, default_study
+from ctxext.search.study import Ground, Point, Standing, Trial, best_of, find_pareto_front, points_of
 
 LENGTHS = (64, 128)
 
@@ -108,7 +108,7 @@ def test_who_dominates_whom():
     expected = {(0.5, 0.1): False, (0.6, 0.1): True, (0.5, 0.2): True, (0.4, 0.2): False, (0.6, 0.0): False}
     assert {at: one.dominates(*at) for at in expected} == expected
     points = [one, point(1, 0.4, 0.2), point(2, 0.6, 0.0), point(3, 0.5, 0.15), point(4, 0.5, 0.1)]
-    assert [kept.trial.number for kept in pareto_front(points)] == [1, 0, 4, 2]
+    assert [kept.trial.number for kept in find_pareto_front(points)] == [1, 0, 4, 2]
     assert best_of(points, 0.1).trial.number == 0, "the earlier one of equals"
     assert best_of([point(5, 0.1, 0.1, sure=0.2)], 0.1) is None, "it does not keep the bound surely"
     assert best_of([point(5, 0.1, 0.1, sure=0.2)], 0.2).trial.number == 5
@@ -238,8 +238,8 @@ def test_the_last_check_chooses_and_keeps_the_bound(monkeypatch):
     assert result.winner is other, "the best on unseen prompts that surely keeps the bound"
     assert result.is_better
     assert result.published is other
-    assert "(may break the bound)" not in run.figures(result)[2]
-    assert "ntk ×2 (breaks the bound)" in "\n".join(run.figures(result))
+    assert "(may break the bound)" not in run.format_results(result)[2]
+    assert "ntk ×2 (breaks the bound)" in "\n".join(run.format_results(result))
     unseen |= dict.fromkeys((1, 2), rising)
     none = check(None, None, [lucky, other, third], [lucky, third, other], 0.01, math.inf)
     assert none.winner is None
@@ -250,7 +250,7 @@ def test_the_last_check_chooses_and_keeps_the_bound(monkeypatch):
     unseen |= {0: measured((0.1, 0.1), (1.0, 1.018) * 4, 1.0)}
     unsure = check(None, None, [lucky], [lucky], 0.01, math.inf)
     assert unsure.winner is None, "by the upper end of its interval"
-    assert "ntk ×2 (may break the bound)" in run.figures(unsure)[-1]
+    assert "ntk ×2 (may break the bound)" in run.format_results(unsure)[-1]
 
 
 def test_finalists_are_the_best_and_every_published_one_that_keeps_the_bound():
@@ -345,7 +345,7 @@ def test_studies_of_one_journal_are_told_apart(tmp_path):
     one.clear()
     assert not one.is_there
     assert str(one) == f"one in {tmp_path / 'journal'}"
-    assert study_beside(Path("a/best.yaml")) == StudyPlace(path=Path("a/best.db"))
+    assert default_study(Path("a/best.yaml")) == StudyPlace(path=Path("a/best.db"))
 
 
 def test_a_mutation_stays_near_and_inside():
@@ -472,7 +472,7 @@ def test_figures_best_first_with_what_they_are():
     points = {
         n: Point(trial(n, answered, "pi" if n == 1 else ""), answered.loss, 0.0, 0.0) for n, answered in answers.items()
     }
-    lines = run.figures(Check(points[0], points[1], measured((0.9, 0.9), share=0.25), points, answers, 0.01))
+    lines = run.format_results(Check(points[0], points[1], measured((0.9, 0.9), share=0.25), points, answers, 0.01))
     assert lines == [
         "Measured on 4 prompts of each length that the search never saw:",
         "  stock: loss of an answer 0.9000, needles 25.0 % at 64, 25.0 % at 128",

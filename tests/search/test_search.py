@@ -14,7 +14,7 @@ from ctxext import SearchOptions, load_recipe, search
 from ctxext.evaluate.report.pictures import as_png
 from ctxext.search import study as study_module
 from ctxext.search.options import StudyPlace
-from ctxext.search.space import space_of
+from ctxext.search.space import build_space
 from ctxext.search.study import Study
 
 METHODS = ("ntk", "yarn", "longrope", "mspoe")
@@ -128,7 +128,7 @@ def test_a_model_that_nothing_helps_is_left_alone(source, tmp_path, run, monkeyp
 def test_a_recipe_of_another_process_is_left_to_it(source, tmp_path):
     from ctxext.checkpoint.opening import open_checkpoint
 
-    space = space_of(open_checkpoint(str(source)), 1280)
+    space = build_space(open_checkpoint(str(source)), 1280)
     mine, theirs = (Study(StudyPlace(path=tmp_path / "shared.db"), space, 0, 0.01) for _ in range(2))
     for study in (mine, theirs):
         study.begin({"source": "tiny"})

@@ -16,8 +16,8 @@ from ctxext import redaction
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.redaction import redacted
-from ctxext.search.options import StudyPlace, shown_storage
-from ctxext.search.space import space_of
+from ctxext.search.options import StudyPlace, redact_storage
+from ctxext.search.space import build_space
 from ctxext.search.study import Study
 
 WORDS = ("--target-length", 640, "--samples", 1, "--checked", 2, "--lengths", 640, "--keep-short", 5, "--seed", 3)
@@ -38,16 +38,16 @@ def test_a_journal_is_gone_on_from_and_replaced(run, source, tmp_path):
 
 
 def test_a_password_is_not_shown():
-    assert shown_storage("postgresql://me:secret@host/db") == "postgresql://me:…@host/db"
-    assert shown_storage("/shared/study.log") == "/shared/study.log"
-    assert shown_storage("postgresql://host/db?password=secret&x=1") == "postgresql://host/db?password=…&x=1"
-    assert shown_storage("postgresql://me:secret@host:PORT/db") == "postgresql://..."
+    assert redact_storage("postgresql://me:secret@host/db") == "postgresql://me:…@host/db"
+    assert redact_storage("/shared/study.log") == "/shared/study.log"
+    assert redact_storage("postgresql://host/db?password=secret&x=1") == "postgresql://host/db?password=…&x=1"
+    assert redact_storage("postgresql://me:secret@host:PORT/db") == "postgresql://..."
     assert "secret" not in str(StudyPlace(name="x", storage="postgresql://me:secret@host/db"))
 
 
 def test_a_password_that_was_shown_is_taken_out_of_what_the_driver_says(monkeypatch):
     monkeypatch.setattr(redaction, "_given", set())
-    shown_storage("postgresql://me:correct-horse@host/db")
+    redact_storage("postgresql://me:correct-horse@host/db")
     assert redacted('FATAL: no user "me" with correct-horse') == 'FATAL: no user "me" with …'
 
 
@@ -123,7 +123,7 @@ def test_a_damaged_study_is_told_in_one_line(tmp_path):
 
 
 def test_a_recipe_that_is_being_tried_counts_among_the_trials(tmp_path):
-    study = Study(StudyPlace(path=tmp_path / "study.db"), space_of(open_checkpoint("demo"), 1024, ["ntk"]), 0, 0.01)
+    study = Study(StudyPlace(path=tmp_path / "study.db"), build_space(open_checkpoint("demo"), 1024, ["ntk"]), 0, 0.01)
     study.begin({"source": "demo"})
     assert study.is_due(0), "what is queued is tried whatever the limit"
     study.ask()

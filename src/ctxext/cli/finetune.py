@@ -43,7 +43,7 @@ def with_step_lines(output: Output, progress: Progress) -> Progress:
 
 def tell_plan(output: Output, plan: "Plan") -> None:
     """Print the memory and time of a training, and remedies if it does not fit."""
-    from ctxext.finetune.trainer import span
+    from ctxext.finetune.trainer import format_duration
 
     peak, available = plan.peak_memory / 2**30, plan.available_memory / 2**30
     share = 100 * plan.num_trained / plan.num_parameters
@@ -53,7 +53,7 @@ def tell_plan(output: Output, plan: "Plan") -> None:
         f"sequences  {plan.data.num_sequences:,} of {plan.options.sequence_length:,} and {plan.num_tokens:,} tokens",
         f"trained    {plan.num_trained:,} parameters ({share:.1f} %)",
         f"memory     about {peak:.1f} GiB of {available:.1f} at the peak{verdict}",
-        f"time       about {plan.seconds_per_step:.1f} s a step, {span(plan.seconds)} in all",
+        f"time       about {plan.seconds_per_step:.1f} s a step, {format_duration(plan.seconds)} in all",
         f"           from steps at {plan.measured_length // 2:,} and {plan.measured_length:,} tokens",
     )
     if not plan.fits:

@@ -166,4 +166,4 @@ def open_model(
     base = open_base(model, options.length, revision=revision, token=token, original_length=options.original_length)
     check_fits(base, options)
     served, encoding = served_with(base, options.serve_factor), base.model.encoding
-    return base, served, options.settled(window=encoding.context_length, trained_length=encoding.trained_length)
+    return base, served, options.resolve(window=encoding.context_length, trained_length=encoding.trained_length)

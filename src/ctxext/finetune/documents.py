@@ -168,7 +168,7 @@ class TrainingData:
             check_place(source.data)
         return functools.partial(Documents, self, options)
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Return the description of the data for reports: a file by its name and its digest."""
         if self.is_demo:
             return {"name": DEMO}

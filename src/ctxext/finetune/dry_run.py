@@ -50,7 +50,7 @@ class Plan:
     """Estimated cost of a fine-tuning.
 
     Attributes:
-        options: The options, settled.
+        options: The options, resolved.
         data: Counts of the data.
         num_tokens: Tokens in all sequences.
         num_trained: Number of trained parameters.

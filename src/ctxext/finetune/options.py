@@ -200,7 +200,7 @@ class TrainingOptions:
         if self.pack == "restart" and self.positions != "full":
             raise CtxextError("--pack restart goes with full positions only.")
 
-    def settled(self, *, window: int, trained_length: int) -> "TrainingOptions":
+    def resolve(self, *, window: int, trained_length: int) -> "TrainingOptions":
         """Return the options with the values that depend on the base: its context length and its original length."""
         length = self.length or window
         num_tokens = length if self.positions == "full" else (self.window or trained_length)
@@ -224,7 +224,7 @@ class TrainingOptions:
     def sequence_length(self) -> int:
         """Number of tokens in a sequence: the window with PoSE, otherwise the length."""
         length = self.window or self.length
-        assert length is not None, "the options are not settled"
+        assert length is not None, "the options are not resolved"
         return length
 
     @property
@@ -239,7 +239,7 @@ class TrainingOptions:
 
     def length_of_step(self, step: int) -> int:
         """Return the number of tokens of a sequence in a step, counted from 0."""
-        assert self.short_length is not None, "the options are not settled"
+        assert self.short_length is not None, "the options are not resolved"
         lengths = [self.start_length or self.sequence_length]
         while 2 * lengths[-1] < self.sequence_length:
             lengths.append(2 * lengths[-1])

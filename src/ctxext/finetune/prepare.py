@@ -165,7 +165,7 @@ def prepare(
         base: The checkpoint.
         folder: Folder of the sequences and the saves.
         read_documents: Returns the documents.
-        options: The options, settled.
+        options: The options, resolved.
         merge: Whether trained weights must have a place in the checkpoint.
         tell: Called with information, one line each.
         read_held_out: Returns the documents for evaluation during training.
@@ -230,7 +230,7 @@ def prepare(
         say(f"evaluated on {held_out.num_sequences:,} sequences every {options.save_every:,} steps")
         # Skip it if no prompt fits, or if processes may hold parts of the model.
         if not base.is_masked and num_processes() == 1:
-            assert options.length is not None, "the options are settled"
+            assert options.length is not None, "the options are resolved"
             with contextlib.suppress(CtxextError):
                 needle = NeedleProbe(head, tokenizer, options.length, options.seed)
     return Prepared(trained, arguments, options, report, held_out, (by_position, needle), reading, *counts)

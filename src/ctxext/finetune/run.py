@@ -47,7 +47,7 @@ class Finetuned:
 
     Attributes:
         folder: The checkpoint, or the adapter alone without a merge.
-        options: The options, settled.
+        options: The options, resolved.
         data: Counts of the data.
         losses: Each step with its loss in nats per token.
         num_trained: Number of trained parameters.
@@ -139,7 +139,7 @@ def finetune(
                 recover(out)
                 recover(folder)
         deletable = deletable_files(out, run)
-        named = {**chosen.described(), **({"eval": held_out.described()["name"]} if held_out else {})}
+        named = {**chosen.describe(), **({"eval": held_out.describe()["name"]} if held_out else {})}
         if rank() == 0:
             _begin(folder, _settings(base, options, named), resume=run.resume, overwrite=run.replaces)
         try:

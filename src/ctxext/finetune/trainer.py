@@ -122,7 +122,7 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
         self._write({**line, "seconds": round(seconds, 3)})
         if self.reporter.progress is not None:
             text = f"step {state.global_step} / {state.max_steps} · loss {loss:.3f} · {speed:,.0f} tokens/s · "
-            text = f"{text}{memory / 2**30:.1f} GiB · {span(left)} left"
+            text = f"{text}{memory / 2**30:.1f} GiB · {format_duration(left)} left"
             self.reporter.progress(text, state.global_step, state.max_steps)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
@@ -145,7 +145,7 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
             file.write(json.dumps(line) + "\n")
 
 
-def span(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format a duration for people."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

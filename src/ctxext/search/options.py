@@ -146,7 +146,7 @@ class StudyPlace:
             )
 
     def __str__(self) -> str:
-        return str(self.path) if self.path else f"{self.name} in {shown_storage(self.storage or '')}"
+        return str(self.path) if self.path else f"{self.name} in {redact_storage(self.storage or '')}"
 
     def open(self) -> "BaseStorage":
         """Open the storage itself, created if it does not exist."""
@@ -220,12 +220,12 @@ class StudyPlace:
             raise CtxextError(f'There is no study "{self}" to go on with.', hint="Leave --resume away.")
 
 
-def study_beside(out: Path) -> StudyPlace:
+def default_study(out: Path) -> StudyPlace:
     """Return the default place of the study of a recipe file."""
     return StudyPlace(path=out.with_suffix(".db"))
 
 
-def shown_storage(storage: str) -> str:
+def redact_storage(storage: str) -> str:
     """Show a storage's URL without its passwords, which are redacted from here on."""
     if "://" not in storage:
         return storage

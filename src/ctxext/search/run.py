@@ -24,8 +24,8 @@ from ctxext.notebook import table
 from ctxext.options import accepts_options
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.recipe import Recipe
-from ctxext.search.options import DEFAULT_MINUTES, SearchOptions, StudyPlace, study_beside
-from ctxext.search.space import space_of
+from ctxext.search.options import DEFAULT_MINUTES, SearchOptions, StudyPlace, default_study
+from ctxext.search.space import build_space
 from ctxext.version import __version__
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def search(
     revision, token = (loading.revision, loading.token) if loading else (None, None)
     (info,) = open_infos([source], revision=revision, token=token, original_length=options.original_length)
     checkpoint = info.checkpoint
-    space = space_of(checkpoint, options.target_length, options.methods)
+    space = build_space(checkpoint, options.target_length, options.methods)
     if model_config(checkpoint.config, checkpoint.original_length).is_extended:
         raise already_extended(checkpoint, space.rotary)
     trained_length = space.rotary.trained_length
@@ -123,7 +123,7 @@ def search(
     watch = watch or (lambda standing: None)
     end = started + options.seconds
     with tempfile.TemporaryDirectory() as folder:
-        beside = study_beside(out) if out and not options.gradient else None
+        beside = default_study(out) if out and not options.gradient else None
         place = study or beside or StudyPlace(path=Path(folder) / "study.db")
         place.check(resume=resume, overwrite=overwrite)
         watch(Standing("loading the model", end=end))
@@ -197,7 +197,7 @@ def _written(
         write_whole(files[-1], pareto_picture(standing.points, checked.winner, options.keep_short, title))
     if out is not None and recipe is not None:
         files.append(out)
-        comments = "".join(f"# {line}\n" for line in figures(checked))
+        comments = "".join(f"# {line}\n" for line in format_results(checked))
         text = yaml.safe_dump(recipe.to_dict(), sort_keys=False, allow_unicode=True, width=120)
         write_whole(out, f"{comments}{text}".encode())
     elif out is not None:
@@ -216,7 +216,7 @@ def pareto_picture(points: "Sequence[Point]", best: "Point | None", keep_short: 
 
     from ctxext.evaluate.report.colours import SERIES
     from ctxext.evaluate.report.pictures import as_png
-    from ctxext.search.study import pareto_front
+    from ctxext.search.study import find_pareto_front
 
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     axes = figure.subplots()
@@ -236,7 +236,7 @@ def pareto_picture(points: "Sequence[Point]", best: "Point | None", keep_short: 
             label=name,
             zorder=3,
         )
-    front = sorted(pareto_front(points), key=lambda point: point.rise)
+    front = sorted(find_pareto_front(points), key=lambda point: point.rise)
     line = {"color": _INK, "linewidth": 1.0, "zorder": 2}
     axes.step([100 * point.rise for point in front], [point.loss for point in front], where="post", **line)
     axes.axvline(100 * keep_short, color=_INK, linewidth=0.9, linestyle=":")
@@ -261,7 +261,7 @@ def pareto_picture(points: "Sequence[Point]", best: "Point | None", keep_short: 
     return as_png(figure)
 
 
-def figures(checked: "Check") -> list[str]:
+def format_results(checked: "Check") -> list[str]:
     """Return the figures of the last check, in lines."""
     count = checked.stock.num_prompts
     lines = [f"Measured on {count} prompts of each length that the search never saw:", _line("stock", checked.stock)]

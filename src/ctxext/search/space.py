@@ -96,7 +96,7 @@ def _draw(trial: "BaseTrial", name: str, choices: SearchRange) -> Any:
     return trial.suggest_float(name, low, high, log=low > 0)
 
 
-def space_of(source: Checkpoint, target_length: int, names: Sequence[str] = ()) -> Space:
+def build_space(source: Checkpoint, target_length: int, names: Sequence[str] = ()) -> Space:
     """Return the space of a plain model: the named methods, or by default all that apply and are not experimental."""
     rotary = model_config(source.config, source.original_length).rotary
     wanted = [method_named(name) for name in names] or [method for method in METHODS if not method.is_experimental]

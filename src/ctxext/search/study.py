@@ -114,7 +114,7 @@ def points_of(trials: Sequence[Trial], stock: Measurement) -> list[Point]:
     return points
 
 
-def pareto_front(points: Sequence[Point]) -> list[Point]:
+def find_pareto_front(points: Sequence[Point]) -> list[Point]:
     """Return the points that no other dominates, lowest loss first."""
     front = [point for point in points if not any(other.dominates(point.loss, point.rise) for other in points)]
     return sorted(front, key=lambda point: (point.loss, point.rise))
