@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from ctxext.finetune.documents import Document
-from ctxext.finetune.dry_run import Cost, dry_run
+from ctxext.finetune.dry_run import Cost, plan_training
 from tiny_base import QUICK, documents, load, make_base, tune
 
 TESTS = Path(__file__).parents[1]
 
 
 def plan(base, options=QUICK, **others):
-    return dry_run(str(base), lambda *_: map(Document, documents()), options, **others)
+    return plan_training(str(base), lambda *_: map(Document, documents()), options, **others)
 
 
 def test_it_says_what_a_training_reports(base, tmp_path):
@@ -52,12 +52,12 @@ from ctxext.files.processes import peak_memory
 from ctxext.finetune.options import RunOptions
 from ctxext import TrainingOptions, finetune
 from ctxext.finetune.documents import Document
-from ctxext.finetune.dry_run import dry_run
+from ctxext.finetune.dry_run import plan_training
 from tiny_base import Tokens, documents
 options = TrainingOptions(length=1024, steps=2, batch_size=1, rank=8, short_share=0.0, checkpointing={checkpointing})
 reader = lambda *_: map(Document, documents(4, 1100))
 if {dry}:
-    peak = dry_run({base!r}, reader, options).peak_memory
+    peak = plan_training({base!r}, reader, options).peak_memory
 else:
     finetune({base!r}, {out!r}, Tokens(documents(4, 1100)), options, run=RunOptions(merge=False))
     # Not that of getrusage, which begins with what the process had that started this one.

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from ctxext import merge, verify
 from ctxext.errors import CtxextError
-from ctxext.finetune.dry_run import dry_run
+from ctxext.finetune.dry_run import plan_training
 from ctxext.recipes.methods.ntk_alibi import NtkAlibi
 from ctxext.recipes.methods.range import Range
 from tiny_base import Stopped, stop_after
@@ -109,14 +109,14 @@ def test_what_does_not_go_with_such_a_model_is_refused(model_type, options, mess
         tune(base, tmp_path / "out", change(**options))
     assert not (tmp_path / "out").exists()
     with pytest.raises(CtxextError, match=message):
-        dry_run(str(base), lambda *_: (), change(**options))
+        plan_training(str(base), lambda *_: (), change(**options))
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("model_type", ["gpt2", "roberta"])
 def test_a_dry_run_says_what_it_would_take(model_type, tmp_path):
     base = make_base(tmp_path, model_type)
-    plan = dry_run(str(base), lambda *_: iter(texts()), OPTIONS)
+    plan = plan_training(str(base), lambda *_: iter(texts()), OPTIONS)
     assert plan.num_trained > table_of(base).numel()
     assert plan.peak_memory > 0
 

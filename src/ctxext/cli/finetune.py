@@ -139,13 +139,15 @@ def finetune(
         held_out = dataclasses.replace(chosen, words=(measured.eval_data,), split=None)
         held_out.reader(training)  # Raises if the data cannot be read, in a dry run too.
     if dry_run:
-        from ctxext.finetune.dry_run import dry_run as plan_of
+        from ctxext.finetune.dry_run import plan_training
 
         with warnings.catch_warnings():
             # As during training: transformers and peft cause them, not the user.
             warnings.filterwarnings("ignore", category=FutureWarning)
             reader, tell = chosen.reader(training), output.note
-            plan = plan_of(model, reader, training, merge=run.merge, revision=run.revision, token=run.token, tell=tell)
+            plan = plan_training(
+                model, reader, training, merge=run.merge, revision=run.revision, token=run.token, tell=tell
+            )
         tell_plan(output, plan)
         return
     if preset and (first := presets()[preset].convert):

@@ -209,7 +209,7 @@ def _available_memory() -> int:
     return int(psutil.virtual_memory().available + psutil.Process().memory_info().rss)
 
 
-def dry_run(
+def plan_training(
     model: str,
     read_documents: DocumentReader,
     options: TrainingOptions,
