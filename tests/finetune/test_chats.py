@@ -17,7 +17,7 @@ from ctxext.errors import CtxextError
 from ctxext.finetune.chats import BadRecord, ChatReader
 from ctxext.finetune.data import write_sequences
 from ctxext.finetune.options import TrainingOptions
-from ctxext.finetune.prepare import data_lines
+from ctxext.finetune.prepare import format_data_lines
 from tiny_base import documents_of, write_records
 
 with zipfile.ZipFile(Path(__file__).parents[1] / "data" / "chat_templates.zip") as archive:
@@ -99,7 +99,7 @@ def tokenizer_for(name, template=None):
 
 def learned(name, chat, **changes):
     reader = ChatReader(tokenizer_for(name))
-    return [text for text, is_answer in reader.parts({**CHATS[chat], **changes}) if is_answer], reader
+    return [text for text, is_answer in reader.split({**CHATS[chat], **changes}) if is_answer], reader
 
 
 def says(text, end="<|im_end|>\n", begin=""):
@@ -170,9 +170,9 @@ def test_every_template_trains_every_conversation():
             reader = ChatReader(tokenizer_for(name))
             if chat == "tools" and name.removesuffix("_training") in REFUSED:
                 with pytest.raises(BadRecord, match="cannot be rendered"):
-                    reader.parts(record)
+                    reader.split(record)
                 continue
-            parts = reader.parts(record)
+            parts = reader.split(record)
             answers = [text for text, is_answer in parts if is_answer]
             special = {str(token) for token in reader.tokenizer.added_tokens_decoder.values() if token.special}
             where = (name, chat, answers)
@@ -195,7 +195,7 @@ def test_where_the_template_marks_answers_transformers_finds_the_same():
             tokenizer = tokenizer_for(name)
             messages = CHATS[chat]["messages"]
             reader = ChatReader(tokenizer)
-            if reader._wants_parts:
+            if reader._needs_parts:
                 messages = [
                     {**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages
                 ]
@@ -204,7 +204,7 @@ def test_where_the_template_marks_answers_transformers_finds_the_same():
             )
             marks = [
                 (token, int(is_answer))
-                for text, is_answer in reader.parts(CHATS[chat])
+                for text, is_answer in reader.split(CHATS[chat])
                 for token in tokenizer(text, add_special_tokens=False)["input_ids"]
             ]
             assert marks == list(zip(expected["input_ids"], expected["assistant_masks"], strict=True)), (name, chat)
@@ -220,7 +220,7 @@ def test_answers_of_weight_zero_are_told_apart_where_the_template_marks_them():
 
 
 def learned_with(template, messages):
-    parts = ChatReader(tokenizer_for("plain", template)).parts({"messages": messages})
+    parts = ChatReader(tokenizer_for("plain", template)).split({"messages": messages})
     return [text for text, is_answer in parts if is_answer]
 
 
@@ -247,7 +247,7 @@ def test_an_answer_without_an_end_learns_the_end_of_the_text():
         "{% if add_generation_prompt %}assistant: {% endif %}"
     )
     reader = ChatReader(tokenizer_for("plain", plain))
-    assert reader.parts(CHATS["one"])[-1] == ("Ans1.</s>", True)
+    assert reader.split(CHATS["one"])[-1] == ("Ans1.</s>", True)
 
 
 def read(tmp_path, name, *records, **more):
@@ -259,7 +259,7 @@ def test_what_is_left_out_is_said(tmp_path):
     documents, _ = read(tmp_path, "qwen3", CHATS["two"], CHATS["thinking"], CHATS["one"])
     report = write_sequences(documents, tmp_path, wanted={512: 9}, pack="restart", end=0)
     options = TrainingOptions(length=512, steps=1, batch_size=1, pack="restart").resolve(window=512, trained_length=512)
-    lines = data_lines(report, options)
+    lines = format_data_lines(report, options)
     assert any("2 answers are not learned: the chat template renders them otherwise" in line for line in lines)
     documents, _ = read(tmp_path, "llama3", CHATS["tools"], CHATS["thinking"], CHATS["one"])
     assert len(list(documents)) == 3
@@ -306,6 +306,6 @@ def test_the_token_that_begins_a_turn_is_no_end_token(following, stop):
     """What stands behind an answer once somebody replies ends it, unless it is the one that begins a text."""
     reader = ChatReader.__new__(ChatReader)
     reader.tokenizer = SimpleNamespace(bos_token="<s>", eos_token="</s>")
-    reader._special, reader._wants_parts = {"<s>", "</s>", "<|end|>"}, False
+    reader._special, reader._needs_parts = {"<s>", "</s>", "<|end|>"}, False
     reader._render = lambda messages, more: "[INST]x[/INST]y" + (following + "x" if len(messages) > 2 else "")
     assert reader._last_stop("y", [answer("y")], {}) == stop

@@ -19,21 +19,21 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.report.colours import series_style
 from ctxext.finetune import prepare, trainer
 from ctxext.finetune.base import check_fits
-from ctxext.finetune.batches import Reading, pose_positions, restarting_positions
+from ctxext.finetune.batches import Reading, draw_pose_positions, make_restarting_positions
 from ctxext.finetune.data import DataReport, sequence_file
 from ctxext.finetune.documents import Source, parse_source
-from ctxext.finetune.dry_run import Measured, Plan
+from ctxext.finetune.dry_run import Plan, StepMeasurements
 from ctxext.finetune.loss import PositionLosses
 from ctxext.finetune.options import CHANGEABLE, Reporter, TrainingOptions
-from ctxext.finetune.prepare import data_lines, num_tokens_of, with_adapter
-from ctxext.finetune.run import _notes, _settings, draw_losses, smoothed
+from ctxext.finetune.prepare import add_adapter, count_tokens, format_data_lines
+from ctxext.finetune.run import _make_notes, _settings, draw_losses, smooth_losses
 from ctxext.finetune.trainer import (
     LiveLine,
     StopAfterStep,
+    find_newest_save,
     format_duration,
-    held_out_sequences,
-    newest_save,
-    training_arguments,
+    make_training_arguments,
+    open_held_out,
 )
 from ctxext.merge import run as card
 from tiny_base import SIZES, make_base
@@ -107,7 +107,7 @@ def test_every_step_has_its_length(share, start, steps):
     wanted = Counter()
     for length in lengths:
         wanted[length] += 3 * (1024 // length)
-    assert options.sequences_wanted() == {1024: max(1, wanted[1024]), **{n: c for n, c in wanted.items() if n != 1024}}
+    assert options.count_sequences() == {1024: max(1, wanted[1024]), **{n: c for n, c in wanted.items() if n != 1024}}
 
 
 def test_short_steps_are_of_use_where_they_differ():
@@ -123,12 +123,12 @@ def test_epochs_come_to_whole_steps(epochs, sequences, steps):
     options = resolve(epochs=epochs).for_data(sequences)
     assert (options.steps, options.epochs) == (steps, None)
     if epochs:
-        assert resolve(epochs=epochs).sequences_wanted() == {1024: 1 << 40, 128: 1 << 40}
+        assert resolve(epochs=epochs).count_sequences() == {1024: 1 << 40, 128: 1 << 40}
 
 
 @pytest.mark.parametrize(("length", "target"), [(4, 7), (4, 4), (1, 3), (5, 2)])
 def test_pose_reaches_every_cut_and_skip_and_no_other(length, target):
-    seen = {tuple(pose_positions(length, target, random.Random(seed))) for seed in range(400)}
+    seen = {tuple(draw_pose_positions(length, target, random.Random(seed))) for seed in range(400)}
     skips = range(max(0, target - length) + 1)
     cuts = range(1, max(1, length - 1) + 1)
     assert seen == {tuple(p if p < cut else p + skip for p in range(length)) for cut in cuts for skip in skips}
@@ -136,13 +136,13 @@ def test_pose_reaches_every_cut_and_skip_and_no_other(length, target):
 
 def test_pose_skips_are_uniform():
     """Section 3.2: up to 48 of them, so 24 in the mean."""
-    skips = [pose_positions(16, 64, random.Random(seed))[-1] - 15 for seed in range(2000)]
+    skips = [draw_pose_positions(16, 64, random.Random(seed))[-1] - 15 for seed in range(2000)]
     assert (min(skips), max(skips)) == (0, 48)
     assert abs(sum(skips) / len(skips) - 24) < 1.5
 
 
 def test_positions_restart_even_where_a_row_begins_within_a_document():
-    assert restarting_positions([False, False, True, False, True, True]) == [0, 1, 0, 1, 0, 0]
+    assert make_restarting_positions([False, False, True, False, True, True]) == [0, 1, 0, 1, 0, 0]
 
 
 def tiny(**changes):
@@ -158,7 +158,7 @@ CHOSEN = {
 
 
 def test_every_choice_is_the_trainer_s(tmp_path):
-    made = training_arguments(resolve(**CHOSEN), tmp_path, 2)
+    made = make_training_arguments(resolve(**CHOSEN), tmp_path, 2)
     expected = {
         **{"max_steps": 30, "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "learning_rate": 0.25},
         **{"warmup_steps": 4, "weight_decay": 0.5, "adam_beta1": 0.9, "adam_beta2": 0.8},
@@ -167,7 +167,7 @@ def test_every_choice_is_the_trainer_s(tmp_path):
     }
     assert {name: getattr(made, name) for name in expected} == expected
     assert (made.lr_scheduler_type.value, made.optim.value) == ("linear", "adafactor")
-    constant = training_arguments(resolve(**{**CHOSEN, "schedule": "constant"}), tmp_path, 1)
+    constant = make_training_arguments(resolve(**{**CHOSEN, "schedule": "constant"}), tmp_path, 1)
     assert constant.lr_scheduler_type.value == "constant_with_warmup"
     assert constant.gradient_accumulation_steps == 4
 
@@ -182,7 +182,7 @@ def test_every_choice_is_the_trainer_s(tmp_path):
 )
 def test_what_cannot_be_shared_among_processes(choices, processes, message, tmp_path):
     with pytest.raises(CtxextError) as refused:
-        training_arguments(resolve(**choices), tmp_path, processes)
+        make_training_arguments(resolve(**choices), tmp_path, processes)
     assert message in f"{refused.value.message} {refused.value.hint}"
 
 
@@ -192,7 +192,7 @@ def test_every_choice_is_the_adapter_s(chosen, tied, monkeypatch):
     monkeypatch.setattr(prepare, "get_peft_model", lambda model, config: config)
     more = {"train_norms": True, "train_embeddings": True, "targets": ("q_proj",)}
     options = resolve(rank=3, alpha=7.0, dropout=0.25, **(more if chosen else {}))
-    config = with_adapter(tiny(tie_word_embeddings=tied), options, whole=("down_proj.weight",))
+    config = add_adapter(tiny(tie_word_embeddings=tied), options, whole=("down_proj.weight",))
     assert (config.r, config.lora_alpha, config.lora_dropout) == (3, 7.0, 0.25)
     assert (config.use_rslora, config.use_dora, config.ensure_weight_tying) == (False, False, chosen and tied)
     assert (config.fan_in_fan_out, config.task_type) == (False, "CAUSAL_LM")
@@ -211,12 +211,12 @@ def test_every_choice_is_the_adapter_s(chosen, tied, monkeypatch):
 
 def test_norms_or_embeddings_alone(monkeypatch):
     monkeypatch.setattr(prepare, "get_peft_model", lambda model, config: config)
-    assert with_adapter(tiny(), resolve(train_embeddings=True)).modules_to_save == ["model.embed_tokens"]
-    assert len(with_adapter(tiny(), resolve(train_norms=True)).modules_to_save) == 5
-    assert with_adapter(tiny(), resolve()).modules_to_save is None
+    assert add_adapter(tiny(), resolve(train_embeddings=True)).modules_to_save == ["model.embed_tokens"]
+    assert len(add_adapter(tiny(), resolve(train_norms=True)).modules_to_save) == 5
+    assert add_adapter(tiny(), resolve()).modules_to_save is None
     for target in ("proj", "o_prj", "elf_attn.q_proj"):
         with pytest.raises(CtxextError, match="matches no linear layer"):
-            with_adapter(tiny(), resolve(targets=(target,)))
+            add_adapter(tiny(), resolve(targets=(target,)))
 
 
 def data_report(**changes) -> DataReport:
@@ -273,12 +273,12 @@ LINES = [
 def test_what_is_said_of_the_data(counts, choices, lines):
     report = data_report(**counts)
     shorter = 50 * 128 if "num_shorter" in counts else 0
-    assert num_tokens_of(report, resolve()) == 102400 + shorter
+    assert count_tokens(report, resolve()) == 102400 + shorter
     if shorter:
         report = dataclasses.replace(report, num_learned=(102400 + shorter) // 2)
-    assert data_lines(report, resolve(**{"short_share": 0.0, **choices})) == lines
+    assert format_data_lines(report, resolve(**{"short_share": 0.0, **choices})) == lines
     joined = [line.replace("--pack restart", "--pack run-on") for line in lines]
-    assert data_lines(report, resolve(**{"short_share": 0.0, **choices}), "run-on") == joined
+    assert format_data_lines(report, resolve(**{"short_share": 0.0, **choices}), "run-on") == joined
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_remedies_that_are_left(choices, left):
 
 def test_memory_at_another_length():
     cost = SimpleNamespace(logit_bytes=lambda length: 1000 * length)
-    rising = Measured((10, 30), (50 + 10_000, 90 + 30_000), before=0, seconds=1.0)
+    rising = StepMeasurements((10, 30), (50 + 10_000, 90 + 30_000), before=0, seconds=1.0)
     assert rising.peak_at(80, cost) == 90 + 2 * 50 + 80_000
     falling = dataclasses.replace(rising, peaks=(90 + 10_000, 50 + 30_000))
     assert falling.peak_at(80, cost) == 50 + 80_000, "more tokens never take less"
@@ -426,17 +426,17 @@ def test_the_newest_save_that_is_whole(tmp_path):
     for step, text in enumerate([*map(json.dumps, (*broken, whole)), "{}", '{"half'], start=12):
         saved(step, text)
     (tmp_path / "checkpoint-20").mkdir()
-    assert newest_save(tmp_path, 40).name == "checkpoint-11"
-    assert newest_save(tmp_path, 10).name == "checkpoint-10"
+    assert find_newest_save(tmp_path, 40).name == "checkpoint-11"
+    assert find_newest_save(tmp_path, 10).name == "checkpoint-10"
     with pytest.raises(CtxextError, match="has 8 steps behind it, and --steps is 7"):
-        newest_save(tmp_path, 7)
-    assert newest_save(tmp_path / "empty", 7) is None
+        find_newest_save(tmp_path, 7)
+    assert find_newest_save(tmp_path / "empty", 7) is None
 
 
 def test_what_is_held_out_is_read_once_at_the_full_length(tmp_path):
     options = resolve(length=256, short_share=0.5, start_length=32, batch_size=4, micro_batch=2)
     torch.arange(3 * 256, dtype=torch.int32).numpy().tofile(sequence_file(tmp_path, 256))
-    sequences = held_out_sequences(tmp_path, options, 3, Reading())
+    sequences = open_held_out(tmp_path, options, 3, Reading())
     assert len(sequences) == 3
     assert {entry["input_ids"].shape for entry in (sequences[0], sequences[1], sequences[2])} == {(1, 256)}
     assert len({int(sequences[n]["input_ids"][0, 0]) for n in range(3)}) == 3
@@ -488,7 +488,7 @@ def test_a_run_is_known_by_its_model_data_and_choices(tmp_path):
 )
 def test_what_a_published_file_says_of_the_training(choices, masked, table, expected):
     base = fitting(learned=table, masked=masked)
-    notes = _notes(base, SimpleNamespace(options=resolve(**choices)), {"name": "books"})
+    notes = _make_notes(base, SimpleNamespace(options=resolve(**choices)), {"name": "books"})
     assert {name: notes[name] for name in expected} == expected
 
 
@@ -500,10 +500,12 @@ def test_each_length_has_a_curve_of_its_own(tmp_path, monkeypatch):
     curves = [(line.get_label(), [*line.get_xdata()], [*line.get_ydata()]) for line in axes.lines]
     assert [one[1:] for one in curves[::2]] == [([1, 2, 4], [4.0, 3.0, 1.0]), ([3], [9.0])], "points"
     assert [one[0] for one in curves[1::2]] == ["64 tokens", "8 tokens"]
-    assert smoothed([1, 2, 3, 4, 5], [0.0, 0.0, 9.0, 0.0, 0.0]) == [0.0, 3.0, 3.0, 3.0, 0.0]
+    assert smooth_losses([1, 2, 3, 4, 5], [0.0, 0.0, 9.0, 0.0, 0.0]) == [0.0, 3.0, 3.0, 3.0, 0.0]
     slope = [float(step) for step in range(1, 201)]
-    assert smoothed(range(1, 201), slope) == pytest.approx(slope)
-    assert smoothed(range(1, 82), [1.0, *[0.0] * 80])[:3] == [1.0, 1 / 3, 1 / 5], "no wider than the way to its end"
+    assert smooth_losses(range(1, 201), slope) == pytest.approx(slope)
+    assert smooth_losses(range(1, 82), [1.0, *[0.0] * 80])[:3] == [1.0, 1 / 3, 1 / 5], (
+        "no wider than the way to its end"
+    )
 
 
 def reading_of(forward, positions="full"):
@@ -542,16 +544,16 @@ def test_the_card_of_an_adapter_says_how_its_base_was_made(tmp_path):
     folder = make_base(tmp_path)
     config = json.loads((folder / "config.json").read_text())
     config["ctxext"]["source"] = "me/llama"
-    text = card.adapter_card(Checkpoint("me/long", folder, config, revision="def"))
+    text = card.render_adapter_card(Checkpoint("me/long", folder, config, revision="def"))
     assert 'base_model: "me/long"' in text
     assert "ctxext convert me/llama long --method yarn --factor 4" in " ".join(text.replace("\\", " ").split())
     assert "yaml" not in text
     steps = [{"method": "yarn", "factor": 2.0}, {"method": "adaptive", "factor": 2.0}]
     config["ctxext"]["recipe"] = {"steps": steps, "description": "twice"}
-    text = card.adapter_card(Checkpoint("me/long", folder, config, revision="def"))
+    text = card.render_adapter_card(Checkpoint("me/long", folder, config, revision="def"))
     assert "where `recipe.yaml` is\n\n```yaml\ndescription: twice\nsteps:\n- method: yarn\n" in text
     del config["ctxext"]
-    assert "convert" not in card.adapter_card(Checkpoint("me/long", folder, config, revision="def"))
+    assert "convert" not in card.render_adapter_card(Checkpoint("me/long", folder, config, revision="def"))
 
 
 def test_sixteen_curves_are_told_apart_and_a_single_step_can_be_drawn(tmp_path):

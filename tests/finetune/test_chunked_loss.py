@@ -16,7 +16,7 @@ from ctxext.errors import CtxextError
 from ctxext.finetune.base import open_base
 from ctxext.finetune.loss import use_chunked_loss
 from ctxext.finetune.models import SourceModel, load_base
-from ctxext.finetune.prepare import with_adapter
+from ctxext.finetune.prepare import add_adapter
 from hand_made import one_that_sees_length
 from tiny_base import PARALLEL, TRAINED, make_base
 
@@ -202,7 +202,7 @@ def test_gradients_equal_those_of_the_same_weights_unpacked(tmp_path):
     for model in (packed, plain):
         use_chunked_loss(model)
         torch.manual_seed(0)
-        trained = with_adapter(model, options)
+        trained = add_adapter(model, options)
         # Away from zero, where one of the two matrices has no gradient.
         for name, weight in trained.named_parameters():
             if "lora_B" in name:

@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 
 from ctxext.errors import CtxextError
 from ctxext.finetune.chats import RecordReader
-from ctxext.finetune.documents import Document, TrainingData, training_data
+from ctxext.finetune.documents import Document, TrainingData, to_training_data
 from ctxext.finetune.options import TrainingOptions
 from tiny_base import documents_of, write_records
 
@@ -141,20 +141,20 @@ def test_data_in_memory_is_read_as_a_file_with_the_same_records(tmp_path, tokeni
         ["w5 w6 w7"],
         (text for text in ["w5 w6 w7"]),
     ]
-    of_file, *others = [list(training_data(form).reader(options)(tokenizer, wanted)) for form in forms]
+    of_file, *others = [list(to_training_data(form).reader(options)(tokenizer, wanted)) for form in forms]
     assert others[:4] == [of_file] * 4
     assert len(of_file) == 3
     assert others[4:] == [[Document([5, 6, 7])]] * 2
-    descriptions = [training_data(form).describe() for form in (["w5"], [{"text": "w5"}], ["w6"])]
+    descriptions = [to_training_data(form).describe() for form in (["w5"], [{"text": "w5"}], ["w6"])]
     assert descriptions[0] == descriptions[1] != descriptions[2]
     assert descriptions[0]["name"] == "1 record"
     with pytest.raises(CtxextError, match="Record 2 of the data is of no known format"):
-        list(training_data([{"text": "w5"}, {"body": "w5"}]).reader(options)(tokenizer, wanted))
+        list(to_training_data([{"text": "w5"}, {"body": "w5"}]).reader(options)(tokenizer, wanted))
     with pytest.raises(CtxextError, match=r'data\.jsonl" is a text in a list, and the name of a file'):
-        training_data([str(path)])
+        to_training_data([str(path)])
     for wrong in ([], [path, "w5"], [7]):
         with pytest.raises(CtxextError, match="A list of data holds"):
-            training_data(wrong)
+            to_training_data(wrong)
     demo = TrainingData(("demo",)).reader(TrainingOptions(learn="all"))(tokenizer, {8: 1})
     assert next(iter(demo)).is_learned is None
     with pytest.raises(CtxextError, match="not both"):

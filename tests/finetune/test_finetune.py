@@ -17,7 +17,7 @@ from ctxext.errors import CtxextError
 from ctxext.finetune.base import open_base
 from ctxext.finetune.prepare import check_mergeable
 from ctxext.finetune.run import training_folder
-from ctxext.finetune.trainer import newest_save
+from ctxext.finetune.trainer import find_newest_save
 from ctxext.methods import MsPoE, PositionInterpolation, Yarn
 from ctxext.publish.push import plan_push
 from ctxext.recipes.encodings.rotary import model_config
@@ -100,7 +100,7 @@ def test_killed_and_resumed_equals_a_straight_run(base, tmp_path, dropout, our_p
     result = our_processes.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert result.returncode == -signal.SIGKILL, result.stderr
     assert not (tmp_path / "killed").exists()
-    assert newest_save(training_folder(tmp_path / "killed"), 6).name == "checkpoint-4"
+    assert find_newest_save(training_folder(tmp_path / "killed"), 6).name == "checkpoint-4"
     lines, steps = [], []
     progress = lambda text, step, total: steps.append(step) if "loss" in text else None  # noqa: E731
     done = tune(base, tmp_path / "killed", options, resume=True, tell=lines.append, progress=progress)

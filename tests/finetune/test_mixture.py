@@ -17,7 +17,7 @@ from ctxext.finetune.batches import Sequences
 from ctxext.finetune.data import START, write_sequences
 from ctxext.finetune.documents import Documents, Source, TrainingData, parse_source
 from ctxext.finetune.options import TrainingOptions
-from ctxext.finetune.prepare import data_lines
+from ctxext.finetune.prepare import format_data_lines
 from tiny_base import documents_of, write_records
 
 
@@ -35,13 +35,13 @@ def test_every_part_is_seen_and_counted(tmp_path, tokenizer):
     """40 documents in two parts, of which the run needs 32 sequences: neither part is passed over."""
     first, second = write(tmp_path / "a.jsonl", 5, 20), write(tmp_path / "b.jsonl", 6, 20)
     options = TrainingOptions(length=50, steps=8, batch_size=4, short_share=0.0).resolve(window=50, trained_length=50)
-    wanted = options.sequences_wanted()
+    wanted = options.count_sequences()
     documents = documents_of(tokenizer, first, second, wanted=wanted)
     report = write_sequences(documents, tmp_path, wanted=wanted, pack="off", end=1)
     assert (report.num_documents, report.num_used, report.num_in_all) == (32, 32, 40)
     assert (report.num_tokens, report.num_tokens_in_all, report.num_sequences) == (3200, 4000, 32)
     line = "data: 32 of 40 documents (80.0 %), 3,200 of about 4,000 tokens → 32 sequences of 50; 0 tokens dropped"
-    assert data_lines(report, options) == [line]
+    assert format_data_lines(report, options) == [line]
     again = documents_of(tokenizer, first, second, wanted=wanted)
     seen = Counter(document.ids[0] for document, _ in zip(again, range(32), strict=False))
     assert min(seen[5], seen[6]) >= 8
@@ -58,7 +58,7 @@ def books(path, lengths, seed=0):
 def written(folder, tokenizer, path, **chosen):
     given = {"length": 16, "batch_size": 1, "short_share": 0.0, **chosen}
     options = TrainingOptions(**given).resolve(window=16, trained_length=16)
-    wanted = options.sequences_wanted()
+    wanted = options.count_sequences()
     documents = documents_of(tokenizer, path, seed=options.seed, wanted=wanted)
     folder.mkdir(exist_ok=True)
     report = write_sequences(documents, folder, wanted=wanted, pack=options.pack, end=1)
@@ -79,7 +79,7 @@ def test_a_short_run_sees_many_documents(tmp_path, tokenizer, pack):
     assert len(rows) == 100
     assert len(set(names_of(rows))) >= 90
     assert report.num_used >= 90
-    lines = data_lines(report, options)
+    lines = format_data_lines(report, options)
     assert f"of 1,500 documents ({100 * report.num_documents / 1500:.1f} %)" in lines[0]
     assert "      the run sees less than a tenth of the documents" in "\n".join(lines)
     _, _, again = written(tmp_path / "two", tokenizer, path, steps=100, pack=pack)

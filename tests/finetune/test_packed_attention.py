@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, BloomConfig, Lfm2Config, LlamaConfig, MistralConfig, MixtralConfig
 
 from ctxext.errors import CtxextError
-from ctxext.finetune.attention import DOCUMENTS, attend_by_document, keeps_documents_apart
+from ctxext.finetune.attention import DOCUMENTS, attend_by_document, can_separate_documents
 from tiny_base import SIZES, Largest, change, tune
 
 LENGTHS = ([40, 3, 1, 84], [1, 127], [128])
@@ -108,12 +108,12 @@ APART = {**CONFIGS, "experts": MixtralConfig(**SIZES, num_local_experts=4)}
 def test_what_keeps_documents_apart_is_tried(config):
     model = build(config)
     attend_by_document(model)
-    assert keeps_documents_apart(model, None if "bloom" in config.model_type else 0) is (config in APART.values())
+    assert can_separate_documents(model, None if "bloom" in config.model_type else 0) is (config in APART.values())
     assert model.training
 
 
 def test_a_model_that_mixes_documents_is_refused(base, tmp_path, monkeypatch):
-    monkeypatch.setattr(import_module("ctxext.finetune.prepare"), "keeps_documents_apart", lambda model, first: False)
+    monkeypatch.setattr(import_module("ctxext.finetune.prepare"), "can_separate_documents", lambda model, first: False)
     options = change(pack="restart", steps=1)
     with pytest.raises(CtxextError, match="does not keep documents apart"):
         tune(base, tmp_path / "out", options, merge=False)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ctxext.errors import CtxextError
-from ctxext.finetune.batches import Sequences, stacked
+from ctxext.finetune.batches import Sequences, collate
 from ctxext.finetune.data import COUNTS, IGNORE, START, read_report, sequence_file, write_sequences
 from ctxext.finetune.documents import Document
 from ctxext.finetune.options import TrainingOptions
@@ -84,7 +84,7 @@ def test_unusable_data_is_refused(tmp_path, data, pack, message):
 def make(folder, trained=8, **changes):
     options = TrainingOptions(**{"length": 32, "steps": 10, "batch_size": 2, **changes})
     options = options.resolve(window=32, trained_length=trained)
-    write_marked(folder, options.sequences_wanted(), options.pack, map(Document, documents(6, 40)))
+    write_marked(folder, options.count_sequences(), options.pack, map(Document, documents(6, 40)))
     return Sequences(folder, options)
 
 
@@ -145,7 +145,7 @@ def test_marked_documents_of_the_wrong_size_are_refused(tmp_path, data, message)
 
 def test_a_length_without_documents_is_left_out_of_the_run(tmp_path):
     options = TrainingOptions(length=32, steps=10, batch_size=1, short_share=0.5).resolve(window=32, trained_length=8)
-    write_marked(tmp_path, options.sequences_wanted(), "off", [marked(20, 3)])
+    write_marked(tmp_path, options.count_sequences(), "off", [marked(20, 3)])
     data = Sequences(tmp_path, options)
     assert set(data.lengths) == {32}
     assert [int((data[i]["labels"] != -100).sum()) for i in range(10)] == [3] * 10
@@ -186,7 +186,7 @@ def test_every_epoch_has_each_sequence_once_in_another_order(tmp_path):
     first, second = ([data[e * count + i]["input_ids"].tolist() for i in range(count)] for e in (0, 1))
     assert first != second
     assert sorted(first) == sorted(second)
-    assert stacked([data[0], data[1]])["input_ids"].shape == (2, 32)
+    assert collate([data[0], data[1]])["input_ids"].shape == (2, 32)
 
 
 def test_pose_windows_are_short_and_skip(tmp_path):

@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
-from ctxext.merge.run import merge, save_adapter, tied_embeddings
+from ctxext.merge.run import find_tied_embeddings, merge, save_adapter
 
 LLAMA = {
     "model_type": "llama",
@@ -140,7 +140,7 @@ def test_what_another_run_finished_meanwhile_is_seen_before_anything_is_written(
         (out / "config.json").write_text("{}")
         return {name: tuple(tensor.shape) for name, tensor in TENSORS.items()}
 
-    monkeypatch.setattr(sys.modules["ctxext.merge.run"], "stored_shapes", slow)
+    monkeypatch.setattr(sys.modules["ctxext.merge.run"], "read_shapes", slow)
     with pytest.raises(CtxextError, match="is not empty"):
         merge(str(model), adapter, out)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "model", "out"]
@@ -192,7 +192,7 @@ def test_where_the_language_model_is_nested_its_tie_is_cut_there_too(tmp_path, i
 
 
 def ties_of(folder, config, tensors):
-    return tied_embeddings(open_checkpoint(str(make(folder, config, tensors))))
+    return find_tied_embeddings(open_checkpoint(str(make(folder, config, tensors))))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from ctxext import convert, merge
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.tensor_files import read_safetensors_header
-from ctxext.merge.run import tied_embeddings
+from ctxext.merge.run import find_tied_embeddings
 from ctxext.methods import MsPoE, Yarn
 from tiny_base import change, load, logits, make_base, save_llama, tune
 
@@ -208,7 +208,7 @@ def test_a_family_that_this_transformers_does_not_know_may_tie_its_embeddings(tm
     config = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": stated}))
     monkeypatch.setattr("transformers.AutoConfig.for_model", mock.Mock(side_effect=ValueError("Unrecognized")))
-    assert tied_embeddings(open_checkpoint(str(base))) == tied
+    assert find_tied_embeddings(open_checkpoint(str(base))) == tied
 
 
 @pytest.mark.parametrize("both", ["base", "tuned"])

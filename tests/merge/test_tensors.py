@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from ctxext.errors import CtxextError
-from ctxext.merge.tensors import AdapterChanges, WholeChanges, stored_name
+from ctxext.merge.tensors import AdapterChanges, WholeChanges, find_stored_name
 
 STORED = {"layer.weight": (3, 2), "embed.weight": (5, 2), "norm.weight": (2,)}
 TIED = {"head.weight": "embed.weight"}
@@ -32,7 +32,11 @@ def adapter(folder, tensors, **config):
 def changed(folder, tensors, name, old, **config):
     """One tensor with an adapter added, as numbers."""
     old = torch.tensor(old)
-    return AdapterChanges(adapter(folder, tensors, **config), {name: tuple(old.shape)}, tied={}).new(name, old).tolist()
+    return (
+        AdapterChanges(adapter(folder, tensors, **config), {name: tuple(old.shape)}, tied={})
+        .compute(name, old)
+        .tolist()
+    )
 
 
 def test_with_dora_rows_have_the_length_that_was_learned(tmp_path):
@@ -151,7 +155,9 @@ def test_a_tie_stays_where_both_change_alike(tmp_path, tensors, is_tied, names, 
     stored = AdapterChanges(folder, {**STORED, "head.weight": (5, 2)}, tied=TIED)
     assert stored.names == ({*names, "norm.weight"} if is_cut or not tensors else BOTH | {"norm.weight"})
     if not is_cut and tensors:
-        assert torch.equal(stored.new("head.weight", torch.zeros(5, 2)), stored.new("embed.weight", torch.zeros(5, 2)))
+        assert torch.equal(
+            stored.compute("head.weight", torch.zeros(5, 2)), stored.compute("embed.weight", torch.zeros(5, 2))
+        )
 
 
 @pytest.mark.parametrize("first", [{}, {"embed.weight": torch.ones(5, 2)}])
@@ -176,11 +182,11 @@ def test_a_whole_training_gives_every_tensor_by_its_stored_name(tmp_path):
     folder = whole(tmp_path / "new", {"embed.weight": embedding}, {"base.norm.weight": torch.tensor([7.0, 8.0])})
     changes = WholeChanges(folder, STORED, tied=TIED)
     assert (changes.names, changes.untied) == ({"embed.weight", "norm.weight"}, {})
-    assert changes.new("norm.weight", torch.zeros(2)).tolist() == [7, 8]
+    assert changes.compute("norm.weight", torch.zeros(2)).tolist() == [7, 8]
     # A tied output embedding that is stored all the same becomes the new input embedding.
     stored = WholeChanges(folder, {**STORED, "head.weight": (5, 2)}, tied=TIED)
     assert stored.names == {"embed.weight", "norm.weight", "head.weight"}
-    assert torch.equal(stored.new("head.weight", torch.zeros(5, 2)), embedding)
+    assert torch.equal(stored.compute("head.weight", torch.zeros(5, 2)), embedding)
 
 
 def test_a_whole_training_may_hold_a_tied_head_and_nothing_else_of_its_own(tmp_path):
@@ -206,4 +212,4 @@ def test_a_whole_training_may_hold_a_tied_head_and_nothing_else_of_its_own(tmp_p
 )
 def test_the_name_under_which_a_parameter_is_stored(owner, place):
     stored = ["layer.weight", "model.tokens.weight", "bert.LayerNorm.gamma", "bert.LayerNorm.beta"]
-    assert stored_name(owner, stored) == place
+    assert find_stored_name(owner, stored) == place

@@ -11,7 +11,7 @@ from ctxext.evaluate import model as evaluate_model
 from ctxext.methods import Ntk, Yarn
 from ctxext.recipes.registry import method_named
 from ctxext.search import final_evaluation, measurement, study
-from ctxext.search.final_evaluation import check, run_off
+from ctxext.search.final_evaluation import check, rank_finalists
 from ctxext.search.measurement import make_eval_sets, measure
 from ctxext.search.study import Point, Trial
 
@@ -37,7 +37,7 @@ def test_models_that_are_asked_in_turn_answer_as_if_alone(bench, eval_set):
         for length in answered.answers:
             assert sorted(answered.answers[length]) == pytest.approx(sorted(alone.answers[length]), abs=1e-4)
     assert len({answered.loss for answered in checked.answers.values()}) == 3
-    kept = run_off(bench, eval_set, points, 5.0, math.inf)
+    kept = rank_finalists(bench, eval_set, points, 5.0, math.inf)
     assert kept[0].trial.number == min(checked.answers, key=lambda number: checked.answers[number].loss)
 
 

@@ -104,7 +104,7 @@ def test_a_recipe_is_measured_once(source, monkeypatch):
     asked = []
     original = study_module.measure
     monkeypatch.setattr(study_module, "measure", lambda *given: asked.append(given[0].name) or original(*given))
-    monkeypatch.setattr(study_module, "_mutated", lambda rng, value, space: value)
+    monkeypatch.setattr(study_module, "_mutate", lambda rng, value, space: value)
     options = dataclasses.replace(QUICK, methods=("pi",), trials=4)
     result = search(str(source), options)
     recipes = [one.recipe.to_dict() for one in result.standing.trials if one.recipe]

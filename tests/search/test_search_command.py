@@ -18,7 +18,7 @@ from ctxext.cli.search import watching
 from ctxext.errors import CtxextError, NothingMeasuredError
 from ctxext.search.measurement import Measurement
 from ctxext.search.options import SearchOptions
-from ctxext.search.study import Standing, Trial, best_of, points_of
+from ctxext.search.study import Standing, Trial, choose_best, find_points
 
 SMALL = ("--trials", 2, "--samples", 1, "--checked", 2, "--lengths", 640, "--target-length", 640)
 SMALL += ("--methods", "ntk,yarn")
@@ -121,8 +121,8 @@ def standing(numbers, stage="trying recipes", seconds=90.4):
               Measurement([1.001, 1.001], {64: [-math.log1p(-loss)]}, {64: [True]}, (64,), 1), "", 1.0)
         for n, loss in enumerate(numbers)
     ]  # fmt: skip
-    points = points_of(tried, stock)
-    return Standing(stage, stock, tried, points, best_of(points, 0.01), time.monotonic() + seconds)
+    points = find_points(tried, stock)
+    return Standing(stage, stock, tried, points, choose_best(points, 0.01), time.monotonic() + seconds)
 
 
 def test_a_log_has_a_line_for_each_new_best_and_no_other():

@@ -117,7 +117,7 @@ def test_three_processes_share_a_study_and_one_is_killed(source, tmp_path):
 def test_a_damaged_study_is_told_in_one_line(tmp_path):
     with (
         pytest.raises(CtxextError, match=r"cannot be used: .*invalid data"),
-        StudyPlace(path=tmp_path / "x.db").errors_named(),
+        StudyPlace(path=tmp_path / "x.db").explain_errors(),
     ):
         raise StorageInternalError("invalid data in the commit")
 

@@ -40,7 +40,7 @@ _PROBE_LENGTH = 8
 
 
 @torch.no_grad()
-def keeps_documents_apart(model: Any, first_index: int | None) -> bool:
+def can_separate_documents(model: Any, first_index: int | None) -> bool:
     """Test whether a packed document's hidden states are independent of the document before it.
 
     They depend on it if layers pass on a state (Mamba, convolutions, linear attention), if the model counts positions

@@ -107,7 +107,7 @@ def check_fits(base: Base, options: TrainingOptions) -> None:
 
 
 @dataclass(frozen=True)
-class Served:
+class OutputConfig:
     """Configuration to write instead of the base's own.
 
     Attributes:
@@ -121,11 +121,11 @@ class Served:
     summary: str
 
 
-def served_with(base: Base, factor: float | None) -> Served:
+def make_output_config(base: Base, factor: float | None) -> OutputConfig:
     """Change the factor of the schedule, and verify its frequencies with the installed transformers."""
     checkpoint = base.checkpoint
     if factor is None:
-        return Served(checkpoint, {}, "")
+        return OutputConfig(checkpoint, {}, "")
     noted = provenance(checkpoint.config)
     steps = recipe_from_dict(noted["recipe"], "config.json").steps if noted.get("recipe") else ()
     step = steps[0] if len(steps) == 1 else None
@@ -147,10 +147,10 @@ def served_with(base: Base, factor: float | None) -> Served:
     config = {**plan.model.config, "ctxext": {**noted, "recipe": plan.recipe.to_dict()}}
     texts = length_files(checkpoint.folder, base.model.encoding, plan.encoding)
     summary = f"{step.summary()}, and written with {plan.recipe.summary()}"
-    return Served(dataclasses.replace(checkpoint, config=config), texts, summary)
+    return OutputConfig(dataclasses.replace(checkpoint, config=config), texts, summary)
 
 
-def check_served(folder: Path) -> None:
+def verify_output(folder: Path) -> None:
     """Verify the written checkpoint against its recipe, in a clean process; raise if a check fails."""
     if failed := failures(verify(folder)):
         raise CtxextError(
@@ -161,9 +161,9 @@ def check_served(folder: Path) -> None:
 
 def open_model(
     model: str, options: TrainingOptions, revision: str | None, token: str | None
-) -> tuple[Base, Served, TrainingOptions]:
+) -> tuple[Base, OutputConfig, TrainingOptions]:
     """Open the base and its configuration to write; raise if options do not fit, and settle the others."""
     base = open_base(model, options.length, revision=revision, token=token, original_length=options.original_length)
     check_fits(base, options)
-    served, encoding = served_with(base, options.serve_factor), base.model.encoding
+    served, encoding = make_output_config(base, options.serve_factor), base.model.encoding
     return base, served, options.resolve(window=encoding.context_length, trained_length=encoding.trained_length)

@@ -17,7 +17,7 @@ from ctxext.finetune.loss import IGNORED
 from ctxext.finetune.options import TrainingOptions
 
 
-def pose_positions(length: int, target: int, rng: random.Random) -> list[int]:
+def draw_pose_positions(length: int, target: int, rng: random.Random) -> list[int]:
     """Return positions of a short window with one jump; over many windows they cover every distance of a long one.
 
     PoSE (arXiv 2309.10400, section 3.2) with two chunks: the first begins at 0, the second is shifted by a skip drawn
@@ -28,7 +28,7 @@ def pose_positions(length: int, target: int, rng: random.Random) -> list[int]:
     return [position if position < cut else position + skip for position in range(length)]
 
 
-def restarting_positions(starts: Sequence[bool]) -> list[int]:
+def make_restarting_positions(starts: Sequence[bool]) -> list[int]:
     """Return positions that restart with each document, which also keeps attention inside it."""
     positions: list[int] = []
     for is_start in starts:
@@ -91,7 +91,7 @@ class Sequences(Dataset[Tensors]):
     def __init__(self, folder: Path, options: TrainingOptions, reading: Reading = Reading()) -> None:
         self.options, self.reading = options, reading
         full, self._rows = options.sequence_length, {}
-        for length in sorted(options.sequences_wanted()):
+        for length in sorted(options.count_sequences()):
             path = sequence_file(folder, length)
             # Skip lengths without data, and those that a run with other steps did not have.
             if path.is_file() and path.stat().st_size:
@@ -141,11 +141,11 @@ class Sequences(Dataset[Tensors]):
 
     def _positions(self, starts: list[bool], step: int, number: int) -> list[int]:
         if self.options.pack == "restart":
-            return restarting_positions(starts)
+            return make_restarting_positions(starts)
         if self.options.positions == "pose" and not self.options.is_short(step):
             assert self.options.length is not None
             rng = random.Random(f"{self.options.seed} positions {step} {number}")
-            return pose_positions(len(starts), self.options.length, rng)
+            return draw_pose_positions(len(starts), self.options.length, rng)
         return list(range(len(starts)))
 
 
@@ -154,6 +154,6 @@ def _order(count: int, seed: str) -> "np.ndarray[Any, Any]":
     return np.random.default_rng(random.Random(seed).getrandbits(64)).permutation(count)
 
 
-def stacked(entries: list[dict[str, Any]]) -> Tensors:
+def collate(entries: list[dict[str, Any]]) -> Tensors:
     """Concatenate several entries of the same step to one batch."""
     return {name: torch.cat([entry[name] for entry in entries]) for name in entries[0]}

@@ -126,12 +126,12 @@ def write_sequences(
     report.num_padding = sum(kind.num_padding for kind in rows.values())
     report.num_dropped = max(0, report.num_tokens - num_kept - rows[full].num_placed)
     if not report.num_sequences:
-        raise _nothing_to_learn(report, num_kept, longest, full, pack)
+        raise _make_empty_error(report, num_kept, longest, full, pack)
     (folder / COUNTS).write_text(json.dumps(asdict(report)), encoding="utf-8")
     return report
 
 
-def _nothing_to_learn(report: DataReport, num_kept: int, longest: int, length: int, pack: str) -> CtxextError:
+def _make_empty_error(report: DataReport, num_kept: int, longest: int, length: int, pack: str) -> CtxextError:
     """Return the error for data without a sequence of the full length."""
     if not report.num_tokens:
         return CtxextError("The data holds no text.", hint="Give a file with text to --data.")

@@ -157,7 +157,7 @@ class TrainingData:
         if remote is not None and options.epochs:
             raise CtxextError("--epochs needs files: what is streamed is not read to its end.", hint="Give --steps.")
         if self.is_demo:
-            return functools.partial(_made_documents, options)
+            return functools.partial(_generate_documents, options)
         if len({source.weight is None for source in sources}) > 1:
             raise CtxextError(
                 "Some of --data have a weight and others none.", hint="Give each one, as --data a.jsonl:0.7."
@@ -194,7 +194,7 @@ Data = str | Path | TrainingData | Iterable[str | Path | Mapping[str, Any]]
 """A file, a folder, the id of a data set, or `demo`; or several paths; or texts and records in memory."""
 
 
-def training_data(data: Data, **others: Any) -> TrainingData:
+def to_training_data(data: Data, **others: Any) -> TrainingData:
     """Convert the `data` argument of a call; in a list, a string is a text and a Path a file."""
     if isinstance(data, TrainingData):
         return data
@@ -214,7 +214,7 @@ def training_data(data: Data, **others: Any) -> TrainingData:
     return TrainingData(records=tuple(records), **others)
 
 
-def _made_documents(options: TrainingOptions, tokenizer: Any, wanted: Mapping[int, int]) -> Iterator[Document]:
+def _generate_documents(options: TrainingOptions, tokenizer: Any, wanted: Mapping[int, int]) -> Iterator[Document]:
     from ctxext.demo.corpus import long_examples
 
     for example in long_examples(tokenizer, wanted, options.seed):
@@ -268,7 +268,7 @@ class Documents:
             return min(1.0, length * self._num_read / max(1, self._num_tokens_read))
         return min(1.0, length * self._wanted[length] / max(1, self.num_tokens_in_all))
 
-    def _num_used(self, document: Document) -> int:
+    def _estimate_used(self, document: Document) -> int:
         """Estimate the number of used tokens of a document."""
         if document.is_learned is not None:
             return len(document.ids)
@@ -280,9 +280,9 @@ class Documents:
         """Yield the documents."""
         num_characters = 0
         with tempfile.TemporaryDirectory(prefix="ctxext-records-") as folder:
-            for pool, place, text in self._mixed(Path(folder)):
+            for pool, place, text in self._mix_pools(Path(folder)):
                 try:
-                    document = self._document(json.loads(text))
+                    document = self._tokenize(json.loads(text))
                 except BadRecord as error:
                     pool.taken += 1 / pool.weight
                     hint = error.hint or f'Give a "{PROMPT}" and a "{COMPLETION}", or "{TEXT}".'
@@ -295,10 +295,10 @@ class Documents:
                     self.num_tokens_in_all = round(
                         self._num_tokens_read * self._num_characters / max(1, num_characters)
                     )
-                pool.taken += max(1, self._num_used(document)) / pool.weight
+                pool.taken += max(1, self._estimate_used(document)) / pool.weight
                 yield document
 
-    def _document(self, record: Mapping[str, Any]) -> Document:
+    def _tokenize(self, record: Mapping[str, Any]) -> Document:
         """Tokenize a converted record; completions and assistant turns are answers.
 
         Raises:
@@ -308,7 +308,7 @@ class Documents:
             return Document(self._encoder.document(record[TEXT]))
         tokenizer = self._encoder.tokenizer
         is_chat = MESSAGES in record and (PROMPT not in record or bool(getattr(tokenizer, "chat_template", None)))
-        parts = self.chats.parts(record) if is_chat else [(record[PROMPT], False), (record[COMPLETION], True)]
+        parts = self.chats.split(record) if is_chat else [(record[PROMPT], False), (record[COMPLETION], True)]
         # The end token is learned with the answer: without it, a model does not learn to stop.
         end = [] if is_chat or tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         ids = [] if is_chat else self._encoder.start()
@@ -319,9 +319,9 @@ class Documents:
             marks += [is_answer] * len(tokens)
         return Document(ids, marks if self._options.learn == "answers" else None)
 
-    def _mixed(self, folder: Path) -> Iterator[tuple[_Pool, str, str]]:
+    def _mix_pools(self, folder: Path) -> Iterator[tuple[_Pool, str, str]]:
         """Yield records with their pool, until every pool is used up; the caller updates the pool's token count."""
-        pools = list(self._pools(folder))
+        pools = list(self._open_pools(folder))
         while not all(pool.is_used_up for pool in pools):
             pool = min(pools, key=lambda pool: pool.taken)
             try:
@@ -334,7 +334,7 @@ class Documents:
             else:
                 yield pool, *entry
 
-    def _pools(self, folder: Path) -> Iterator[_Pool]:
+    def _open_pools(self, folder: Path) -> Iterator[_Pool]:
         import numpy as np
 
         sources = self._data.sources()
@@ -351,7 +351,7 @@ class Documents:
                 self.num_in_all += len(sizes)
             self._num_characters += int(sizes.sum())
             if measured:
-                yield _Pool(weight, self._shuffled(group, sizes, folder / f"{group_number}"))
+                yield _Pool(weight, self._shuffle_records(group, sizes, folder / f"{group_number}"))
 
     def _read(self, group: Sequence[Source], reader: RecordReader) -> Iterator[tuple[str, str]]:
         """Yield the places and records, as JSON text, in the order of the sources."""
@@ -361,7 +361,7 @@ class Documents:
                 if (read := reader.read(record, place)) is not None:
                     yield place, json.dumps(read, ensure_ascii=False, default=str)
 
-    def _shuffled(self, group: Sequence[Source], sizes: Any, path: Path) -> Iterator[tuple[str, str] | None]:
+    def _shuffle_records(self, group: Sequence[Source], sizes: Any, path: Path) -> Iterator[tuple[str, str] | None]:
         """Yield records in random order, pass after pass, with None after each pass; only needed records are copied.
 
         Records longer than a training sequence come earlier, in proportion to their size, so that all of the data is

@@ -27,8 +27,8 @@ from ctxext.finetune.data import DataReport
 from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.loss import IGNORED
 from ctxext.finetune.options import MASKED_SHARE, TrainingOptions
-from ctxext.finetune.prepare import num_tokens_of, prepare
-from ctxext.finetune.trainer import OrderedTrainer, Prepared, training_arguments
+from ctxext.finetune.prepare import count_tokens, prepare
+from ctxext.finetune.trainer import OrderedTrainer, Prepared, make_training_arguments
 
 _SHARE_MEASURED, _MOST_MEASURED = 4, 2048
 _REMEDIES: tuple[tuple[Callable[[TrainingOptions], bool], str], ...] = (
@@ -119,7 +119,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Measured:
+class StepMeasurements:
     """Measurements at two short lengths, in tokens: peak memory, in bytes.
 
     Attributes:
@@ -170,7 +170,7 @@ def _row(length: int, ready: Prepared, cost: Cost) -> Tensors:
     return tensors
 
 
-def _measure(ready: Prepared, lengths: tuple[int, int], cost: Cost, folder: Path) -> Measured:
+def _measure(ready: Prepared, lengths: tuple[int, int], cost: Cost, folder: Path) -> StepMeasurements:
     """Train a few steps on random sequences of two lengths; this changes the model's weights."""
     model, options, world = ready.model, ready.options, ready.arguments.world_size
     before = peak_memory(model.device)
@@ -179,12 +179,12 @@ def _measure(ready: Prepared, lengths: tuple[int, int], cost: Cost, folder: Path
     short = dataclasses.replace(
         options, steps=_STEPS * len(lengths), batch_size=options.micro_batch * world, report_to="none", save_every=10**9
     )
-    arguments = training_arguments(short, folder, world)
+    arguments = make_training_arguments(short, folder, world)
     arguments.save_strategy = "no"
     clock = _Clock(model.device)
     rows = [_row(length, ready, cost) for length in lengths for _ in range(_STEPS * options.micro_batch)]
     OrderedTrainer(model, arguments, train_dataset=rows, callbacks=[clock]).train()
-    return Measured(
+    return StepMeasurements(
         lengths, (max(clock.peaks[:_STEPS]), max(clock.peaks[_STEPS:])), before, min(clock.seconds[_STEPS:])
     )
 
@@ -224,7 +224,7 @@ def plan_training(
     with tempfile.TemporaryDirectory(prefix="ctxext-dry-run-") as folder:
         ready = prepare(base, Path(folder), read_documents, options, merge=merge, tell=tell)
         options = ready.options
-        num_tokens = num_tokens_of(ready.report, options)
+        num_tokens = count_tokens(ready.report, options)
         full = options.sequence_length
         longer = max(2, min(full // _SHARE_MEASURED, _MOST_MEASURED))
         guessed = MASKED_SHARE if base.is_masked else 1.0

@@ -92,7 +92,7 @@ def use_chunked_loss(
         is_frozen = not any(parameter.requires_grad for parameter in head.parameters())
         states = head.read(input_ids, **given)
 
-        def summed(chosen: torch.Tensor, compare: Callable[[slice], Comparison]) -> torch.Tensor:
+        def sum_losses(chosen: torch.Tensor, compare: Callable[[slice], Comparison]) -> torch.Tensor:
             # Flatten to one row, because the head treats each position separately.
             hidden, ids = states[chosen][None], input_ids[chosen][None]
             total = hidden[:, :0].sum()  # Zero with a gradient, for a batch without learned tokens.
@@ -112,16 +112,20 @@ def use_chunked_loss(
                     )
             return total
 
-        def loss_of(chosen: torch.Tensor) -> torch.Tensor:
+        def compute_loss(chosen: torch.Tensor) -> torch.Tensor:
             wanted = targets[chosen]  # Only learned positions need logits.
-            return summed(chosen, lambda rows: next_tokens(wanted[rows]))
+            return sum_losses(chosen, lambda rows: compare_with_targets(wanted[rows]))
 
-        total = loss_of(kept) if by_position is None or model.training else _loss_by_part(kept, by_position, loss_of)
+        total = (
+            compute_loss(kept)
+            if by_position is None or model.training
+            else _loss_by_part(kept, by_position, compute_loss)
+        )
         count = kept.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
         loss = total / torch.as_tensor(count, device=total.device)
         if source is not None and model.training and source.knows(given["position_ids"]):
             said = source.read(input_ids, given)
-            total = summed(torch.ones_like(kept), lambda rows: divergence(said[:, rows], source.head))
+            total = sum_losses(torch.ones_like(kept), lambda rows: compare_with_source(said[:, rows], source.head))
             # The contributions of all processes and batches to a step sum to a mean over its tokens.
             loss = loss + source.weight * total / (tokens_per_step or input_ids.numel())
         return CausalLMOutputWithPast(loss=loss)
@@ -131,7 +135,7 @@ def use_chunked_loss(
 
 
 def _loss_by_part(
-    kept: torch.Tensor, by_position: PositionLosses, loss_of: Callable[[torch.Tensor], torch.Tensor]
+    kept: torch.Tensor, by_position: PositionLosses, compute_loss: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
     """Return the summed loss of all kept positions (b, l), and add the loss of each part to `by_position`."""
     parts = by_position.sums.shape[1]
@@ -139,13 +143,13 @@ def _loss_by_part(
     total = torch.zeros((), device=kept.device)
     for part in range(parts):
         chosen = kept & (place == part)
-        loss = loss_of(chosen)
+        loss = compute_loss(chosen)
         by_position.add(part, loss, int(chosen.sum()))
         total = total + loss
     return total
 
 
-def next_tokens(targets: torch.Tensor) -> Comparison:
+def compare_with_targets(targets: torch.Tensor) -> Comparison:
     """Return the cross-entropy with target tokens, (positions,); its gradient is softmax minus one at the target."""
 
     def compare(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -157,7 +161,7 @@ def next_tokens(targets: torch.Tensor) -> Comparison:
     return compare
 
 
-def divergence(hidden: torch.Tensor, head: Head) -> Comparison:
+def compare_with_source(hidden: torch.Tensor, head: Head) -> Comparison:
     """Return the Kullback-Leibler divergence from a model's predictions; `hidden` has shape (1, positions, width)."""
 
     def compare(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

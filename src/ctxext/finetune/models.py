@@ -37,7 +37,7 @@ def load_base(base: Base, options: TrainingOptions, *, config: Any = None) -> tu
     dtype = torch.float32 if is_widened else choose_dtype(options.dtype)
     extra: dict[str, Any] = {} if config is None else {"config": config}
     if options.quantize == "4bit":
-        extra["quantization_config"] = _four_bits(dtype)
+        extra["quantization_config"] = _make_4bit_config(dtype)
     else:
         check_device(base.checkpoint, "cpu" if on_cpu else "cuda")
     with staged(base.checkpoint) as stage:
@@ -57,7 +57,7 @@ def load_base(base: Base, options: TrainingOptions, *, config: Any = None) -> tu
     return model, tokenizer
 
 
-def _four_bits(dtype: Any) -> Any:
+def _make_4bit_config(dtype: Any) -> Any:
     """Create QLoRA's quantization (arXiv 2305.14314, section 3): normal floats with quantized scales."""
     if find_spec("bitsandbytes") is None:
         raise CtxextError("--quantize 4bit needs bitsandbytes.", hint='pip install "ctxext[quantize]"')
@@ -115,7 +115,7 @@ def load_source(base: Base, model: Any, options: TrainingOptions) -> SourceModel
             f'--keep-short needs to know what "{base.checkpoint.name}" was before it was extended.',
             hint="Extend its source with ctxext convert.",
         )
-    source = _built(base, model, options)
+    source = _build_source(base, model, options)
     source.eval().requires_grad_(False)
     source.config.use_cache = False
     is_shared = not options.full and options.quantize == "none"
@@ -124,7 +124,7 @@ def load_source(base: Base, model: Any, options: TrainingOptions) -> SourceModel
     return SourceModel(source, shared, trained_length=base.model.encoding.trained_length)
 
 
-def _built(base: Base, model: Any, options: TrainingOptions) -> Any:
+def _build_source(base: Base, model: Any, options: TrainingOptions) -> Any:
     """Build transformers' class of the family with the original context; quantized weights are loaded again."""
     from accelerate import init_empty_weights
 

@@ -249,7 +249,7 @@ class TrainingOptions:
         length = lengths[-(-(step + 1) * len(lengths) // self.steps) - 1]
         return min(length, self.short_length) if self.is_short(step) else length
 
-    def sequences_wanted(self) -> dict[int, int]:
+    def count_sequences(self) -> dict[int, int]:
         """Return the number of sequences that all steps need, by length."""
         if self.epochs:
             # With epochs, use all sequences of every length of a long run.

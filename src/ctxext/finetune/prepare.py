@@ -18,7 +18,7 @@ from ctxext.checkpoint.head import base_of, whole_weights
 from ctxext.errors import CtxextError
 from ctxext.files.output_directory import explain_disk_errors
 from ctxext.files.processes import num_processes, rank
-from ctxext.finetune.attention import attends_by_document, keeps_documents_apart
+from ctxext.finetune.attention import attends_by_document, can_separate_documents
 from ctxext.finetune.base import Base, check_fits
 from ctxext.finetune.batches import Reading, make_masker
 from ctxext.finetune.data import HELD_OUT, DataReport, read_report, write_sequences
@@ -26,14 +26,12 @@ from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.loss import PositionLosses, use_chunked_loss
 from ctxext.finetune.models import load_base, load_source
 from ctxext.finetune.options import MASKED_SHARE, TrainingOptions
-from ctxext.finetune.trainer import NeedleProbe, Prepared, training_arguments
-from ctxext.merge.tensors import check_type, shares_of, stored_name, stored_shapes, with_shares
+from ctxext.finetune.trainer import NeedleProbe, Prepared, make_training_arguments
+from ctxext.merge.tensors import add_shares, check_type, find_shares, find_stored_name, read_shapes
 from ctxext.recipes.encodings.learned import tensors_named
 
 
-def with_adapter(
-    model: Any, options: TrainingOptions, whole: Sequence[str] = (), task: str | None = "CAUSAL_LM"
-) -> Any:
+def add_adapter(model: Any, options: TrainingOptions, whole: Sequence[str] = (), task: str | None = "CAUSAL_LM") -> Any:
     """Add a LoRA adapter to the linear layers of a model; all other weights are frozen.
 
     Args:
@@ -90,7 +88,7 @@ _WASTE = 0.1
 _NUM_HELD_OUT = 32
 
 
-def data_lines(report: DataReport, options: TrainingOptions, joining: str = "restart") -> list[str]:
+def format_data_lines(report: DataReport, options: TrainingOptions, joining: str = "restart") -> list[str]:
     """Describe the data and the omissions; `joining` is the suggested --pack option for this model."""
     in_all = about = percent = ""
     share = 1.0
@@ -107,7 +105,7 @@ def data_lines(report: DataReport, options: TrainingOptions, joining: str = "res
     shorter = [f"{count:,} of {int(length):,}" for length, count in report.num_shorter.items()]
     if shorter:
         lines.append(f"and {', '.join(shorter)} tokens")
-    num_tokens = num_tokens_of(report, options)
+    num_tokens = count_tokens(report, options)
     if report.num_learned < num_tokens:
         lines.append(f"the loss counts {100 * report.num_learned / num_tokens:.1f} % of all tokens")
     if report.num_padding > _WASTE * num_tokens:
@@ -137,13 +135,13 @@ def data_lines(report: DataReport, options: TrainingOptions, joining: str = "res
     ]
     if share < _FEW:
         lines.append("the run sees less than a tenth of the documents; more --steps or a larger --batch-size see more")
-    times = options.sequences_wanted()[options.sequence_length] / report.num_sequences
+    times = options.count_sequences()[options.sequence_length] / report.num_sequences
     if times > 1:
         lines.append(f"each sequence is seen {times:.1f} times")
     return [first, *(f"      {line}" for line in lines)]
 
 
-def num_tokens_of(report: DataReport, options: TrainingOptions) -> int:
+def count_tokens(report: DataReport, options: TrainingOptions) -> int:
     """Count the tokens in all sequences."""
     shorter = sum(int(length) * count for length, count in report.num_shorter.items())
     return shorter + report.num_sequences * options.sequence_length
@@ -175,7 +173,7 @@ def prepare(
         length = base.model.encoding.context_length
         say(f"{base.checkpoint.public_name} was not extended: its context length stays {length:,} tokens")
     is_first = rank() == 0
-    arguments = training_arguments(options, folder, num_processes(), is_evaluated=read_held_out is not None)
+    arguments = make_training_arguments(options, folder, num_processes(), is_evaluated=read_held_out is not None)
     model, tokenizer = load_base(base, options)
     by_position = PositionLosses()
     source = load_source(base, model, options) if options.keep_short else None
@@ -200,14 +198,14 @@ def prepare(
         trained, counts = model, (model.num_parameters(only_trainable=True), model.num_parameters())
     else:
         task = None if base.is_masked else "CAUSAL_LM"
-        trained = with_adapter(model, options, whole=base.learned_tensors, task=task)
+        trained = add_adapter(model, options, whole=base.learned_tensors, task=task)
         counts = trained.get_nb_trainable_parameters()  # peft counts 4-bit weights unpacked.
     if merge and is_first:
         check_mergeable(base, trained)
     with arguments.main_process_first(local=False, desc="reading the data"):
         report = read_report(folder)
         if report is None and is_first:
-            report = _read(folder, read_documents, options.sequences_wanted(), options, tokenizer)
+            report = _read(folder, read_documents, options.count_sequences(), options, tokenizer)
         if read_held_out is not None and read_report(folder / HELD_OUT) is None and is_first:
             (folder / HELD_OUT).mkdir(exist_ok=True)
             _read(folder / HELD_OUT, read_held_out, {options.sequence_length: _NUM_HELD_OUT}, options, tokenizer)
@@ -218,7 +216,7 @@ def prepare(
         )
     options = options.for_data(report.num_sequences)
     arguments.max_steps, arguments.warmup_steps = options.steps, options.warmup_steps
-    for line in data_lines(report, options, "restart" if can_restart else "run-on"):
+    for line in format_data_lines(report, options, "restart" if can_restart else "run-on"):
         say(line)
     if options.pack == "restart" and not attends_by_document(model):
         say(
@@ -243,7 +241,7 @@ def _can_restart(base: Base, options: TrainingOptions, model: Any, first_index: 
     except CtxextError:
         return False
     with whole_weights(model):
-        return keeps_documents_apart(model, first_index)
+        return can_separate_documents(model, first_index)
 
 
 def _reading(base: Base, model: Any, tokenizer: Any, options: TrainingOptions) -> Reading:
@@ -268,16 +266,16 @@ def _read(
 
 def check_mergeable(base: Base, model: Any) -> None:
     """Check, before training, that every trained weight has a place in the files and is stored as plain numbers."""
-    shapes = stored_shapes(base.checkpoint)
+    shapes = read_shapes(base.checkpoint)
     types = {name: entry["dtype"] for name, entry in base.checkpoint.headers.items()}
-    shapes = with_shares(shapes, shares_of(base.checkpoint, shapes))
+    shapes = add_shares(shapes, find_shares(base.checkpoint, shapes))
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad or "lm_head" in name:
             continue
         owner = name.removeprefix("base_model.model.")
         owner = re.sub(r"\.lora_.*|\.(modules_to_save|base_layer)(\.default)?", "", owner)
         owner = owner if owner.endswith((".weight", ".bias")) else f"{owner}.weight"
-        place = stored_name(owner, shapes)
+        place = find_stored_name(owner, shapes)
         if place is None:
             raise CtxextError(
                 f'"{owner}" cannot be merged: "{base.checkpoint.name}" stores it under another name.',

@@ -28,11 +28,11 @@ from ctxext.files.output_directory import (
 from ctxext.files.packages import is_installed, require
 from ctxext.files.processes import rank
 from ctxext.files.schemas import read_json_object
-from ctxext.finetune.base import Base, check_served, open_model
+from ctxext.finetune.base import Base, open_model, verify_output
 from ctxext.finetune.data import DataReport
-from ctxext.finetune.documents import Data, DocumentReader, training_data
+from ctxext.finetune.documents import Data, DocumentReader, to_training_data
 from ctxext.finetune.options import CHANGEABLE, MASKED_SHARE, Reporter, RunOptions, TrainingOptions
-from ctxext.merge.run import ADAPTER, changes_of, save_adapter, write_merged
+from ctxext.merge.run import ADAPTER, read_changes, save_adapter, write_merged
 from ctxext.notebook import table
 from ctxext.options import accepts_options
 
@@ -119,8 +119,8 @@ def finetune(
     """
     for package in ("datasets", "peft"):
         require(package, "Training")
-    chosen = training_data(data)
-    held_out = None if eval_data is None else training_data(eval_data, split=None)
+    chosen = to_training_data(data)
+    held_out = None if eval_data is None else to_training_data(eval_data, split=None)
     readers = chosen.reader(options), held_out.reader(options) if held_out else None
     out = Path(out)
     base, served, options = open_model(str(model), options, run.revision, run.token)
@@ -157,14 +157,14 @@ def finetune(
         with explain_disk_errors(out), staging_directory(out) as work:
             _write(base, folder, result, work, named)
             if run.merge:
-                notes = _notes(base, result, named)
+                notes = _make_notes(base, result, named)
                 notes |= {"schedule": f"trained with {served.summary}"} if served.summary else {}
                 trained = folder / FINAL if options.full else work / ADAPTER
-                changes = changes_of(served.checkpoint, trained, is_adapter=not options.full)
+                changes = read_changes(served.checkpoint, trained, is_adapter=not options.full)
                 progress = reporter.progress
                 write_merged(served.checkpoint, changes, work, notes=notes, texts=served.texts, progress=progress)
                 if served.summary:
-                    check_served(work)
+                    verify_output(work)
             give_name(work, out, overwrite=run.replaces, deletable=deletable)
         discard(folder)
     return result
@@ -228,11 +228,11 @@ def _train(
 ) -> Finetuned:
     """Load the model, read the data, train, and save the trained weights as the folder `final`."""
     from ctxext.finetune.prepare import prepare
-    from ctxext.finetune.trainer import newest_save, train
+    from ctxext.finetune.trainer import find_newest_save, train
 
     tell = reporter.tell
     ready = prepare(base, folder, readers[0], options, merge=run.merge, tell=tell, read_held_out=readers[1])
-    last_save = newest_save(folder, ready.options.steps) if run.resume else None
+    last_save = find_newest_save(folder, ready.options.steps) if run.resume else None
     if run.resume and tell is not None:
         tell(f"going on after step {last_save.name.rsplit('-', 1)[1]}" if last_save else "nothing was saved yet")
     started = time.perf_counter()
@@ -286,7 +286,7 @@ def draw_losses(losses: Sequence[tuple[int, float]], lengths: Sequence[int], pat
             steps, values = zip(*chosen, strict=True)
             axes.plot(steps, values, ".", color=colour, alpha=0.3, markersize=4)
             style = (0, dashes) if dashes else "-"
-            axes.plot(steps, smoothed(steps, values), color=colour, linestyle=style, label=f"{length:,} tokens")
+            axes.plot(steps, smooth_losses(steps, values), color=colour, linestyle=style, label=f"{length:,} tokens")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("step")
     axes.set_ylabel("loss (nats per token)")
@@ -295,7 +295,7 @@ def draw_losses(losses: Sequence[tuple[int, float]], lengths: Sequence[int], pat
     figure.savefig(path)
 
 
-def smoothed(steps: Sequence[int], values: Sequence[float]) -> list[float]:
+def smooth_losses(steps: Sequence[int], values: Sequence[float]) -> list[float]:
     """Return the mean of the values around each step, from a symmetric window, so that a slope is not shifted."""
     reach = max(1.0, _SPAN * (steps[-1] - steps[0]) / 2)
     means = []
@@ -307,7 +307,7 @@ def smoothed(steps: Sequence[int], values: Sequence[float]) -> list[float]:
     return means
 
 
-def _notes(base: Base, result: Finetuned, data: Mapping[str, Any]) -> dict[str, Any]:
+def _make_notes(base: Base, result: Finetuned, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record of the training for a published card."""
     options = result.options
     how = "all weights" if options.full else f"LoRA rank {options.rank}, alpha {options.alpha:g}"

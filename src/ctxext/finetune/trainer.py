@@ -30,7 +30,7 @@ from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
 from ctxext.files.content import as_json
 from ctxext.files.processes import Terminated, peak_memory, raise_terminated
 from ctxext.files.schemas import read_json_object
-from ctxext.finetune.batches import Reading, Sequences, stacked
+from ctxext.finetune.batches import Reading, Sequences, collate
 from ctxext.finetune.data import HELD_OUT, DataReport
 from ctxext.finetune.loss import PositionLosses
 from ctxext.finetune.options import Reporter, TrainingOptions
@@ -98,7 +98,7 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
         self.started, self.first_step = time.perf_counter(), state.global_step
         if state.is_world_process_zero:
             lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.is_file() else []
-            kept = [line for line in lines if _step_of(line) <= self.first_step]
+            kept = [line for line in lines if _read_step(line) <= self.first_step]
             self.path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
@@ -152,7 +152,7 @@ def format_duration(seconds: float) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
-def _step_of(line: str) -> float:
+def _read_step(line: str) -> float:
     """Read the step of a log line; infinity for a line that is incomplete after a kill."""
     try:
         step = json.loads(line)["step"]
@@ -182,7 +182,7 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
             return
         for number, replaceable in _REPLACEABLE.items():
             if signal.getsignal(number) in replaceable:
-                self._before[number] = signal.signal(number, self._ask)
+                self._before[number] = signal.signal(number, self._request_stop)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -190,7 +190,7 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
         for number in list(self._before):
             self._restore(number)
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
+    def _request_stop(self, number: int, frame: FrameType | None) -> None:
         self.asked = max(self.asked, number)
         self._restore(signal.SIGINT)
 
@@ -210,7 +210,7 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Abandon the step if a signal was received, and save the one before."""
-        if not self._agreed(args):
+        if not self._is_stopping(args):
             return
         torch.set_rng_state(self._random["cpu"])
         if "cuda" in self._random:
@@ -220,10 +220,10 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save and stop if a signal was received."""
-        if self._agreed(args):
+        if self._is_stopping(args):
             control.should_save = control.should_training_stop = True
 
-    def _agreed(self, args: Any) -> bool:
+    def _is_stopping(self, args: Any) -> bool:
         """Return whether any process received a signal: it may reach one before the others."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             asked = torch.tensor(self.asked, device=args.device)
@@ -254,19 +254,19 @@ class OrderedTrainer(Trainer):  # type: ignore[misc]
     """A Trainer that uses the sequences in the order of the data set."""
 
     def __init__(self, model: Any, arguments: TrainingArguments, **kwargs: Any) -> None:
-        super().__init__(model, arguments, data_collator=stacked, **kwargs)
+        super().__init__(model, arguments, data_collator=collate, **kwargs)
         self.remove_callback(PrinterCallback)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, *args: Any, **kwargs: Any) -> None:
-        with _explained(resume_from_checkpoint, "weights"):
+        with _explain_load_errors(resume_from_checkpoint, "weights"):
             super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        with _explained(checkpoint, "optimizer and schedule"):
+        with _explain_load_errors(checkpoint, "optimizer and schedule"):
             super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        with _explained(checkpoint, "random state"):
+        with _explain_load_errors(checkpoint, "random state"):
             super()._load_rng_state(checkpoint)
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> SequentialSampler:
@@ -274,7 +274,7 @@ class OrderedTrainer(Trainer):  # type: ignore[misc]
 
 
 @contextmanager
-def _explained(save: str | None, what: str) -> Iterator[None]:
+def _explain_load_errors(save: str | None, what: str) -> Iterator[None]:
     """Convert the error of an unreadable save to one line."""
     try:
         yield
@@ -290,7 +290,7 @@ def _explained(save: str | None, what: str) -> Iterator[None]:
         ) from error
 
 
-def training_arguments(
+def make_training_arguments(
     options: TrainingOptions, folder: Path, num_processes: int, *, is_evaluated: bool = False
 ) -> TrainingArguments:
     """Create the Trainer's arguments, which starts the process group if there are several processes."""
@@ -359,7 +359,7 @@ _PATIENCE = 24 * 3600
 """Seconds to wait for other processes: the first reads all the data before they begin."""
 
 
-def held_out_sequences(folder: Path, options: TrainingOptions, count: int, reading: Reading) -> Sequences:
+def open_held_out(folder: Path, options: TrainingOptions, count: int, reading: Reading) -> Sequences:
     """Open held-out sequences of the full length, each used once and in order."""
     once: dict[str, Any] = {"steps": count, "batch_size": 1, "micro_batch": 1, "short_share": 0.0, "start_length": None}
     return Sequences(folder, dataclasses.replace(options, **once), reading)
@@ -395,12 +395,12 @@ def train(ready: Prepared, folder: Path, reporter: Reporter, last_save: Path | N
     options, arguments = ready.options, ready.arguments
     held_out = None
     if ready.held_out is not None:
-        held_out = held_out_sequences(folder / HELD_OUT, options, ready.held_out.num_sequences, ready.reading)
+        held_out = open_held_out(folder / HELD_OUT, options, ready.held_out.num_sequences, ready.reading)
     live = LiveLine(reporter, options.batch_size * options.sequence_length, folder / STEPS, *ready.measures)
     data, stop = Sequences(folder, options, ready.reading), StopAfterStep()
     trainer = OrderedTrainer(ready.model, arguments, train_dataset=data, eval_dataset=held_out, callbacks=[live, stop])
     if last_save:
-        _take_over(last_save / STATE, arguments)
+        _update_micro_batch(last_save / STATE, arguments)
     with stop:
         trainer.train(resume_from_checkpoint=str(last_save) if last_save else None)
     atexit.register(_leave_processes)
@@ -425,7 +425,7 @@ def _leave_processes() -> None:
         time.sleep(0.1)
 
 
-def _take_over(state: Path, arguments: TrainingArguments) -> None:
+def _update_micro_batch(state: Path, arguments: TrainingArguments) -> None:
     """Write this run's micro-batch to the save it resumes from: transformers 4 would use the old one."""
     with arguments.main_process_first(local=False):
         content = read_json_object(state)
@@ -435,7 +435,7 @@ def _take_over(state: Path, arguments: TrainingArguments) -> None:
             new.replace(state)
 
 
-def newest_save(folder: Path, steps: int) -> Path | None:
+def find_newest_save(folder: Path, steps: int) -> Path | None:
     """Return the newest complete save with at most `steps` steps; the Trainer writes its state last."""
     known = {field.name for field in dataclasses.fields(TrainerState)}
     saves = {int(path.name.rsplit("-", 1)[1]): path for path in folder.glob("checkpoint-*")}

@@ -37,10 +37,10 @@ from ctxext.merge.tensors import (
     AdapterChanges,
     Changes,
     WholeChanges,
-    changed_tensors,
-    shares_of,
-    stored_name,
-    stored_shapes,
+    find_shares,
+    find_stored_name,
+    list_changed_tensors,
+    read_shapes,
 )
 from ctxext.options import accepts_options
 from ctxext.recipes.code.own_code import runs_by_itself
@@ -68,7 +68,7 @@ def render_card(base: Checkpoint, notes: Mapping[str, Any]) -> str:
     )
 
 
-def adapter_card(base: Checkpoint) -> str:
+def render_adapter_card(base: Checkpoint) -> str:
     """Return the README.md of an adapter alone: its base, and the command that creates the base."""
     name, noted = base.public_name, provenance(base.config)
     lines = ["---", "library_name: peft", "tags: [lora, ctxext]", f'base_model: "{name}"', "---", ""]
@@ -141,11 +141,11 @@ def merge(
     check_out(out, checkpoint.folder, options)
     check_out(out, adapter, options)
     checkpoint.check_weights()
-    shapes = stored_shapes(checkpoint)
+    shapes = read_shapes(checkpoint)
     is_adapter = (adapter / "adapter_config.json").is_file() or not (adapter / "config.json").is_file()
     if not is_adapter:
         _check_is_training(checkpoint, open_checkpoint(adapter), shapes)
-    changes = changes_of(checkpoint, adapter, is_adapter=is_adapter)
+    changes = read_changes(checkpoint, adapter, is_adapter=is_adapter)
     notes = {"adapter" if is_adapter else "tuned": adapter.resolve().name}
     out = out.resolve()
     with output_directory(out, [checkpoint.folder], options) as work:
@@ -167,11 +167,11 @@ _ROPE = frozenset({"rope_parameters", "rope_scaling", "rope_theta"})
 """Keys of the schedule, which depend on the version of transformers; the schedules themselves are compared."""
 
 
-def changes_of(base: Checkpoint, folder: Path, *, is_adapter: bool) -> Changes:
+def read_changes(base: Checkpoint, folder: Path, *, is_adapter: bool) -> Changes:
     """Read the trained changes to the base's tensors, from an adapter or a whole model."""
-    stored, tied = stored_shapes(base), tied_embeddings(base)
+    stored, tied = read_shapes(base), find_tied_embeddings(base)
     if is_adapter:
-        return AdapterChanges(folder, stored, tied=tied, shares=shares_of(base, stored))
+        return AdapterChanges(folder, stored, tied=tied, shares=find_shares(base, stored))
     return WholeChanges(folder, stored, tied=tied)
 
 
@@ -180,7 +180,7 @@ def _check_is_training(base: Checkpoint, tuned: Checkpoint, stored: Mapping[str,
     headers = [read_safetensors_header(path) for path in sorted(tuned.folder.glob("*.safetensors"))]
     shapes = {name: tuple(entry["shape"]) for header in headers for name, entry in header.items()}
     # For tied embeddings, some files contain both and others only the first.
-    for head, name in tied_embeddings(base).items():
+    for head, name in find_tied_embeddings(base).items():
         if name in shapes:
             shapes.pop(head, None)
             shapes |= {head: shapes[name]} if head in stored else {}
@@ -215,18 +215,18 @@ def _settings(config: dict[str, Any]) -> dict[str, Any]:
         positions = None
     # Code reads its parameters from the recorded recipe; without code the encoding contains them all.
     recipe = provenance(config).get("recipe") if code else None
-    return {**_pruned(known), "auto_map": code, "positions": positions, "recipe": recipe}
+    return {**_prune(known), "auto_map": code, "positions": positions, "recipe": recipe}
 
 
-def _pruned(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _prune(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        key: _pruned(value) if isinstance(value, Mapping) else value
+        key: _prune(value) if isinstance(value, Mapping) else value
         for key, value in settings.items()
         if key not in _OF_ITS_WRITER and key not in _ROPE
     }
 
 
-def tied_embeddings(checkpoint: Checkpoint) -> dict[str, str]:
+def find_tied_embeddings(checkpoint: Checkpoint) -> dict[str, str]:
     """Return the stored name of a tied output embedding, with its input embedding's; empty if they are not tied."""
     from transformers import AutoConfig
     from transformers.models.auto import modeling_auto
@@ -242,12 +242,14 @@ def tied_embeddings(checkpoint: Checkpoint) -> dict[str, str]:
         stated = stock.get_text_config().tie_word_embeddings
     if not stated:
         return {}
-    stored = stored_shapes(checkpoint)
+    stored = read_shapes(checkpoint)
     kind = "MASKED_LM" if auto_class(config) == MASKED else "CAUSAL_LM"
     known = getattr(modeling_auto, f"MODEL_FOR_{kind}_MAPPING").get(type(stock), None)
     keys = getattr(known, "_tied_weights_keys", None)
     if isinstance(keys, dict):
-        return {head: name for head, embedding in keys.items() if (name := stored_name(embedding, stored)) is not None}
+        return {
+            head: name for head, embedding in keys.items() if (name := find_stored_name(embedding, stored)) is not None
+        }
     # transformers 4 lists only the output embedding.
     head = next((str(key) for key in keys or () if str(key).endswith(".weight")), "lm_head.weight")
     rows = int(text["vocab_size"])
@@ -279,7 +281,7 @@ def write_merged(
         progress: Called with a label, bytes done and bytes in total.
     """
     headers = {path for path in checkpoint.weight_files if path.suffix == ".safetensors" and len(path.parts) == 1}
-    tensors = {path: changed_tensors(changes, checkpoint.folder / path) for path in sorted(headers)}
+    tensors = {path: list_changed_tensors(changes, checkpoint.folder / path) for path in sorted(headers)}
     added = (tensor.size for listed in tensors.values() for tensor in listed if tensor.old_shape is None)
     total, begun = sum(map(checkpoint.size_of, headers)) + sum(added), 0
 
@@ -341,4 +343,4 @@ def save_adapter(saved: Path, folder: Path, checkpoint: Checkpoint) -> None:
     config = json.loads((saved / "adapter_config.json").read_text(encoding="utf-8"))
     named = {**config, "base_model_name_or_path": checkpoint.public_name, "revision": checkpoint.revision}
     (folder / "adapter_config.json").write_text(as_json(named), encoding="utf-8")
-    (folder / "README.md").write_text(adapter_card(checkpoint), encoding="utf-8")
+    (folder / "README.md").write_text(render_adapter_card(checkpoint), encoding="utf-8")

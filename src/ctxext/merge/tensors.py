@@ -63,11 +63,11 @@ class AdapterConfig:
         if not (folder / "adapter_config.json").is_file():
             raise CtxextError(f'"{folder}" is not an adapter: it has no adapter_config.json.')
         self.content = read_json_object(folder / "adapter_config.json")
-        if reason := _refusal(self.content):
+        if reason := _find_refusal(self.content):
             raise CtxextError(f'"{folder}" cannot be merged: {reason}.', hint=_BY_PEFT)
         checked(self.content, _ADAPTER, "adapter_config.json")
         for pattern in self.content.get("alpha_pattern") or {}:
-            fault = "may take forever to match" if _choices_in(pattern) > _MOST_CHOICES else ""
+            fault = "may take forever to match" if _count_choices(pattern) > _MOST_CHOICES else ""
             try:
                 re.compile("" if fault else rf"(.*\.)?({pattern})$")  # As in peft's get_pattern_key.
             except (re.error, OverflowError, RecursionError) as error:
@@ -90,7 +90,7 @@ class AdapterConfig:
         return alpha / (rank**0.5 if self.content.get("use_rslora") else rank)
 
 
-def _choices_in(pattern: str) -> float:
+def _count_choices(pattern: str) -> float:
     """Return an upper bound of the choices in a regular expression; infinity for repeated groups and flags.
 
     Matching takes at most about as many steps as the name is long to the power of this number.
@@ -105,7 +105,7 @@ def _choices_in(pattern: str) -> float:
     return len(re.findall(r"[*+?{]", plain)) + ("|" in plain) * max(1, plain.count("("))
 
 
-def _refusal(config: Mapping[str, Any]) -> str:
+def _find_refusal(config: Mapping[str, Any]) -> str:
     """Return the reason why an adapter cannot be merged; empty if it can."""
     if config.get("peft_type") != "LORA":
         return f"it is {config.get('peft_type')}, and only LoRA is merged"
@@ -140,7 +140,7 @@ def _check_beside(folder: Path) -> None:
             )
 
 
-def _trained_beside(path: Path) -> dict[str, torch.Tensor]:
+def _read_trained_beside(path: Path) -> dict[str, torch.Tensor]:
     """Return the tensors of a file in TRAINED_BESIDE by name; empty if there is no such file."""
     if not path.is_symlink() and not path.exists():
         return {}
@@ -164,7 +164,7 @@ def _trained_beside(path: Path) -> dict[str, torch.Tensor]:
     return {str(name): tensor for name, tensor in content.items()}
 
 
-def stored_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+def read_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     """Return names and shapes of all tensors of a checkpoint, from its headers."""
     shapes = {name: tuple(entry["shape"]) for name, entry in checkpoint.headers.items()}
     if not shapes:
@@ -181,18 +181,18 @@ def check_type(name: str, dtype: str) -> None:
         raise CtxextError(f'"{name}" is stored as {dtype}, which nothing can be merged into.', hint=BEFORE_QUANTIZING)
 
 
-def changed_tensors(changes: Changes, origin: Path) -> list[NewTensor]:
+def list_changed_tensors(changes: Changes, origin: Path) -> list[NewTensor]:
     """Return the trained tensors of one of the base's files, and the output embeddings added to it."""
     header = read_safetensors_header(origin)
-    tensors = [_tensor(name, origin, entry, changes) for name, entry in header.items() if name in changes.names]
+    tensors = [_make_tensor(name, origin, entry, changes) for name, entry in header.items() if name in changes.names]
     return tensors + [
-        _tensor(head, origin, header[name], changes, copied=name)
+        _make_tensor(head, origin, header[name], changes, copied=name)
         for head, name in changes.untied.items()
         if name in header and head not in header
     ]
 
 
-def _tensor(name: str, origin: Path, entry: Mapping[str, Any], changes: Changes, *, copied: str = "") -> NewTensor:
+def _make_tensor(name: str, origin: Path, entry: Mapping[str, Any], changes: Changes, *, copied: str = "") -> NewTensor:
     """Return a tensor with its new values; one that the file lacks starts as a copy of the tensor `copied`."""
     dtype, shape = entry["dtype"], tuple(entry["shape"])
 
@@ -205,7 +205,7 @@ def _tensor(name: str, origin: Path, entry: Mapping[str, Any], changes: Changes,
             return
         check_type(name, dtype)
         stored = getattr(torch, TORCH_NAMES[dtype])
-        new = changes.new(name, torch.frombuffer(bytearray(content), dtype=stored).reshape(shape))
+        new = changes.compute(name, torch.frombuffer(bytearray(content), dtype=stored).reshape(shape))
         if new.shape != shape:
             raise CtxextError(f'"{name}" was trained as {tuple(new.shape)} but is stored as {shape}.')
         new = new.to(stored)  # A finite number may overflow in the stored type.
@@ -235,7 +235,7 @@ class _Product:
         shape = self.second.shape[0], self.first.shape[1]
         return shape[::-1] if self.is_turned else shape
 
-    def added_to(self, old: torch.Tensor, scale: float) -> torch.Tensor:
+    def add_to(self, old: torch.Tensor, scale: float) -> torch.Tensor:
         old = old.T if self.is_turned else old
         new: torch.Tensor = old.float() + scale * (self.second.float() @ self.first.float())
         if self.magnitude is not None:
@@ -243,7 +243,7 @@ class _Product:
         return new.T if self.is_turned else new
 
 
-def _product(parts: Mapping[str, torch.Tensor], *, is_transposed: bool) -> _Product | None:
+def _make_product(parts: Mapping[str, torch.Tensor], *, is_transposed: bool) -> _Product | None:
     """Return the matrices of a weight; None if one is missing or their shapes do not match."""
     is_embedding = "lora_embedding_A" in parts
     a, b = ("lora_embedding_A", "lora_embedding_B") if is_embedding else (_A, _B)
@@ -269,7 +269,7 @@ class AdapterChanges:
         self, folder: Path, stored: Shapes, *, tied: Mapping[str, str], shares: Mapping[str, Share] | None = None
     ) -> None:
         self.config, self.shares = AdapterConfig(folder), shares or {}
-        stored = with_shares(stored, self.shares)
+        stored = add_shares(stored, self.shares)
         path = folder / "adapter_model.safetensors"
         if not path.is_file():
             raise CtxextError(f'"{folder}" has no adapter_model.safetensors.')
@@ -284,11 +284,11 @@ class AdapterChanges:
             raise CtxextError(f'"{path}" cannot be read: {str(error).splitlines()[0]}.') from error
         _check_beside(folder)
         for name in TRAINED_BESIDE:
-            for key, tensor in _trained_beside(folder / name).items():
+            for key, tensor in _read_trained_beside(folder / name).items():
                 owners.setdefault(key.removeprefix(_PREFIX), {})["whole"] = tensor
         # With the matrices of an embedding, peft also saves the unchanged embedding.
         owners = {owner: parts for owner, parts in owners.items() if set(parts) != {"base_layer.weight"}}
-        self.parts = self._known(folder, owners, stored, tied)
+        self.parts = self._match_parts(folder, owners, stored, tied)
         self.untied: Mapping[str, str] = {} if self._stay_tied(tied) else dict(tied)
         for head, embedding in tied.items():
             if not self.untied:
@@ -297,19 +297,19 @@ class AdapterChanges:
                     self.parts[head] = self.parts[embedding]
         self.names = frozenset(self.shares[name].name if name in self.shares else name for name in self.parts)
 
-    def _known(
+    def _match_parts(
         self, folder: Path, owners: Mapping[str, dict[str, torch.Tensor]], stored: Shapes, tied: Mapping[str, str]
     ) -> dict[str, torch.Tensor | _Product]:
         """Return the parts by stored name; a tied output embedding is not stored and keeps the adapter's name."""
         parts: dict[str, torch.Tensor | _Product] = {}
         for owner, tensors in owners.items():
-            name = stored_name(owner, stored) or stored_name(owner, tied)
+            name = find_stored_name(owner, stored) or find_stored_name(owner, tied)
             if name is None:
                 raise CtxextError(
                     f'"{folder}" changes "{owner}", which this checkpoint does not have.', hint="Is it another model's?"
                 )
             whole = tensors.get("whole")
-            part = _product(tensors, is_transposed=self.config.is_transposed) if whole is None else whole
+            part = _make_product(tensors, is_transposed=self.config.is_transposed) if whole is None else whole
             if part is None:
                 raise CtxextError(f'"{folder}" does not hold matrices for "{owner}" that go together.')
             wanted = stored[name] if name in stored else stored[tied[name]]
@@ -331,20 +331,20 @@ class AdapterChanges:
                 return False
         return True
 
-    def new(self, name: str, old: torch.Tensor) -> torch.Tensor:
+    def compute(self, name: str, old: torch.Tensor) -> torch.Tensor:
         """Return a tensor with the adapter added, in float32 or its training type, joined from its shares."""
         import torch
 
         shares = sorted((share.index, part) for part, share in self.shares.items() if share.name == name)
         if not shares:
-            return self._changed(name, old)
+            return self._add_change(name, old)
         rows = old.chunk(len(shares))
-        return torch.cat([self._changed(part, some) for (_, part), some in zip(shares, rows, strict=True)])
+        return torch.cat([self._add_change(part, some) for (_, part), some in zip(shares, rows, strict=True)])
 
-    def _changed(self, name: str, old: torch.Tensor) -> torch.Tensor:
+    def _add_change(self, name: str, old: torch.Tensor) -> torch.Tensor:
         part = self.parts.get(name)
         if isinstance(part, _Product):
-            return part.added_to(old, self.config.scale(name.removesuffix(".weight"), part.first.shape[0]))
+            return part.add_to(old, self.config.scale(name.removesuffix(".weight"), part.first.shape[0]))
         return old.float() if part is None else part
 
 
@@ -365,21 +365,21 @@ class WholeChanges:
             file = safe_open(path, "pt")
             self.files.update(dict.fromkeys(read_safetensors_header(path), file))
         # Buffers and heads that this class of the family lacks keep their stored values.
-        self.trained = {place: name for name in self.files if (place := stored_name(name, stored)) is not None}
+        self.trained = {place: name for name in self.files if (place := find_stored_name(name, stored)) is not None}
         self.trained |= {head: self.trained[name] for head, name in tied.items() if head in stored}
         homeless = [name for name in self.files if name not in self.trained.values() and name not in tied]
         if homeless:
             raise CtxextError(f'The trained model has "{homeless[0]}", for which the base has no place.')
         self.names = frozenset(self.trained)
 
-    def new(self, name: str, old: torch.Tensor) -> torch.Tensor:
+    def compute(self, name: str, old: torch.Tensor) -> torch.Tensor:
         """Return the trained tensor."""
         key = self.trained[name]
         tensor: torch.Tensor = self.files[key].get_tensor(key)
         return tensor
 
 
-def stored_name(owner: str, stored: Iterable[str]) -> str | None:
+def find_stored_name(owner: str, stored: Iterable[str]) -> str | None:
     """Return the name under which a checkpoint stores a parameter; None if there is no unique one.
 
     Some checkpoints omit the name of the base model. The first BERT names the weights of its norms gamma and beta.
@@ -390,12 +390,12 @@ def stored_name(owner: str, stored: Iterable[str]) -> str | None:
     candidates = (owner, owner.partition(".")[2], f"model.{owner}", old)
     if found := next((name for name in candidates if name in names), None):
         return found
-    place = _within_text(owner)
-    alike = [name for name in names if _within_text(name) == place]
+    place = _strip_modules(owner)
+    alike = [name for name in names if _strip_modules(name) == place]
     return alike[0] if len(alike) == 1 else None
 
 
-def _within_text(name: str) -> str:
+def _strip_modules(name: str) -> str:
     """Return a parameter's name without the modules around the text model."""
     return ".".join(part for part in name.split(".") if part not in ("model", "language_model"))
 
@@ -425,7 +425,7 @@ class Share:
     count: int
 
 
-def shares_of(checkpoint: Checkpoint, stored: Shapes) -> dict[str, Share]:
+def find_shares(checkpoint: Checkpoint, stored: Shapes) -> dict[str, Share]:
     """Return the shares by parameter; empty if files and class agree, or differ by more than joining and renaming."""
     try:
         from transformers.conversion_mapping import get_checkpoint_conversion_mapping
@@ -446,13 +446,13 @@ def shares_of(checkpoint: Checkpoint, stored: Shapes) -> dict[str, Share]:
     shares = {}
     for file_name, tensor in files.items():
         parts = [names[int(at)] for at in tensor.flatten()]
-        place = stored_name(file_name, stored)
+        place = find_stored_name(file_name, stored)
         if place is not None:
             shares.update({name: Share(place, index, len(parts)) for index, name in enumerate(parts)})
     return {name: share for name, share in shares.items() if name not in stored}
 
 
-def with_shares(stored: Shapes, shares: Mapping[str, Share]) -> dict[str, tuple[int, ...]]:
+def add_shares(stored: Shapes, shares: Mapping[str, Share]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the stored tensors, and of the parameters that are shares of them."""
     whole = {name: stored[share.name] for name, share in shares.items()}
     return {**stored, **{name: (shape[0] // shares[name].count, *shape[1:]) for name, shape in whole.items()}}

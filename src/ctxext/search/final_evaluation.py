@@ -8,7 +8,7 @@ from ctxext.errors import NothingMeasuredError
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.workbench import Workbench
 from ctxext.search.measurement import EvalSet, Measurement, measure
-from ctxext.search.study import Point, Trial, finalists_of
+from ctxext.search.study import Point, Trial, choose_finalists
 
 _STOCK = -1
 """Key of the unmodified model among the numbers of trials."""
@@ -75,7 +75,9 @@ def keeps_bound(answers: Measurement, stock: Measurement, keep_short: float) -> 
     return sum(answers.rise(stock)) <= keep_short
 
 
-def run_off(bench: Workbench, eval_set: EvalSet, points: Sequence[Point], keep_short: float, end: float) -> list[Point]:
+def rank_finalists(
+    bench: Workbench, eval_set: EvalSet, points: Sequence[Point], keep_short: float, end: float
+) -> list[Point]:
     """Return those that keep the bound on a larger eval set, of the best of the search and of the published ones.
 
     The search has few prompts and many recipes, so its best is partly due to luck. Only recipes count that keep the
@@ -92,8 +94,8 @@ def run_off(bench: Workbench, eval_set: EvalSet, points: Sequence[Point], keep_s
         gain, spread = measurements[key].gain(min(kept, key=lambda one: one.loss)) if kept else (0.0, 0.0)
         return gain + spread < 0
 
-    finalists = {point.trial.number: point for point in finalists_of(points, keep_short)}
-    measurements = _asked(bench, eval_set, [point.trial for point in finalists.values()], end, has_lost)
+    finalists = {point.trial.number: point for point in choose_finalists(points, keep_short)}
+    measurements = _measure_models(bench, eval_set, [point.trial for point in finalists.values()], end, has_lost)
     stock = measurements[_STOCK]
     kept = [
         number
@@ -121,7 +123,7 @@ def check(
     shares = {point.trial.number: point.trial.measurement.share for point in points if point.trial.measurement}
     most = max(points, key=lambda point: (shares.get(point.trial.number, 0.0), -point.loss), default=None)
     wanted = {point.trial.number: point for point in (*kept, published, most) if point is not None}
-    measurements = _asked(bench, eval_set, [point.trial for point in wanted.values()], end)
+    measurements = _measure_models(bench, eval_set, [point.trial for point in wanted.values()], end)
     stock = measurements.pop(_STOCK)
 
     def rank(number: int) -> tuple[bool, float, int]:
@@ -135,7 +137,7 @@ def check(
     return Check(winner, best_published, stock, wanted, measurements, keep_short)
 
 
-def _asked(
+def _measure_models(
     bench: Workbench,
     eval_set: EvalSet,
     trials: Sequence[Trial],

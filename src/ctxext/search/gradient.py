@@ -29,7 +29,7 @@ from ctxext.recipes.methods.yarn import Yarn
 from ctxext.recipes.recipe import Recipe
 from ctxext.search.measurement import measure
 from ctxext.search.options import SearchOptions
-from ctxext.search.study import MOST_FOR_CHECKS, WRITING, Ground, Standing, Trial, best_of, points_of
+from ctxext.search.study import MOST_FOR_CHECKS, WRITING, Ground, Standing, Trial, choose_best, find_points
 
 _NEEDLES = 8
 """Number of answers in one sequence: a single one would give little training signal for its length."""
@@ -123,14 +123,14 @@ def learn(bench: Workbench, options: SearchOptions, end: float, report: Callable
 
 def _sequences(encoder: Encoder, options: SearchOptions, length: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield texts with all their questions and answers at the end: ids (1, length or more), and the answers' mask."""
-    task, settings = _asked(encoder, options, length, _NEEDLES)
+    task, settings = _make_task(encoder, options, length, _NEEDLES)
     for sample in itertools.count():
         (prompts,) = make_questions(task, encoder, length, [sample], settings)
         random.Random(f"{options.seed} {length} {sample}").shuffle(prompts)
-        yield _joined(prompts)
+        yield _join_prompts(prompts)
 
 
-def _asked(encoder: Encoder, options: SearchOptions, length: int, count: int) -> tuple[Needle, Settings]:
+def _make_task(encoder: Encoder, options: SearchOptions, length: int, count: int) -> tuple[Needle, Settings]:
     """Return a task with as many needles as fit into a length, two at least, and its settings."""
     settings = Settings(tasks=("needle",), samples=1, depths=even_depths(count), seed=options.seed + _ALREADY)
     task = Needle(num_needles=count)
@@ -139,11 +139,11 @@ def _asked(encoder: Encoder, options: SearchOptions, length: int, count: int) ->
     except CtxextError:
         if count <= 2:
             raise
-        return _asked(encoder, options, length, count // 2)
+        return _make_task(encoder, options, length, count // 2)
     return task, settings
 
 
-def _joined(prompts: list[Prompt]) -> tuple[torch.Tensor, torch.Tensor]:
+def _join_prompts(prompts: list[Prompt]) -> tuple[torch.Tensor, torch.Tensor]:
     """Join prompts: their common beginning once, then the rest of each."""
     first = prompts[0].ids
     same = min(
@@ -199,7 +199,7 @@ def _logits_at(model: Any, ids: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     return (logits if kept else logits[:, at]).float()
 
 
-def learned_standing(ground: Ground) -> Standing:
+def run_gradient_search(ground: Ground) -> Standing:
     """Return the points for the last checks, as from a search by trials: YaRN as published, and the learned recipe."""
     bench, options = ground.bench, ground.options
     trials: list[Trial] = []
@@ -222,5 +222,5 @@ def learned_standing(ground: Ground) -> Standing:
         ground.watch(Standing(stage, ground.stock, end=ground.end))
 
     add(learn(bench, options, ground.end - reserve, report), "")
-    points = points_of(trials, ground.stock)
-    return Standing("learned", ground.stock, trials, points, best_of(points, options.keep_short), ground.end)
+    points = find_points(trials, ground.stock)
+    return Standing("learned", ground.stock, trials, points, choose_best(points, options.keep_short), ground.end)

@@ -84,7 +84,7 @@ def make_eval_sets(encoder: Encoder, options: SearchOptions, trained_length: int
     samples = (options.samples, 2 * options.samples, options.checked)
     counts = [max(2, count) for count in (2 * options.samples, 8 * options.samples, 4 * options.checked)]
     documents = _documents(encoder, options, trained_length, counts)
-    sentences = _own_sentences(options.data)
+    sentences = _read_sentences(options.data)
     eval_sets = []
     for number, (count, text) in enumerate(zip(samples, sentences, strict=True)):
         seed = _seed(options, number)
@@ -126,7 +126,7 @@ def _read(data: str | None, encoder: Encoder, count: int, length: int, seed: int
     return read_corpus(data, encoder, count=count, length=length, most=length, seed=seed)
 
 
-def _own_sentences(data: str | None) -> list[tuple[str, ...]]:
+def _read_sentences(data: str | None) -> list[tuple[str, ...]]:
     """Read the user's text as sentences, a third for each eval set; none if the package's prose is used."""
     if data is None:
         return [(), (), ()]
@@ -169,7 +169,7 @@ class Measurement:
     @property
     def losses(self) -> dict[int, float]:
         """The mean bounded loss of the answers, by length."""
-        return {length: mean(list(map(bounded, losses))) for length, losses in self.answers.items()}
+        return {length: mean(list(map(bound_loss, losses))) for length, losses in self.answers.items()}
 
     @property
     def loss(self) -> float:
@@ -185,7 +185,7 @@ class Measurement:
     @property
     def least_loss(self) -> float:
         """A lower bound of the loss, whatever the remaining prompts give."""
-        known = math.fsum(bounded(loss) for losses in self.answers.values() for loss in losses)
+        known = math.fsum(bound_loss(loss) for losses in self.answers.values() for loss in losses)
         return known / (self.num_prompts * len(self.lengths))
 
     def __add__(self, other: "Measurement") -> "Measurement":
@@ -219,7 +219,8 @@ class Measurement:
         texts = []
         for length, answers in self.answers.items():
             gains = [
-                bounded(theirs) - bounded(mine) for mine, theirs in zip(answers, stock.answers[length], strict=True)
+                bound_loss(theirs) - bound_loss(mine)
+                for mine, theirs in zip(answers, stock.answers[length], strict=True)
             ]
             texts += [mean(gains[start : start + self.per_text]) for start in range(0, len(gains), self.per_text)]
         return mean_interval(texts)
@@ -229,12 +230,12 @@ _MEASUREMENT = TypeAdapter(Measurement)
 """The reader of a study's measurements; building it takes 200 times as long as reading one."""
 
 
-def measurement_from(content: Mapping[str, Any]) -> Measurement:
+def read_measurement(content: Mapping[str, Any]) -> Measurement:
     """Read a measurement from the JSON of a study, made by `dataclasses.asdict`; JSON has lengths as text."""
     return _MEASUREMENT.validate_python(content)
 
 
-def bounded(nats: float) -> float:
+def bound_loss(nats: float) -> float:
     """Map an answer's loss to a range from 0, if the model is certain of it, to 1, if it is certain of another.
 
     The result is one minus the probability of its tokens (their geometric mean). In nats, a single confidently missed

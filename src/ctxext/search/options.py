@@ -107,7 +107,7 @@ class SearchOptions:
             doubles.append(trained_length << len(doubles))
         return tuple(sorted({*(self.lengths or doubles), self.target_length}))
 
-    def what_is_asked(self, trained_length: int) -> dict[str, Any]:
+    def get_study_options(self, trained_length: int) -> dict[str, Any]:
         """Return the options that must be equal for two runs to share a study."""
         names: Sequence[str] = ("target_length", "keep_short", "samples", "num_depths", "seed")
         asked = {name: getattr(self, name) for name in names}
@@ -163,7 +163,7 @@ class StudyPlace:
         return JournalStorage(JournalFileBackend(self.storage))
 
     @contextlib.contextmanager
-    def errors_named(self) -> Iterator[None]:
+    def explain_errors(self) -> Iterator[None]:
         """Report errors of the storage in one line."""
         from optuna.exceptions import StorageInternalError
         from sqlalchemy.exc import SQLAlchemyError
@@ -193,7 +193,7 @@ class StudyPlace:
 
         if self.file is not None and (self.path or not self.file.exists()):
             return self.file.exists()
-        with self.errors_named():
+        with self.explain_errors():
             return self.name in optuna.get_all_study_names(self.open())
 
     def clear(self) -> None:

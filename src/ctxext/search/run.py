@@ -107,8 +107,8 @@ def search(
     # The rest needs torch, which takes seconds to import.
     from ctxext.evaluate.model import Loading, load_model
     from ctxext.evaluate.workbench import Workbench
-    from ctxext.search.final_evaluation import check, refuse_without_points, run_off
-    from ctxext.search.gradient import learned_standing
+    from ctxext.search.final_evaluation import check, rank_finalists, refuse_without_points
+    from ctxext.search.gradient import run_gradient_search
     from ctxext.search.measurement import make_eval_sets, measure
     from ctxext.search.study import WRITING, Ground, Standing, try_recipes
 
@@ -140,7 +140,7 @@ def search(
         seconds = time.monotonic() - began
         ground = Ground(bench, options, trial_set, asked, seconds, watch, end)
         if options.gradient:
-            standing = learned_standing(ground)
+            standing = run_gradient_search(ground)
         else:
             standing = try_recipes(
                 ground, space, place, _header(checkpoint, info.digest, options, trained_length, stock)
@@ -150,10 +150,10 @@ def search(
             refuse_without_points(standing.trials, options.minutes)
         watch(dataclasses.replace(standing, stage="asking the best once more"))
         halfway = (time.monotonic() + end - WRITING) / 2
-        kept = run_off(bench, final_set, points, options.keep_short, halfway)
+        kept = rank_finalists(bench, final_set, points, options.keep_short, halfway)
         watch(dataclasses.replace(standing, stage="checking on unseen prompts"))
         checked = check(bench, unseen, points, kept, options.keep_short, end - WRITING)
-    return _written(standing, checked, out, checkpoint, options)
+    return _write_result(standing, checked, out, checkpoint, options)
 
 
 def _check_time(
@@ -182,7 +182,7 @@ def _check_time(
         )
 
 
-def _written(
+def _write_result(
     standing: "Standing", checked: "Check", out: Path | None, checkpoint: Checkpoint, options: SearchOptions
 ) -> Found:
     """Write the files of the result, with its origin noted in the recipe, and return the result."""
@@ -296,7 +296,7 @@ def _header(
     return {
         "source": checkpoint.public_name,
         "digest": digest,
-        **options.what_is_asked(trained_length),
+        **options.get_study_options(trained_length),
         "data": data,
         "ctxext": __version__,
         **versions,

@@ -100,7 +100,7 @@ def build_space(source: Checkpoint, target_length: int, names: Sequence[str] = (
     """Return the space of a plain model: the named methods, or by default all that apply and are not experimental."""
     rotary = model_config(source.config, source.original_length).rotary
     wanted = [method_named(name) for name in names] or [method for method in METHODS if not method.is_experimental]
-    refused = {method: _refusal(method, source) for method in wanted}
+    refused = {method: _find_refusal(method, source) for method in wanted}
     for method, reason in refused.items():
         if names and reason:
             raise CtxextError(f'{method.name} does not apply to "{source.name}": {reason}.')
@@ -113,7 +113,7 @@ def build_space(source: Checkpoint, target_length: int, names: Sequence[str] = (
     return Space(rotary, target_length / rotary.trained_length, slots)
 
 
-def _refusal(method: type[Method], source: Checkpoint) -> str:
+def _find_refusal(method: type[Method], source: Checkpoint) -> str:
     if method.needs_code() and source.config.get("auto_map"):
         return "it brings Python code of its own, which stands where the method's would"
     if issubclass(method, CodeMethod) and method.learned_tensors:

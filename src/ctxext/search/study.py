@@ -27,7 +27,7 @@ from ctxext.evaluate.workbench import Workbench
 from ctxext.files.content import keys_that_differ
 from ctxext.files.output_directory import is_running
 from ctxext.recipes.recipe import Recipe, recipe_from_dict
-from ctxext.search.measurement import EvalSet, Measurement, measure, measurement_from
+from ctxext.search.measurement import EvalSet, Measurement, measure, read_measurement
 from ctxext.search.options import SearchOptions, StudyPlace
 from ctxext.search.space import Parameters, Space
 
@@ -104,7 +104,7 @@ class Point:
         return self.loss <= loss and self.rise <= rise and (self.loss, self.rise) != (loss, rise)
 
 
-def points_of(trials: Sequence[Trial], stock: Measurement) -> list[Point]:
+def find_points(trials: Sequence[Trial], stock: Measurement) -> list[Point]:
     """Return the recipes that were measured to the end, in order."""
     points = []
     for one in trials:
@@ -120,7 +120,7 @@ def find_pareto_front(points: Sequence[Point]) -> list[Point]:
     return sorted(front, key=lambda point: (point.loss, point.rise))
 
 
-def best_of(points: Sequence[Point], keep_short: float) -> Point | None:
+def choose_best(points: Sequence[Point], keep_short: float) -> Point | None:
     """Return the point with the lowest loss among those with `sure_rise` within the bound; the earlier if equal."""
     kept = [point for point in points if point.sure_rise <= keep_short]
     return min(kept, key=lambda point: (point.loss, point.trial.number), default=None)
@@ -137,7 +137,7 @@ def is_hopeless(measurement: Measurement, stock: Measurement, points: Sequence[P
     return rise > keep_short or any(point.dominates(measurement.least_loss, alike) for point in points)
 
 
-def finalists_of(points: Sequence[Point], keep_short: float) -> list[Point]:
+def choose_finalists(points: Sequence[Point], keep_short: float) -> list[Point]:
     """Return the best that keep the bound on the search's own documents, and all published ones that do, best first."""
     kept = sorted(
         (point for point in points if point.rise <= keep_short), key=lambda point: (point.loss, point.trial.number)
@@ -198,7 +198,7 @@ class Ground:
         if math.isinf(self.end):
             return 0.0
         seconds = self.stock_seconds + sum(
-            point.trial.seconds for point in finalists_of(points, self.options.keep_short)
+            point.trial.seconds for point in choose_finalists(points, self.options.keep_short)
         )
         checks = seconds * (2 + self.options.checked / self.options.samples) + 2 * self.stock_seconds
         return min(MOST_FOR_CHECKS * self.options.seconds, _SPARE * checks + WRITING)
@@ -250,7 +250,7 @@ class SteadySampler(TPESampler):
         if parent is None:
             return super().sample_relative(study, trial, search_space)
         rng = self._random(trial.number)
-        return {name: _mutated(rng, parent.params[name], space) for name, space in search_space.items()}
+        return {name: _mutate(rng, parent.params[name], space) for name, space in search_space.items()}
 
     def _parent(self, study: optuna.Study, number: int) -> FrozenTrial | None:
         """Choose the recipe to mutate: one of the best that keep the bound, or nearly do."""
@@ -271,7 +271,7 @@ def _kind(trial: FrozenTrial) -> set[tuple[str, str]]:
     return {(name, value) for name, value in trial.params.items() if isinstance(value, str)}
 
 
-def _mutated(rng: random.Random, value: Any, space: Any) -> Any:
+def _mutate(rng: random.Random, value: Any, space: Any) -> Any:
     if isinstance(space, CategoricalDistribution):
         return rng.choice(space.choices) if rng.random() < _CHANCE else value
     step = rng.gauss(0.0, _SPREAD)
@@ -283,12 +283,12 @@ def _mutated(rng: random.Random, value: Any, space: Any) -> Any:
     return round(moved) if isinstance(space, IntDistribution) else moved
 
 
-def _errors_named(method: Callable[..., _Found]) -> Callable[..., _Found]:
+def _explain_errors(method: Callable[..., _Found]) -> Callable[..., _Found]:
     """Wrap a method that reads the study, to report a damaged file or one that is no study."""
 
     @functools.wraps(method)
     def telling(self: "Study", *given: Any) -> _Found:
-        with self.place.errors_named():
+        with self.place.explain_errors():
             return method(self, *given)
 
     return telling
@@ -302,7 +302,7 @@ class Study:
         self.keep_short = keep_short
         self._starts = space.starts()
         self._seen = 0.0
-        with place.errors_named():
+        with place.explain_errors():
             self._storage = place.open()
             self._study = optuna.create_study(
                 storage=self._storage,
@@ -312,7 +312,7 @@ class Study:
                 load_if_exists=True,
             )
 
-    @_errors_named
+    @_explain_errors
     def begin(self, header: Mapping[str, Any]) -> None:
         """Record the header of a new study and queue published recipes, or check that an existing one has the same."""
         known = self._study.user_attrs.get("header")
@@ -330,7 +330,7 @@ class Study:
                 hint="Repeat the command it was made with, or start again with --overwrite.",
             )
 
-    @_errors_named
+    @_explain_errors
     def rescue(self) -> None:
         """Queue again the trials of processes that have ended, with the same parameters."""
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
@@ -346,14 +346,14 @@ class Study:
             self._storage.set_trial_user_attr(known, "owner", None)
             self._storage.set_trial_state_values(known, TrialState.WAITING)
 
-    @_errors_named
+    @_explain_errors
     def is_due(self, limit: int | None) -> bool:
         """Return whether fewer recipes than a limit are tried or under way, or some are queued."""
         states = [trial.state for trial in self._study.get_trials(deepcopy=False)]
         begun = states.count(TrialState.COMPLETE) + states.count(TrialState.RUNNING)
         return limit is None or begun < limit or TrialState.WAITING in states
 
-    @_errors_named
+    @_explain_errors
     def ask(self) -> tuple[optuna.trial.Trial, Parameters]:
         """Return the next trial and its parameters."""
         trial = self._study.ask()
@@ -390,7 +390,7 @@ class Study:
             values = [loss, max(rise, self.keep_short / 2)]
             self._study.tell(trial, values, skip_if_finished=True)
 
-    @_errors_named
+    @_explain_errors
     def trials(self) -> list[Trial]:
         """Return every recipe that was tried, in order."""
         trials = []
@@ -403,7 +403,7 @@ class Study:
                 trial.number,
                 attributes.get("published", ""),
                 recipe_from_dict(recipe, "the study") if recipe else None,
-                measurement_from(measurement) if measurement else None,
+                read_measurement(measurement) if measurement else None,
                 attributes["refusal"],
                 trial.duration.total_seconds() if trial.duration else 0.0,
             )
@@ -433,8 +433,8 @@ def try_recipes(ground: Ground, space: Space, place: StudyPlace, header: Mapping
     while True:
         study.rescue()
         trials = study.trials()
-        points = points_of(trials, ground.stock)
-        best = best_of(points, options.keep_short)
+        points = find_points(trials, ground.stock)
+        best = choose_best(points, options.keep_short)
         standing = Standing("trying recipes", ground.stock, trials, points, best, ground.end, options.trials)
         stop_at = ground.end - ground.reserve(points)
         if not study.is_due(options.trials) or time.monotonic() > stop_at:
@@ -449,13 +449,13 @@ def try_recipes(ground: Ground, space: Space, place: StudyPlace, header: Mapping
 
         try:
             is_start = "published" in trial.user_attrs
-            study.tell(trial, ground.stock, *_tried(ground, space, parameters, standing, is_start, look))
+            study.tell(trial, ground.stock, *_try_recipe(ground, space, parameters, standing, is_start, look))
         except _TimeIsUp:
             study.put_back(trial)
             return standing
 
 
-def _tried(
+def _try_recipe(
     ground: Ground,
     space: Space,
     parameters: Parameters,
