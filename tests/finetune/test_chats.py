@@ -257,10 +257,10 @@ def read(tmp_path, name, *records, **more):
 
 def test_what_is_left_out_is_said(tmp_path):
     documents, _ = read(tmp_path, "qwen3", CHATS["two"], CHATS["thinking"], CHATS["one"])
-    report = write_sequences(documents, tmp_path, wanted={512: 9}, pack="restart", end=0)
+    report = write_sequences(documents, tmp_path, num_needed={512: 9}, pack="restart", end=0)
     options = TrainingOptions(length=512, steps=1, batch_size=1, pack="restart").resolve(window=512, trained_length=512)
     lines = format_data_lines(report, options)
-    assert any("2 answers are not learned: the chat template renders them otherwise" in line for line in lines)
+    assert any("2 answers not learned: the chat template changes them" in line for line in lines)
     documents, _ = read(tmp_path, "llama3", CHATS["tools"], CHATS["thinking"], CHATS["one"])
     assert len(list(documents)) == 3
     assert documents.chats.left_out == {"tools": 1, "calls of tools": 1, "thinking": 1}
@@ -270,8 +270,8 @@ def test_where_all_records_are_skipped_the_first_reason_is_said(tmp_path):
     documents, _ = read(
         tmp_path, "llama3", {"messages": [user("Hi")]}, {"messages": [user("Hello")]}, skip_bad_rows=True
     )
-    with pytest.raises(CtxextError, match=r"All 2 records were skipped; the first: .*no message of the assistant"):
-        write_sequences(documents, tmp_path, wanted={512: 9}, pack="off", end=0)
+    with pytest.raises(CtxextError, match=r"All 2 records were skipped. The first: .*no assistant message"):
+        write_sequences(documents, tmp_path, num_needed={512: 9}, pack="off", end=0)
 
 
 def test_calls_of_the_older_form_that_are_not_rendered_are_no_empty_answers(tmp_path):
@@ -286,7 +286,7 @@ def test_calls_of_the_older_form_that_are_not_rendered_are_no_empty_answers(tmp_
 
 def test_calls_that_are_not_rendered_leave_nothing_to_learn(tmp_path):
     documents, _ = read(tmp_path, "llama3", {**CHATS["tools"], "messages": CHATS["tools"]["messages"][:2]})
-    with pytest.raises(CtxextError, match="has no answer that the tokenizer's chat template renders"):
+    with pytest.raises(CtxextError, match="has no answer that the chat template renders"):
         list(documents)
 
 
@@ -308,4 +308,4 @@ def test_the_token_that_begins_a_turn_is_no_end_token(following, stop):
     reader.tokenizer = SimpleNamespace(bos_token="<s>", eos_token="</s>")
     reader._special, reader._needs_parts = {"<s>", "</s>", "<|end|>"}, False
     reader._render = lambda messages, more: "[INST]x[/INST]y" + (following + "x" if len(messages) > 2 else "")
-    assert reader._last_stop("y", [answer("y")], {}) == stop
+    assert reader._find_last_stop("y", [answer("y")], {}) == stop

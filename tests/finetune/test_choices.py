@@ -71,19 +71,19 @@ def test_what_depends_on_the_base(choices, expected):
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"start_length": 1025}, "is more than the 1024 tokens"),
-        ({"start_length": 1025}, "a preset's is left out by --without start-length"),
-        ({"rate_floor": 0.1, "schedule": "linear"}, "--rate-floor is for --schedule cosine"),
-        ({"start_length": 129, "positions": "pose"}, "is more than the 128 tokens"),
+        ({"start_length": 1025}, "is longer than a sequence of 1024 tokens"),
+        ({"start_length": 1025}, "If it comes from a preset, add --without start-length"),
+        ({"rate_floor": 0.1, "schedule": "linear"}, "--rate-floor needs --schedule cosine"),
+        ({"start_length": 129, "positions": "pose"}, "is longer than a sequence of 128 tokens"),
         ({"full": True, "targets": ("q_proj",)}, "for LoRA"),
-        ({"batch_size": 6, "micro_batch": 4}, "no multiple of --micro-batch"),
+        ({"batch_size": 6, "micro_batch": 4}, "not a multiple of --micro-batch"),
         ({"epochs": 0.0}, "above 0"),
         *(({name: 1.0}, "share from 0 to 1") for name in ("short_share", "warmup", "dropout", "beta2")),
         ({"rank": 0}, "--rank must be at least 1"),
         ({"learning_rate": -1.0}, "above 0"),
         ({"window": 64}, "--positions pose"),
         ({"full": True, "quantize": "4bit"}, "is for LoRA"),
-        ({"pack": "restart", "positions": "pose"}, "restart goes with full"),
+        ({"pack": "restart", "positions": "pose"}, "restart needs --positions full"),
     ],
 )
 def test_choices_that_contradict_each_other(choices, message):
@@ -234,7 +234,7 @@ LINES = [
         [
             "data: 10 of 1,000 documents (1.0 %), 2,000 of about 9,999 tokens → 100 sequences of 1,024; "
             "7 tokens dropped",
-            "      the run sees less than a tenth of the documents; more --steps or a larger --batch-size see more",
+            "      less than a tenth of the documents is used; raise --steps or --batch-size to use more",
         ],
     ),
     (
@@ -243,27 +243,27 @@ LINES = [
         [
             FIRST,
             "      and 50 of 128, 0 of 256 tokens",
-            "      the loss counts 50.0 % of all tokens",
-            "      nothing has 256 tokens; those steps use 1,024",
-            "      each sequence is seen 8.0 times",
+            "      loss computed on 50.0 % of tokens",
+            "      no sequences of 256 tokens: those steps use 1,024",
+            "      each sequence is used 8.0 times",
         ],
     ),
     ({"num_padding": 10240}, {"steps": 1}, [FIRST]),
     (
         {"num_padding": 10241},
         {"steps": 1},
-        [FIRST, "      10 % of all tokens are padding (--pack restart joins documents)"],
+        [FIRST, "      10 % padding; use --pack restart to pack documents"],
     ),
-    ({"num_padding": 20480}, {"steps": 1, "pack": "run-on"}, [FIRST, "      20 % of all tokens are padding"]),
+    ({"num_padding": 20480}, {"steps": 1, "pack": "run-on"}, [FIRST, "      20 % padding"]),
     (
         {"num_bad": 2, "first_bad": "line 3 is odd", "unused_fields": {"z": 1, "a": 2}, "num_short": 3, "num_long": 4},
         {"steps": 1},
         [
             FIRST,
-            "      2 bad records were skipped; the first: line 3 is odd",
-            "      fields that are not read: a, z",
-            "      3 documents are too short for a sequence (--pack run-on joins them)",
-            "      4 documents with marked answers are too long for a sequence",
+            "      2 bad records skipped, the first: line 3 is odd",
+            "      ignored fields: a, z",
+            "      3 documents too short for a sequence; use --pack run-on to join them",
+            "      4 documents with marked answers too long for a sequence",
         ],
     ),
 ]
@@ -428,7 +428,7 @@ def test_the_newest_save_that_is_whole(tmp_path):
     (tmp_path / "checkpoint-20").mkdir()
     assert find_newest_save(tmp_path, 40).name == "checkpoint-11"
     assert find_newest_save(tmp_path, 10).name == "checkpoint-10"
-    with pytest.raises(CtxextError, match="has 8 steps behind it, and --steps is 7"):
+    with pytest.raises(CtxextError, match="already at step 8, beyond --steps 7"):
         find_newest_save(tmp_path, 7)
     assert find_newest_save(tmp_path / "empty", 7) is None
 
@@ -465,7 +465,7 @@ def test_a_run_is_known_by_its_model_data_and_choices(tmp_path):
 @pytest.mark.parametrize(
     ("choices", "masked", "table", "expected"),
     [
-        ({}, False, (), {"trained": "LoRA rank 16, alpha 32", "learned": "answers, where the data marks them"}),
+        ({}, False, (), {"trained": "LoRA rank 16, alpha 32", "learned": "answers, if the data marks them"}),
         (
             {"learn": "all", "train_norms": True, "quantize": "4bit", "start_length": 64},
             *(True, ("wpe.weight",)),
@@ -512,13 +512,13 @@ def reading_of(forward, positions="full"):
     encoding, family = SimpleNamespace(first_index=2), SimpleNamespace(model_type="some")
     base = SimpleNamespace(model=SimpleNamespace(encoding=encoding, family=family), is_masked=False)
     model = SimpleNamespace(base_model=SimpleNamespace(forward=forward))
-    return prepare._reading(base, model, None, resolve(positions=positions))
+    return prepare._get_reading(base, model, None, resolve(positions=positions))
 
 
 def test_positions_begin_where_the_family_begins_to_count():
     assert reading_of(lambda input_ids, position_ids: None).first_index == 2
     assert reading_of(lambda input_ids: None).first_index is None
-    with pytest.raises(CtxextError, match="counts positions by itself"):
+    with pytest.raises(CtxextError, match="computes positions internally"):
         reading_of(lambda input_ids: None, "pose")
 
 

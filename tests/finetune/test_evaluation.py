@@ -88,7 +88,7 @@ def test_the_best_save_is_taken(base, tmp_path, report_losses):
     others = [loss for step, loss in measured.items() if step != 3]
     assert min(abs(loss - measured[3]) for loss in others) > 0.01, "so that the saves can be told apart"
     assert float(losses_of(tmp_path / "out").mean()) == pytest.approx(measured[3], abs=1e-3)
-    with pytest.raises(CtxextError, match="measured on other data"):
+    with pytest.raises(CtxextError, match="--keep-best needs evaluation data"):
         tune(base, tmp_path / "other", options)
 
 

@@ -41,7 +41,7 @@ def test_it_learns_and_reports(base, tmp_path):
     long = [loss for step, loss in done.losses if step % 5]
     assert sum(long[-5:]) / 5 < sum(long[:5]) / 5 - 0.2
     assert lines[0] == "data: 24 documents, 3,120 tokens → 48 sequences of 64; 48 tokens dropped"
-    assert lines[1:] == ["      and 48 of 32 tokens", "      each sequence is seen 2.0 times"]
+    assert lines[1:] == ["      and 48 of 32 tokens", "      each sequence is used 2.0 times"]
     assert [state[1] for state in steps if "loss" in state[0]] == list(range(1, 31))
     assert "tokens/s" in steps[0][0]
     report = json.loads((out / "finetune.json").read_text())
@@ -105,7 +105,7 @@ def test_killed_and_resumed_equals_a_straight_run(base, tmp_path, dropout, our_p
     progress = lambda text, step, total: steps.append(step) if "loss" in text else None  # noqa: E731
     done = tune(base, tmp_path / "killed", options, resume=True, tell=lines.append, progress=progress)
     assert steps == [5, 6]
-    assert "going on after step 4" in lines
+    assert "resuming after step 4" in lines
     written = (tmp_path / "killed" / "steps.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in written] == [1, 2, 3, 4, 5, 6]
     assert furthest(adapter(tmp_path / "killed"), adapter(tmp_path / "straight")) < 1e-6
@@ -166,7 +166,7 @@ def test_more_steps_go_on_from_the_last_save(base, tmp_path):
         tune(base, out, change(save_every=2), progress=stop_after(5))
     progress = lambda text, step, total: steps.append(step) if "loss" in text else None  # noqa: E731
     done = tune(base, out, change(steps=9, save_every=2), resume=True, progress=progress, tell=lines.append)
-    assert "going on after step 4" in lines
+    assert "resuming after step 4" in lines
     assert steps == [5, 6, 7, 8, 9]
     assert [step for step, _ in done.losses] == list(range(1, 10))
     rates = [json.loads(line)["learning_rate"] for line in (out / "steps.jsonl").read_text().splitlines()]
@@ -205,7 +205,7 @@ def test_the_packing_that_is_suggested_goes_with_the_other_options(base, tmp_pat
 
 
 def test_nothing_to_resume(base, tmp_path):
-    with pytest.raises(CtxextError, match="no unfinished run"):
+    with pytest.raises(CtxextError, match="No unfinished run"):
         tune(base, tmp_path / "out", resume=True)
     assert list(tmp_path.iterdir()) == []
 
@@ -217,7 +217,7 @@ def test_what_cannot_be_trained_is_refused(base, tmp_path):
     for model, options, message in (
         (source, change(length=64), "--length 64 is above the context length"),
         (base, change(length=256), "--length 256 is above the context length"),
-        (prompt, change(length=32), "again for each prompt"),
+        (prompt, change(length=32), "chooses its heads per prompt"),
         (base, change(targets=("q_prj",)), "q_prj"),
         (tmp_path / "nowhere", QUICK, "no folder"),
     ):
@@ -232,7 +232,7 @@ def test_a_source_is_trained_within_its_window(tmp_path):
     """Its result says so: on its card, in its files, and by how it loads."""
     source, lines, out = save_llama(tmp_path / "stock"), [], tmp_path / "out"
     tune(source, out, change(length=None, learning_rate=1e-2), tell=lines.append)
-    assert lines[0] == "stock was not extended: its context length stays 32 tokens"
+    assert lines[0] == "stock is not extended; its context length remains 32 tokens"
     config = json.loads((out / "config.json").read_text())
     assert config["max_position_embeddings"] == 32
     assert model_config(config).is_extended is False
@@ -294,5 +294,5 @@ def test_adapter_alone(base, tmp_path):
     card = (tmp_path / "out" / "adapter" / "README.md").read_text()
     assert 'base_model: "base"' in card
     assert "ctxext convert source base --method yarn --factor 4" in card
-    with pytest.raises(CtxextError, match="no adapter to keep"):
+    with pytest.raises(CtxextError, match="--full has no adapter"):
         tune(base, tmp_path / "full", change(full=True), merge=False)

@@ -108,8 +108,8 @@ def test_an_evaluation_that_fails_leaves_the_training(base, data, tmp_path, monk
         (("--data", "{data}", "--eval", "short", "--no-merge"), "--no-merge makes none"),
         (("--data", "{data}", "--targets", "q_proj,o_prj"), "o_prj"),
         (("--data", "{empty}"), "no text"),
-        (("--data", "demo", "--epochs", "2"), "demo has no end"),
-        (("--data", "{data}:0.5", "--data", "demo:0.5"), "no records to mix"),
+        (("--data", "demo", "--epochs", "2"), "demo is endless"),
+        (("--data", "{data}:0.5", "--data", "demo:0.5"), "cannot be mixed"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(base, data, tmp_path, words, message):
@@ -177,7 +177,7 @@ def test_epochs_see_all_of_the_data(base, data, tmp_path):
     content = json.loads(result.stdout)
     assert content["options"]["steps"] == len(content["losses"]) == 6
     assert content["data"]["num_documents"] == 6
-    assert "each sequence is seen 2.0 times" in result.stderr
+    assert "each sequence is used 2.0 times" in result.stderr
 
 
 def test_the_loss_on_other_data_is_measured_at_every_save(base, data, tmp_path):
@@ -188,7 +188,7 @@ def test_the_loss_on_other_data_is_measured_at_every_save(base, data, tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "out" / "steps.jsonl").read_text().splitlines()]
     measured = {line["step"]: line["eval_loss"] for line in lines if "eval_loss" in line}
     assert list(measured) == [2, 4]
-    assert "evaluated on 4 sequences every 2 steps" in result.stderr
+    assert "evaluation on 4 sequences every 2 steps" in result.stderr
     assert f"step 4: loss {measured[4]:.3f} on the evaluation data" in result.stderr
     rows = torch.tensor(documents(2, seed=9))[:, :128].reshape(4, 64)
     with torch.no_grad():

@@ -39,10 +39,10 @@ def test_the_source_speaks_again_without_its_files(tmp_path, steps, full):
 
 def test_it_knows_positions_that_it_was_trained_on():
     source = SourceModel(LlamaForCausalLM(LlamaConfig(**SIZES)), [], trained_length=32)
-    assert source.knows(torch.arange(32)[None])
-    assert source.knows(torch.arange(16).repeat(2)[None])
-    assert not source.knows(torch.arange(33)[None])
-    assert not source.knows(torch.tensor([[0, 1, 40]]))
+    assert source.covers(torch.arange(32)[None])
+    assert source.covers(torch.arange(16).repeat(2)[None])
+    assert not source.covers(torch.arange(33)[None])
+    assert not source.covers(torch.tensor([[0, 1, 40]]))
 
 
 @pytest.mark.parametrize("frozen_head", [True, False])
@@ -93,5 +93,5 @@ def test_training_stays_closer_to_the_source(tmp_path):
 def test_what_it_needs_is_said(tmp_path):
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
     foreign = save_llama(tmp_path / "foreign", rope_parameters=rope, max_position_embeddings=128)
-    with pytest.raises(CtxextError, match="before it was extended"):
+    with pytest.raises(CtxextError, match="--keep-short needs the source"):
         tune(foreign, tmp_path / "out", KEEP)

@@ -76,7 +76,7 @@ def test_masks_are_the_collators_and_never_of_special_tokens(tokenizer):
 def test_masks_depend_on_the_seed_alone(tokenizer, tmp_path):
     options = TrainingOptions(length=16, steps=3, batch_size=2, short_share=0.0).resolve(window=16, trained_length=16)
     texts = [Document([number % (VOCABULARY - 5) + 5 for number in range(start, start + 64)]) for start in range(4)]
-    write_sequences(texts, tmp_path, wanted={16: 16}, pack="off", end=None)
+    write_sequences(texts, tmp_path, num_needed={16: 16}, pack="off", end=None)
     read = lambda probability: Sequences(tmp_path, options, Reading(0, make_masker(tokenizer, probability)))  # noqa: E731
     one, two, other = read(0.3), read(0.3), read(0.1)
     for index in (5, 0, 3):

@@ -35,14 +35,14 @@ def test_every_part_is_seen_and_counted(tmp_path, tokenizer):
     """40 documents in two parts, of which the run needs 32 sequences: neither part is passed over."""
     first, second = write(tmp_path / "a.jsonl", 5, 20), write(tmp_path / "b.jsonl", 6, 20)
     options = TrainingOptions(length=50, steps=8, batch_size=4, short_share=0.0).resolve(window=50, trained_length=50)
-    wanted = options.count_sequences()
-    documents = documents_of(tokenizer, first, second, wanted=wanted)
-    report = write_sequences(documents, tmp_path, wanted=wanted, pack="off", end=1)
+    num_needed = options.count_sequences()
+    documents = documents_of(tokenizer, first, second, num_needed=num_needed)
+    report = write_sequences(documents, tmp_path, num_needed=num_needed, pack="off", end=1)
     assert (report.num_documents, report.num_used, report.num_in_all) == (32, 32, 40)
     assert (report.num_tokens, report.num_tokens_in_all, report.num_sequences) == (3200, 4000, 32)
     line = "data: 32 of 40 documents (80.0 %), 3,200 of about 4,000 tokens → 32 sequences of 50; 0 tokens dropped"
     assert format_data_lines(report, options) == [line]
-    again = documents_of(tokenizer, first, second, wanted=wanted)
+    again = documents_of(tokenizer, first, second, num_needed=num_needed)
     seen = Counter(document.ids[0] for document, _ in zip(again, range(32), strict=False))
     assert min(seen[5], seen[6]) >= 8
 
@@ -58,10 +58,10 @@ def books(path, lengths, seed=0):
 def written(folder, tokenizer, path, **chosen):
     given = {"length": 16, "batch_size": 1, "short_share": 0.0, **chosen}
     options = TrainingOptions(**given).resolve(window=16, trained_length=16)
-    wanted = options.count_sequences()
-    documents = documents_of(tokenizer, path, seed=options.seed, wanted=wanted)
+    num_needed = options.count_sequences()
+    documents = documents_of(tokenizer, path, seed=options.seed, num_needed=num_needed)
     folder.mkdir(exist_ok=True)
-    report = write_sequences(documents, folder, wanted=wanted, pack=options.pack, end=1)
+    report = write_sequences(documents, folder, num_needed=num_needed, pack=options.pack, end=1)
     return report, options, np.fromfile(folder / "sequences-16.bin", dtype=np.int32).reshape(-1, 16) & (START - 1)
 
 
@@ -81,7 +81,7 @@ def test_a_short_run_sees_many_documents(tmp_path, tokenizer, pack):
     assert report.num_used >= 90
     lines = format_data_lines(report, options)
     assert f"of 1,500 documents ({100 * report.num_documents / 1500:.1f} %)" in lines[0]
-    assert "      the run sees less than a tenth of the documents" in "\n".join(lines)
+    assert "      less than a tenth of the documents is used" in "\n".join(lines)
     _, _, again = written(tmp_path / "two", tokenizer, path, steps=100, pack=pack)
     assert (rows == again).all()
     # What each of two processes takes is the other's never: a batch is divided by its place.
@@ -114,8 +114,10 @@ def test_each_document_gives_its_share_of_the_sequences(tmp_path, tokenizer):
 def test_only_the_first_piece_of_a_document_begins_it(tmp_path, tokenizer):
     """A piece from its middle goes on where the one before it ended: its positions and its attention do not restart."""
     texts = [" ".join(f"w{2 + number}" for number in range(48))] * 20
-    path, wanted = write_records(tmp_path / "data.jsonl", texts), {16: 30}
-    write_sequences(documents_of(tokenizer, path, wanted=wanted), tmp_path, wanted=wanted, pack="off", end=1)
+    path, num_needed = write_records(tmp_path / "data.jsonl", texts), {16: 30}
+    write_sequences(
+        documents_of(tokenizer, path, num_needed=num_needed), tmp_path, num_needed=num_needed, pack="off", end=1
+    )
     rows = np.fromfile(tmp_path / "sequences-16.bin", dtype=np.int32).reshape(-1, 16)
     first = int(tokenizer("w2", add_special_tokens=False)["input_ids"][0])
     is_first = (rows[:, 0] & (START - 1)) == first
@@ -160,7 +162,7 @@ def test_what_the_run_does_not_need_is_not_copied(tmp_path, tokenizer, monkeypat
     monkeypatch.setattr(Documents, "_copy", copy)
     written(tmp_path / "out", tokenizer, path, steps=20)
     assert copied == [20 + 64]
-    seen = sorted(tuple(document.ids) for document in documents_of(tokenizer, path, wanted={16: 20}))
+    seen = sorted(tuple(document.ids) for document in documents_of(tokenizer, path, num_needed={16: 20}))
     everything = sorted(tuple(document.ids) for document in documents_of(tokenizer, path))
     assert seen == everything
     assert copied[1:] == [84, 600, 600]
@@ -271,5 +273,5 @@ def test_a_missing_file_is_not_asked_of_the_hub(name, monkeypatch):
 
 def test_what_cannot_be_mixed_is_refused():
     assert parse_source("user/name:en") == Source("user/name:en")
-    with pytest.raises(CtxextError, match="Some of --data have a weight"):
+    with pytest.raises(CtxextError, match="Only some of --data have a weight"):
         TrainingData(("a:0.5", "b")).reader(TrainingOptions())

@@ -118,7 +118,7 @@ def test_files_of_others_in_the_folder_of_saves_stay(base, tmp_path):
     folder = training_folder(tmp_path / "out")
     folder.mkdir()
     (folder / "mine.txt").write_text("")
-    with pytest.raises(CtxextError, match="is in the way"):
+    with pytest.raises(CtxextError, match="not created by a run"):
         tune(base, tmp_path / "out", overwrite=True)
     assert names(folder) == ["mine.txt"]
 

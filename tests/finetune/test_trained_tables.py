@@ -97,9 +97,9 @@ def test_sinusoids_stay_what_they_are(tmp_path):
 @pytest.mark.parametrize(
     ("model_type", "options", "message"),
     [
-        ("gpt2", {"keep_short": True}, "--keep-short is for rotary models"),
-        ("gpt2", {"pack": "restart"}, "--pack restart would train the first rows"),
-        ("bart", {}, "is a BartForConditionalGeneration; what is trained here guesses"),
+        ("gpt2", {"keep_short": True}, "--keep-short needs a model with rotary"),
+        ("gpt2", {"pack": "restart"}, "--pack restart would train only the first rows"),
+        ("bart", {}, "is a BartForConditionalGeneration; only causal and masked"),
         ("gpt2", {"length": 48}, "--length 48 is above the context length"),
     ],
 )

@@ -14,14 +14,14 @@ from tiny_base import documents
 DOCUMENTS = [[2, 3, 4, 5, 6], [7, 8], [9, 10, 11, 12, 13, 14, 15]]
 
 
-def write(folder, length=3, pack="off", wanted=99, end=1, data=DOCUMENTS):
-    return write_marked(folder, {length: wanted}, pack, map(Document, data), end)
+def write(folder, length=3, pack="off", num_needed=99, end=1, data=DOCUMENTS):
+    return write_marked(folder, {length: num_needed}, pack, map(Document, data), end)
 
 
-def write_marked(folder, wanted, pack, data, end=1):
-    report = write_sequences(iter(data), folder, wanted=wanted, pack=pack, end=end)
+def write_marked(folder, num_needed, pack, data, end=1):
+    report = write_sequences(iter(data), folder, num_needed=num_needed, pack=pack, end=end)
     assert read_report(folder) == report
-    return report, rows_of(folder, max(wanted))
+    return report, rows_of(folder, max(num_needed))
 
 
 def rows_of(folder, length):
@@ -62,7 +62,7 @@ def test_reading_stops_when_there_is_enough(tmp_path):
         while True:
             yield [2, 3, 4]
 
-    report, rows = write(tmp_path, wanted=5, data=endless())
+    report, rows = write(tmp_path, num_needed=5, data=endless())
     assert len(rows) == 5
     assert report.num_documents == 5
 
@@ -72,7 +72,7 @@ def test_reading_stops_when_there_is_enough(tmp_path):
     [
         ([], "off", "no text"),
         ([[]], "run-on", "no text"),
-        ([[2, 3]], "off", "longest has 2"),
+        ([[2, 3]], "off", "longest document has 2"),
         ([[2]], "run-on", "3 tok"),
     ],
 )
@@ -136,7 +136,7 @@ def test_marked_documents_are_joined_and_never_cut(tmp_path):
 
 @pytest.mark.parametrize(
     ("data", "message"),
-    [([marked(40, 1)], "longer than 32"), ([marked(6, 1)], "so short that none needs")],
+    [([marked(40, 1)], "longer than 32"), ([marked(6, 1)], "No document needs")],
 )
 def test_marked_documents_of_the_wrong_size_are_refused(tmp_path, data, message):
     with pytest.raises(CtxextError, match=message):

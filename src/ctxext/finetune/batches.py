@@ -49,16 +49,19 @@ def make_masker(tokenizer: Any, probability: float) -> Masker:
     from transformers import DataCollatorForLanguageModeling
 
     if tokenizer.mask_token_id is None:
-        raise CtxextError("The tokenizer has no mask token, without which no token can be guessed.")
+        raise CtxextError("The tokenizer has no mask token, which training a masked language model needs.")
     special = torch.tensor(sorted(tokenizer.all_special_ids))
 
     def mask(ids: torch.Tensor, labels: torch.Tensor, seed: str) -> tuple[torch.Tensor, torch.Tensor]:
         collator = DataCollatorForLanguageModeling(
             tokenizer, mlm_probability=probability, seed=1 + random.Random(seed).getrandbits(62)
         )
-        kept = torch.isin(ids, special) | (labels == IGNORED)
+        is_excluded = torch.isin(ids, special) | (labels == IGNORED)
         batch = collator(
-            [{"input_ids": row, "special_tokens_mask": no} for row, no in zip(ids, kept.long(), strict=True)]
+            [
+                {"input_ids": row, "special_tokens_mask": mask_flags}
+                for row, mask_flags in zip(ids, is_excluded.long(), strict=True)
+            ]
         )
         return batch["input_ids"], batch["labels"]
 
@@ -84,7 +87,7 @@ class Reading:
 class Sequences(Dataset[Tensors]):
     """All sequences of all steps in order; entry i belongs to step i // batch_size in every process.
 
-    So the order depends only on the seed, not on the number of processes or on resuming. A step at a shorter length
+    The order depends only on the seed, not on the number of processes or on resuming. A step at a shorter length
     has more sequences, for the same number of tokens as a step at the full length.
     """
 

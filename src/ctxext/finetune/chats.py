@@ -1,4 +1,4 @@
-"""Records to documents: the known formats, and the answers to learn."""
+"""Conversion of records to documents: the known formats, and the answers to learn."""
 
 import contextlib
 import json
@@ -24,11 +24,11 @@ _INTRODUCTION = (
 
 
 class BadRecord(ValueError):
-    """A record without anything to learn; the message continues its place: "has no …".
+    """A record that cannot be trained on; the message follows its place: "has no …".
 
     Args:
         message: The problem.
-        hint: The remedy; None for the one that helps with most bad records.
+        hint: The remedy; None for the default.
     """
 
     def __init__(self, message: str, hint: str | None = None) -> None:
@@ -63,13 +63,13 @@ def _convert_messages(record: Record, name: str, role: str, content: str) -> Rec
             raise BadRecord(f'has no "{role}" in message {number}')
         known = ROLES.get(message[role], message[role])
         if known not in _KNOWN_ROLES:
-            raise BadRecord(f'has a role "{message[role]}" in message {number}; known are {", ".join(_KNOWN_ROLES)}')
+            raise BadRecord(f'has an unknown role "{message[role]}" in message {number}; use {", ".join(_KNOWN_ROLES)}')
         others = {key: value for key, value in message.items() if key not in (role, content) and value is not None}
         if message.get(content) is None and not others.keys() - {"name", "weight", "train"}:
             raise BadRecord(f'has no "{content}" in message {number}')
         weight = others.pop("weight", others.pop("train", 1))
         if weight not in (0, 1):
-            raise BadRecord(f'has a weight of "{weight}" in message {number}; a message is learned (1) or not (0)')
+            raise BadRecord(f'has a weight of "{weight}" in message {number}; use 1 to learn the message, or 0')
         if CALLS in others:
             others[CALLS] = [
                 _convert_call(call, number) for call in _read_list(others[CALLS], f"{CALLS} of message {number}")
@@ -89,17 +89,17 @@ def _read_text(content: Any, number: int) -> str:
         text = part.get("text") if isinstance(part, Mapping) else part
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise BadRecord(f'has content of type "{kind}" in message {number}; only text is learned')
+            raise BadRecord(f'has content of type "{kind}" in message {number}; only text can be learned')
         texts.append(text)
     return "".join(texts)
 
 
 def _read_list(value: Any, name: str) -> list[Any]:
-    """Return a list of objects that may be given as JSON text; raise if it is something else."""
+    """Return a list of objects, parsed if it is JSON text; raise if it is something else."""
     with contextlib.suppress(ValueError):
         value = json.loads(value) if isinstance(value, str) else value
     if not isinstance(value, list) or not all(isinstance(entry, Mapping) for entry in value):
-        raise BadRecord(f"has {name} that are no list of objects")
+        raise BadRecord(f"has {name} that are not a list of objects")
     return value
 
 
@@ -111,7 +111,7 @@ def _convert_call(call: Record, number: int) -> Record:
     try:
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
     except ValueError:
-        raise BadRecord(f"has a call with arguments that are no JSON in message {number}") from None
+        raise BadRecord(f"has a tool call with invalid JSON arguments in message {number}") from None
     return {**call, "function": {**call["function"], "arguments": arguments}}
 
 
@@ -121,7 +121,7 @@ def _convert_prompt_completion(record: Record) -> Record:
     if isinstance(prompt, str) and isinstance(completion, str):
         return {PROMPT: prompt, COMPLETION: completion}
     if isinstance(prompt, str) or isinstance(completion, str):
-        raise BadRecord("has a prompt and a completion of which only one is a list of messages")
+        raise BadRecord("has a prompt and a completion of different types: use text for both, or lists of messages")
     messages = _convert_messages({**record, MESSAGES: [*prompt, *completion]}, MESSAGES, "role", "content")
     for message in messages[MESSAGES][: len(prompt)]:
         message["weight"] = 0
@@ -131,16 +131,16 @@ def _convert_prompt_completion(record: Record) -> Record:
 def _convert_alpaca(record: Record) -> Record:
     """Convert an Alpaca record with its standard prompt; a chat template replaces it if there is one."""
     more = record.get("input") or ""
-    asked = f"{record['instruction']}\n\n{more}" if more else record["instruction"]
+    question = f"{record['instruction']}\n\n{more}" if more else record["instruction"]
     opening = _INTRODUCTION.format(", paired with an input that provides further context" if more else "")
     parts = [opening, f"### Instruction:\n{record['instruction']}", *([f"### Input:\n{more}"] if more else [])]
     prompt = "\n\n".join([*parts, "### Response:\n"])
-    turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": record["output"]}]
+    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": record["output"]}]
     return {PROMPT: prompt, COMPLETION: record["output"], MESSAGES: turns}
 
 
 def make_formats(text_field: str) -> dict[str, Format]:
-    """Return the known formats by name; `text_field` is the field of a text."""
+    """Return the known formats by name; `text_field` is the field with the text."""
     return {
         "text": Format({text_field: str}, lambda record: {TEXT: record[text_field]}),
         "chat": Format(
@@ -163,11 +163,11 @@ FORMATS = ("auto", *make_formats(TEXT))
 
 @dataclass
 class RecordReader:
-    """Checks records and converts them to the fields of training: `text`, `prompt` and `completion`, or `messages`.
+    """Converter of records to the fields of training: `text`, `prompt` and `completion`, or `messages`.
 
     Attributes:
         name: A format, or "auto" to choose by the fields of a record.
-        text_field: The field of a text.
+        text_field: The field with the text.
         skip_bad: Count bad records instead of stopping at the first.
         num_bad: Number of skipped records.
         first_bad: The problem of the first of them.
@@ -195,9 +195,7 @@ class RecordReader:
     def refuse(self, message: str, hint: str | None = None) -> None:
         """Count a bad record, or raise if bad records are not skipped."""
         if not self.skip_bad:
-            raise CtxextError(
-                message, hint=hint or "--skip-bad-rows leaves such records out; --format says what is meant."
-            )
+            raise CtxextError(message, hint=hint or "Skip such records with --skip-bad-rows, or set --format.")
         self.num_bad += 1
         self.first_bad = self.first_bad or message
 
@@ -209,28 +207,28 @@ class RecordReader:
             return known[self.name]
         fitting = [name for name, form in known.items() if form.fits(record)]
         if len(fitting) > 1:
-            raise BadRecord(f"could be {' or '.join(fitting)}: it has {_list_fields(record)}")
+            raise BadRecord(f"fits several formats ({', '.join(fitting)}): it has {_list_fields(record)}")
         if fitting in ([], ["chat"], ["prompt-completion"], ["sharegpt"]):
-            other = next((task for name, task in _OTHER_TASKS.items() if record.get(name) is not None), None)
-            if other:
-                raise BadRecord(f"is of another task ({other}): it has {_list_fields(record)}")
+            task = next((task for name, task in _OTHER_TASKS.items() if record.get(name) is not None), None)
+            if task:
+                raise BadRecord(f"is for another task ({task}): it has {_list_fields(record)}")
         if not fitting:
             names = {name for form in known.values() for name in (*form.fields, *form.also)}
             texts = [] if names & set(record) else [name for name, value in record.items() if isinstance(value, str)]
             longest = max(texts, key=lambda name: len(record[name]), default="")
-            hint = f'If "{longest}" is the text: --text-field {longest}' if longest else None
-            raise BadRecord(f"is of no known format: {_describe_mismatch(record, known)}", hint)
+            hint = f'If "{longest}" is the text, use --text-field {longest}.' if longest else None
+            raise BadRecord(f"has an unknown format: {_describe_mismatch(record, known)}", hint)
         return known[fitting[0]]
 
 
 def _describe_mismatch(record: Record, formats: Mapping[str, Format]) -> str:
-    wanted = ", or ".join(" with ".join(f'"{name}"' for name in form.fields) for form in formats.values())
+    expected = ", or ".join(" with ".join(f'"{name}"' for name in form.fields) for form in formats.values())
     fields = {name: kind for form in formats.values() for name, kind in form.fields.items()}
     wrong = next((name for name in record if name in fields and not isinstance(record[name], fields[name])), None)
     if wrong is not None:
         value = "null" if record[wrong] is None else f"a {type(record[wrong]).__name__}"
         return f'its "{wrong}" is {value}'
-    return f"it has {_list_fields(record)}; wanted is {wanted}"
+    return f"it has {_list_fields(record)}, but needs {expected}"
 
 
 def _list_fields(record: Record) -> str:
@@ -243,7 +241,7 @@ Span = tuple[int, int]
 
 _CONTENT = "content"
 _OTHER = "⁂"
-"""A content that no template writes."""
+"""Placeholder content that no template writes."""
 
 _OLD_CALL = "function_call"
 """The field of a call before `tool_calls`, which few templates support; its result has the role "function"."""
@@ -274,14 +272,14 @@ _PARTIAL: Mapping[str, Callable[[Messages, Record], tuple[Messages, Record]]] = 
 
 
 class ChatReader:
-    """Renders conversations by the chat template of a tokenizer.
+    """Renderer of conversations with the chat template of a tokenizer.
 
     Args:
         tokenizer: A transformers tokenizer.
 
     Attributes:
-        num_turns_left_out: Number of answers that are read and not learned, because the template renders them
-            differently before other messages: some drop the thinking of all answers but the last.
+        num_turns_left_out: Number of answers that are not learned, because the template renders them differently
+            before other messages: some templates drop the thinking of all answers except the last.
         left_out: Kinds of content that the template does not render, with the number of conversations that have them.
     """
 
@@ -311,11 +309,11 @@ class ChatReader:
             BadRecord: The template rejects the conversation, or nothing in it can be learned.
         """
         if not self._has_template:
-            raise BadRecord("is a conversation, and this model's tokenizer has no chat template")
+            raise BadRecord("is a conversation, but the tokenizer has no chat template")
         answers = [number for number, message in enumerate(record[MESSAGES]) if message["role"] == "assistant"]
         learned = [number for number in answers if record[MESSAGES][number].get("weight", 1)]
         if not learned:
-            raise BadRecord("has no message of the assistant to learn")
+            raise BadRecord("has no assistant message to learn")
         messages = _drop_keys(record[MESSAGES][: answers[-1] + 1], "weight")
         more = {TOOLS: record[TOOLS]} if TOOLS in record else {}
         try:
@@ -329,9 +327,7 @@ class ChatReader:
             raise
         except (CtxextError, ValueError, TypeError, AttributeError) as error:
             reason = str(error).removeprefix("The tokenizer's chat template cannot be rendered: ").splitlines()
-            raise BadRecord(
-                f"cannot be rendered by the tokenizer's chat template: {reason[0] if reason else ''}"
-            ) from error
+            raise BadRecord(f"cannot be rendered with the chat template: {reason[0] if reason else ''}") from error
 
     def _split(self, messages: Messages, more: Record, learned: Sequence[int]) -> list[tuple[str, bool]]:
         text, marked = rendered_answers(self.tokenizer, self._adapt_content(messages), **more)
@@ -344,13 +340,13 @@ class ChatReader:
         else:
             spans = self._find_spans(learned, text, messages, more)
         if not spans:
-            raise BadRecord("has no answer that the tokenizer's chat template renders as it would be asked for")
+            raise BadRecord("has no answer that the chat template renders the same as during generation")
         self.left_out.update(missing)
         self.num_turns_left_out += len(learned) - len(spans)
         parts, done = [], 0
         for start, end in _join_spans(span for some in spans.values() for span in some):
             end = self._include_stop(text, start, end) if marked else end
-            stop = self._last_stop(text[start:], messages, more) if end == len(text) else ""
+            stop = self._find_last_stop(text[start:], messages, more) if end == len(text) else ""
             parts += [(text[done:start], False), (text[start:end] + stop, True)]
             done = end
         return [part for part in [*parts, (text[done:], False)] if part[0]]
@@ -366,13 +362,13 @@ class ChatReader:
     def _omits(
         self,
         text: str,
-        given: tuple[Messages, Record],
+        original: tuple[Messages, Record],
         partial: Callable[[Messages, Record], tuple[Messages, Record]],
     ) -> bool:
-        """Return whether a conversation has content that its rendered text omits."""
-        changed = partial(*given)
+        """Return whether the rendered text omits the content that `partial` removes."""
+        changed = partial(*original)
         try:
-            return changed != given and self._render(*changed) == text
+            return changed != original and self._render(*changed) == text
         except CtxextError:
             return False
 
@@ -398,8 +394,8 @@ class ChatReader:
     ) -> dict[int, Sequence[Span]]:
         """Find the answer spans by rendering the conversation up to each answer.
 
-        An answer is learned if the whole text begins with the conversation up to it, rendered as if it were the last.
-        Only an end token that the template adds after the last answer may be missing.
+        An answer is learned if the whole text begins with the conversation up to it, rendered as if it were the last
+        answer, except for an end token after it.
         """
         spans: dict[int, Sequence[Span]] = {}
         for number in learned:
@@ -423,23 +419,23 @@ class ChatReader:
         if after.startswith(before):
             return len(before)
         # The template's generation prompt differs from a rendered answer, with an empty thought for example. The answer
-        # starts at the first difference. A placeholder answer excludes letters that are equal by chance.
-        other = self._render([*messages[:number], {**messages[number], _CONTENT: _OTHER}], more)
-        start = min(self._find_prefix_end(before, after), self._find_prefix_end(before, other))
-        asked = self._find_prefix_end(before, self._render(messages[:number], more))
-        return start if start >= asked else None
+        # starts at the first difference. A placeholder answer excludes characters that are equal by chance.
+        placeholder = self._render([*messages[:number], {**messages[number], _CONTENT: _OTHER}], more)
+        start = min(self._find_prefix_end(before, after), self._find_prefix_end(before, placeholder))
+        least = self._find_prefix_end(before, self._render(messages[:number], more))
+        return start if start >= least else None
 
-    def _find_prefix_end(self, one: str, two: str) -> int:
+    def _find_prefix_end(self, first: str, second: str) -> int:
         """Return the length of two texts' common prefix, cut at tokens that cannot be divided."""
-        most = min(len(one), len(two))
-        end = bisect_left(range(most), True, key=lambda size: one[: size + 1] != two[: size + 1])
+        most = min(len(first), len(second))
+        end = bisect_left(range(most), True, key=lambda size: first[: size + 1] != second[: size + 1])
         if end == most:
             return end
         begins = (
             begin
             for begin in range(max(0, end - self._longest), end)
             for stop in range(end + 1, begin + self._longest + 1)
-            if one[begin:stop] in self._undivided or two[begin:stop] in self._undivided
+            if first[begin:stop] in self._undivided or second[begin:stop] in self._undivided
         )
         return min(begins, default=end)
 
@@ -452,12 +448,12 @@ class ChatReader:
     def _include_stop(self, text: str, start: int, end: int) -> int:
         """Return the end of an answer, including its end token: for GLM, the first token of the next message."""
         has_stop = text[start:end].rstrip().endswith(tuple(self._special))
-        return end if has_stop else end + len(self._first_special(text[end:]))
+        return end if has_stop else end + len(self._find_first_special(text[end:]))
 
-    def _first_special(self, text: str) -> str:
+    def _find_first_special(self, text: str) -> str:
         return max((token for token in self._special if text.startswith(token)), key=len, default="")
 
-    def _last_stop(self, answer: str, messages: Messages, more: Record) -> str:
+    def _find_last_stop(self, answer: str, messages: Messages, more: Record) -> str:
         """Return the end token of the last answer if the template does not write one; else empty."""
         if answer.rstrip().endswith(tuple(self._special)):
             return ""
@@ -466,10 +462,10 @@ class ChatReader:
         begin = [{"role": "user", _CONTENT: _OTHER}, last]
         following = {"role": "tool" if CALLS in last else "user", _CONTENT: _OTHER}
         try:
-            short, long = self._render(begin, more), self._render([*begin, following], more)
+            start, whole = self._render(begin, more), self._render([*begin, following], more)
         except CtxextError:
-            short = long = ""
-        stop = self._first_special(long.removeprefix(short)) if long.startswith(short) else ""
+            start = whole = ""
+        stop = self._find_first_special(whole.removeprefix(start)) if whole.startswith(start) else ""
         return stop if stop != self.tokenizer.bos_token and stop else self.tokenizer.eos_token or ""
 
 

@@ -1,4 +1,4 @@
-"""The loss of a long sequence without logits of length × vocabulary in memory (`checkpoint/head.py`).
+"""Loss of a long sequence without logits of length × vocabulary in memory (`checkpoint/head.py`).
 
 If nothing after the hidden states is trained, a piece's gradient is computed at once, while its logits exist.
 Otherwise each piece is checkpointed.
@@ -26,7 +26,7 @@ Comparison = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 class PositionLosses:
-    """Sums of the loss of each part of the positions, over all batches of an evaluation."""
+    """Sums of the loss by part of the positions, over all batches of an evaluation."""
 
     def __init__(self) -> None:
         self.sums = torch.zeros(2, NUM_PARTS, dtype=torch.float64)
@@ -85,12 +85,12 @@ def use_chunked_loss(
     ) -> Any:
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
-        given = {name: value for name, value in kwargs.items() if value is not None and name != "return_dict"}
+        arguments = {name: value for name, value in kwargs.items() if value is not None and name != "return_dict"}
         # The hidden state at a position predicts the next token; the last one predicts nothing.
         targets = labels if is_masked else torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
-        kept = targets != IGNORED
+        mask = targets != IGNORED
         is_frozen = not any(parameter.requires_grad for parameter in head.parameters())
-        states = head.read(input_ids, **given)
+        states = head.read(input_ids, **arguments)
 
         def sum_losses(chosen: torch.Tensor, compare: Callable[[slice], Comparison]) -> torch.Tensor:
             # Flatten to one row, because the head treats each position separately.
@@ -113,19 +113,21 @@ def use_chunked_loss(
             return total
 
         def compute_loss(chosen: torch.Tensor) -> torch.Tensor:
-            wanted = targets[chosen]  # Only learned positions need logits.
-            return sum_losses(chosen, lambda rows: compare_with_targets(wanted[rows]))
+            expected = targets[chosen]  # Only learned positions need logits.
+            return sum_losses(chosen, lambda rows: compare_with_targets(expected[rows]))
 
         total = (
-            compute_loss(kept)
+            compute_loss(mask)
             if by_position is None or model.training
-            else _loss_by_part(kept, by_position, compute_loss)
+            else _loss_by_part(mask, by_position, compute_loss)
         )
-        count = kept.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+        count = mask.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
         loss = total / torch.as_tensor(count, device=total.device)
-        if source is not None and model.training and source.knows(given["position_ids"]):
-            said = source.read(input_ids, given)
-            total = sum_losses(torch.ones_like(kept), lambda rows: compare_with_source(said[:, rows], source.head))
+        if source is not None and model.training and source.covers(arguments["position_ids"]):
+            source_states = source.read(input_ids, arguments)
+            total = sum_losses(
+                torch.ones_like(mask), lambda rows: compare_with_source(source_states[:, rows], source.head)
+            )
             # The contributions of all processes and batches to a step sum to a mean over its tokens.
             loss = loss + source.weight * total / (tokens_per_step or input_ids.numel())
         return CausalLMOutputWithPast(loss=loss)
@@ -135,14 +137,14 @@ def use_chunked_loss(
 
 
 def _loss_by_part(
-    kept: torch.Tensor, by_position: PositionLosses, compute_loss: Callable[[torch.Tensor], torch.Tensor]
+    mask: torch.Tensor, by_position: PositionLosses, compute_loss: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
-    """Return the summed loss of all kept positions (b, l), and add the loss of each part to `by_position`."""
+    """Return the summed loss of the positions in `mask` (b, l), and add the loss of each part to `by_position`."""
     parts = by_position.sums.shape[1]
-    place = torch.arange(kept.shape[1], device=kept.device) * parts // kept.shape[1]
-    total = torch.zeros((), device=kept.device)
+    place = torch.arange(mask.shape[1], device=mask.device) * parts // mask.shape[1]
+    total = torch.zeros((), device=mask.device)
     for part in range(parts):
-        chosen = kept & (place == part)
+        chosen = mask & (place == part)
         loss = compute_loss(chosen)
         by_position.add(part, loss, int(chosen.sum()))
         total = total + loss
@@ -166,9 +168,9 @@ def compare_with_source(hidden: torch.Tensor, head: Head) -> Comparison:
 
     def compare(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         # The head ignores the ids; only their number must match.
-        said = head(hidden, hidden.new_zeros(hidden.shape[:2], dtype=torch.long))[0].float().log_softmax(-1)
-        scores, shares = logits.log_softmax(-1), said.exp()
-        return (shares * (said - scores)).sum(), scores.exp_().sub_(shares)
+        source_scores = head(hidden, hidden.new_zeros(hidden.shape[:2], dtype=torch.long))[0].float().log_softmax(-1)
+        scores, shares = logits.log_softmax(-1), source_scores.exp()
+        return (shares * (source_scores - scores)).sum(), scores.exp_().sub_(shares)
 
     return compare
 
@@ -178,7 +180,7 @@ class _Compared(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, compare: Comparison) -> torch.Tensor:
-        """Compute the loss, and keep its gradient."""
+        """Compute the loss, and save its gradient."""
         loss, slope = compare(logits)
         ctx.save_for_backward(slope)
         return loss
@@ -195,7 +197,7 @@ class _Eager(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, piece_loss: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """Compute loss and gradient; keep only the gradient, of the hidden states' size."""
+        """Compute loss and gradient; save only the gradient, of the hidden states' size."""
         with torch.enable_grad():
             leaf = hidden.detach().requires_grad_()
             loss = piece_loss(leaf)

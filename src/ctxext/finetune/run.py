@@ -43,16 +43,16 @@ RUNS = "runs"
 
 @dataclass(frozen=True)
 class Finetuned:
-    """The result of a fine-tune.
+    """Result of a fine-tuning.
 
     Attributes:
-        folder: The checkpoint, or the adapter alone without a merge.
+        folder: The checkpoint, or without a merge the adapter.
         options: The options, resolved.
         data: Counts of the data.
-        losses: Each step with its loss in nats per token.
+        losses: Steps with their losses in nats per token.
         num_trained: Number of trained parameters.
         num_parameters: Number of all parameters.
-        seconds: Duration of the training; of a resumed run, since it was resumed.
+        seconds: Duration of the training, since the last resume.
     """
 
     folder: Path
@@ -103,19 +103,19 @@ def finetune(
     Args:
         model: A folder, a Hub id, or `demo`.
         out: The folder to create.
-        data: A file, a folder, the id of a data set, or `demo` for synthetic documents; a list of texts or of records
+        data: A file, a folder, the id of a data set, or `demo` for generated documents; a list of texts or records
             (dicts), or of Paths; or `TrainingData`, which also specifies the format of records.
         options: Options of the training. Each field is a keyword of this function too, as steps=100.
-        eval_data: Data for measuring the loss during training; its held-out split if it has one.
+        eval_data: Data for the loss during training; its held-out split if it has one.
         run: Options of the source, of the result, and of resuming. Each field is a keyword of this function too, as
             merge=False.
-        reporter: Called during the run; its fields are keywords too.
+        reporter: Callbacks of the run; its fields are keywords too.
 
     Returns:
         The result; None in all processes except the first.
 
     Raises:
-        CtxextError: the model, the data, an option or OUT is invalid; nothing is written.
+        CtxextError: The model, the data, an option or OUT is invalid; nothing is written.
     """
     for package in ("datasets", "peft"):
         require(package, "Training")
@@ -125,11 +125,11 @@ def finetune(
     out = Path(out)
     base, served, options = open_model(str(model), options, run.revision, run.token)
     if options.full and not run.merge:
-        raise CtxextError("--full has no adapter to keep apart.", hint="Leave --no-merge out.")
+        raise CtxextError("--full has no adapter and cannot be combined with --no-merge.", hint="Remove --no-merge.")
     if options.serve_factor and not run.merge:
-        raise CtxextError("--serve-factor is for a merged checkpoint.", hint="Leave --no-merge out.")
+        raise CtxextError("--serve-factor cannot be combined with --no-merge.", hint="Remove --no-merge.")
     if options.keep_best and held_out is None:
-        raise CtxextError("Which save is best is measured on other data.", hint="Name it with --eval-data.")
+        raise CtxextError("--keep-best needs evaluation data.", hint="Add --eval-data.")
     check_out(out, base.checkpoint.folder, run)
     out = out.resolve()
     folder = training_folder(out)
@@ -188,9 +188,9 @@ def _begin(folder: Path, settings: Mapping[str, Any], *, resume: bool, overwrite
         folder.rmdir()  # An empty folder has nothing to resume.
     if not folder.exists():
         if resume:
-            raise CtxextError(f'There is no unfinished run at "{folder}".', hint="Leave --resume out to begin one.")
+            raise CtxextError(f'No unfinished run at "{folder}".', hint="Remove --resume to start one.")
     elif not known.is_file():
-        raise CtxextError(f'"{folder}" is in the way: a run keeps its saves there.', hint="Choose another OUT.")
+        raise CtxextError(f'"{folder}" exists and was not created by a run.', hint="Remove it or choose another OUT.")
     elif resume:
         old = read_json_object(known)
         different = [key for key in keys_that_differ(old, settings) if key in settings]
@@ -201,13 +201,13 @@ def _begin(folder: Path, settings: Mapping[str, Any], *, resume: bool, overwrite
                 for value in (old.get(key), settings[key])
             )
             raise CtxextError(
-                f'The unfinished run at "{folder}" has another {key.replace("_", " ")}: {before}, not {now}.',
-                hint="Give the same options as before, or start again with --overwrite.",
+                f'The unfinished run at "{folder}" has a different {key.replace("_", " ")}: {before}, not {now}.',
+                hint="Use the same options as before, or start over with --overwrite.",
             )
         return
     elif not overwrite:
         raise CtxextError(
-            f'"{folder}" holds an unfinished run.', hint="Go on with --resume, or start again with --overwrite."
+            f'"{folder}" contains an unfinished run.', hint="Continue with --resume, or start over with --overwrite."
         )
     else:
         discard(folder)
@@ -234,7 +234,11 @@ def _train(
     ready = prepare(base, folder, readers[0], options, merge=run.merge, tell=tell, read_held_out=readers[1])
     last_save = find_newest_save(folder, ready.options.steps) if run.resume else None
     if run.resume and tell is not None:
-        tell(f"going on after step {last_save.name.rsplit('-', 1)[1]}" if last_save else "nothing was saved yet")
+        tell(
+            f"resuming after step {last_save.name.rsplit('-', 1)[1]}"
+            if last_save
+            else "nothing saved yet, starting over"
+        )
     started = time.perf_counter()
     trainer = train(ready, folder, reporter, last_save)
     trainer.save_model(str(folder / FINAL))
@@ -262,13 +266,13 @@ def _write(base: Base, folder: Path, result: Finetuned, work: Path, data: Mappin
 
 
 _SPAN = 0.05
-"""The share of the steps over which a curve is smoothed."""
+"""Share of the steps in the smoothing window of a curve."""
 
 
 def draw_losses(losses: Sequence[tuple[int, float]], lengths: Sequence[int], path: Path) -> None:
-    """Draw the loss of every step as a point, and a smoothed curve, in one colour for each length.
+    """Draw the loss of every step as a point, and a smoothed curve, in one colour per length.
 
-    The losses of different lengths are on different levels; a single curve would only show their mixture.
+    Losses at different lengths have different levels, so a single curve would mix them.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -296,19 +300,19 @@ def draw_losses(losses: Sequence[tuple[int, float]], lengths: Sequence[int], pat
 
 
 def smooth_losses(steps: Sequence[int], values: Sequence[float]) -> list[float]:
-    """Return the mean of the values around each step, from a symmetric window, so that a slope is not shifted."""
-    reach = max(1.0, _SPAN * (steps[-1] - steps[0]) / 2)
+    """Return the mean of the values around each step; the window is symmetric, so that a slope is not shifted."""
+    width = max(1.0, _SPAN * (steps[-1] - steps[0]) / 2)
     means = []
     for at in steps:
         # Near an end the window shrinks to the distance from it.
-        near = min(reach, at - steps[0], steps[-1] - at)
+        near = min(width, at - steps[0], steps[-1] - at)
         window = [value for step, value in zip(steps, values, strict=True) if abs(step - at) <= near]
         means.append(sum(window) / len(window))
     return means
 
 
 def _make_notes(base: Base, result: Finetuned, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of the training for a published card."""
+    """Return the description of the training for the model card."""
     options = result.options
     how = "all weights" if options.full else f"LoRA rank {options.rank}, alpha {options.alpha:g}"
     how += f", base in {options.quantize} while training" if options.quantize != "none" else ""
@@ -318,7 +322,7 @@ def _make_notes(base: Base, result: Finetuned, data: Mapping[str, Any]) -> dict[
     return {
         "trained": how,
         "data": str(data["name"]),
-        "learned": ("answers, where the data marks them" if options.learn == "answers" else "every token")
+        "learned": ("answers, if the data marks them" if options.learn == "answers" else "every token")
         + (f"; {100 * MASKED_SHARE:g} % of them masked" if base.is_masked else ""),
         "length": f"{options.start_length} doubling to {options.length}" if options.start_length else options.length,
         "steps": options.steps,

@@ -1,4 +1,4 @@
-"""The training: transformers' Trainer, its measurements, progress and logs, and stopping."""
+"""Training with transformers' Trainer: measurements, progress, logs and stopping."""
 
 import atexit
 import dataclasses
@@ -38,7 +38,7 @@ from ctxext.finetune.options import Reporter, TrainingOptions
 STATE = "trainer_state.json"
 
 STEPS = "steps.jsonl"
-"""One line for each step: loss, learning rate, gradient norm, speed, memory."""
+"""Log with one line per step: loss, learning rate, gradient norm, speed, memory."""
 
 
 _NEEDLES = Settings(tasks=("needle",), samples=2)
@@ -65,8 +65,8 @@ class NeedleProbe:
 
     def _is_answered(self, prompt: Any) -> bool:
         ids = torch.tensor([prompt.ids], device=self.head.model.device)
-        asked = slice(-prompt.num_answer - 1, -1)
-        logits = self.head(self.head.read(ids)[:, asked], ids[:, asked])
+        answer = slice(-prompt.num_answer - 1, -1)
+        logits = self.head(self.head.read(ids)[:, answer], ids[:, answer])
         return bool((logits[0].argmax(-1) == ids[0, -prompt.num_answer :]).all())
 
 
@@ -74,9 +74,9 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
     """Callback that reports and logs each step and each evaluation, and raises if the loss is not finite.
 
     Args:
-        reporter: Receives a line with the time left after each step, and one for each evaluation.
+        reporter: Receives a line with the time left after each step, and a line per evaluation.
         tokens_per_step: Tokens of a step over all processes.
-        path: Log file with a line for each step and each evaluation.
+        path: Log file with a line per step and per evaluation.
         by_position: Sums of an evaluation's loss by position.
         needle: Needle evaluation; None if it is not possible.
     """
@@ -98,8 +98,8 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
         self.started, self.first_step = time.perf_counter(), state.global_step
         if state.is_world_process_zero:
             lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.is_file() else []
-            kept = [line for line in lines if _read_step(line) <= self.first_step]
-            self.path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+            earlier = [line for line in lines if _read_step(line) <= self.first_step]
+            self.path.write_text("".join(f"{line}\n" for line in earlier), encoding="utf-8")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Report and log a step; raise if its loss is not finite."""
@@ -109,7 +109,7 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
             return
         if not math.isfinite(loss):
             raise CtxextError(
-                f"The loss is not finite at step {state.global_step}.", hint="Lower --learning-rate, or use --dtype."
+                f"The loss is not finite at step {state.global_step}.", hint="Lower --learning-rate, or change --dtype."
             )
         if not state.is_world_process_zero:
             return
@@ -126,11 +126,11 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
             self.reporter.progress(text, state.global_step, state.max_steps)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
-        """Run the needle evaluation too, and report and log all results."""
+        """Run the needle evaluation, and report and log all results."""
         loss, parts = metrics["eval_loss"], self.by_position.take(args.device)
         results = {"step": state.global_step, "eval_loss": loss, "eval_loss_by_position": parts}
-        said = ", ".join("–" if part is None else f"{part:.3f}" for part in parts)
-        text = f"step {state.global_step}: loss {loss:.3f} on the evaluation data ({said} by position)"
+        formatted = ", ".join("–" if part is None else f"{part:.3f}" for part in parts)
+        text = f"step {state.global_step}: loss {loss:.3f} on the evaluation data ({formatted} by position)"
         if self.needle is not None:
             results["needle"] = share = self.needle()
             text += f", {share:.0%} of {len(self.needle.prompts)} needles at {self.needle.length:,} tokens"
@@ -146,7 +146,7 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
 
 
 def format_duration(seconds: float) -> str:
-    """Format a duration for people."""
+    """Format a duration, for example as `2 h 05 min`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
@@ -162,17 +162,17 @@ def _read_step(line: str) -> float:
 
 
 class StopAfterStep(TrainerCallback):  # type: ignore[misc]
-    """Context in which Ctrl-C and SIGTERM end the training after the current sequences, with a save.
+    """Context in which Ctrl-C and SIGTERM stop the training after the current sequences, with a save.
 
-    If the step has more sequences, it is abandoned: the last complete step is saved, with its final random state, and
-    a resumed run repeats the abandoned one. A grace period may be shorter than a step.
+    If the step has more sequences, it is abandoned, as a grace period may be shorter than a step: the last complete
+    step is saved, with its final random state, and a resumed run repeats the abandoned one.
 
     A second Ctrl-C ends it at once. A second SIGTERM has no effect: launchers forward the signal that the scheduler
-    also sends to every process, and SIGKILL follows when the grace period is over.
+    also sends to every process, and SIGKILL follows after the grace period.
     """
 
     def __init__(self) -> None:
-        self.asked = 0  # The signal that stops the training.
+        self.received = 0  # The signal that stops the training.
         self._before: dict[int, Any] = {}
         self._saved_step = 0
         self._random: dict[str, torch.Tensor] = {}
@@ -191,7 +191,7 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
             self._restore(number)
 
     def _request_stop(self, number: int, frame: FrameType | None) -> None:
-        self.asked = max(self.asked, number)
+        self.received = max(self.received, number)
         self._restore(signal.SIGINT)
 
     def _restore(self, number: int) -> None:
@@ -226,10 +226,10 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
     def _is_stopping(self, args: Any) -> bool:
         """Return whether any process received a signal: it may reach one before the others."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            asked = torch.tensor(self.asked, device=args.device)
-            torch.distributed.all_reduce(asked, op=torch.distributed.ReduceOp.MAX)
-            self.asked = int(asked)
-        return bool(self.asked)
+            received = torch.tensor(self.received, device=args.device)
+            torch.distributed.all_reduce(received, op=torch.distributed.ReduceOp.MAX)
+            self.received = int(received)
+        return bool(self.received)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Record the saved step."""
@@ -237,9 +237,9 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
 
     def check(self, *, is_complete: bool) -> None:
         """Raise if the run was stopped; after SIGTERM there is no time for the work after the last step."""
-        if self.asked == signal.SIGTERM:
+        if self.received == signal.SIGTERM:
             raise Terminated
-        if self.asked and not is_complete:
+        if self.received and not is_complete:
             raise KeyboardInterrupt
 
 
@@ -274,8 +274,8 @@ class OrderedTrainer(Trainer):  # type: ignore[misc]
 
 
 @contextmanager
-def _explain_load_errors(save: str | None, what: str) -> Iterator[None]:
-    """Convert the error of an unreadable save to one line."""
+def _explain_load_errors(save: str | None, part: str) -> Iterator[None]:
+    """Report the error of an unreadable save in one line."""
     try:
         yield
     except (CtxextError, MemoryError, torch.cuda.OutOfMemoryError):
@@ -283,20 +283,20 @@ def _explain_load_errors(save: str | None, what: str) -> Iterator[None]:
     except Exception as error:
         if save is None:
             raise
-        # torch's own message recommends running code from the file.
+        # The message of torch recommends running code from the file.
         raise CtxextError(
-            f'"{save}" is damaged, its {what} cannot be loaded ({type(error).__name__}).',
-            hint="Remove that folder to resume from an earlier save, or start again with --overwrite.",
+            f'"{save}" is damaged: its {part} cannot be loaded ({type(error).__name__}).',
+            hint="Remove that folder to resume from an earlier save, or start over with --overwrite.",
         ) from error
 
 
 def make_training_arguments(
     options: TrainingOptions, folder: Path, num_processes: int, *, is_evaluated: bool = False
 ) -> TrainingArguments:
-    """Create the Trainer's arguments, which starts the process group if there are several processes."""
+    """Make the arguments of the Trainer; with several processes, this starts the process group."""
     if options.report_to != "none" and find_spec(options.report_to) is None:
         raise CtxextError(
-            f"--report-to {options.report_to} needs a package that is not here.",
+            f"--report-to {options.report_to} needs a package that is not installed.",
             hint=f"pip install {options.report_to}",
         )
     name = options.optimizer
@@ -304,14 +304,14 @@ def make_training_arguments(
     if name not in known:
         near = ", ".join(difflib.get_close_matches(name, known, n=3, cutoff=0.3))
         raise CtxextError(
-            f'--optimizer "{name}" is not known.',
+            f'Unknown --optimizer "{name}".',
             hint=f"Did you mean {near}?" if near else f"Choose {', '.join(known)}.",
         )
     at_once = options.micro_batch * num_processes
     if options.batch_size % at_once:
         raise CtxextError(
-            f"--batch-size {options.batch_size} cannot be shared by {num_processes} processes with "
-            f"{options.micro_batch} sequences at once.",
+            f"--batch-size {options.batch_size} cannot be split over {num_processes} processes with "
+            f"{options.micro_batch} sequences each.",
             hint=f"Use a multiple of {at_once}.",
         )
     logging.set_verbosity_error()
@@ -356,11 +356,11 @@ def make_training_arguments(
 
 
 _PATIENCE = 24 * 3600
-"""Seconds to wait for other processes: the first reads all the data before they begin."""
+"""Seconds to wait for other processes: the first reads all data before the others start."""
 
 
 def open_held_out(folder: Path, options: TrainingOptions, count: int, reading: Reading) -> Sequences:
-    """Open held-out sequences of the full length, each used once and in order."""
+    """Open the held-out sequences of the full length, each used once and in order."""
     once: dict[str, Any] = {"steps": count, "batch_size": 1, "micro_batch": 1, "short_share": 0.0, "start_length": None}
     return Sequences(folder, dataclasses.replace(options, **once), reading)
 
@@ -407,7 +407,7 @@ def train(ready: Prepared, folder: Path, reporter: Reporter, last_save: Path | N
     stop.check(is_complete=trainer.state.global_step >= trainer.state.max_steps)
     best = trainer.state.best_model_checkpoint
     if options.keep_best and best and reporter.tell is not None:
-        reporter.tell(f"kept step {Path(best).name.rsplit('-', 1)[1]}, the best: {trainer.state.best_metric:.3f}")
+        reporter.tell(f"using step {Path(best).name.rsplit('-', 1)[1]}, the best: {trainer.state.best_metric:.3f}")
     return trainer
 
 
@@ -416,8 +416,8 @@ def _leave_processes() -> None:
 
     If one of its threads releases the last collective's tensors during interpreter shutdown, the process aborts
     (pytorch pull request 179291), and the launcher ends the first process, which still writes the checkpoint. A group
-    with other references keeps its threads, so they get a moment. NCCL's groups must be left by all processes at once,
-    or not at all.
+    with other references keeps its threads, hence the short sleep. NCCL groups must be destroyed by all processes at
+    once, or not at all.
     """
     group = torch.distributed
     if group.is_available() and group.is_initialized() and group.get_backend() == "gloo":
@@ -451,7 +451,7 @@ def find_newest_save(folder: Path, steps: int) -> Path | None:
             later = step
     if later:
         raise CtxextError(
-            f"The run has {later} steps behind it, and --steps is {steps}.",
-            hint="Give as many or more, or start again with --overwrite.",
+            f"The run is already at step {later}, beyond --steps {steps}.",
+            hint="Raise --steps, or start over with --overwrite.",
         )
     return None
