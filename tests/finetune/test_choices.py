@@ -551,7 +551,7 @@ def test_the_card_of_an_adapter_says_how_its_base_was_made(tmp_path):
     steps = [{"method": "yarn", "factor": 2.0}, {"method": "adaptive", "factor": 2.0}]
     config["ctxext"]["recipe"] = {"steps": steps, "description": "twice"}
     text = card.render_adapter_card(Checkpoint("me/long", folder, config, revision="def"))
-    assert "where `recipe.yaml` is\n\n```yaml\ndescription: twice\nsteps:\n- method: yarn\n" in text
+    assert "with this `recipe.yaml`:\n\n```yaml\ndescription: twice\nsteps:\n- method: yarn\n" in text
     del config["ctxext"]
     assert "convert" not in card.render_adapter_card(Checkpoint("me/long", folder, config, revision="def"))
 

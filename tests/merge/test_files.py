@@ -247,14 +247,14 @@ def test_an_adapter_is_saved_without_its_optimizer_and_with_the_name_of_its_base
     (adapter / "adapter_config.json").unlink()
     with pytest.raises(CtxextError) as caught:
         save_adapter(adapter, tmp_path / "none", SimpleNamespace())
-    assert str(caught.value) == f'"{adapter}" holds no adapter.'
+    assert str(caught.value) == f'"{adapter}" contains no adapter.'
     assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("alpha", [1e308, 1e39])
 def test_numbers_that_are_not_finite_are_refused_before_out_appears(alpha, model, adapter, tmp_path):
     (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "lora_alpha": alpha}))
-    with pytest.raises(CtxextError, match=f'"{QUERY}" would hold numbers that are not finite in F32'):
+    with pytest.raises(CtxextError, match=f'"{QUERY}" would contain infinite numbers or NaN in F32'):
         merge(str(model), adapter, tmp_path / "out")
     assert names(tmp_path) == sorted(f"{folder.name}/{name}" for folder in (model, adapter) for name in names(folder))
 
@@ -293,7 +293,7 @@ def _link(path):
     [
         (lambda path: torch.save({"unknown.weight": TRAINED}, path), 'changes "unknown.weight"'),
         (lambda path: torch.save({EMBEDDING: torch.ones(7, 4)}, path), "does not fit"),
-        (lambda path: torch.save([TRAINED], path), "holds something else"),
+        (lambda path: torch.save([TRAINED], path), "is not a dictionary of tensors"),
         (lambda path: path.write_bytes(b"no pickle"), "cannot be read"),
         (lambda path: path.write_bytes(pickle.dumps({EMBEDDING: print})), "cannot be read"),
         (_link, "it is a link"),

@@ -194,11 +194,11 @@ def test_a_checkpoint_that_was_trained_is_merged_whole(base, tuned, tmp_path, wr
     wider = text.replace('"factor": 4.0', '"factor": 3.0')
     assert wider != text
     (other / "config.json").write_text(wider)
-    with pytest.raises(CtxextError, match=r"no training of .*config\.json has another positions"):
+    with pytest.raises(CtxextError, match=r"was not trained from .*config\.json has a different positions"):
         merge(base, other, tmp_path / "again")
     (other / "config.json").write_text(text)
     save_file({**weights(other), "model.more.weight": torch.ones(2)}, other / "model.safetensors", {"format": "pt"})
-    with pytest.raises(CtxextError, match=r'no training of .*"model\.more\.weight"'):
+    with pytest.raises(CtxextError, match=r'was not trained from .*"model\.more\.weight"'):
         merge(base, other, tmp_path / "again")
 
 

@@ -78,16 +78,16 @@ def test_matrices_that_do_not_go_together_are_refused(tmp_path, shapes):
     folder = adapter(tmp_path / "odd", {name: torch.ones(shape) for name, shape in shapes.items()})
     with pytest.raises(CtxextError) as caught:
         AdapterChanges(folder, STORED, tied={})
-    assert str(caught.value).splitlines()[0] == f'"{folder}" does not hold matrices for "{owner}" that go together.'
+    assert str(caught.value).splitlines()[0] == f'"{folder}" has missing or mismatched matrices for "{owner}".'
 
 
 @pytest.mark.parametrize(
     ("shapes", "config", "message"),
     [
-        ({A: (1, 3), B: (2, 1)}, {}, '"layer.weight" is (3, 2), the adapter\'s (2, 3).'),
-        ({A: (1, 2), B: (3, 1)}, {"fan_in_fan_out": True}, '"layer.weight" is (3, 2), the adapter\'s (2, 3).'),
-        ({"norm.weight": (3,)}, {}, '"norm.weight" is (2,), the adapter\'s (3,).'),
-        ({"head.weight": (5, 3)}, {}, '"head.weight" is (5, 2), the adapter\'s (5, 3).'),
+        ({A: (1, 3), B: (2, 1)}, {}, '"layer.weight" has shape (3, 2), in the adapter (2, 3).'),
+        ({A: (1, 2), B: (3, 1)}, {"fan_in_fan_out": True}, '"layer.weight" has shape (3, 2), in the adapter (2, 3).'),
+        ({"norm.weight": (3,)}, {}, '"norm.weight" has shape (2,), in the adapter (3,).'),
+        ({"head.weight": (5, 3)}, {}, '"head.weight" has shape (5, 2), in the adapter (5, 3).'),
     ],
 )
 def test_other_shapes_than_the_checkpoint_s_are_refused(tmp_path, shapes, config, message):
@@ -107,7 +107,7 @@ def test_what_another_model_has_and_what_is_no_adapter_is_refused(tmp_path):
     folder = adapter(tmp_path / "odd", {"other.weight": torch.ones(2)})
     with pytest.raises(CtxextError, match=r'changes "other\.weight", which this checkpoint does not have') as caught:
         AdapterChanges(folder, STORED, tied={})
-    assert caught.value.hint == "Is it another model's?"
+    assert caught.value.hint == "Pass the adapter's base model."
     path = folder / "adapter_model.safetensors"
     header = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}'  # Four bytes before it that are nobody's.
     path.write_bytes(len(header).to_bytes(8, "little") + header + b"12345678")
@@ -195,7 +195,7 @@ def test_a_whole_training_may_hold_a_tied_head_and_nothing_else_of_its_own(tmp_p
     assert WholeChanges(folder, STORED, tied=TIED).names == {"embed.weight"}
     with pytest.raises(CtxextError) as caught:
         WholeChanges(folder, STORED, tied={})
-    assert str(caught.value) == 'The trained model has "head.weight", for which the base has no place.'
+    assert str(caught.value) == 'The trained model has "head.weight", which the base does not have.'
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-_CANNOT = {
+_UNSUPPORTED = {
     "target_parameters": "it changes parameters of fused experts",
     "layer_replication": "it repeats layers",
     "use_qalora": "QALoRA pools the inputs of its layers",
@@ -36,13 +36,15 @@ _CANNOT = {
     "arrow_config": "it routes between adapters",
     "use_bdlora": "its matrices consist of blocks",
 }
-"""Keys of adapters that are more than a sum of matrices, and the reasons against merging."""
-_KEPT_BASE = (True, False, None, "gaussian", "eva", "orthogonal")
+"""Keys of adapters that cannot be merged, with the reasons."""
+_BASE_UNCHANGED = (True, False, None, "gaussian", "eva", "orthogonal")
 """Initializations that do not change the base; PiSSA, OLoRA and others subtract their matrices from it."""
 _MOST_CHOICES = 3
-"""Maximum of repetitions and alternatives in a pattern for module names; each one raises the exponent of the time."""
-BEFORE_QUANTIZING = "Is it quantized? Take the checkpoint before that; finetune --no-merge keeps the adapter apart."
-_BY_PEFT = "Train it without that, or merge it with peft's merge_and_unload()."
+"""Maximum number of repetitions and alternatives in a pattern; each one raises the exponent of the matching time."""
+BEFORE_QUANTIZING = (
+    "If it is quantized, use the checkpoint before quantization, or finetune --no-merge to keep the adapter separate."
+)
+_BY_PEFT = "Train it without that option, or merge it with peft's merge_and_unload()."
 
 
 _ADAPTER = Schema(
@@ -57,7 +59,7 @@ _ADAPTER = Schema(
 
 
 class AdapterConfig:
-    """Scaling of the matrices of a LoRA adapter, as peft saves it."""
+    """Configuration of a LoRA adapter saved by peft, with the scaling of its matrices."""
 
     def __init__(self, folder: Path) -> None:
         if not (folder / "adapter_config.json").is_file():
@@ -67,15 +69,15 @@ class AdapterConfig:
             raise CtxextError(f'"{folder}" cannot be merged: {reason}.', hint=_BY_PEFT)
         checked(self.content, _ADAPTER, "adapter_config.json")
         for pattern in self.content.get("alpha_pattern") or {}:
-            fault = "may take forever to match" if _count_choices(pattern) > _MOST_CHOICES else ""
+            fault = "takes too long to match" if _count_choices(pattern) > _MOST_CHOICES else ""
             try:
                 re.compile("" if fault else rf"(.*\.)?({pattern})$")  # As in peft's get_pattern_key.
             except (re.error, OverflowError, RecursionError) as error:
                 fault = f"is not a regular expression: {error}"
             if fault:
                 raise CtxextError(
-                    f'"adapter_config.json": "alpha_pattern" has "{pattern}", which {fault}.',
-                    hint="Write the end of a module's name, as q_proj.",
+                    f'"alpha_pattern" in adapter_config.json contains "{pattern}", which {fault}.',
+                    hint="Use the end of a module name, for example q_proj.",
                 )
         self.is_tied = bool(self.content.get("ensure_weight_tying"))
         self.is_transposed = bool(self.content.get("fan_in_fan_out"))
@@ -93,7 +95,7 @@ class AdapterConfig:
 def _count_choices(pattern: str) -> float:
     """Return an upper bound of the choices in a regular expression; infinity for repeated groups and flags.
 
-    Matching takes at most about as many steps as the name is long to the power of this number.
+    Matching takes at most about (length of the name) to the power of this number of steps.
     """
     if re.search(r"\\[0-9]|\(\?P=|\(\?[a-zA-Z]*[:)]", pattern.replace("(?:", "(")):
         return math.inf
@@ -108,13 +110,13 @@ def _count_choices(pattern: str) -> float:
 def _find_refusal(config: Mapping[str, Any]) -> str:
     """Return the reason why an adapter cannot be merged; empty if it can."""
     if config.get("peft_type") != "LORA":
-        return f"it is {config.get('peft_type')}, and only LoRA is merged"
+        return f"it is {config.get('peft_type')}, and only LoRA can be merged"
     if config.get("bias", "none") != "none":
         return f'it trains biases ("bias": "{config["bias"]}")'
-    begun = config.get("init_lora_weights")
-    if begun not in _KEPT_BASE:
-        return f'it began as "{begun}", which changes the base; save it with path_initial_model_for_weight_conversion'
-    return next((f'{reason} ("{key}")' for key, reason in _CANNOT.items() if config.get(key)), "")
+    initialization = config.get("init_lora_weights")
+    if initialization not in _BASE_UNCHANGED:
+        return f'its "{initialization}" weights change the base; save it with path_initial_model_for_weight_conversion'
+    return next((f'{reason} ("{key}")' for key, reason in _UNSUPPORTED.items() if config.get(key)), "")
 
 
 _PREFIX = "base_model.model."
@@ -125,23 +127,23 @@ _LORA = (
 )
 
 
-TRAINED_BESIDE = ("trainable_params.bin", "non_lora_trainables.bin")
-"""Weights that LongLoRA and LLaVA train fully and save next to an adapter."""
+EXTRA_WEIGHTS = ("trainable_params.bin", "non_lora_trainables.bin")
+"""Files of fully trained weights that LongLoRA and LLaVA save next to an adapter."""
 
 
-def _check_beside(folder: Path) -> None:
-    """Raise if the folder has weights besides the adapter that a merge would omit silently."""
-    known = ("adapter_model.", *TRAINED_BESIDE)
+def _check_extra_weights(folder: Path) -> None:
+    """Raise if the folder contains other weights, which a merge would omit silently."""
+    known = ("adapter_model.", *EXTRA_WEIGHTS)
     for path in sorted(folder.iterdir()):
         if path.suffix in WEIGHT_SUFFIXES and not path.name.startswith(known) and not is_of_trainer(path.name):
             raise CtxextError(
-                f'"{folder}" holds "{path.name}", and a merge does not know what these weights change.',
+                f'"{folder}" contains "{path.name}", and the effect of these weights is unknown.',
                 hint="Move the file elsewhere to merge the adapter without it.",
             )
 
 
-def _read_trained_beside(path: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file in TRAINED_BESIDE by name; empty if there is no such file."""
+def _read_extra_weights(path: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a file in EXTRA_WEIGHTS by name; empty if the file does not exist."""
     if not path.is_symlink() and not path.exists():
         return {}
     import torch
@@ -152,13 +154,13 @@ def _read_trained_beside(path: Path) -> dict[str, torch.Tensor]:
         with open_regular(path) as file:
             content = torch.load(file, map_location="cpu", weights_only=True)
         if not isinstance(content, dict) or not all(torch.is_tensor(tensor) for tensor in content.values()):
-            raise ValueError("it holds something else")
+            raise ValueError("it is not a dictionary of tensors")
     except Exception as error:  # Unpickling can raise any exception.
         if isinstance(error, CtxextError):
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CtxextError(
-            f'"{path}" holds weights that were trained with the adapter, and cannot be read: {reason}',
+            f'"{path}" contains weights trained with the adapter, but cannot be read: {reason}',
             hint="Save it as a dictionary of tensors by name, or remove it to merge the adapter without them.",
         ) from error
     return {str(name): tensor for name, tensor in content.items()}
@@ -170,19 +172,19 @@ def read_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     if not shapes:
         raise CtxextError(
             f'"{checkpoint.name}" has no safetensors weights to merge into.',
-            hint="Save it with transformers once, or keep the adapter apart with --no-merge.",
+            hint="Save it with transformers, or keep the adapter separate with --no-merge.",
         )
     return shapes
 
 
 def check_type(name: str, dtype: str) -> None:
-    """Raise if a tensor does not contain plain numbers, as in quantized checkpoints."""
+    """Raise if a tensor is not stored as plain numbers, as in quantized checkpoints."""
     if dtype not in TORCH_NAMES:
-        raise CtxextError(f'"{name}" is stored as {dtype}, which nothing can be merged into.', hint=BEFORE_QUANTIZING)
+        raise CtxextError(f'Cannot merge into "{name}": it is stored as {dtype}.', hint=BEFORE_QUANTIZING)
 
 
 def list_changed_tensors(changes: Changes, origin: Path) -> list[NewTensor]:
-    """Return the trained tensors of one of the base's files, and the output embeddings added to it."""
+    """Return the trained tensors of a file of the base, and the output embeddings added to it."""
     header = read_safetensors_header(origin)
     tensors = [_make_tensor(name, origin, entry, changes) for name, entry in header.items() if name in changes.names]
     return tensors + [
@@ -211,9 +213,8 @@ def _make_tensor(name: str, origin: Path, entry: Mapping[str, Any], changes: Cha
         new = new.to(stored)  # A finite number may overflow in the stored type.
         if not torch.isfinite(new).all():
             raise CtxextError(
-                f'"{name}" would hold numbers that are not finite in {dtype}.',
-                hint="Look at the adapter: its lora_alpha, its alpha_pattern, and infinite numbers or NaN in its "
-                "tensors.",
+                f'"{name}" would contain infinite numbers or NaN in {dtype}.',
+                hint="Check lora_alpha, alpha_pattern and the tensors of the adapter.",
             )
         yield new.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
@@ -228,19 +229,19 @@ class _Product:
     second: torch.Tensor  # (rows, rank)
     magnitude: torch.Tensor | None
     across: int  # The dimension over which DoRA computes norms.
-    is_turned: bool  # The weight is stored transposed, as in GPT-2's layers.
+    is_transposed: bool  # The weight is stored transposed, as in GPT-2's layers.
 
     @property
     def shape(self) -> tuple[int, ...]:
         shape = self.second.shape[0], self.first.shape[1]
-        return shape[::-1] if self.is_turned else shape
+        return shape[::-1] if self.is_transposed else shape
 
     def add_to(self, old: torch.Tensor, scale: float) -> torch.Tensor:
-        old = old.T if self.is_turned else old
+        old = old.T if self.is_transposed else old
         new: torch.Tensor = old.float() + scale * (self.second.float() @ self.first.float())
         if self.magnitude is not None:
             new = new * (self.magnitude.float() / new.norm(dim=self.across)).unsqueeze(self.across)
-        return new.T if self.is_turned else new
+        return new.T if self.is_transposed else new
 
 
 def _make_product(parts: Mapping[str, torch.Tensor], *, is_transposed: bool) -> _Product | None:
@@ -282,9 +283,9 @@ class AdapterChanges:
                     owners.setdefault(owner, {})[part] = file.get_tensor(key)
         except SafetensorError as error:
             raise CtxextError(f'"{path}" cannot be read: {str(error).splitlines()[0]}.') from error
-        _check_beside(folder)
-        for name in TRAINED_BESIDE:
-            for key, tensor in _read_trained_beside(folder / name).items():
+        _check_extra_weights(folder)
+        for name in EXTRA_WEIGHTS:
+            for key, tensor in _read_extra_weights(folder / name).items():
                 owners.setdefault(key.removeprefix(_PREFIX), {})["whole"] = tensor
         # With the matrices of an embedding, peft also saves the unchanged embedding.
         owners = {owner: parts for owner, parts in owners.items() if set(parts) != {"base_layer.weight"}}
@@ -306,16 +307,17 @@ class AdapterChanges:
             name = find_stored_name(owner, stored) or find_stored_name(owner, tied)
             if name is None:
                 raise CtxextError(
-                    f'"{folder}" changes "{owner}", which this checkpoint does not have.', hint="Is it another model's?"
+                    f'"{folder}" changes "{owner}", which this checkpoint does not have.',
+                    hint="Pass the adapter's base model.",
                 )
             whole = tensors.get("whole")
             part = _make_product(tensors, is_transposed=self.config.is_transposed) if whole is None else whole
             if part is None:
-                raise CtxextError(f'"{folder}" does not hold matrices for "{owner}" that go together.')
-            wanted = stored[name] if name in stored else stored[tied[name]]
-            if tuple(part.shape) != tuple(wanted):
+                raise CtxextError(f'"{folder}" has missing or mismatched matrices for "{owner}".')
+            expected = stored[name] if name in stored else stored[tied[name]]
+            if tuple(part.shape) != tuple(expected):
                 raise CtxextError(
-                    f'"{folder}" does not fit: "{name}" is {wanted}, the adapter\'s {tuple(part.shape)}.',
+                    f'"{folder}" does not fit: "{name}" has shape {expected}, in the adapter {tuple(part.shape)}.',
                     hint=BEFORE_QUANTIZING,
                 )
             parts[name] = part
@@ -351,12 +353,12 @@ class AdapterChanges:
 def _are_alike(first: torch.Tensor | _Product, second: torch.Tensor | _Product) -> bool:
     if isinstance(first, _Product) and isinstance(second, _Product):
         pairs = (first.first, second.first), (first.second, second.second)
-        return all(one.float().equal(two.float()) for one, two in pairs)
+        return all(left.float().equal(right.float()) for left, right in pairs)
     return not isinstance(first, _Product) and not isinstance(second, _Product) and first.equal(second)
 
 
 class WholeChanges:
-    """Fully trained weights, as transformers saves them; tied embeddings stay tied."""
+    """Fully trained weights saved by transformers; tied embeddings stay tied."""
 
     def __init__(self, folder: Path, stored: Shapes, *, tied: Mapping[str, str]) -> None:
         self.untied: Mapping[str, str] = {}
@@ -364,12 +366,12 @@ class WholeChanges:
         for path in sorted(folder.glob("*.safetensors")):
             file = safe_open(path, "pt")
             self.files.update(dict.fromkeys(read_safetensors_header(path), file))
-        # Buffers and heads that this class of the family lacks keep their stored values.
+        # Tensors that the trained class does not have keep their stored values.
         self.trained = {place: name for name in self.files if (place := find_stored_name(name, stored)) is not None}
         self.trained |= {head: self.trained[name] for head, name in tied.items() if head in stored}
-        homeless = [name for name in self.files if name not in self.trained.values() and name not in tied]
-        if homeless:
-            raise CtxextError(f'The trained model has "{homeless[0]}", for which the base has no place.')
+        unknown = [name for name in self.files if name not in self.trained.values() and name not in tied]
+        if unknown:
+            raise CtxextError(f'The trained model has "{unknown[0]}", which the base does not have.')
         self.names = frozenset(self.trained)
 
     def compute(self, name: str, old: torch.Tensor) -> torch.Tensor:
@@ -382,14 +384,14 @@ class WholeChanges:
 def find_stored_name(owner: str, stored: Iterable[str]) -> str | None:
     """Return the name under which a checkpoint stores a parameter; None if there is no unique one.
 
-    Some checkpoints omit the name of the base model. The first BERT names the weights of its norms gamma and beta.
+    Some checkpoints omit the prefix of the base model. The first BERT names the weights of its norms gamma and beta.
     Vision-language models were saved as language_model.model and are loaded as model.language_model.
     """
     names = set(stored)
     old = owner.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
     candidates = (owner, owner.partition(".")[2], f"model.{owner}", old)
-    if found := next((name for name in candidates if name in names), None):
-        return found
+    if match := next((name for name in candidates if name in names), None):
+        return match
     place = _strip_modules(owner)
     alike = [name for name in names if _strip_modules(name) == place]
     return alike[0] if len(alike) == 1 else None
@@ -401,7 +403,7 @@ def _strip_modules(name: str) -> str:
 
 
 def _split(key: str) -> tuple[str, str]:
-    """Split a tensor's key into its parameter's name and the part of the change, "whole" if it is no LoRA part."""
+    """Split a tensor key into the parameter name and the LoRA part; "whole" for a fully trained parameter."""
     for part in _LORA:
         if key.endswith(f".{part}"):
             return key.removesuffix(part) + "weight", part
@@ -437,7 +439,7 @@ def find_shares(checkpoint: Checkpoint, stored: Shapes) -> dict[str, Share]:
     from ctxext.verify.carried import stock_model
 
     conversions = get_checkpoint_conversion_mapping(str(checkpoint.config.get("model_type"))) or []
-    operations = [step for one in conversions if isinstance(one, WeightConverter) for step in one.operations]
+    operations = [step for entry in conversions if isinstance(entry, WeightConverter) for step in entry.operations]
     if not operations or not all(isinstance(step, Chunk) for step in operations):
         return {}
     model = stock_model(without_code(checkpoint.config))
