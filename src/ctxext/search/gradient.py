@@ -1,8 +1,8 @@
-"""Learned heads: ratio, ramp and temperature of every KV head of every layer by gradient, the weights frozen.
+"""Learned heads: ratio, ramp and temperature of every KV head of every layer by gradient, with frozen weights.
 
-A few hundred parameters are learned on the loss of needle answers up to the target, held close to the source inside
-its original context. The result is an ordinary static Ms-PoE recipe. Learned schedules per head were proposed as
-AdaRoPE (ICML 2026); the ramp is YaRN's (arXiv 2309.00071, section 3.2).
+A few hundred parameters are trained on the loss of needle answers up to the target length, with a penalty on the
+divergence from the source within its original context. The result is an ordinary static Ms-PoE recipe. Learned
+schedules per head were proposed as AdaRoPE (ICML 2026); the ramp is YaRN's (arXiv 2309.00071, section 3.2).
 """
 
 import inspect
@@ -32,34 +32,34 @@ from ctxext.search.options import SearchOptions
 from ctxext.search.study import MOST_FOR_CHECKS, WRITING, Ground, Standing, Trial, choose_best, find_points
 
 _NEEDLES = 8
-"""Number of answers in one sequence: a single one would give little training signal for its length."""
+"""Number of answers in a sequence: a single one would give little training signal for its length."""
 _RATE, _DIGITS = 0.03, 4
 _FAST, _SLOW = 32.0, 1.0
 _HELD, _BEYOND = 2.0, 30.0
-"""Weights of the divergence from the source: of all of it, and of the excess over half of the permitted loss."""
+"""Weights of the divergence from the source: of the divergence, and of its excess over half the permitted loss."""
 _DOCUMENTS, _HELD_POSITIONS = 2, 512
-"""Sequences per batch of the divergence from the source, and positions of each."""
+"""Sequences per batch for the divergence from the source, and positions of each."""
 _ALREADY = 77_000_000
-"""Offset of the seed: training uses no question of the search or of `ctxext eval` with a usual seed."""
+"""Offset of the seed, so that training shares no question with the search or `ctxext eval`."""
 
 Numbers = dict[str, list[torch.Tensor]]
 
 
 class Learner:
-    """The learned parameters during training."""
+    """Learned parameters during training."""
 
     def __init__(self, bench: Workbench, options: SearchOptions) -> None:
         self.bench, self.options = bench, options
         factor = options.target_length / bench.plain.rotary.trained_length
         heads = num_kv_heads(bench.plain)
-        # Training starts from YaRN's schedule and temperature, the same for every head.
+        # Training starts from the schedule and temperature of YaRN, the same for every head.
         self.starts = {"ratios": factor, "ramps": 1.0, "temperatures": 1 + 0.1 * math.log(factor)}
         plain = MsPoE(schedule="by-parts", head_order="fixed", first_layer=0)
         layers = len(plain.settings(bench.plain)["layers"])
         self.logs = {name: torch.zeros(layers, heads, requires_grad=True) for name in self.starts}
         self.model = bench.apply(self.recipe()).model
         self.model.requires_grad_(False)
-        # The parameters are passed to the model's code as tensors: training runs the code that is shipped.
+        # The parameters are passed to the portable code as tensors, so that training runs the code of the checkpoint.
         methods = {
             id(method): method
             for module in self.model.modules()
@@ -67,11 +67,11 @@ class Learner:
             if method.name == "mspoe"
         }
         if not methods:
-            raise CtxextError(f'The heads of "{bench.source.name}" cannot be learned.', hint="Leave --gradient out.")
+            raise CtxextError(f'The heads of "{bench.source.name}" cannot be learned.', hint="Remove --gradient.")
         self.methods = list(methods.values())
 
     def numbers(self) -> dict[str, torch.Tensor]:
-        """Return the parameters, (layers, heads) each; a ratio below one would speed a head up."""
+        """Return the parameters, (layers, heads) each; ratios are at least 1."""
         numbers = {name: self.starts[name] * log.exp() for name, log in self.logs.items()}
         return {**numbers, "ratios": numbers["ratios"].clamp(min=1.0)}
 
@@ -92,7 +92,7 @@ class Learner:
 
 
 def learn(bench: Workbench, options: SearchOptions, end: float, report: Callable[[float, float], None]) -> Recipe:
-    """Learn the heads' parameters until the time is up, `end` on the monotonic clock in seconds.
+    """Train the parameters of the heads until the time is up; `end` is on the monotonic clock in seconds.
 
     `report` is called after each step with the loss of the answers and the divergence from the source, in nats.
     """
@@ -111,18 +111,18 @@ def learn(bench: Workbench, options: SearchOptions, end: float, report: Callable
         learner.refresh()
         answers = _answer_loss(learner.model, *next(questions[next(lengths)]))
         at = torch.randperm(trained - 1, generator=drawn)[:_HELD_POSITIONS]
-        held, source_loss = _divergence(learner.model, bench.stock.model, next(documents), at)
+        divergence, source_loss = _divergence(learner.model, bench.stock.model, next(documents), at)
         allowed = options.keep_short * source_loss / 2
         optimizer.zero_grad()
-        (answers + _HELD * held + _BEYOND * torch.relu(held - allowed)).backward()  # type: ignore[no-untyped-call]
+        (answers + _HELD * divergence + _BEYOND * torch.relu(divergence - allowed)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         step += 1
-        report(float(answers.detach()), float(held.detach()))
+        report(float(answers.detach()), float(divergence.detach()))
     return learner.recipe()
 
 
 def _sequences(encoder: Encoder, options: SearchOptions, length: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield texts with all their questions and answers at the end: ids (1, length or more), and the answers' mask."""
+    """Yield texts followed by all their questions and answers: ids (1, length or more), and the mask of the answers."""
     task, settings = _make_task(encoder, options, length, _NEEDLES)
     for sample in itertools.count():
         (prompts,) = make_questions(task, encoder, length, [sample], settings)
@@ -131,7 +131,7 @@ def _sequences(encoder: Encoder, options: SearchOptions, length: int) -> Iterato
 
 
 def _make_task(encoder: Encoder, options: SearchOptions, length: int, count: int) -> tuple[Needle, Settings]:
-    """Return a task with as many needles as fit into a length, two at least, and its settings."""
+    """Make a task with as many needles as fit into a length, at least two, and its settings."""
     settings = Settings(tasks=("needle",), samples=1, depths=even_depths(count), seed=options.seed + _ALREADY)
     task = Needle(num_needles=count)
     try:
@@ -144,22 +144,22 @@ def _make_task(encoder: Encoder, options: SearchOptions, length: int, count: int
 
 
 def _join_prompts(prompts: list[Prompt]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Join prompts: their common beginning once, then the rest of each."""
+    """Join prompts: their common prefix once, then the rest of each."""
     first = prompts[0].ids
-    same = min(
+    prefix = min(
         next((place for place, (a, b) in enumerate(zip(first, prompt.ids, strict=False)) if a != b), len(first))
         for prompt in prompts[1:]
     )
-    ids, is_answer = list(first[:same]), [False] * same
+    ids, is_answer = list(first[:prefix]), [False] * prefix
     for prompt in prompts:
-        tail = prompt.ids[same:]
+        tail = prompt.ids[prefix:]
         ids += tail
         is_answer += [False] * (len(tail) - prompt.num_answer) + [True] * prompt.num_answer
     return torch.tensor([ids]), torch.tensor([is_answer])
 
 
 def _documents(encoder: Encoder, options: SearchOptions, length: int) -> Iterator[torch.Tensor]:
-    """Yield documents of the original context length, (documents, length), again and again."""
+    """Yield documents of the original context length, (documents, length), endlessly."""
     seed = options.seed + _ALREADY
     documents = read_corpus(options.data, encoder, count=64, length=length, most=length, seed=seed)
     rows = torch.tensor(documents)
@@ -171,7 +171,7 @@ def _documents(encoder: Encoder, options: SearchOptions, length: int) -> Iterato
 
 
 def _answer_loss(model: Any, ids: torch.Tensor, is_answer: torch.Tensor) -> torch.Tensor:
-    """Compute the mean loss of the answers' tokens; logits are computed from the first answer on only."""
+    """Compute the mean loss of the answer tokens, with logits only from the first answer on."""
     ids, is_answer = ids.to(model.device), is_answer.to(model.device)
     first = int(is_answer[0].long().argmax())
     logits = run(model, ids, ids.shape[1] - first + 1)[:, :-1]
@@ -182,7 +182,7 @@ def _answer_loss(model: Any, ids: torch.Tensor, is_answer: torch.Tensor) -> torc
 def _divergence(model: Any, source: Any, ids: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, float]:
     """Compute the Kullback-Leibler divergence from the source in nats per token, and the source's loss.
 
-    Both are computed at some positions (positions,), so that logits do not grow with the length.
+    Both are computed only at the positions `at`, so that logits do not grow with the length.
     """
     ids, at = ids.to(model.device), at.to(model.device)
     with torch.no_grad():
@@ -193,14 +193,14 @@ def _divergence(model: Any, source: Any, ids: torch.Tensor, at: torch.Tensor) ->
 
 
 def _logits_at(model: Any, ids: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """Return the logits after some positions, (documents, positions, vocabulary), in float32."""
-    kept = {"logits_to_keep": at} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
-    logits: torch.Tensor = model(input_ids=ids, use_cache=False, **kept).logits
-    return (logits if kept else logits[:, at]).float()
+    """Return the logits after the positions `at`, (documents, positions, vocabulary), in float32."""
+    arguments = {"logits_to_keep": at} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+    logits: torch.Tensor = model(input_ids=ids, use_cache=False, **arguments).logits
+    return (logits if arguments else logits[:, at]).float()
 
 
 def run_gradient_search(ground: Ground) -> Standing:
-    """Return the points for the last checks, as from a search by trials: YaRN as published, and the learned recipe."""
+    """Return the points for the final evaluation: YaRN with published parameters, and the learned recipe."""
     bench, options = ground.bench, ground.options
     trials: list[Trial] = []
 
@@ -212,13 +212,13 @@ def run_gradient_search(ground: Ground) -> Standing:
     add(bench.prepared(Recipe([Yarn(factor=options.target_length / bench.plain.rotary.trained_length)])), "yarn")
     reserve = 0.0
     if math.isfinite(ground.end):
-        asked = trials[0].seconds + 2 * ground.stock_seconds
-        checks = (1 + 2 + options.checked / options.samples) * asked + WRITING
+        each = trials[0].seconds + 2 * ground.stock_seconds
+        checks = (1 + 2 + options.checked / options.samples) * each + WRITING
         reserve = min(MOST_FOR_CHECKS * options.seconds, checks)
     steps = itertools.count(1)
 
-    def report(answers: float, held: float) -> None:
-        stage = f"learning: step {next(steps)}, answers {answers:.3f} nats, {held:.4f} from the source"
+    def report(answers: float, divergence: float) -> None:
+        stage = f"training step {next(steps)}: answers {answers:.3f} nats, divergence from the source {divergence:.4f}"
         ground.watch(Standing(stage, ground.stock, end=ground.end))
 
     add(learn(bench, options, ground.end - reserve, report), "")
