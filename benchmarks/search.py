@@ -101,7 +101,7 @@ def average_trial() -> tuple[float, int]:
 
     def watch(standing: Any) -> None:
         is_first = standing.stage == "trying recipes" and not begun
-        if is_first or standing.stage == "asking the best once more":
+        if is_first or standing.stage == "measuring the best on more prompts":
             begun.append(clock())
 
     options = SearchOptions(target_length=2048, trials=TRIALS, checked=2)

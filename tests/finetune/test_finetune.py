@@ -132,7 +132,7 @@ def test_a_damaged_save_is_told_in_one_line(base, stopped, tmp_path, name, conte
         torch.save([1, 2], file)
     else:
         file.write_bytes(content)
-    with pytest.raises(CtxextError, match=r'checkpoint-2" is damaged, its .* cannot be loaded') as error:
+    with pytest.raises(CtxextError, match=r'checkpoint-2" is damaged: its .* cannot be loaded') as error:
         tune(base, out, change(save_every=2), resume=True)
     assert "--overwrite" in error.value.hint
 
@@ -147,7 +147,7 @@ def test_resume_refuses_other_settings_and_another_recipe(base, stopped, tmp_pat
     out = tmp_path / "out"
     shutil.copytree(stopped, training_folder(out))
     kept = sorted(path.name for path in training_folder(out).iterdir())
-    with pytest.raises(CtxextError, match='another rank: "4", not "8"'):
+    with pytest.raises(CtxextError, match='a different rank: "4", not "8"'):
         tune(base, out, change(rank=8), resume=True)
     other = make_base(tmp_path / "pi", PositionInterpolation(factor=4))
     with pytest.raises(CtxextError, match="another model"):

@@ -20,7 +20,7 @@ from ctxext.cli.search import point_line, state_line, verdict
 from ctxext.errors import CtxextError
 from ctxext.methods import Ntk, Yarn
 from ctxext.search import final_evaluation, gradient, run, study
-from ctxext.search.final_evaluation import Check, check, refuse_without_points
+from ctxext.search.final_evaluation import Check, check, raise_without_points
 from ctxext.search.measurement import EvalSet, Measurement, bound_loss, read_measurement
 from ctxext.search.options import SearchOptions, StudyPlace, default_study
 from ctxext.search.study import Ground, Point, Standing, Trial, choose_best, find_pareto_front, find_points
@@ -51,7 +51,7 @@ def test_lengths_and_time():
     assert options().lengths_from(300) == (300, 600, 1024)
     assert options(lengths=(512,)).lengths_from(256) == (512, 1024), "the target is always asked"
     for trained in (1024, 2048):
-        with pytest.raises(CtxextError, match="is no longer"):
+        with pytest.raises(CtxextError, match="is not above the original context length"):
             options().lengths_from(trained)
     seconds = [options(**more).seconds for more in ({}, {"trials": 3}, {"minutes": 0.5}, {"minutes": 2.0, "trials": 3})]
     assert seconds == [1200, math.inf, 30, 120]
@@ -318,7 +318,7 @@ def test_a_rise_that_only_may_be_small_does_not_count_in_the_run_off(monkeypatch
 )
 def test_why_there_is_nothing_to_compare(refusals, minutes, message):
     with pytest.raises(CtxextError, match=message):
-        refuse_without_points([SimpleNamespace(refusal=one) for one in refusals], minutes)
+        raise_without_points([SimpleNamespace(refusal=one) for one in refusals], minutes)
 
 
 def test_parts_have_every_question_and_document_once():
@@ -336,14 +336,14 @@ def test_studies_of_one_journal_are_told_apart(tmp_path):
     import optuna
 
     one, other = (StudyPlace(name=name, storage=str(tmp_path / "journal")) for name in ("one", "other"))
-    assert not one.is_there
+    assert not one.exists
     optuna.create_study(study_name="one", storage=one.open())
-    assert one.is_there
-    assert not other.is_there
+    assert one.exists
+    assert not other.exists
     other.clear()
-    assert one.is_there
+    assert one.exists
     one.clear()
-    assert not one.is_there
+    assert not one.exists
     assert str(one) == f"one in {tmp_path / 'journal'}"
     assert default_study(Path("a/best.yaml")) == StudyPlace(path=Path("a/best.db"))
 
@@ -474,7 +474,7 @@ def test_figures_best_first_with_what_they_are():
     }
     lines = run.format_results(Check(points[0], points[1], measured((0.9, 0.9), share=0.25), points, answers, 0.01))
     assert lines == [
-        "Measured on 4 prompts of each length that the search never saw:",
+        "Measured on 4 unseen prompts per length:",
         "  stock: loss of an answer 0.9000, needles 25.0 % at 64, 25.0 % at 128",
         "  ntk ×3 (published, breaks the bound): loss of an answer 0.2000, needles 50.0 % at 64, 50.0 % at 128; "
         "original context length +50.00 ± 0.00 %",

@@ -141,7 +141,7 @@ def test_a_method_that_does_not_apply_is_told(tmp_path):
     assert "distance-aware" not in {
         method.name for methods in build_space(llama, 512).slots.values() for method in methods
     }
-    with pytest.raises(CtxextError, match="changes nothing until it is trained"):
+    with pytest.raises(CtxextError, match="has no effect without training"):
         build_space(llama, 512, ["distance-aware"])
 
 

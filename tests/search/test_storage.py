@@ -29,7 +29,7 @@ def test_a_journal_is_gone_on_from_and_replaced(run, source, tmp_path):
     first = run("search", source, tmp_path / "best.yaml", *WORDS, "--trials", 3, *place, "--json")
     assert json.loads(first.stdout)["trials"] == 3
     again = run("search", source, tmp_path / "best.yaml", *WORDS, "--trials", 5, *place)
-    assert 'There is a study "mine in ' in again.exception.message
+    assert 'The study "mine in ' in again.exception.message
     more = run("search", source, tmp_path / "best.yaml", *WORDS, "--trials", 5, *place, "--resume", "--json")
     assert json.loads(more.stdout)["trials"] == 5
     other = run("search", source, tmp_path / "best.yaml", *WORDS, "--trials", 3, *place, "--overwrite", "--json")
@@ -64,7 +64,7 @@ NO_URLS = (
     [
         ("nosuchdb://host/name", "cannot be used"),
         ("mysql+cymysql://host/name", "needs a database driver"),
-        ("postgresql+psycopg2://u:a/hunter2@[host/db", "driver|is not the URL"),
+        ("postgresql+psycopg2://u:a/hunter2@[host/db", "driver|is not a database URL"),
         ("absent/study.log", "There is no folder"),
         *((storage, "--storage") for storage in NO_URLS),
     ],
@@ -97,7 +97,7 @@ def test_three_processes_share_a_study_and_one_is_killed(source, tmp_path):
         return optuna.load_study(study_name=name, storage=place.open()).get_trials(deepcopy=False)
 
     first = begin("a.yaml")
-    while not place.is_there or sum(trial.state.is_finished() for trial in trials()) < 1:
+    while not place.exists or sum(trial.state.is_finished() for trial in trials()) < 1:
         assert first.poll() is None
         time.sleep(0.2)
     others = [begin("b.yaml", "--resume"), begin("c.yaml", "--resume")]
