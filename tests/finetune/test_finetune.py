@@ -199,7 +199,7 @@ def test_the_packing_that_is_suggested_goes_with_the_other_options(base, tmp_pat
     lines = []
     data = TrainingData(records=tuple(records))
     tune(base, tmp_path / "out", change(steps=1, **options), data=data, merge=False, tell=lines.append)
-    assert any(f"(--pack {way} joins documents)" in line for line in lines)
+    assert any(f"--pack {way} to pack documents" in line for line in lines)
 
 
 def test_nothing_to_resume(base, tmp_path):

@@ -100,7 +100,7 @@ def test_the_loss_is_measured_on_other_data_and_the_best_save_kept(tmp_path):
     tune(base, tmp_path / "out", change(keep_best=True), eval_data=held_out, tell=lines.append)
     assert sum("on the evaluation data" in line for line in lines) == 2
     assert not any("needles" in line for line in lines)
-    assert any(line.startswith("kept step") for line in lines)
+    assert any(line.startswith("using step") for line in lines)
 
 
 def tried(quick, among=tiny_models.ENCODERS):
