@@ -60,7 +60,7 @@ def by_commands(recipe: Recipe, place: Path) -> None:
     (place / "recipe.yaml").write_text(json.dumps(recipe.to_dict()))
     words = ["convert", "demo", place / "out", "--recipe", place / "recipe.yaml", "--no-verify", "-q"]
     run(*words)
-    lengths = ",".join(map(str, OPTIONS.lengths_from(512)))
+    lengths = ",".join(map(str, OPTIONS.list_lengths(512)))
     asked = ["--samples", OPTIONS.samples, "--lengths", lengths, "--allow-beyond"]
     run("eval", place / "out", "--task", "needle,short", *asked, "--out", place / "report", "-q")
 

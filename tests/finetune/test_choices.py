@@ -26,7 +26,7 @@ from ctxext.finetune.dry_run import Plan, StepMeasurements
 from ctxext.finetune.loss import PositionLosses
 from ctxext.finetune.options import CHANGEABLE, Reporter, TrainingOptions
 from ctxext.finetune.prepare import add_adapter, count_tokens, format_data_lines
-from ctxext.finetune.run import _make_notes, _settings, draw_losses, smooth_losses
+from ctxext.finetune.run import _collect_settings, _make_notes, draw_losses, smooth_losses
 from ctxext.finetune.trainer import (
     LiveLine,
     StopAfterStep,
@@ -449,17 +449,17 @@ def test_a_run_is_known_by_its_model_data_and_choices(tmp_path):
         folder=tmp_path, weight_files=[Path("model.bin")], size_of=lambda path: 2 << 20, public_name="me/base"
     )
     base, options = SimpleNamespace(checkpoint=source), resolve()
-    first = _settings(base, options, {"name": "books"})
+    first = _collect_settings(base, options, {"name": "books"})
     assert first["data"] == {"name": "books"}
     assert {name: value for name, value in first.items() if name not in ("model", "data")} == {
         name: value for name, value in options.to_dict().items() if name not in CHANGEABLE
     }
     (tmp_path / "model.bin").write_bytes(bytes([1]) + bytes((2 << 20) - 1))
-    second = _settings(base, options, {"name": "books"})
+    second = _collect_settings(base, options, {"name": "books"})
     assert second["model"]["name"] == first["model"]["name"] == "me/base"
     assert second["model"]["digest"] != first["model"]["digest"], "a weight was changed"
     (tmp_path / "config.json").write_text("{ }")
-    assert _settings(base, options, {"name": "books"})["model"]["digest"] != second["model"]["digest"]
+    assert _collect_settings(base, options, {"name": "books"})["model"]["digest"] != second["model"]["digest"]
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ def test_what_cannot_be_trained_is_refused(base, tmp_path):
     for model, options, message in (
         (source, change(length=64), "--length 64 is above the context length"),
         (base, change(length=256), "--length 256 is above the context length"),
-        (prompt, change(length=32), "chooses its heads per prompt"),
+        (prompt, change(length=32), "depends on the prompt"),
         (base, change(targets=("q_prj",)), "q_prj"),
         (tmp_path / "nowhere", QUICK, "no folder"),
     ):

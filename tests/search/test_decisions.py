@@ -46,13 +46,13 @@ def test_options_that_mean_nothing(given, message):
 
 
 def test_lengths_and_time():
-    assert options(keep_short=0.0, lengths=(1024,), checked=2).lengths_from(256) == (1024,)
-    assert options().lengths_from(256) == (256, 512, 1024)
-    assert options().lengths_from(300) == (300, 600, 1024)
-    assert options(lengths=(512,)).lengths_from(256) == (512, 1024), "the target is always asked"
+    assert options(keep_short=0.0, lengths=(1024,), checked=2).list_lengths(256) == (1024,)
+    assert options().list_lengths(256) == (256, 512, 1024)
+    assert options().list_lengths(300) == (300, 600, 1024)
+    assert options(lengths=(512,)).list_lengths(256) == (512, 1024), "the target is always asked"
     for trained in (1024, 2048):
         with pytest.raises(CtxextError, match="is not above the original context length"):
-            options().lengths_from(trained)
+            options().list_lengths(trained)
     seconds = [options(**more).seconds for more in ({}, {"trials": 3}, {"minutes": 0.5}, {"minutes": 2.0, "trials": 3})]
     assert seconds == [1200, math.inf, 30, 120]
 
@@ -369,7 +369,7 @@ def test_a_mutation_stays_near_and_inside():
 
 def parent(number, known, finished):
     trials = SimpleNamespace(get_trials=lambda **given: finished)
-    one = study.SteadySampler(0, known)._parent(trials, number)
+    one = study.SteadySampler(0, known)._choose_parent(trials, number)
     return one and one.number
 
 
@@ -449,7 +449,7 @@ def test_the_time_that_is_reserved_for_the_last_checks():
 
 @pytest.mark.parametrize("better", [True, False])
 def test_a_recipe_is_written_where_it_is_better_alone(better, tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "pareto_picture", lambda *given: repr(given[1:]).encode())
+    monkeypatch.setattr(run, "draw_pareto_front", lambda *given: repr(given[1:]).encode())
     out = tmp_path / "best.yaml"
     out.write_text("old")
     measurement = measured((0.2, 0.2), share=1.0 if better else 0.0)
@@ -508,7 +508,7 @@ def test_the_picture_marks_what_was_taken_and_what_is_published(monkeypatch):
         import_module("ctxext.evaluate.report.pictures"), "as_png", lambda figure: figures.append(figure) or b""
     )
     points = [point(0, 0.5, 0.0, published="ntk"), point(1, 0.2, 0.02), point(2, 0.6, 0.05)]
-    run.pareto_picture(points, points[1], 0.03, "title")
+    run.draw_pareto_front(points, points[1], 0.03, "title")
     axes = figures[0].axes[0]
     dots, ring = axes.collections
     assert dots.get_offsets().tolist() == [[0.0, 0.5], [2.0, 0.2], [5.0, 0.6]]

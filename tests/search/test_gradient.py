@@ -56,8 +56,8 @@ def test_what_was_learned_on_is_what_is_converted(bench, source, tmp_path):
 
 def test_more_steps_lower_what_is_learned_on(bench, monkeypatch):
     """On one text and nothing held: only that the gradient points downwards."""
-    one = next(gradient._sequences(bench.stock.encoder, OPTIONS, 640))
-    monkeypatch.setattr(gradient, "_sequences", lambda *_: iter(lambda: one, None))
+    one = next(gradient._draw_sequences(bench.stock.encoder, OPTIONS, 640))
+    monkeypatch.setattr(gradient, "_draw_sequences", lambda *_: iter(lambda: one, None))
     monkeypatch.setattr(gradient, "_HELD", 0.0)
     monkeypatch.setattr(gradient, "_BEYOND", 0.0)
     losses = []
@@ -70,7 +70,7 @@ def test_the_divergence_is_that_of_the_positions_asked(bench):
     """Against whole logits and torch's own divergence."""
     model = bench.apply(Recipe([learned()])).model
     ids, at = torch.arange(5, 65)[None].repeat(2, 1), torch.tensor([40, 3, 17])
-    divergence, loss = gradient._divergence(model, bench.stock.model, ids, at)
+    divergence, loss = gradient._compute_divergence(model, bench.stock.model, ids, at)
     with torch.no_grad():
         trained, said = (one(ids).logits[:, at].log_softmax(-1) for one in (model, bench.stock.model))
     expected = torch.nn.functional.kl_div(trained, said, reduction="sum", log_target=True) / 6
@@ -82,7 +82,7 @@ def test_the_divergence_is_that_of_the_positions_asked(bench):
         return bench.stock.model(input_ids)
 
     whole.device, whole.forward = "cpu", whole
-    again, loss_again = gradient._divergence(model, whole, ids, at)
+    again, loss_again = gradient._compute_divergence(model, whole, ids, at)
     assert (float(again), loss_again) == pytest.approx((float(divergence), loss), rel=1e-4)
 
 

@@ -75,7 +75,7 @@ def open_base(
     untrainable = [step for step in steps if isinstance(step, CodeMethod) and not step.is_trainable]
     if untrainable or depends_on_prompt(base.model.config):
         raise CtxextError(
-            f'"{source}" chooses its heads per prompt, so it cannot be trained.',
+            f'"{source}" has a method that depends on the prompt, so it cannot be trained.',
             hint="Convert its source with --head-order calibrated.",
         )
     if needs_code(config) and not runs_only_own_code(checkpoint):
@@ -162,5 +162,5 @@ def open_model(
     """Open the base, make its output configuration and resolve the options; raise if an option does not apply."""
     base = open_base(model, options.length, revision=revision, token=token, original_length=options.original_length)
     check_fits(base, options)
-    served, encoding = make_output_config(base, options.serve_factor), base.model.encoding
-    return base, served, options.resolve(window=encoding.context_length, trained_length=encoding.trained_length)
+    output, encoding = make_output_config(base, options.serve_factor), base.model.encoding
+    return base, output, options.resolve(window=encoding.context_length, trained_length=encoding.trained_length)

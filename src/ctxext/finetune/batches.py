@@ -129,7 +129,7 @@ class Sequences(Dataset[Tensors]):
         tensors = {"input_ids": ids, "labels": labels}
         if self.reading.first_index is not None:
             numbered = enumerate(starts.tolist(), start=first)
-            positions = torch.tensor([self._positions(piece, step, number) for number, piece in numbered])
+            positions = torch.tensor([self._make_positions(piece, step, number) for number, piece in numbered])
             tensors["position_ids"] = positions + self.reading.first_index
         if self.options.pack == "restart":
             return tensors  # Without a mask, transformers finds document starts from the positions.
@@ -139,10 +139,10 @@ class Sequences(Dataset[Tensors]):
         """Return a row from an endless sequence of epochs, each with all rows in its own random order."""
         rows = self._rows[length]
         epoch, place = divmod(number, len(rows))
-        order = _order(len(rows), f"{self.options.seed} {length} {epoch}")
+        order = _draw_order(len(rows), f"{self.options.seed} {length} {epoch}")
         return torch.from_numpy(rows[order[place]].astype(np.int64))
 
-    def _positions(self, starts: list[bool], step: int, number: int) -> list[int]:
+    def _make_positions(self, starts: list[bool], step: int, number: int) -> list[int]:
         if self.options.pack == "restart":
             return make_restarting_positions(starts)
         if self.options.positions == "pose" and not self.options.is_short(step):
@@ -153,7 +153,7 @@ class Sequences(Dataset[Tensors]):
 
 
 @functools.lru_cache(maxsize=8)
-def _order(count: int, seed: str) -> "np.ndarray[Any, Any]":
+def _draw_order(count: int, seed: str) -> "np.ndarray[Any, Any]":
     return np.random.default_rng(random.Random(seed).getrandbits(64)).permutation(count)
 
 

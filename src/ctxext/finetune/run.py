@@ -123,7 +123,7 @@ def finetune(
     held_out = None if eval_data is None else to_training_data(eval_data, split=None)
     readers = chosen.reader(options), held_out.reader(options) if held_out else None
     out = Path(out)
-    base, served, options = open_model(str(model), options, run.revision, run.token)
+    base, output, options = open_model(str(model), options, run.revision, run.token)
     if options.full and not run.merge:
         raise CtxextError("--full has no adapter and cannot be combined with --no-merge.", hint="Remove --no-merge.")
     if options.serve_factor and not run.merge:
@@ -141,7 +141,7 @@ def finetune(
         deletable = deletable_files(out, run)
         named = {**chosen.describe(), **({"eval": held_out.describe()["name"]} if held_out else {})}
         if rank() == 0:
-            _begin(folder, _settings(base, options, named), resume=run.resume, overwrite=run.replaces)
+            _begin(folder, _collect_settings(base, options, named), resume=run.resume, overwrite=run.replaces)
         try:
             with warnings.catch_warnings(), explain_disk_errors(folder):
                 # The Trainer and peft call models in ways that transformers deprecates.
@@ -158,19 +158,19 @@ def finetune(
             _write(base, folder, result, work, named)
             if run.merge:
                 notes = _make_notes(base, result, named)
-                notes |= {"schedule": f"trained with {served.summary}"} if served.summary else {}
+                notes |= {"schedule": f"trained with {output.summary}"} if output.summary else {}
                 trained = folder / FINAL if options.full else work / ADAPTER
-                changes = read_changes(served.checkpoint, trained, is_adapter=not options.full)
+                changes = read_changes(output.checkpoint, trained, is_adapter=not options.full)
                 progress = reporter.progress
-                write_merged(served.checkpoint, changes, work, notes=notes, texts=served.texts, progress=progress)
-                if served.summary:
+                write_merged(output.checkpoint, changes, work, notes=notes, texts=output.texts, progress=progress)
+                if output.summary:
                     verify_output(work)
             give_name(work, out, overwrite=run.replaces, deletable=deletable)
         discard(folder)
     return result
 
 
-def _settings(base: Base, options: TrainingOptions, data: Mapping[str, Any]) -> dict[str, Any]:
+def _collect_settings(base: Base, options: TrainingOptions, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that must be the same when a run is resumed."""
     checkpoint = base.checkpoint
     digest = hashlib.sha256((checkpoint.folder / "config.json").read_bytes())

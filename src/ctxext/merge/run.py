@@ -191,7 +191,7 @@ def _check_is_training(base: Checkpoint, tuned: Checkpoint, stored: Mapping[str,
             f'"{tuned.name}" was not trained from "{base.name}": "{mismatches[0]}" is not the same in both.',
             hint="Pass the checkpoint it was trained from.",
         )
-    before, after = _settings(base.config), _settings(tuned.config)
+    before, after = _collect_settings(base.config), _collect_settings(tuned.config)
     if changed := sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key)):
         raise CtxextError(
             f'"{tuned.name}" was not trained from "{base.name}": config.json has a different {", ".join(changed)}.',
@@ -199,7 +199,7 @@ def _check_is_training(base: Checkpoint, tuned: Checkpoint, stored: Mapping[str,
         )
 
 
-def _settings(config: dict[str, Any]) -> dict[str, Any]:
+def _collect_settings(config: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that affect the meaning of the weights, with class defaults, for comparison."""
     from transformers import AutoConfig
 

@@ -42,8 +42,6 @@ _DOCUMENTS, _HELD_POSITIONS = 2, 512
 _ALREADY = 77_000_000
 """Offset of the seed, so that training shares no question with the search or `ctxext eval`."""
 
-Numbers = dict[str, list[torch.Tensor]]
-
 
 class Learner:
     """Learned parameters during training."""
@@ -70,25 +68,25 @@ class Learner:
             raise CtxextError(f'The heads of "{bench.source.name}" cannot be learned.', hint="Remove --gradient.")
         self.methods = list(methods.values())
 
-    def numbers(self) -> dict[str, torch.Tensor]:
+    def get_parameters(self) -> dict[str, torch.Tensor]:
         """Return the parameters, (layers, heads) each; ratios are at least 1."""
-        numbers = {name: self.starts[name] * log.exp() for name, log in self.logs.items()}
-        return {**numbers, "ratios": numbers["ratios"].clamp(min=1.0)}
+        parameters = {name: self.starts[name] * log.exp() for name, log in self.logs.items()}
+        return {**parameters, "ratios": parameters["ratios"].clamp(min=1.0)}
 
     def recipe(self) -> Recipe:
         """Return the current parameters as a recipe."""
         rows = {
             name: tuple(tuple(float(f"{number:.{_DIGITS}g}") for number in row) for row in values.tolist())
-            for name, values in self.numbers().items()
+            for name, values in self.get_parameters().items()
         }
-        numbers: Any = {**rows, "ramp_fast": _FAST, "ramp_slow": _SLOW, "reaches": self.options.target_length}
-        return Recipe([MsPoE(schedule="by-parts", head_order="fixed", first_layer=0, **numbers)])
+        parameters: Any = {**rows, "ramp_fast": _FAST, "ramp_slow": _SLOW, "reaches": self.options.target_length}
+        return Recipe([MsPoE(schedule="by-parts", head_order="fixed", first_layer=0, **parameters)])
 
     def refresh(self) -> None:
         """Update the parameters in the model from those of the optimizer."""
-        numbers = self.numbers()
+        parameters = self.get_parameters()
         for method in self.methods:
-            method.settings["heads"] = {name: list(values.unbind(0)) for name, values in numbers.items()}
+            method.settings["heads"] = {name: list(values.unbind(0)) for name, values in parameters.items()}
 
 
 def learn(bench: Workbench, options: SearchOptions, end: float, report: Callable[[float, float], None]) -> Recipe:
@@ -99,9 +97,11 @@ def learn(bench: Workbench, options: SearchOptions, end: float, report: Callable
     learner = Learner(bench, options)
     optimizer = torch.optim.Adam(learner.logs.values(), lr=_RATE)
     trained, began = bench.plain.rotary.trained_length, time.monotonic()
-    lengths = itertools.cycle(sorted(options.lengths_from(trained), reverse=True))
-    questions = {length: _sequences(bench.stock.encoder, options, length) for length in options.lengths_from(trained)}
-    documents = _documents(bench.stock.encoder, options, trained)
+    lengths = itertools.cycle(sorted(options.list_lengths(trained), reverse=True))
+    questions = {
+        length: _draw_sequences(bench.stock.encoder, options, length) for length in options.list_lengths(trained)
+    }
+    documents = _read_documents(bench.stock.encoder, options, trained)
     drawn = torch.Generator().manual_seed(options.seed)
     step = 0
     while step < (options.trials or math.inf) and time.monotonic() < end:
@@ -109,9 +109,9 @@ def learn(bench: Workbench, options: SearchOptions, end: float, report: Callable
         for group in optimizer.param_groups:
             group["lr"] = _RATE * min(1.0, (step + 1) / 5) * max(0.05, 1 - gone)
         learner.refresh()
-        answers = _answer_loss(learner.model, *next(questions[next(lengths)]))
+        answers = _compute_answer_loss(learner.model, *next(questions[next(lengths)]))
         at = torch.randperm(trained - 1, generator=drawn)[:_HELD_POSITIONS]
-        divergence, source_loss = _divergence(learner.model, bench.stock.model, next(documents), at)
+        divergence, source_loss = _compute_divergence(learner.model, bench.stock.model, next(documents), at)
         allowed = options.keep_short * source_loss / 2
         optimizer.zero_grad()
         (answers + _HELD * divergence + _BEYOND * torch.relu(divergence - allowed)).backward()  # type: ignore[no-untyped-call]
@@ -121,7 +121,9 @@ def learn(bench: Workbench, options: SearchOptions, end: float, report: Callable
     return learner.recipe()
 
 
-def _sequences(encoder: Encoder, options: SearchOptions, length: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _draw_sequences(
+    encoder: Encoder, options: SearchOptions, length: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield texts followed by all their questions and answers: ids (1, length or more), and the mask of the answers."""
     task, settings = _make_task(encoder, options, length, _NEEDLES)
     for sample in itertools.count():
@@ -158,7 +160,7 @@ def _join_prompts(prompts: list[Prompt]) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor([ids]), torch.tensor([is_answer])
 
 
-def _documents(encoder: Encoder, options: SearchOptions, length: int) -> Iterator[torch.Tensor]:
+def _read_documents(encoder: Encoder, options: SearchOptions, length: int) -> Iterator[torch.Tensor]:
     """Yield documents of the original context length, (documents, length), endlessly."""
     seed = options.seed + _ALREADY
     documents = read_corpus(options.data, encoder, count=64, length=length, most=length, seed=seed)
@@ -170,7 +172,7 @@ def _documents(encoder: Encoder, options: SearchOptions, length: int) -> Iterato
             yield rows[order[start : start + _DOCUMENTS]]
 
 
-def _answer_loss(model: Any, ids: torch.Tensor, is_answer: torch.Tensor) -> torch.Tensor:
+def _compute_answer_loss(model: Any, ids: torch.Tensor, is_answer: torch.Tensor) -> torch.Tensor:
     """Compute the mean loss of the answer tokens, with logits only from the first answer on."""
     ids, is_answer = ids.to(model.device), is_answer.to(model.device)
     first = int(is_answer[0].long().argmax())
@@ -179,20 +181,20 @@ def _answer_loss(model: Any, ids: torch.Tensor, is_answer: torch.Tensor) -> torc
     return torch.nn.functional.cross_entropy(logits[chosen].float(), ids[:, first:][chosen])
 
 
-def _divergence(model: Any, source: Any, ids: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, float]:
+def _compute_divergence(model: Any, source: Any, ids: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, float]:
     """Compute the Kullback-Leibler divergence from the source in nats per token, and the source's loss.
 
     Both are computed only at the positions `at`, so that logits do not grow with the length.
     """
     ids, at = ids.to(model.device), at.to(model.device)
     with torch.no_grad():
-        source_log_probabilities = _logits_at(source, ids, at).log_softmax(-1)
-    log_probabilities = _logits_at(model, ids, at).log_softmax(-1)
+        source_log_probabilities = _compute_logits(source, ids, at).log_softmax(-1)
+    log_probabilities = _compute_logits(model, ids, at).log_softmax(-1)
     divergence = (source_log_probabilities.exp() * (source_log_probabilities - log_probabilities)).sum(-1).mean()
     return divergence, float(-source_log_probabilities.gather(-1, ids[:, at + 1, None]).mean())
 
 
-def _logits_at(model: Any, ids: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+def _compute_logits(model: Any, ids: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     """Return the logits after the positions `at`, (documents, positions, vocabulary), in float32."""
     arguments = {"logits_to_keep": at} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
     logits: torch.Tensor = model(input_ids=ids, use_cache=False, **arguments).logits

@@ -83,15 +83,15 @@ def make_eval_sets(encoder: Encoder, options: SearchOptions, trained_length: int
     """Make the eval sets of the trials, of the finalists, and of the final evaluation."""
     samples = (options.samples, 2 * options.samples, options.checked)
     counts = [max(2, count) for count in (2 * options.samples, 8 * options.samples, 4 * options.checked)]
-    documents = _documents(encoder, options, trained_length, counts)
+    documents = _read_documents(encoder, options, trained_length, counts)
     sentences = _read_sentences(options.data)
     eval_sets = []
     for number, (count, text) in enumerate(zip(samples, sentences, strict=True)):
-        seed = _seed(options, number)
+        seed = _make_seed(options, number)
         settings = Settings(tasks=("needle",), samples=count, depths=options.depths, seed=seed)
         # With one needle per depth, all depths share a text, and its common prefix runs once.
         task = Needle(num_needles=max(2, options.num_depths), text=text)
-        lengths = options.lengths_from(trained_length)
+        lengths = options.list_lengths(trained_length)
         check_fits(task, encoder, lengths, settings)
         questions = {length: make_questions(task, encoder, length, range(count), settings) for length in lengths}
         eval_sets.append(EvalSet(questions, documents[number]))
@@ -99,17 +99,17 @@ def make_eval_sets(encoder: Encoder, options: SearchOptions, trained_length: int
     return first, second, third
 
 
-def _seed(options: SearchOptions, number: int) -> int:
+def _make_seed(options: SearchOptions, number: int) -> int:
     return options.seed + (number + 1) * _APART
 
 
-def _documents(
+def _read_documents(
     encoder: Encoder, options: SearchOptions, trained_length: int, counts: Sequence[int]
 ) -> list[torch.Tensor]:
     """Return the documents of each eval set, fewer than `counts` if the data has fewer; eval sets share none."""
     if options.data is None:
         return [
-            torch.tensor(_read(None, encoder, count, trained_length, _seed(options, number)))
+            torch.tensor(_read(None, encoder, count, trained_length, _make_seed(options, number)))
             for number, count in enumerate(counts)
         ]
     documents = _read(options.data, encoder, len(counts) * max(counts), trained_length, 0)

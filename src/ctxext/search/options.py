@@ -91,7 +91,7 @@ class SearchOptions:
             return float("inf") if self.trials is not None else 60 * DEFAULT_MINUTES
         return 60 * self.minutes
 
-    def lengths_from(self, trained_length: int) -> tuple[int, ...]:
+    def list_lengths(self, trained_length: int) -> tuple[int, ...]:
         """Return the prompt lengths, shortest first; the target is always among them."""
         if self.target_length <= trained_length:
             raise CtxextError(
@@ -110,7 +110,7 @@ class SearchOptions:
         if self.original_length is not None:
             values["original_length"] = self.original_length
         methods = list(self.methods) or ["all but experimental"]  # The default of earlier versions was wider.
-        return {**values, "lengths": list(self.lengths_from(trained_length)), "methods": methods}
+        return {**values, "lengths": list(self.list_lengths(trained_length)), "methods": methods}
 
 
 _SCHEME = re.compile(r"((?:[A-Za-z][\w+.-]+:/|(?:postgresql|mysql|mariadb|mssql|oracle|sqlite)[\w+]*:))")

@@ -100,7 +100,7 @@ def search(
     if model_config(checkpoint.config, checkpoint.original_length).is_extended:
         raise already_extended(checkpoint, space.rotary)
     trained_length = space.rotary.trained_length
-    options.lengths_from(trained_length)
+    options.list_lengths(trained_length)
     if out is not None:
         check_recipe_place(out, overwrite=overwrite or resume)
 
@@ -112,7 +112,7 @@ def search(
     from ctxext.search.measurement import make_eval_sets, measure
     from ctxext.search.study import WRITING, Ground, Standing, try_recipes
 
-    def in_time(measurement: "Measurement") -> bool:
+    def check_time(measurement: "Measurement") -> bool:
         if time.monotonic() > end:
             raise NothingMeasuredError(
                 f"{options.minutes:g} minutes were too short to measure the unmodified model.",
@@ -136,14 +136,14 @@ def search(
         _check_time(info, stock, trial_set, options, end)
         watch(Standing("measuring the unmodified model", end=end))
         began = time.monotonic()
-        measurement = measure(stock, trial_set, in_time)
+        measurement = measure(stock, trial_set, check_time)
         seconds = time.monotonic() - began
         ground = Ground(bench, options, trial_set, measurement, seconds, watch, end)
         if options.gradient:
             standing = run_gradient_search(ground)
         else:
             standing = try_recipes(
-                ground, space, place, _header(checkpoint, info.digest, options, trained_length, stock)
+                ground, space, place, _make_header(checkpoint, info.digest, options, trained_length, stock)
             )
         points = standing.points
         if not points:
@@ -194,7 +194,7 @@ def _write_result(
     if out is not None and is_installed("matplotlib"):
         title = f"{name} to {format_length(options.target_length)} tokens: {summary}"
         files.append(out.with_suffix(".png"))
-        write_whole(files[-1], pareto_picture(standing.points, checked.winner, options.keep_short, title))
+        write_whole(files[-1], draw_pareto_front(standing.points, checked.winner, options.keep_short, title))
     if out is not None and recipe is not None:
         files.append(out)
         comments = "".join(f"# {line}\n" for line in format_results(checked))
@@ -209,7 +209,7 @@ _INK, _FAINT = "#222222", "#d5d5d5"
 _MARKERS = "osDv^P*X"
 
 
-def pareto_picture(points: "Sequence[Point]", best: "Point | None", keep_short: float, title: str) -> bytes:
+def draw_pareto_front(points: "Sequence[Point]", best: "Point | None", keep_short: float, title: str) -> bytes:
     """Draw a PNG of the loss of the answers over the rise at the original context length."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import StrMethodFormatter
@@ -264,7 +264,7 @@ def pareto_picture(points: "Sequence[Point]", best: "Point | None", keep_short: 
 def format_results(checked: "Check") -> list[str]:
     """Return the results of the final evaluation as lines."""
     count = checked.stock.num_prompts
-    lines = [f"Measured on {count} unseen prompts per length:", _line("stock", checked.stock)]
+    lines = [f"Measured on {count} unseen prompts per length:", _format_line("stock", checked.stock)]
     for number, answers in sorted(checked.answers.items(), key=lambda entry: entry[1].loss):
         point, (rise, half) = checked.points[number], answers.rise(checked.stock)
         words = ["found"] if point is checked.winner else []
@@ -273,16 +273,16 @@ def format_results(checked: "Check") -> list[str]:
             rise + half > checked.keep_short
         )
         name = point.trial.name + (f" ({', '.join(words)})" if words else "")
-        lines.append(_line(name, answers) + f"; original context length {100 * rise:+z.2f} ± {100 * half:.2f} %")
+        lines.append(_format_line(name, answers) + f"; original context length {100 * rise:+z.2f} ± {100 * half:.2f} %")
     return lines
 
 
-def _line(name: str, answers: "Measurement") -> str:
+def _format_line(name: str, answers: "Measurement") -> str:
     shares = ", ".join(f"{100 * answers.exact(length):.1f} % at {length}" for length in answers.lengths)
     return f"  {name}: loss of an answer {answers.loss:.4f}, needles {shares}"
 
 
-def _header(
+def _make_header(
     checkpoint: Checkpoint, digest: str, options: SearchOptions, trained_length: int, stock: "LoadedModel"
 ) -> dict[str, Any]:
     import optuna

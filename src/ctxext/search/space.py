@@ -55,10 +55,10 @@ class Space:
             method for slot, methods in self.slots.items() for method in methods if method.name == parameters.get(slot)
         ]
         return Recipe(
-            method.from_search(self._numbers(parameters, method), self.rotary, self.factor) for method in chosen
+            method.from_search(self._read_parameters(parameters, method), self.rotary, self.factor) for method in chosen
         )
 
-    def _numbers(self, parameters: Parameters, method: type[Method]) -> Parameters:
+    def _read_parameters(self, parameters: Parameters, method: type[Method]) -> Parameters:
         ranges = method.search_space(self.rotary, self.factor)
         values = {number: parameters.get(f"{method.name}.{number}") for number in ranges}
         return {  # Round as in a recipe file.

@@ -226,10 +226,10 @@ class SteadySampler(TPESampler):
                 multivariate=True,
                 group=True,
                 constant_liar=True,
-                seed=self._random(number).getrandbits(32),
+                seed=self._make_random(number).getrandbits(32),
             )
 
-    def _random(self, number: int) -> random.Random:
+    def _make_random(self, number: int) -> random.Random:
         return random.Random(f"{self.seed} {number}")
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
@@ -238,20 +238,20 @@ class SteadySampler(TPESampler):
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Return the parameters that are drawn together."""
-        parent = self._parent(study, trial.number)
+        parent = self._choose_parent(study, trial.number)
         return parent.distributions if parent else super().infer_relative_search_space(study, trial)
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """Draw the parameters together."""
-        parent = self._parent(study, trial.number)
+        parent = self._choose_parent(study, trial.number)
         if parent is None:
             return super().sample_relative(study, trial, search_space)
-        rng = self._random(trial.number)
+        rng = self._make_random(trial.number)
         return {name: _mutate(rng, parent.params[name], space) for name, space in search_space.items()}
 
-    def _parent(self, study: optuna.Study, number: int) -> FrozenTrial | None:
+    def _choose_parent(self, study: optuna.Study, number: int) -> FrozenTrial | None:
         """Choose the recipe to mutate, among the best that keep the bound or nearly do."""
         if number < self.num_known or number % 2:
             return None
@@ -260,12 +260,15 @@ class SteadySampler(TPESampler):
         best: list[FrozenTrial] = []
         for trial in sorted(near, key=lambda trial: (trial.values[0], trial.number)):
             # Limit recipes of the same kind, so that the first good kind does not crowd out a better one.
-            if sum(_kind(trial) == _kind(parent) for parent in best) < _ALIKE and len(best) < _NUM_PARENTS:
+            if (
+                sum(_list_choices(trial) == _list_choices(parent) for parent in best) < _ALIKE
+                and len(best) < _NUM_PARENTS
+            ):
                 best.append(trial)
-        return self._random(number).choice(best) if best else None
+        return self._make_random(number).choice(best) if best else None
 
 
-def _kind(trial: FrozenTrial) -> set[tuple[str, str]]:
+def _list_choices(trial: FrozenTrial) -> set[tuple[str, str]]:
     """Return the categorical values, including methods."""
     return {(name, value) for name, value in trial.params.items() if isinstance(value, str)}
 
@@ -441,14 +444,14 @@ def try_recipes(ground: Ground, space: Space, place: StudyPlace, header: Mapping
         ground.watch(standing)
         trial, parameters = study.ask()
 
-        def look(trial: optuna.trial.Trial = trial, stop_at: float = stop_at) -> None:
+        def check_time(trial: optuna.trial.Trial = trial, stop_at: float = stop_at) -> None:
             study.sign(trial)
             if time.monotonic() > stop_at:
                 raise _TimeIsUp
 
         try:
             is_start = "published" in trial.user_attrs
-            study.record(trial, ground.stock, *_try_recipe(ground, space, parameters, standing, is_start, look))
+            study.record(trial, ground.stock, *_try_recipe(ground, space, parameters, standing, is_start, check_time))
         except _TimeIsUp:
             study.put_back(trial)
             return standing
@@ -460,7 +463,7 @@ def _try_recipe(
     parameters: Parameters,
     standing: Standing,
     is_start: bool,
-    look: Callable[[], None],
+    check_time: Callable[[], None],
 ) -> tuple[Recipe | None, Measurement | None, str]:
     """Return the recipe, its measurement, and the reason if there is none.
 
@@ -469,7 +472,7 @@ def _try_recipe(
     """
 
     def stop(measurement: Measurement) -> bool:
-        look()
+        check_time()
         if is_start:
             rise = measurement.rise(ground.stock)[0]
             return rise > _FAR * ground.options.keep_short or any(
