@@ -1,4 +1,4 @@
-"""What the options of a training come to: lengths and steps, the Trainer's arguments, the adapter, and what is said."""
+"""Effects of training options: lengths and steps, the Trainer's arguments, the adapter, and messages."""
 
 import contextlib
 import dataclasses
@@ -96,7 +96,7 @@ def test_choices_that_contradict_each_other(choices, message):
 @pytest.mark.parametrize("start", [None, 200, 300])
 @pytest.mark.parametrize("steps", [1, 7, 40])
 def test_every_step_has_its_length(share, start, steps):
-    """Lengths double in equal parts of the steps up to the full one; so many of all steps are short, evenly spread."""
+    """Lengths double in equal parts of the steps up to the full one; short steps are spread evenly."""
     options = resolve(short_share=share, start_length=start, steps=steps, batch_size=3)
     grown = {None: [1024], 200: [200, 400, 800, 1024], 300: [300, 600, 1024]}[start]
     shorts = [step for step in range(steps) if math.floor((step + 1) * share) > math.floor(step * share)]
@@ -412,7 +412,7 @@ def test_losses_by_position_begin_again_after_each_evaluation(tmp_path):
 
 
 def test_the_newest_save_that_is_whole(tmp_path):
-    """By its number, whatever number of steps that run was to have; one that is further than the run is none."""
+    """By its number, for any number of steps of the earlier run; a save beyond the run is an error."""
 
     def saved(step, text):
         (tmp_path / f"checkpoint-{step}").mkdir()

@@ -1,4 +1,4 @@
-"""Records to documents: what the loss counts of each."""
+"""Conversion of records to documents, and their learned tokens."""
 
 import json
 
@@ -90,7 +90,7 @@ def test_other_records_are_refused(tmp_path, tokenizer, record, message):
 
 
 def test_a_template_that_changes_what_was_said_is_refused(tmp_path, tokenizer):
-    """As those that drop earlier thoughts do: the marks would lie on the wrong tokens."""
+    """For example those that drop earlier thoughts: the wrong tokens would be marked."""
     tokenizer.chat_template = "{{ messages | length }} " + TEMPLATE
     with pytest.raises(CtxextError, match="no answer that the chat template renders the same as during generation"):
         read(tmp_path, tokenizer, {"messages": CHAT})

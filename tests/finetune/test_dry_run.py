@@ -1,4 +1,4 @@
-"""--dry-run: nothing is written, and its figures are near what the training then takes."""
+"""--dry-run: nothing is written, and its estimates are close to the training."""
 
 import dataclasses
 import json
@@ -60,7 +60,7 @@ if {dry}:
     peak = plan_training({base!r}, reader, options).peak_memory
 else:
     finetune({base!r}, {out!r}, Tokens(documents(4, 1100)), options, run=RunOptions(merge=False))
-    # Not that of getrusage, which begins with what the process had that started this one.
+    # Not from getrusage, which starts with the peak of the parent process.
     peak = peak_memory(torch.device("cpu"))
 print(peak)
 """
@@ -70,7 +70,7 @@ print(peak)
 @pytest.mark.thorough
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_peak_is_within_a_twentieth_of_the_real_one(tmp_path, checkpointing):
-    """On a model with large activations; each side in a process of its own.
+    """On a model with large activations, each measurement in a separate process.
 
     Both return to the system what they free. By default glibc keeps some of it, as it happens: the same training's
     peak was between 0.99 and 1.14 GB in five runs, of which 0.86 GB were in use.

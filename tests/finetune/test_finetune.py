@@ -1,4 +1,4 @@
-"""The whole run: what it makes, that it can be stopped and taken up again, and what it refuses."""
+"""Whole runs: their results, stopping and resuming, and refusals."""
 
 import json
 import math
@@ -56,7 +56,7 @@ def test_it_learns_and_reports(base, tmp_path):
 
 
 def test_a_second_training_reports_itself(base, tmp_path):
-    """A trained base holds the first one's report, and its evaluation: neither is true of the second's weights."""
+    """A trained base contains a report and an evaluation of its own weights, which are not those of the result."""
     tune(base, tmp_path / "first", change(steps=2))
     (tmp_path / "first" / "evaluation").mkdir()
     (tmp_path / "first" / "evaluation" / "report.json").write_text("{}")
@@ -115,7 +115,7 @@ def test_killed_and_resumed_equals_a_straight_run(base, tmp_path, dropout, our_p
 
 @pytest.fixture(scope="module")
 def stopped(base, tmp_path_factory):
-    """What a run leaves that is stopped after the third step, with a save of the second."""
+    """Leftovers of a run that was stopped after the third step, with a save of the second."""
     out = tmp_path_factory.mktemp("stopped") / "out"
     with pytest.raises(Stopped):
         tune(base, out, change(save_every=2), progress=stop_after(3))
@@ -139,7 +139,7 @@ def test_a_damaged_save_is_told_in_one_line(base, stopped, tmp_path, name, conte
 
 @pytest.mark.parametrize(("share", "steps", "rising"), [(0.03, 10, 1), (0.1, 25, 3), (0.1, 20, 2), (0.0, 20, 0)])
 def test_warm_up_is_rounded_up(share, steps, rising):
-    """A short run has one too, unless it is asked for none."""
+    """A short run has one too, unless it is disabled."""
     assert TrainingOptions(length=64, steps=steps, warmup=share).warmup_steps == rising
 
 
@@ -170,12 +170,12 @@ def test_more_steps_go_on_from_the_last_save(base, tmp_path):
     assert steps == [5, 6, 7, 8, 9]
     assert [step for step, _ in done.losses] == list(range(1, 10))
     rates = [json.loads(line)["learning_rate"] for line in (out / "steps.jsonl").read_text().splitlines()]
-    # The cosine of nine steps, of which the first rises.
+    # A cosine of nine steps, with warmup in the first.
     assert rates[-1] == pytest.approx(5e-3 * (1 + math.cos(math.pi * 7 / 8)) / 2)
 
 
 def test_a_quantized_base_is_refused_before_it_is_trained(base, tmp_path):
-    """Its matrices have other types, and in 4 bits other shapes; only an adapter apart can be trained on it."""
+    """Its matrices have other types, and in 4 bits other shapes; only a separate adapter can be trained."""
     shutil.copytree(base, tmp_path / "quantized")
     path, name = tmp_path / "quantized" / "model.safetensors", "model.layers.0.self_attn.q_proj.weight"
     tensors = load_file(path)
@@ -227,7 +227,7 @@ def test_what_cannot_be_trained_is_refused(base, tmp_path):
 
 
 def test_a_source_is_trained_within_its_window(tmp_path):
-    """Its result says so: on its card, in its files, and by how it loads."""
+    """Its card, its files and the loaded model show that the context is not extended."""
     source, lines, out = save_llama(tmp_path / "stock"), [], tmp_path / "out"
     tune(source, out, change(length=None, learning_rate=1e-2), tell=lines.append)
     assert lines[0] == "stock is not extended; its context length remains 32 tokens"

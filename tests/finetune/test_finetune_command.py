@@ -1,4 +1,4 @@
-"""The commands as a user meets them."""
+"""The commands from the command line."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from tiny_base import documents, load, logits, write_jsonl
 
 OPTIONS = ("--length", "64", "--steps", "3", "--batch-size", "2", "--rank", "4", "--learning-rate", "5e-3")
 PROGRAM = (
-    # A shell starts what it puts in the background with Ctrl-C ignored, and children inherit that.
+    # Background processes of a shell ignore Ctrl-C, and their children inherit that.
     "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\nfrom ctxext.cli.app import app\napp()\n"
 )
 
@@ -75,7 +75,7 @@ def test_demo_documents_are_made_for_any_tokenizer(base, tmp_path):
 
 
 def test_an_evaluation_that_fails_leaves_the_training(base, data, tmp_path, monkeypatch):
-    """One process evaluates; the others of a training are gone by then."""
+    """One process evaluates; the other training processes have ended by then."""
     counts, train = [], finetune_run.finetune
 
     def trained(*args, **options):
@@ -122,7 +122,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(base, data, tmp_path, words, m
 
 
 def test_interrupted_and_resumed(base, data, tmp_path):
-    """Ctrl-C saves the last whole step and says the command that goes on, whatever the steps between two saves."""
+    """Ctrl-C saves the last whole step and prints the command to resume, for any number of steps between saves."""
     words = ["finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "--steps", "400", "--save-every", "1000"]
     command = [sys.executable, "-c", PROGRAM, *map(str, words)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -181,7 +181,7 @@ def test_epochs_see_all_of_the_data(base, data, tmp_path):
 
 
 def test_the_loss_on_other_data_is_measured_at_every_save(base, data, tmp_path):
-    """It is the loss that the finished adapter has on those very sequences."""
+    """It equals the loss of the finished adapter on the same sequences."""
     other = write_jsonl(tmp_path / "other.jsonl", count=2, seed=9)
     words = ("--save-every", "2", "--steps", "4", "--short-share", "0", "--eval-data", other)
     result = run("finetune", base, tmp_path / "out", "--data", data, *OPTIONS, *words)

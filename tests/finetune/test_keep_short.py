@@ -1,4 +1,4 @@
-"""--keep-short: the source's own words on sequences inside its window, without a second copy of its weights."""
+"""--keep-short: distillation from the source within its original context, without a second copy of its weights."""
 
 import copy
 import dataclasses
@@ -73,7 +73,7 @@ def test_divergence_and_its_gradients_equal_the_plain_formula(piece, frozen_head
 
 @pytest.mark.thorough
 def test_training_stays_closer_to_the_source(tmp_path):
-    """The same steps with and without: short sequences move less, and long ones are trained all the same."""
+    """The same steps with and without it: short sequences change less, and long ones are trained as well."""
     base = make_base(tmp_path)
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "source", dtype=torch.float32).eval()
     said = logits(plain, length=TRAINED).log_softmax(-1)

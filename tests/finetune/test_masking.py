@@ -1,4 +1,4 @@
-"""Masked language modelling: the loss is transformers' own, of masked tokens alone; masks depend on the seed alone."""
+"""Masked language modelling: the loss is that of transformers on masked tokens; masks depend only on the seed."""
 
 import copy
 import dataclasses
@@ -104,7 +104,7 @@ def test_the_loss_is_measured_on_other_data_and_the_best_save_kept(tmp_path):
 
 
 def tried(quick, among=tiny_models.ENCODERS):
-    """The rotary encoders that this transformers has; all but one are tried in CI alone."""
+    """Rotary encoders of the installed transformers; all except one are tested only in CI."""
     names = [name for name in tiny_models.ENCODERS if name in among]
     return [pytest.param(name, marks=[] if name == quick else [pytest.mark.thorough]) for name in names]
 
@@ -133,7 +133,7 @@ def test_a_rotary_encoder_is_trained_beyond_its_original_length_and_merged(model
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("model_type", tried("nomic_bert", among=("gte", "nomic_bert")))
 def test_what_files_join_is_trained_whole_and_in_part(model_type, tmp_path):
-    """Of a stored tensor that holds queries, keys and values the adapter changes the third that it is for."""
+    """In a stored tensor of queries, keys and values, the adapter changes only its own third."""
     base, options = rotary_base(tmp_path, model_type), change(length=128, pack="run-on")
     tune(base, tmp_path / "out", dataclasses.replace(options, targets=("k_proj",)))
     tune(base, tmp_path / "whole", dataclasses.replace(options, full=True))

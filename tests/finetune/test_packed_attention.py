@@ -1,4 +1,4 @@
-"""Documents that share a row: attention equals that of explicit masks, and no tensor grows with the square."""
+"""Packed documents: attention equals that with explicit masks, and no tensor grows quadratically."""
 
 import copy
 from importlib import import_module
@@ -20,7 +20,7 @@ CONFIGS = {
 
 def build(config):
     torch.manual_seed(0)
-    # A model keeps its configuration, in which its attention stands.
+    # The attention is in the configuration of the model.
     return AutoModelForCausalLM.from_config(copy.deepcopy(config))
 
 
@@ -44,7 +44,7 @@ def test_it_equals_explicit_masks(config):
     (expected, gradients), (logits, own) = results
     assert torch.allclose(logits, expected, atol=1e-5)
     assert all(torch.allclose(one, two, atol=1e-6) for one, two in zip(gradients, own, strict=True))
-    # Each document alone is read the same, so that the stock mask is no mistake of both.
+    # Each document alone gives the same result, which excludes an error in both masks.
     alone = plain(ids[:1, 44:], use_cache=False).logits
     assert torch.allclose(logits[:1, 44:], alone, atol=1e-5)
 
@@ -96,9 +96,9 @@ def test_a_mask_of_the_square_is_said(base, tmp_path, monkeypatch, is_changed):
 
 
 SEEN = {
-    # It counts positions by itself.
+    # It computes positions internally.
     "bloom": BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4),
-    # A convolution reaches back over the border.
+    # A convolution reads across the border.
     "lfm2": Lfm2Config(**{**SIZES, "max_position_embeddings": 4096}, layer_types=["conv", "full_attention"]),
 }
 APART = {**CONFIGS, "experts": MixtralConfig(**SIZES, num_local_experts=4)}

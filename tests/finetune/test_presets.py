@@ -1,4 +1,4 @@
-"""Published recipes of training by name: their options reach the run, and others stand above them."""
+"""Published training recipes: their options reach the run, and explicit options take precedence."""
 
 import json
 from importlib import import_module
@@ -15,7 +15,7 @@ from ctxext.finetune.trainer import make_training_arguments
 
 @pytest.fixture
 def options_of(monkeypatch):
-    """What the command hands to a run."""
+    """Options that the command passes to a run."""
     given = []
     monkeypatch.setattr(import_module("ctxext.finetune.run"), "finetune", lambda *args, **more: given.append(args[3]))
 

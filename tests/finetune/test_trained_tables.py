@@ -1,4 +1,4 @@
-"""Models with a table of positions: it is trained whole, saved, taken up again and merged like everything else."""
+"""Models with a position table: it is fully trained, saved, resumed and merged like other weights."""
 
 import pytest
 import torch

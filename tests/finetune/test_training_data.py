@@ -1,4 +1,4 @@
-"""Documents to sequences, and sequences to batches."""
+"""Conversion of documents to sequences, and of sequences to batches."""
 
 import numpy as np
 import pytest
@@ -89,7 +89,7 @@ def make(folder, trained=8, **changes):
 
 
 def test_every_row_of_a_step_jumps_by_itself(tmp_path):
-    """In one batch there are as many distances as rows; the same again for the same seed."""
+    """A batch has as many distances as rows; the same seed gives the same ones."""
     data, again = (make(tmp_path, steps=2, batch_size=16, short_share=0.0, positions="pose", length=4096) for _ in "ab")
     rows = [tuple(data[index]["position_ids"][0].tolist()) for index in range(32)]
     assert len(set(rows[:16])) == len(set(rows[16:])) == 16
@@ -110,7 +110,7 @@ def test_labels_leave_out_what_no_token_predicts(tmp_path):
 
 
 def marked(size, answer, first=2):
-    """A document of some size whose last tokens are an answer."""
+    """A document with an answer at its end."""
     return Document(list(range(first, first + size)), [False] * (size - answer) + [True] * answer)
 
 
@@ -160,7 +160,7 @@ def test_lengths_double_up_to_the_full_one(tmp_path):
 
 
 def test_no_sequence_is_repeated_before_all_were_seen(tmp_path):
-    """Over steps of several lengths, whoever asks for them in whatever order."""
+    """Over steps of several lengths, read in any order."""
     data = make(tmp_path, start_length=8, steps=6, batch_size=2, short_share=0.4, pack="run-on")
     for length in (8, 16, 32):
         seen = [

@@ -1,4 +1,4 @@
-"""What an adapter's configuration says of its merge. Files made by hand; what peft makes is in test_kinds."""
+"""Adapter configurations that allow or prevent a merge, written by hand; test_kinds tests those of peft."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Which files a merge reads, writes, leaves out and refuses to lose, on a checkpoint of a few numbers made by hand."""
+"""Files that a merge reads, writes, omits and refuses to lose, on a tiny checkpoint."""
 
 import json
 import pickle
@@ -30,7 +30,7 @@ TENSORS = {EMBEDDING: torch.ones(6, 4), QUERY: torch.zeros(4, 4)}
 
 
 def make(folder, config=LLAMA, tensors=TENSORS, **texts):
-    """A checkpoint with what else lies in its folder."""
+    """A checkpoint with other files in its folder."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / "model.safetensors")
@@ -41,7 +41,7 @@ def make(folder, config=LLAMA, tensors=TENSORS, **texts):
 
 
 def make_adapter(folder, **tensors):
-    """It adds one to every number of a projection, unless it is to change others."""
+    """An adapter that adds one to every number of a projection, or of other tensors."""
     folder.mkdir()
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "lora_alpha": 1}))
     owner = QUERY.removesuffix(".weight")
@@ -77,7 +77,7 @@ def names(folder):
 
 
 def test_every_file_comes_along_but_weights_in_other_forms_and_an_older_adapter(tmp_path):
-    """Nor what would load the base again."""
+    """Nor files that would load the base again."""
     others = (
         *("pytorch_model.bin", "onnx/model.onnx", "onnx/more.safetensors", "adapter/old.txt", "adapter/deep/old.txt"),
         *("params.json", "adapter_config.json", "config.4.0.0.json", "openvino_model.xml", "trainer_state.json"),
@@ -217,7 +217,7 @@ def test_whether_the_output_embedding_is_the_input_embedding(tmp_path, model_typ
     [(None, HEAD), (["lm_head.weight"], HEAD), (["head.bias", "head.weight", "late.weight"], "head.weight")],
 )
 def test_where_only_the_output_embedding_is_named_the_other_is_found_by_its_size(tmp_path, monkeypatch, keys, head):
-    """As transformers 4 names it."""
+    """With the names of transformers 4."""
     monkeypatch.setattr(LlamaForCausalLM, "_tied_weights_keys", keys)
     shapes = {"a": (6,), "b": (6, 1, 4), "c": (4, 6), head: (6, 4), "z.weight": (6, 4)}
     tensors = {name: torch.ones(shape) for name, shape in shapes.items()}
@@ -274,7 +274,7 @@ TRAINED = torch.full((6, 4), 3.0)
 @pytest.mark.parametrize("name", ["trainable_params.bin", "non_lora_trainables.bin"])
 @pytest.mark.parametrize("prefix", ["", "base_model.model."])
 def test_weights_that_were_trained_beside_an_adapter_are_merged(name, prefix, model, adapter, tmp_path):
-    """Issue: LongLoRA's embeddings and norms were lost, and the merge was reported as complete."""
+    """LongLoRA's embeddings and norms were lost, and the merge was reported as complete."""
     torch.save({f"{prefix}{EMBEDDING}": TRAINED, f"{prefix}{HEAD}": TRAINED}, adapter / name)
     assert merge(str(model), adapter, tmp_path / "out").num_changed == 2
     merged = load_file(tmp_path / "out" / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Every kind of LoRA adapter that peft can make, on tied and untied models: merged right, or refused with a reason."""
+"""Every kind of LoRA adapter that peft can make, on tied and untied models: merged, or refused with a reason."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A safetensors file written again: what changes is new, every other byte is the old one's. Files made by hand."""
+"""A rewritten safetensors file: changed tensors are new, all other bytes are identical."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ OLD = {"a": torch.arange(4.0), "embed": torch.arange(6.0).reshape(3, 2), "z": to
 
 
 class Add:
-    """One more in each number of some tensors."""
+    """Changes that add one to each number of some tensors."""
 
     def __init__(self, *names, **untied) -> None:
         self.names, self.untied = frozenset(names), untied
@@ -33,7 +33,7 @@ class Turned(Add):
 
 @pytest.fixture
 def again(tmp_path):
-    """Write a file of tensors again; returns the old file and the new one."""
+    """Rewrite a file of tensors and return the old and the new file."""
 
     def call(tensors, changes, progress=None):
         old, new, digest = tmp_path / "old", tmp_path / "new", hashlib.sha256()
@@ -64,7 +64,7 @@ def test_one_tensor_changes(name, dtype, again):
 
 @pytest.mark.parametrize("head", ["h" * length for length in range(1, 9)])
 def test_an_output_embedding_of_its_own_comes_behind_all_others(head, again):
-    """By names of eight lengths, as the header is filled up so that the numbers begin at a multiple of eight bytes."""
+    """With names of eight lengths, because the header is padded to a multiple of eight bytes."""
     seen = []
     old, new = again(OLD, Add(head, **{head: "embed"}), lambda *given: seen.append(given))
     written = load_file(new)
@@ -115,7 +115,7 @@ def test_whole_numbers_are_refused(again):
 @pytest.mark.parametrize("digest", [None, hashlib.sha256()])
 @pytest.mark.parametrize("changes", [Add(), Add("w")])
 def test_a_file_that_is_cut_off_meanwhile_is_one_line(changes, digest, tmp_path):
-    """Cut off by whoever hears first that something was written."""
+    """Truncated by the first progress callback."""
     old = tmp_path / "old"
     save_file({"w": torch.zeros(100_000)}, old)
     tensors = list_changed_tensors(changes, old)

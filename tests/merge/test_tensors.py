@@ -1,4 +1,4 @@
-"""What an adapter or a whole training says of each stored tensor: numbers by hand, and what does not go together."""
+"""Changes of each stored tensor by an adapter or a full training, computed by hand, and mismatches."""
 
 import json
 
@@ -18,7 +18,7 @@ EMBED_A, EMBED_B, EMBED_MAGNITUDE = (
 
 
 def adapter(folder, tensors, **config):
-    """An adapter as peft saves it, alpha 6."""
+    """An adapter as saved by peft, with alpha 6."""
     folder.mkdir(exist_ok=True)
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "lora_alpha": 6, **config}))
     whole = {
@@ -52,7 +52,7 @@ def test_embeddings_are_kept_as_rows_whatever_layers_are(tmp_path, fan_in_fan_ou
     tensors = {EMBED_A: [[1.0, 0.0, 1.0]], EMBED_B: [[3.0], [0.5]]}
     given = {"name": "embed.weight", "old": [[0.0, 1.0], [24.0, 5.0], [-18.0, 0.0]], "fan_in_fan_out": fan_in_fan_out}
     assert changed(tmp_path, tensors, **given) == [[18, 4], [24, 5], [0, 3]]
-    # Of embeddings DoRA scales the columns, here of lengths 30 and sqrt(50).
+    # For embeddings DoRA scales the columns, here with norms 30 and sqrt(50).
     scaled = changed(tmp_path, {**tensors, EMBED_MAGNITUDE: [5.0, 50.0**0.5]}, **given)
     assert torch.allclose(torch.tensor(scaled), torch.tensor([[3.0, 4.0], [4.0, 5.0], [0.0, 3.0]]))
     assert changed(tmp_path, {"norm.weight": [7.0, 8.0]}, "norm.weight", [1.0, 2.0]) == [7, 8]
@@ -109,7 +109,7 @@ def test_what_another_model_has_and_what_is_no_adapter_is_refused(tmp_path):
         AdapterChanges(folder, STORED, tied={})
     assert caught.value.hint == "Pass the adapter's base model."
     path = folder / "adapter_model.safetensors"
-    header = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}'  # Four bytes before it that are nobody's.
+    header = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}'  # Four unused bytes before it.
     path.write_bytes(len(header).to_bytes(8, "little") + header + b"12345678")
     with pytest.raises(
         CtxextError, match=r'"adapter_model\.safetensors" is .+ not a safetensors file: "a" begins at byte 4'
@@ -151,7 +151,7 @@ def test_a_tie_stays_where_both_change_alike(tmp_path, tensors, is_tied, names, 
     folder = adapter(tmp_path, {**tensors, "norm.weight": torch.ones(2)}, ensure_weight_tying=is_tied)
     changes = AdapterChanges(folder, STORED, tied=TIED)
     assert (changes.names, changes.untied) == ({*names, "norm.weight"}, TIED if is_cut else {})
-    # A tied output embedding that is stored all the same changes as the input embedding does.
+    # A tied output embedding that is also stored changes like the input embedding.
     stored = AdapterChanges(folder, {**STORED, "head.weight": (5, 2)}, tied=TIED)
     assert stored.names == ({*names, "norm.weight"} if is_cut or not tensors else BOTH | {"norm.weight"})
     if not is_cut and tensors:
@@ -162,7 +162,7 @@ def test_a_tie_stays_where_both_change_alike(tmp_path, tensors, is_tied, names, 
 
 @pytest.mark.parametrize("first", [{}, {"embed.weight": torch.ones(5, 2)}])
 def test_every_tie_is_looked_at(tmp_path, first):
-    """Where the first one stays, a second one that training cut is cut all the same."""
+    """If the first one stays tied, a second one that was untied in training is still untied."""
     stored, tied = {**STORED, "late.weight": (1,)}, {**TIED, "late.head.weight": "late.weight"}
     for number, is_cut in ((1.0, False), (2.0, True)):
         tensors = {**first, "late.weight": [1.0], "late.head.weight": [number]}
@@ -183,7 +183,7 @@ def test_a_whole_training_gives_every_tensor_by_its_stored_name(tmp_path):
     changes = WholeChanges(folder, STORED, tied=TIED)
     assert (changes.names, changes.untied) == ({"embed.weight", "norm.weight"}, {})
     assert changes.compute("norm.weight", torch.zeros(2)).tolist() == [7, 8]
-    # A tied output embedding that is stored all the same becomes the new input embedding.
+    # A tied output embedding that is also stored becomes the new input embedding.
     stored = WholeChanges(folder, {**STORED, "head.weight": (5, 2)}, tied=TIED)
     assert stored.names == {"embed.weight", "norm.weight", "head.weight"}
     assert torch.equal(stored.compute("head.weight", torch.zeros(5, 2)), embedding)

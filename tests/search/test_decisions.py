@@ -1,4 +1,4 @@
-"""What a search decides by: its options, who is better, who is asked on, and what is written; nothing is loaded."""
+"""Decisions of a search: options, comparisons, early stopping and written files, without a model."""
 
 import dataclasses
 import json
@@ -167,12 +167,12 @@ def test_prompts_about_one_text_are_one_value_of_the_interval():
 @pytest.mark.parametrize(
     ("losses", "short", "keep_short", "is_given_up"),
     [
-        ((), 1.02, 0.01, True),  # It loses more than it may.
+        ((), 1.02, 0.01, True),  # It exceeds the bound.
         ((), 1.005, 0.01, False),
         ((0.7,), 1.006, 0.01, True),  # 0.7 / 2 is above 0.3 already.
-        ((0.7,), 1.004, 0.006, False),  # It keeps the short text better.
-        ((0.7,), 1.004, 0.01, True),  # Both lose no more than half of it.
-        ((0.5,), 1.006, 0.01, False),  # It may still come out below 0.3.
+        ((0.7,), 1.004, 0.006, False),  # It is better on short text.
+        ((0.7,), 1.004, 0.01, True),  # Both rise by at most half of the bound.
+        ((0.5,), 1.006, 0.01, False),  # It may still end below 0.3.
     ],
 )
 def test_given_up_where_it_cannot_be_on_the_front_any_more(losses, short, keep_short, is_given_up):
@@ -269,7 +269,7 @@ class Bench:
 
 
 def test_whoever_surely_lost_is_asked_no_further(monkeypatch):
-    """Three rounds: one that breaks the bound and one that surely answers worse are left out, the plain model never."""
+    """Three rounds: a recipe beyond the bound and a significantly worse one are dropped, the unmodified model never."""
     points = [point(n, 0.5, 0.0) for n in range(4)]
     names = [one.trial.recipe.summary() for one in points]
     losses = {"stock": 0.9, names[0]: 0.2, names[1]: 0.8, names[2]: 0.2, names[3]: 0.25}
@@ -296,7 +296,7 @@ def test_whoever_surely_lost_is_asked_no_further(monkeypatch):
 
 
 def test_a_rise_that_only_may_be_small_does_not_count_in_the_run_off(monkeypatch):
-    """Both are finalists; the scattered one answers better and is given up for its documents."""
+    """Both are finalists; the one with scattered losses answers better and is dropped for its documents."""
     steady, scattered = measured((0.5, 0.5), (1.004, 1.005, 1.006)), measured((0.3, 0.3), (0.99, 1.005, 1.02))
     stock = measured((0.9, 0.9), (1.0, 1.0, 1.0))
     rise, half = scattered.rise(stock)

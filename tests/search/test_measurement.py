@@ -1,4 +1,4 @@
-"""Losses of answers and of documents, when a recipe is given up, and which one is best."""
+"""Losses of answers and documents, early stopping, and the choice of the best recipe."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""The whole search on a tiny model: steady, resumable, and honest where nothing helps."""
+"""Whole searches on a tiny model: reproducible, resumable, and without a recommendation if no recipe helps."""
 
 import dataclasses
 import os
@@ -32,12 +32,12 @@ QUICK = SearchOptions(
 
 
 class Killed(BaseException):
-    """What a kill looks like from inside: nothing catches it."""
+    """Stands for a kill: nothing catches it."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def soon_not_random():
-    """The sampler learns from the first trials on, so that what it draws depends on all before."""
+    """The sampler learns from the first trials on, so that its draws depend on all earlier ones."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(study_module, "_RANDOM_AT_FIRST", 1)
         yield
@@ -51,7 +51,7 @@ def trials_of(result):
 
 @pytest.fixture(scope="module")
 def whole(source, tmp_path_factory):
-    """A search that nothing interrupts."""
+    """An uninterrupted search."""
     return search(str(source), QUICK, out=tmp_path_factory.mktemp("whole") / "best.yaml")
 
 
@@ -86,7 +86,7 @@ def test_a_killed_search_goes_on_as_if_nothing_had_happened(source, tmp_path, wh
 
 
 def is_beaten(measurement, search):
-    """Whether another recipe is better in both aims, whatever the prompts bring that were not asked."""
+    """Return whether another recipe dominates, whatever the results of the remaining prompts."""
     rise = measurement.rise(search.standing.stock)[0]
     return any(point.dominates(measurement.least_loss, rise) for point in search.standing.points)
 

@@ -1,4 +1,4 @@
-"""`ctxext search` and `ctxext convert --method auto` as a user types them."""
+"""`ctxext search` and `ctxext convert --method auto` from the command line."""
 
 import io
 import json
@@ -142,7 +142,7 @@ def test_a_log_has_a_line_for_each_new_best_and_no_other():
 
 @pytest.fixture
 def few(monkeypatch):
-    """Let `--method auto` ask little of YaRN alone."""
+    """Limit `--method auto` to YaRN and few prompts."""
 
     def ask(**more):
         less = {"samples": 1, "checked": 2, "methods": ("yarn",), **more}

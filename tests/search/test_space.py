@@ -1,4 +1,4 @@
-"""What can be tried is read from the classes, and what is drawn is a recipe that they accept."""
+"""The search space comes from the method classes, and every draw is a valid recipe."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ from ctxext.search.space import NONE, Space, build_space
 
 
 class Dice:
-    """Draws at random where optuna would choose."""
+    """A trial that draws at random instead of optuna."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -53,7 +53,7 @@ def test_experimental_methods_are_tried_where_they_are_named(source):
 
 
 def test_factors_count_from_the_original_length_and_windows_from_what_the_model_reads(source):
-    """On a checkpoint with a schedule of its own the two lengths differ."""
+    """With a schedule in the checkpoint, the two lengths differ."""
     checkpoint = open_checkpoint(str(source))
     yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 320}
     config = {**checkpoint.config, "max_position_embeddings": 640, "rope_parameters": yarn}

@@ -1,4 +1,4 @@
-"""Studies in places that machines share, by optuna's own storages."""
+"""Studies in optuna storages shared by several machines."""
 
 import json
 import os
@@ -56,7 +56,7 @@ NO_URLS = (
     *("postgresql:/u:hunter2@host/db", "postgresql:u:hunter2@host/db", "mysql+pymysql:/u:hunter2@host/db"),
     "postgresql://me:hunter2hunter2@host:PORT/db",
 )
-"""A password without a host, or in the place of the port, was shown."""
+"""A password without a host, or instead of the port, was shown."""
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_place_that_cannot_be_used_is_one_clear_line_without_a_secret(
 
 @pytest.mark.slow
 def test_three_processes_share_a_study_and_one_is_killed(source, tmp_path):
-    """With CTXEXT_TEST_STORAGE in a database of that URL, otherwise in a journal file."""
+    """In the database of CTXEXT_TEST_STORAGE if it is set, otherwise in a journal file."""
     storage = os.environ.get("CTXEXT_TEST_STORAGE") or str(tmp_path / "study.log")
     name = f"three-{os.getpid()}"
     place = StudyPlace(name, storage=storage)
@@ -132,7 +132,7 @@ def test_a_recipe_that_is_being_tried_counts_among_the_trials(tmp_path):
 
 
 def test_a_study_that_several_write_is_waited_for(tmp_path, monkeypatch):
-    """SQLite's own limit is 5 seconds, and a slow disk holds the lock longer."""
+    """SQLite's default timeout is 5 seconds, and a slow disk holds the lock longer."""
     import optuna
 
     opened = []
@@ -160,7 +160,7 @@ def test_a_line_of_a_journal_that_optuna_does_not_know_is_told_in_one_line(line,
 
 
 def test_a_pipe_is_no_place_for_a_study(tmp_path):
-    """Reading it would wait for whoever writes there."""
+    """Reading a pipe would wait for a writer."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("pipe")
     for place in (StudyPlace(storage=str(tmp_path / "pipe")), StudyPlace(path=tmp_path / "link")):

@@ -190,7 +190,7 @@ def _begin(folder: Path, settings: Mapping[str, Any], *, resume: bool, overwrite
         if resume:
             raise CtxextError(f'No unfinished run at "{folder}".', hint="Remove --resume to start one.")
     elif not known.is_file():
-        raise CtxextError(f'"{folder}" exists and was not created by a run.', hint="Remove it or choose another OUT.")
+        raise CtxextError(f'"{folder}" exists and was not created by a run.', hint="Choose another OUT.")
     elif resume:
         old = read_json_object(known)
         different = [key for key in keys_that_differ(old, settings) if key in settings]
