@@ -55,7 +55,7 @@ class Format:
         return all(isinstance(record.get(name), kind) for name, kind in self.fields.items())
 
 
-def _convert_messages(record: Record, name: str, role: str, content: str) -> Record:
+def _read_messages(record: Record, name: str, role: str, content: str) -> Record:
     """Convert messages to the roles and weights that chat templates and the loss use."""
     messages = []
     for number, message in enumerate(record[name], start=1):
@@ -115,14 +115,14 @@ def _convert_call(call: Record, number: int) -> Record:
     return {**call, "function": {**call["function"], "arguments": arguments}}
 
 
-def _convert_prompt_completion(record: Record) -> Record:
+def _convert_pair(record: Record) -> Record:
     """Convert a prompt and its completion: texts are kept; of messages, only the completion's are learned."""
     prompt, completion = record[PROMPT], record[COMPLETION]
     if isinstance(prompt, str) and isinstance(completion, str):
         return {PROMPT: prompt, COMPLETION: completion}
     if isinstance(prompt, str) or isinstance(completion, str):
         raise BadRecord("has a prompt and a completion of different types: use text for both, or lists of messages")
-    messages = _convert_messages({**record, MESSAGES: [*prompt, *completion]}, MESSAGES, "role", "content")
+    messages = _read_messages({**record, MESSAGES: [*prompt, *completion]}, MESSAGES, "role", "content")
     for message in messages[MESSAGES][: len(prompt)]:
         message["weight"] = 0
     return messages
@@ -143,16 +143,10 @@ def make_formats(text_field: str) -> dict[str, Format]:
     """Return the known formats by name; `text_field` is the field with the text."""
     return {
         "text": Format({text_field: str}, lambda record: {TEXT: record[text_field]}),
-        "chat": Format(
-            {MESSAGES: list}, lambda record: _convert_messages(record, MESSAGES, "role", "content"), (TOOLS,)
-        ),
-        "prompt-completion": Format(
-            {PROMPT: (str, list), COMPLETION: (str, list)}, _convert_prompt_completion, (TOOLS,)
-        ),
+        "chat": Format({MESSAGES: list}, lambda record: _read_messages(record, MESSAGES, "role", "content"), (TOOLS,)),
+        "prompt-completion": Format({PROMPT: (str, list), COMPLETION: (str, list)}, _convert_pair, (TOOLS,)),
         "sharegpt": Format(
-            {"conversations": list},
-            lambda record: _convert_messages(record, "conversations", "from", "value"),
-            (TOOLS,),
+            {"conversations": list}, lambda record: _read_messages(record, "conversations", "from", "value"), (TOOLS,)
         ),
         "alpaca": Format({"instruction": str, "output": str}, _convert_alpaca, ("input",)),
     }
@@ -244,7 +238,7 @@ _OTHER = "⁂"
 """Placeholder content that no template writes."""
 
 _OLD_CALL = "function_call"
-"""The field of a call before `tool_calls`, which few templates support; its result has the role "function"."""
+"""Field of a call before `tool_calls`, which few templates support; its result has the role "function"."""
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 

@@ -162,19 +162,12 @@ class _Rows:
     """Writer for the sequences of one length."""
 
     def __init__(
-        self,
-        folder: Path,
-        length: int,
-        num_needed: int,
-        end: int | None,
-        *,
-        is_joined: bool,
-        files: contextlib.ExitStack,
+        self, folder: Path, length: int, needed: int, end: int | None, *, is_joined: bool, files: contextlib.ExitStack
     ) -> None:
         self.file = files.enter_context(sequence_file(folder, length).open("wb"))
         # Unused sequences of partly used documents, in case the data ends too early.
         self.spares = files.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115
-        self.length, self.num_needed, self.end, self.is_joined = length, num_needed, end, is_joined
+        self.length, self.num_needed, self.end, self.is_joined = length, needed, end, is_joined
         self.count = self.num_learned = self.num_padding = self.num_spares = 0
         self.num_placed = 0  # Tokens of cut documents in a sequence, or not needed.
         self.rest: list[int] = []

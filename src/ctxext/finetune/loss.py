@@ -112,22 +112,16 @@ def use_chunked_loss(
                     )
             return total
 
-        def compute_loss(chosen: torch.Tensor) -> torch.Tensor:
+        def loss_at(chosen: torch.Tensor) -> torch.Tensor:
             expected = targets[chosen]  # Only learned positions need logits.
             return sum_losses(chosen, lambda rows: compare_with_targets(expected[rows]))
 
-        total = (
-            compute_loss(mask)
-            if by_position is None or model.training
-            else _loss_by_part(mask, by_position, compute_loss)
-        )
+        total = loss_at(mask) if by_position is None or model.training else _loss_by_part(mask, by_position, loss_at)
         count = mask.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
         loss = total / torch.as_tensor(count, device=total.device)
         if source is not None and model.training and source.covers(arguments["position_ids"]):
-            source_states = source.read(input_ids, arguments)
-            total = sum_losses(
-                torch.ones_like(mask), lambda rows: compare_with_source(source_states[:, rows], source.head)
-            )
+            theirs = source.read(input_ids, arguments)
+            total = sum_losses(torch.ones_like(mask), lambda rows: compare_with_source(theirs[:, rows], source.head))
             # The contributions of all processes and batches to a step sum to a mean over its tokens.
             loss = loss + source.weight * total / (tokens_per_step or input_ids.numel())
         return CausalLMOutputWithPast(loss=loss)
@@ -137,7 +131,7 @@ def use_chunked_loss(
 
 
 def _loss_by_part(
-    mask: torch.Tensor, by_position: PositionLosses, compute_loss: Callable[[torch.Tensor], torch.Tensor]
+    mask: torch.Tensor, by_position: PositionLosses, loss_at: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
     """Return the summed loss of the positions in `mask` (b, l), and add the loss of each part to `by_position`."""
     parts = by_position.sums.shape[1]
@@ -145,7 +139,7 @@ def _loss_by_part(
     total = torch.zeros((), device=mask.device)
     for part in range(parts):
         chosen = mask & (place == part)
-        loss = compute_loss(chosen)
+        loss = loss_at(chosen)
         by_position.add(part, loss, int(chosen.sum()))
         total = total + loss
     return total

@@ -129,12 +129,8 @@ class TrainingOptions:
     full: bool = option(False, help="Train all weights, without LoRA.", panel=_LORA)
 
     micro_batch: int = option(1, help="Sequences per device at a time.", panel=_LOOP)
-    learning_rate: float | None = option(
-        None, help="Peak learning rate. Default: 2e-4, or 2e-5 with --full.", panel=_LOOP
-    )
-    schedule: str = option(
-        "cosine", help="Learning rate schedule: cosine, linear or constant.", panel=_LOOP, advanced=True
-    )
+    learning_rate: float | None = option(None, help="Peak value. Default: 2e-4, or 2e-5 with --full.", panel=_LOOP)
+    schedule: str = option("cosine", help="cosine, linear or constant learning rate.", panel=_LOOP, advanced=True)
     rate_floor: float = option(
         0.0, help="Final learning rate with cosine, as a share of the peak.", panel=_LOOP, advanced=True
     )
@@ -155,9 +151,7 @@ class TrainingOptions:
     )
     seed: int = option(0, help="Random seed.", panel=_LOOP)
     save_every: int = option(50, help="Steps between saves.", panel=_LOOP)
-    keep_best: bool = option(
-        False, help="Use the save with the lowest loss on --eval-data.", panel=_LOOP, advanced=True
-    )
+    keep_best: bool = option(False, help="Use the save that is best on --eval-data.", panel=_LOOP, advanced=True)
     report_to: str = option("none", help="none, tensorboard, wandb or trackio.", panel=_LOOP, advanced=True)
     quantize: str = option(
         "none",
@@ -285,9 +279,7 @@ class RunOptions(OverwriteOptions, HubOptions):
 
     merge: bool = option(True, help="Write a full checkpoint, or only the adapter.", flags=("--merge/--no-merge",))
     resume: bool = option(False, help="Resume a stopped run.", kept=False)
-    overwrite: bool = option(
-        False, help="Replace OUT if it was created by ctxext, and an unfinished run next to it.", kept=False
-    )
+    overwrite: bool = option(False, help="Replace OUT if created by ctxext, and its unfinished run.", kept=False)
 
 
 @dataclass(frozen=True, kw_only=True)

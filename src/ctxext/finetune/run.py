@@ -234,11 +234,7 @@ def _train(
     ready = prepare(base, folder, readers[0], options, merge=run.merge, tell=tell, read_held_out=readers[1])
     last_save = find_newest_save(folder, ready.options.steps) if run.resume else None
     if run.resume and tell is not None:
-        tell(
-            f"resuming after step {last_save.name.rsplit('-', 1)[1]}"
-            if last_save
-            else "nothing saved yet, starting over"
-        )
+        tell(f"resuming after step {last_save.name.rsplit('-', 1)[1]}" if last_save else "nothing saved yet")
     started = time.perf_counter()
     trainer = train(ready, folder, reporter, last_save)
     trainer.save_model(str(folder / FINAL))

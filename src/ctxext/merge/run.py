@@ -74,9 +74,9 @@ def render_adapter_card(base: Checkpoint) -> str:
     lines = ["---", "library_name: peft", "tags: [lora, ctxext]", f'base_model: "{name}"', "---", ""]
     if model_config(base.config).is_extended:
         lines += [
-            f"A LoRA adapter for `{name}`. It does not contain the changes for the longer context: load it on that"
+            f"A LoRA adapter for `{name}`, without the changes for the longer context: load it on that checkpoint,"
         ]
-        lines += ["checkpoint, or merge both with `ctxext merge`."]
+        lines += ["or merge both with `ctxext merge`."]
     else:
         lines += [f"A LoRA adapter for `{name}`, trained within its context length. Merge both with `ctxext merge`."]
     if record.get("recipe") and record.get("source"):

@@ -41,9 +41,7 @@ _BASE_UNCHANGED = (True, False, None, "gaussian", "eva", "orthogonal")
 """Initializations that do not change the base; PiSSA, OLoRA and others subtract their matrices from it."""
 _MOST_CHOICES = 3
 """Maximum number of repetitions and alternatives in a pattern; each one raises the exponent of the matching time."""
-BEFORE_QUANTIZING = (
-    "If it is quantized, use the checkpoint before quantization, or finetune --no-merge to keep the adapter separate."
-)
+BEFORE_QUANTIZING = "If it is quantized, use the original checkpoint, or keep the adapter separate with --no-merge."
 _BY_PEFT = "Train it without that option, or merge it with peft's merge_and_unload()."
 
 
