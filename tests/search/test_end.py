@@ -84,6 +84,6 @@ def test_too_little_time_is_said_before_it_is_spent(source, monkeypatch):
 
     monkeypatch.setattr(evaluate_model, "load_model", load_slow)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    with pytest.raises(CtxextError, match=r"10 minutes were too short: .* one recipe take about \d+ min"):
+    with pytest.raises(CtxextError, match=r"10 minutes are too short: .* one recipe take about \d+ min"):
         search(str(source), SearchOptions(target_length=640, minutes=10, samples=2, checked=2))
     assert now[0] < 60

@@ -49,7 +49,7 @@ def studied(folder):
 FAR = ("--target-length", "640")
 BAD = {
     "no target": ((), None, "How far should the model reach?"),
-    "target inside": (("--target-length", "320"), None, "trained to 320 tokens already"),
+    "target inside": (("--target-length", "320"), None, "not above the original context length 320"),
     "no such method": ((*FAR, "--methods", "yarm"), None, 'no method "yarm"'),
     "no time": ((*FAR, "--minutes", "0"), None, "minutes must be above 0"),
     "beyond the target": ((*FAR, "--lengths", "1k"), None, "above the target length of 640"),
@@ -71,9 +71,13 @@ BAD = {
     "little data, an old study": (
         (*FAR, "--data", "little.txt", "--overwrite"),
         lambda folder: (studied(folder), write(folder / "little.txt", "Few.")),
-        "contains",
+        "no document of 320 tokens",
     ),
-    "little data": ((*FAR, "--data", "little.txt"), lambda folder: write(folder / "little.txt", "Few."), "contains"),
+    "little data": (
+        (*FAR, "--data", "little.txt"),
+        lambda folder: write(folder / "little.txt", "Few."),
+        "no document of 320 tokens",
+    ),
 }
 
 

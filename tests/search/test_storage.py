@@ -65,7 +65,7 @@ NO_URLS = (
         ("nosuchdb://host/name", "cannot be used"),
         ("mysql+cymysql://host/name", "needs a database driver"),
         ("postgresql+psycopg2://u:a/hunter2@[host/db", "driver|is not a database URL"),
-        ("absent/study.log", "There is no folder"),
+        ("absent/study.log", "for the study does not exist"),
         *((storage, "--storage") for storage in NO_URLS),
     ],
 )
