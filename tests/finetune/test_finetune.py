@@ -150,7 +150,7 @@ def test_resume_refuses_other_settings_and_another_recipe(base, stopped, tmp_pat
     with pytest.raises(CtxextError, match='a different rank: "4", not "8"'):
         tune(base, out, change(rank=8), resume=True)
     other = make_base(tmp_path / "pi", PositionInterpolation(factor=4))
-    with pytest.raises(CtxextError, match="another model"):
+    with pytest.raises(CtxextError, match="a different model"):
         tune(other, out, resume=True)
     with pytest.raises(CtxextError, match="another data"):
         tune(base, out, resume=True, data=Tokens(documents(), name="else"))
