@@ -152,7 +152,7 @@ def test_resume_refuses_other_settings_and_another_recipe(base, stopped, tmp_pat
     other = make_base(tmp_path / "pi", PositionInterpolation(factor=4))
     with pytest.raises(CtxextError, match="a different model"):
         tune(other, out, resume=True)
-    with pytest.raises(CtxextError, match="another data"):
+    with pytest.raises(CtxextError, match="a different data"):
         tune(base, out, resume=True, data=Tokens(documents(), name="else"))
     with pytest.raises(CtxextError, match="unfinished run"):
         tune(base, out)
