@@ -87,13 +87,13 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "finetune/documents.py",
-        "sizes / (_CHARACTERS * max(self._wanted))",
+        "sizes / (_CHARACTERS * max(self._num_needed))",
         "0 * sizes",
         ("tests/finetune/test_mixture.py::test_documents_are_sampled_by_their_length",),
     ),
     (
         "finetune/documents.py",
-        "num_first, copied, rows = sum(self._wanted.values()) + _MORE,",
+        "num_first, copied, rows = sum(self._num_needed.values()) + _MORE,",
         "num_first, copied, rows = len(sizes),",
         ("tests/finetune/test_mixture.py::test_what_the_run_does_not_need_is_not_copied",),
     ),

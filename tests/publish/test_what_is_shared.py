@@ -449,12 +449,12 @@ def test_the_command_of_a_training_names_what_was_chosen_and_nothing_of_the_mach
 
 def test_the_command_of_a_training_is_one_that_gives_the_same_options(tmp_path):
     chosen = {"short_share": 0.0, "warmup": 0.0, "positions": "pose", "targets": ("q_proj", "v_proj"), "epochs": 2.0}
-    options = TrainingOptions(steps=7, rank=4, **chosen).settled(window=4096, trained_length=1024)
+    options = TrainingOptions(steps=7, rank=4, **chosen).resolve(window=4096, trained_length=1024)
     data = {"name": "a.jsonl:0.7, b.jsonl:0.3", "format": "chat", "eval": "held.jsonl"}
     (tmp_path / "finetune.json").write_text(json.dumps({"options": options.to_dict(), "data": data}))
     command = typer.main.get_command(app).commands["finetune"]
     given = command.make_context("finetune", shlex.split(training_command(tmp_path))[2:]).params
-    repeated = built(TrainingOptions, given).settled(window=4096, trained_length=1024)
+    repeated = built(TrainingOptions, given).resolve(window=4096, trained_length=1024)
     assert repeated == options
     assert list(given["words"]) == ["a.jsonl:0.7", "b.jsonl:0.3"]
     assert (given["record_format"], given["eval_data"]) == ("chat", "held.jsonl")

@@ -16,7 +16,7 @@ from ctxext.methods import Llama3, MsPoE, Ntk, Yarn
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.self_extend import SelfExtend
 from ctxext.recipes.recipe import load_recipe
-from ctxext.search.space import space_of
+from ctxext.search.space import build_space
 from ctxext.verify.run import failures, verify
 from published_models import published, write
 from small_llama import make_llama, read_json
@@ -126,7 +126,7 @@ def test_inspect_says_which_length_and_why(name, run, tmp_path):
 def test_what_measures_searches_and_trains_counts_from_it(tmp_path):
     (info,) = open_infos(["demo"], original_length=256)
     assert (info.trained_length, info.context_length) == (256, 512)
-    assert space_of(open_checkpoint("demo", original_length=256), 2048).factor == 8
+    assert build_space(open_checkpoint("demo", original_length=256), 2048).factor == 8
     convert("demo", tmp_path / "out", Recipe([Yarn(factor=4)]), check=False)
     base = open_base(str(tmp_path / "out"), None, original_length=256)
     assert (base.model.rotary.trained_length, base.model.rotary.context_length) == (256, 2048)

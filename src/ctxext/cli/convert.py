@@ -194,7 +194,7 @@ def _searched_recipe(
         )
     from ctxext.cli.search import watching  # A conversion with a named method needs none of these.
     from ctxext.search.options import SearchOptions
-    from ctxext.search.run import figures, search
+    from ctxext.search.run import format_results, search
 
     started = time.monotonic()
     minutes = _MINUTES if budget == Budget() else budget.minutes
@@ -210,7 +210,7 @@ def _searched_recipe(
         except NothingMeasuredError as error:
             out.note(f"{error.message} Published methods are compared instead.")
         else:
-            for line in figures(result.check):
+            for line in format_results(result.check):
                 out.note(line)
             if result.recipe is not None:
                 return result.recipe
