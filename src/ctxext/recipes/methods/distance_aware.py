@@ -26,10 +26,9 @@ _OTHER_TOWERS = re.compile(r"vision|visual|audio|speech|encoder")
 class DistanceAware(CodeMethod):
     """Let each head learn how its scores grow or fade with the distance. Changes nothing until it is fine-tuned.
 
-    A positive score between tokens d apart is multiplied by (1 + e^v) / (1 + e^(v − w·d/L)), where L is the original
-    context length and w and v are two weights of each head, 0 at the start. Use it before ctxext finetune, which trains
-    them. DA-Transformer, section 3.2, which also cuts negative scores off; here they stay, so that the model starts
-    unchanged.
+    A positive score between tokens d apart is multiplied by (1 + e^v) / (1 + e^(v − w·d/L)). The two weights w and v of
+    each head start at 0; ctxext finetune trains them. DA-Transformer, section 3.2, but negative scores are not cut off,
+    so that the model starts unchanged.
     """
 
     name = "distance-aware"
@@ -41,7 +40,7 @@ class DistanceAware(CodeMethod):
     is_published = False
     is_experimental = True
     learned_tensors = (_WEIGHT,)
-    caution = "its weights start at zero and change nothing; ctxext finetune trains them beside LoRA."
+    caution = "its weights start at zero and change nothing until ctxext finetune trains them beside LoRA."
 
     @classmethod
     def refusal(cls, config: Config, family: Family) -> str:

@@ -9,10 +9,10 @@ from ctxext.recipes.encodings.rotary import Rotary
 
 
 class DynamicNtk(Scaling):
-    """Raise the RoPE base with the length of the input, so that short inputs stay exactly as they were.
+    """Raise the RoPE base with the length of the input, so that short inputs stay unchanged.
 
     NTK-aware scaling with the factor that the current length needs. Use it for single prompts without batching;
-    adaptive does the same for each token and agrees with its cache. emozilla, July 2023.
+    otherwise prefer adaptive. emozilla, July 2023.
     """
 
     name = "dynamic"
@@ -20,9 +20,9 @@ class DynamicNtk(Scaling):
     paper = "https://arxiv.org/abs/2309.00071"
     rope_type = "dynamic"
     caution = (
-        "transformers picks one frequency set for a whole batch from its longest row, and keys cached before the "
-        "original context length was crossed keep their old rotation: run one prompt at a time, whole; engines differ. "
-        "adaptive does the same row by row and agrees with its cache."
+        "transformers uses one set of frequencies per batch, chosen by its longest prompt, and cached keys keep their "
+        "rotation beyond the original context length: run one whole prompt at a time; engines differ. adaptive has "
+        "neither problem."
     )
 
     def reach(self, encoding: Encoding) -> int:

@@ -12,12 +12,11 @@ from ctxext.recipes.param import param
 
 
 class MsPoE(CodeMethod):
-    """Give each attention head a position scale of its own, to use the middle of the context better. No training.
+    """Give each attention head a separate position scale, to use the middle of the context better. No training.
 
-    The least position-aware heads get the largest ratio. Use it on the context that a model already has; it does not
-    extend it. The paper divides all frequencies of a head alike and orders heads anew for each prompt, which ruined
-    the real model that it was measured on. By default heads scale their frequencies as ntk does and are ordered once,
-    over calibration text, for which the model is loaded; the preset mspoe-paper is the paper's form. Zhang et al.
+    The least position-aware heads get the largest ratio. It does not extend the context. By default heads scale their
+    frequencies as ntk does, in an order that is calibrated once on text. The paper divides all frequencies of a head
+    alike and orders heads for each prompt (preset mspoe-paper), which ruined the model it was measured on. Zhang et al.
     2024, "Found in the Middle", section 3.
     """
 
@@ -49,11 +48,11 @@ class MsPoE(CodeMethod):
         search=("calibrated", "prompt", "fixed"),
     )
     first_layer: int = param(
-        2, help="The first layer with scaled heads; earlier layers keep their rotary embedding.", min=0, search=(0, 3)
+        2, help="First layer with scaled heads; earlier layers keep their rotary embedding.", min=0, search=(0, 3)
     )
     schedule: str = param(
         "ntk",
-        help="How a ratio scales a head: all frequencies alike (the paper), or as ntk or ntk-by-parts do.",
+        help="Scaling of a head by its ratio: all frequencies alike (the paper), or as ntk or ntk-by-parts do.",
         choices=("linear", "ntk", "by-parts"),
         search=("linear", "ntk", "by-parts"),
     )
@@ -158,7 +157,7 @@ class MsPoE(CodeMethod):
         The family must support a ratio per head.
         """
         if family.shared_rotary_key:
-            return "latent attention: all heads share one rotated key, so they cannot have scales of their own"
+            return "latent attention: all heads share one rotated key, so they cannot have separate scales"
         return super().refusal(config, family)
 
     def settings(self, model: ModelConfig) -> dict[str, Any]:
@@ -203,10 +202,7 @@ class MsPoE(CodeMethod):
         full = rotated_layers(model.config, model.family)
         layers = [index for index in full if index >= self.first_layer]
         if not full:
-            raise CtxextError(
-                "Every layer with a rotary embedding has a sliding window, and those stay as they are: Ms-PoE would "
-                "change nothing."
-            )
+            raise CtxextError("Ms-PoE would change nothing: every layer with a rotary embedding has a sliding window.")
         if not layers:
             raise CtxextError(
                 f"No layer from {self.first_layer} on has full attention.", hint=f"--first-layer {full[-1]} or less."
