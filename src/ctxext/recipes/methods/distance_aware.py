@@ -26,9 +26,8 @@ _OTHER_TOWERS = re.compile(r"vision|visual|audio|speech|encoder")
 class DistanceAware(CodeMethod):
     """Let each head learn how its scores grow or fade with the distance. Changes nothing until it is fine-tuned.
 
-    A positive score between tokens d apart is multiplied by (1 + e^v) / (1 + e^(v − w·d/L)). The two weights w and v of
-    each head start at 0; ctxext finetune trains them. DA-Transformer, section 3.2, but negative scores are not cut off,
-    so that the model starts unchanged.
+    A positive score between tokens d apart is multiplied by (1 + e^v) / (1 + e^(v − w·d/L)). w and v are two weights
+    per head. DA-Transformer, section 3.2, but negative scores are not cut off, so that the model starts unchanged.
     """
 
     name = "distance-aware"
