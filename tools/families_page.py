@@ -83,6 +83,7 @@ def families_page() -> str:
     for name in sorted({*now, *before}):
         mark = "⁵" if before and name not in before else "" if name in now else f" ({old} only)"
         groups.setdefault(_row(name, now.get(name), before.get(name), old), []).append(f"{name}{mark}")
+    rows = [(row, ", ".join(groups[row])) for row in sorted(groups, key=lambda row: (-len(groups[row]), groups[row]))]
     return "\n".join(
         [
             "# Families",
@@ -102,10 +103,11 @@ def families_page() -> str:
             "",
             "| families | by config.json | Ms-PoE | relation maps | reason |",
             "|---|---|---|---|---|",
-            *(
-                f"| {', '.join(names)} {row}"
-                for row, names in sorted(groups.items(), key=lambda item: (-len(item[1]), item[1]))
-            ),
+            *(f"| {names} {row}" for row, names in rows if not row.startswith(_UNSUPPORTED)),
+            "",
+            "Not supported:",
+            "",
+            *(f"- {names}: {row.split(' | ')[3][:-2]}" for row, names in rows if row.startswith(_UNSUPPORTED)),
             "",
             "Families with windows in all layers, or without positions in their full-attention layers, are tested with",
             "one rotating full-attention layer if their configuration allows it. Published Llama 4 has none and is",
@@ -141,6 +143,9 @@ def families_page() -> str:
             "",
         ]
     )
+
+
+_UNSUPPORTED = "| none | no | none | "
 
 
 def _counts(version: str, families: Results) -> str:
@@ -183,4 +188,5 @@ def _shorten(reason: str, name: str) -> str:
     """Strip the names of family and method from a refusal, and characters that break a table row."""
     text = reason.replace("|", "/").replace("\n", " ").removeprefix(f'"{name}": ').removeprefix(f'"{name}" ')
     text = re.sub(r"^cannot \w+ [a-z-]+: ", "", text).rstrip(".").partition("; ")[0]
+    text = re.sub(r"^(latent attention): .*|^(its tokens attend to both sides), .*", r"\1\2", text)
     return re.sub(r'^.* rope type "\w+" \([^:]*: (.*)\)$', r"supports only the rope types \1", text)

@@ -9,7 +9,7 @@ from ctxext.recipes.param import SearchRange, param, search_start
 
 
 class AdjustedBase(Scaling):
-    """Set the RoPE base to a chosen value. Meant to be followed by training on long texts.
+    """Set the RoPE base to a chosen value, before training on long texts.
 
     The base b becomes --theta. Xiong et al. 2023, section 4.1 (500000 for Llama 2 at 32k).
     """

@@ -14,10 +14,10 @@ from ctxext.recipes.param import param
 class MsPoE(CodeMethod):
     """Give each attention head a separate position scale, to use the middle of the context better. No training.
 
-    The least position-aware heads get the largest ratio. It does not extend the context. By default heads scale their
-    frequencies as ntk does, in an order that is calibrated once on text. The paper divides all frequencies of a head
-    alike and orders heads for each prompt (preset mspoe-paper), which ruined the model it was measured on. Zhang et al.
-    2024, "Found in the Middle", section 3.
+    The least position-aware heads get the largest ratio. The context length stays the same. By default heads scale
+    their frequencies as ntk does, in an order calibrated once on text. The preset mspoe-paper divides all frequencies
+    of a head alike and orders heads for each prompt, which ruined the measured model. Zhang et al. 2024, "Found in the
+    Middle", section 3.
     """
 
     name = "mspoe"

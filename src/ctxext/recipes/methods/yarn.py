@@ -12,8 +12,7 @@ class Yarn(NtkByParts):
     """Blend interpolated and original RoPE frequencies and sharpen attention. Works untrained, best after a fine-tune.
 
     ntk-by-parts with cos and sin multiplied by the temperature 0.1 · ln(s) + 1. The first choice for RoPE models: most
-    engines run it without custom code, but short inputs lose a little. With DeepSeek's two weights the temperature is
-    (0.1 · mscale · ln(s) + 1) / (0.1 · mscale_all_dim · ln(s) + 1). Peng et al. 2023, sections 3.2 to 3.4.
+    engines run it without custom code, but short inputs lose a little. Peng et al. 2023, sections 3.2 to 3.4.
     """
 
     name = "yarn"
