@@ -12,7 +12,7 @@ from ctxext.recipes.param import param
 class Resonance(Divided):
     """Round YaRN's wavelengths to a whole number of tokens, so that phases repeat exactly. No training.
 
-    At factor 1 nothing is rounded. A variant of yarn for comparisons. Wang et al. 2024, section 4.
+    A variant of yarn for comparisons. Wang et al. 2024, section 4.
     """
 
     name = "resonance"
