@@ -187,6 +187,8 @@ def _cell(row: Mapping[str, str] | None, names: Sequence[str]) -> str:
 def _shorten(reason: str, name: str) -> str:
     """Strip the names of family and method from a refusal, and characters that break a table row."""
     text = reason.replace("|", "/").replace("\n", " ").removeprefix(f'"{name}": ').removeprefix(f'"{name}" ')
-    text = re.sub(r"^cannot \w+ [a-z-]+: ", "", text).rstrip(".").partition("; ")[0]
-    text = re.sub(r"^(latent attention): .*|^(its tokens attend to both sides), .*", r"\1\2", text)
+    text = re.sub(r"^(?:cannot carry|does not support) [a-z -]+: ", "", text).rstrip(".").partition("; ")[0]
+    text = re.sub(
+        r"^(latent attention): .*|^(its tokens attend to both sides|its attention is bidirectional), .*", r"\1\2", text
+    )
     return re.sub(r'^.* rope type "\w+" \([^:]*: (.*)\)$', r"supports only the rope types \1", text)

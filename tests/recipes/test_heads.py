@@ -81,7 +81,7 @@ def test_layers_that_take_part():
 
 
 def test_a_model_whose_layers_all_have_windows():
-    with pytest.raises(CtxextError, match="every layer with a rotary embedding has a sliding window"):
+    with pytest.raises(CtxextError, match="Every layer with a rotary embedding has a sliding window, and those stay"):
         settings({**LLAMA, "model_type": "mistral", "sliding_window": 8})
 
 

@@ -39,7 +39,7 @@ class DistanceAware(CodeMethod):
     is_published = False
     is_experimental = True
     learned_tensors = (_WEIGHT,)
-    caution = "its weights start at zero and change nothing until ctxext finetune trains them beside LoRA."
+    caution = "its weights start at zero and change nothing; ctxext finetune trains them beside LoRA."
 
     @classmethod
     def refusal(cls, config: Config, family: Family) -> str:

@@ -20,9 +20,9 @@ class DynamicNtk(Scaling):
     paper = "https://arxiv.org/abs/2309.00071"
     rope_type = "dynamic"
     caution = (
-        "transformers uses one set of frequencies per batch, chosen by its longest prompt, and cached keys keep their "
-        "rotation beyond the original context length: run one whole prompt at a time; engines differ. adaptive has "
-        "neither problem."
+        "transformers picks one frequency set for a whole batch from its longest row, and keys cached before the "
+        "original context length was crossed keep their old rotation: run one prompt at a time, whole; engines differ. "
+        "adaptive does the same row by row and agrees with its cache."
     )
 
     def reach(self, encoding: Encoding) -> int:

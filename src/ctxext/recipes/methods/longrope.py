@@ -75,8 +75,8 @@ class LongRope(Scaling):
     rope_type = "longrope"
     is_published = False
     caution = (
-        "transformers chooses the list by the longest prompt of a batch and switches while decoding: with two "
-        "different lists, cached decoding across the original context length differs from uncached decoding."
+        "transformers picks the list by the whole batch's longest row and switches while decoding: "
+        "with two different lists, cached decoding across the original context length differs from the uncached one."
     )
 
     long_factor: tuple[float, ...] = param(

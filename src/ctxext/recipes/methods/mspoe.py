@@ -157,7 +157,7 @@ class MsPoE(CodeMethod):
         The family must support a ratio per head.
         """
         if family.shared_rotary_key:
-            return "latent attention: all heads share one rotated key, so they cannot have separate scales"
+            return "latent attention: all heads share one rotated key, so they cannot have scales of their own"
         return super().refusal(config, family)
 
     def settings(self, model: ModelConfig) -> dict[str, Any]:
@@ -202,7 +202,10 @@ class MsPoE(CodeMethod):
         full = rotated_layers(model.config, model.family)
         layers = [index for index in full if index >= self.first_layer]
         if not full:
-            raise CtxextError("Ms-PoE would change nothing: every layer with a rotary embedding has a sliding window.")
+            raise CtxextError(
+                "Every layer with a rotary embedding has a sliding window, and those stay as they are: Ms-PoE would "
+                "change nothing."
+            )
         if not layers:
             raise CtxextError(
                 f"No layer from {self.first_layer} on has full attention.", hint=f"--first-layer {full[-1]} or less."

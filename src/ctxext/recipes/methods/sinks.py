@@ -20,7 +20,7 @@ class Sinks(Relation):
     code = (PORTABLE / "sinks.py", *Relation.code)
     code_class = "Sinks"
     is_experimental = True
-    caution = "tokens between the first and the recent ones are not attended to."
+    caution = "what lies between the first tokens and the recent ones is not read at all."
 
     sinks: int = param(4, help="Number of first tokens that are always attended to.", min=1)
     window: int | None = param(

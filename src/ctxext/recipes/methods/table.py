@@ -102,7 +102,7 @@ class Rows(Reaching):
         shape, dtype = tuple(entry["shape"]), entry["dtype"]
         if len(shape) != 2 or shape[0] != rows or not shape[1]:
             raise CtxextError(
-                f'"{name}" has the shape {list(shape)}; config.json specifies {rows} rows.',
+                f'"{name}" has the shape {list(shape)}; config.json says {rows} rows.',
                 hint="Correct the length in config.json, or download the checkpoint again.",
             )
         if dtype not in DTYPES:

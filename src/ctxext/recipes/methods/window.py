@@ -19,7 +19,7 @@ class Window(Relation):
     code = (PORTABLE / "window.py", PORTABLE / "sinks.py", *Relation.code)
     code_class = "Window"
     is_experimental = True
-    caution = "tokens before the window are not attended to, and without the first tokens many models break."
+    caution = "what lies before the window is not read at all, and without the first tokens many models break."
 
     window: int | None = param(None, help="Number of recent tokens that are attended to. Default: L.", min=1)
 
