@@ -136,7 +136,7 @@ def test_pages_are_made_and_say_what_was_not_swept(documented):
     page, methods = ((documented / "docs" / name).read_text() for name in ("families.md", "methods.md"))
     assert re.search(r"Not swept: `bent`, `layered`, `quiet`, `soft-pi` under transformers 5\S+; .* 4\S+\.\n", page)
     assert methods.count("| not swept | not swept |") == 3, "the two code methods share a row"
-    assert "- `--scale` (0.5): Factor on the scores." in methods
+    assert "- `--scale` (0.5, search 0.1–1): Factor on the scores." in methods
     assert (documented / "docs" / "maps" / "layered.png").is_file()
     ran(documented, "tools/make_docs.py", "--check")
 
