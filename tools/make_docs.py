@@ -81,7 +81,7 @@ def _stored_as(method: type[Method]) -> str:
 
 def _engines(method: type[Method]) -> str:
     """Return the engines besides transformers that give correct results."""
-    rows = next((entry for entry in _NOTES["carried"] if method.name in entry["names"]), {})
+    rows: dict[str, list[str]] = next((entry for entry in _NOTES["carried"] if method.name in entry["names"]), {})
     names = [name for name in ENGINES[1:] if rows.get(name, ("",))[0] == EXACT]
     for name, variant in (("vLLM", "vLLM"), ("llama.cpp", "llama.cpp"), ("llama.cpp†", _METADATA), ("MLX", "MLX")):
         difference = worst(method.name, variant)
