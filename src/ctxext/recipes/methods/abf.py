@@ -9,10 +9,9 @@ from ctxext.recipes.param import SearchRange, param, search_start
 
 
 class AdjustedBase(Scaling):
-    """Set the RoPE base to a value you choose. Meant to be followed by training on long texts.
+    """Set the RoPE base to a chosen value, before training on long texts.
 
-    The base b becomes --theta. Use it before continued pretraining on long texts. Xiong et
-    al. 2023, section 4.1 (500000 for Llama 2 at 32k).
+    The base b becomes --theta. Xiong et al. 2023, section 4.1 (500000 for Llama 2 at 32k).
     """
 
     name = "abf"

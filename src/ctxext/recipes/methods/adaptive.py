@@ -27,26 +27,26 @@ AROUND: Mapping[str, type[Scaling]] = {
 class Adaptive(Relation):
     """Apply a schedule to each token only as far as its position needs, so that short inputs stay exact. No training.
 
-    Row m uses the frequencies and the temperature of the smallest factor s of 1, 2, 4 ... that covers m + 1 tokens;
-    rows within L stay unchanged. Use it in place of dynamic, whose results depend on the cache and the batch. On a
-    model with a schedule already, each frequency is scaled as a plain one of the same wavelength would be. The
-    schedules are those of --around; Peng et al. 2023, section 3.3, has the idea for whole inputs.
+    The query at position m uses the frequencies and the temperature of the smallest factor s of 1, 2, 4 ... that covers
+    m + 1 tokens. Use it instead of dynamic: its results do not depend on the cache or the batch. On a model with a
+    schedule, each frequency is scaled like a plain one of the same wavelength. After Peng et al. 2023, section 3.3
+    (whole inputs).
     """
 
     name = "adaptive"
-    title = "Row-wise schedule"
+    title = "Per-position schedule"
     paper = "https://arxiv.org/abs/2309.00071"
     code = (PORTABLE / "adaptive.py", *Relation.code)
     code_class = "Adaptive"
 
     around: str = param(
         "yarn",
-        help="The method whose schedule is applied.",
+        help="Method that provides the schedule.",
         choices=tuple(AROUND),
         search=("yarn", "ntk-by-parts", "llama3"),
     )
     long_factor: tuple[float, ...] | None = param(
-        None, help="With --around longrope: divisors at the full factor, one per rotated pair: a file with a list."
+        None, help="With --around longrope: file with a list of divisors at the full factor, one per rotated pair."
     )
 
     def problem(self, length: int, target: int) -> tuple[str, str] | None:

@@ -26,8 +26,7 @@ class Slopes(Reaching, CodeMethod):
 
     rows: str = param(
         "row-wise",
-        help="Divide each row's slopes as its own position needs, which keeps short inputs unchanged, or all by the "
-        "factor.",
+        help="Divide slopes as each query position needs, which keeps short inputs unchanged, or all by the factor.",
         choices=("row-wise", "static"),
     )
 

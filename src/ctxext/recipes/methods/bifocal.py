@@ -10,11 +10,11 @@ from ctxext.recipes.param import param
 
 
 class Bifocal(Relation):
-    """Keep near tokens at their exact distance and divide far positions by a group for each row. No training.
+    """Keep near tokens at their exact distance and divide far positions by a group per query. No training.
 
-    Beyond the window, positions are floor(m / G) and floor(n / G) with G = ceil((m + 1) / L): as published distances
-    jump at the border, by default they continue there as in self-extend. Use it like self-extend, with a smaller
-    window; --groups gives every rotated pair a group of its own (DPE, arXiv 2504.18857). Jet-Long 2026, section 3.
+    Beyond the window, positions are floor(m / G) and floor(n / G) with G = ceil((m + 1) / L). By default distances
+    continue at the border as in self-extend; the published ones jump. Use it like self-extend, with a smaller window.
+    --groups sets a group per rotated pair (DPE, arXiv 2504.18857). Jet-Long 2026, section 3.
     """
 
     name = "bifocal"
@@ -33,7 +33,7 @@ class Bifocal(Relation):
         search=("continuous", "published"),
     )
     groups: tuple[float, ...] | None = param(
-        None, help="Groups, one per rotated pair: a file with a list of whole numbers."
+        None, help="File with a list of whole numbers, one group per rotated pair."
     )
 
     def summary(self) -> str:

@@ -9,11 +9,10 @@ from ctxext.recipes.encodings.rotary import ModelConfig
 
 
 class WiderBuckets(Reaching):
-    """Widen T5's buckets of distances, so that farther tokens can be told apart. Meant for a short fine-tune.
+    """Widen T5's buckets of distances, to distinguish farther tokens. Meant for a short fine-tune.
 
     Multiplies relative_attention_max_distance, beyond which all distances share one bucket, by the factor. Use it for
-    T5 and related models, which read any length as they are, if they must tell far tokens apart. T5 (1910.10683),
-    section 2.1.
+    T5-style models if they must distinguish far tokens; they accept any length already. T5 (1910.10683), section 2.1.
     """
 
     name = "buckets"

@@ -15,8 +15,8 @@ _STILL = 1e6
 class Cope(Divided):
     """Fade the slowest RoPE frequencies out along a cosine, on top of a raised base. Meant to be trained with.
 
-    The last c frequencies are multiplied by (1 + cos(π · (i - i0) / (c - 1))) / 2, so that the slowest stops rotating.
-    Use it with --theta before training on long texts. "CoPE", arXiv 2602.05258, section 3.
+    The last c frequencies are multiplied by (1 + cos(π · (i - i0) / (c - 1))) / 2, so the slowest stops rotating.
+    "CoPE", arXiv 2602.05258, section 3.
     """
 
     name = "cope"
@@ -29,7 +29,7 @@ class Cope(Divided):
     theta: float | None = param(None, help="The new RoPE base (rope_theta). Default: the model's.", min=1.0)
     num_faded: int | None = param(
         None,
-        help="How many of the slowest pairs fade (c). Default: three quarters of those that never complete a rotation.",
+        help="Number of slowest pairs that fade (c). Default: three quarters of those that never complete a rotation.",
         min=0,
     )
 

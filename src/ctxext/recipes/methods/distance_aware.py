@@ -26,10 +26,8 @@ _OTHER_TOWERS = re.compile(r"vision|visual|audio|speech|encoder")
 class DistanceAware(CodeMethod):
     """Let each head learn how its scores grow or fade with the distance. Changes nothing until it is fine-tuned.
 
-    A positive score between tokens d apart is multiplied by (1 + e^v) / (1 + e^(v − w·d/L)), where L is the original
-    context length and w and v are two weights of each head, 0 at the start. Use it before ctxext finetune, which trains
-    them. DA-Transformer, section 3.2, which also cuts negative scores off; here they stay, so that the model starts
-    unchanged.
+    A positive score between tokens d apart is multiplied by (1 + e^v) / (1 + e^(v − w·d/L)). w and v are two weights
+    per head. DA-Transformer, section 3.2, but negative scores are not cut off, so that the model starts unchanged.
     """
 
     name = "distance-aware"

@@ -13,9 +13,9 @@ from ctxext.recipes.param import param
 class DualChunk(Relation):
     """Split positions into chunks: exact distances within a chunk and to the previous one, fixed beyond. No training.
 
-    Inputs within L are answered bit for bit as before. Use it like self-extend, where attention within a few thousand
-    tokens must stay exact; Qwen2.5-1M is published with it. The rotation of a key never changes, so the cache and the
-    way a prompt is split make no difference. An et al. 2024, section 3.
+    Inputs within L give bit-identical output. Use it like self-extend if attention within a few thousand tokens must
+    stay exact; Qwen2.5-1M is published with it. The rotation of a key never changes, so caches and chunked prompts give
+    the same result. An et al. 2024, section 3.
     """
 
     name = "dca"
@@ -24,7 +24,7 @@ class DualChunk(Relation):
     code = (PORTABLE / "dual_chunk.py", *Relation.code)
     code_class = "Dca"
 
-    chunk_size: int | None = param(None, help="The largest distance used. Default: L.", min=2)
+    chunk_size: int | None = param(None, help="Largest distance used. Default: L.", min=2)
     local: int | None = param(
         None,
         help="Overlap of neighbouring chunks, in tokens. Default: an eighth of the chunk.",

@@ -9,10 +9,10 @@ from ctxext.recipes.encodings.rotary import Rotary
 
 
 class DynamicNtk(Scaling):
-    """Raise the RoPE base with the length of the input, so that short inputs stay exactly as they were.
+    """Raise the RoPE base with the length of the input, so that short inputs stay unchanged.
 
     NTK-aware scaling with the factor that the current length needs. Use it for single prompts without batching;
-    adaptive does the same for each token and agrees with its cache. emozilla, July 2023.
+    otherwise prefer adaptive. emozilla, July 2023.
     """
 
     name = "dynamic"

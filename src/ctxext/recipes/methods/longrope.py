@@ -63,10 +63,10 @@ def _num_pairs(encoding: Encoding) -> int:
 
 
 class LongRope(Scaling):
-    """Divide each RoPE frequency by a divisor of its own, found by search; short and long inputs have separate lists.
+    """Divide each RoPE frequency by a separate divisor, usually found by search. Short and long inputs have two lists.
 
-    θ_i becomes θ_i / λ_i. Use it with a list from ctxext search or from a published model; a formula for the divisors
-    can be written down as such a list too. Ding et al. 2024, section 3; LongRoPE2, arXiv 2502.20082.
+    θ_i becomes θ_i / λ_i. Use it with a list from ctxext search, a published model or a formula. Ding et al. 2024,
+    section 3; LongRoPE2, arXiv 2502.20082.
     """
 
     name = "longrope"
@@ -80,14 +80,14 @@ class LongRope(Scaling):
     )
 
     long_factor: tuple[float, ...] = param(
-        help="Divisors for inputs beyond the original context, one per rotated pair: a file with a list."
+        help="File with a list of divisors for inputs beyond the original context, one per rotated pair."
     )
     short_factor: tuple[float, ...] | None = param(
-        None, help="Divisors within the original context: a file with a list. Default: all 1."
+        None, help="File with a list of divisors within the original context. Default: all 1."
     )
     attention_factor: float | None = param(
         None,
-        help="Temperature: multiplies cos and sin, instead of sqrt(1 + ln(factor) / ln(original length)).",
+        help="Temperature: factor on cos and sin. Default: sqrt(1 + ln(factor) / ln(original length)).",
         min=0.01,
         search=(1.0, 1.6),
     )

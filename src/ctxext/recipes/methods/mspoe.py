@@ -12,13 +12,12 @@ from ctxext.recipes.param import param
 
 
 class MsPoE(CodeMethod):
-    """Give each attention head a position scale of its own, to use the middle of the context better. No training.
+    """Give each attention head a separate position scale, to use the middle of the context better. No training.
 
-    The least position-aware heads get the largest ratio. Use it on the context that a model already has; it does not
-    extend it. The paper divides all frequencies of a head alike and orders heads anew for each prompt, which ruined
-    the real model that it was measured on. By default heads scale their frequencies as ntk does and are ordered once,
-    over calibration text, for which the model is loaded; the preset mspoe-paper is the paper's form. Zhang et al.
-    2024, "Found in the Middle", section 3.
+    The least position-aware heads get the largest ratio. The context length stays the same. By default heads scale
+    their frequencies as ntk does, in an order calibrated once on text. The preset mspoe-paper divides all frequencies
+    of a head alike and orders heads for each prompt, which ruined the measured model. Zhang et al. 2024, "Found in the
+    Middle", section 3.
     """
 
     name = "mspoe"
@@ -49,11 +48,11 @@ class MsPoE(CodeMethod):
         search=("calibrated", "prompt", "fixed"),
     )
     first_layer: int = param(
-        2, help="The first layer with scaled heads; earlier layers keep their rotary embedding.", min=0, search=(0, 3)
+        2, help="First layer with scaled heads; earlier layers keep their rotary embedding.", min=0, search=(0, 3)
     )
     schedule: str = param(
         "ntk",
-        help="How a ratio scales a head: all frequencies alike (the paper), or as ntk or ntk-by-parts do.",
+        help="Scaling of a head by its ratio: all frequencies alike (the paper), or as ntk or ntk-by-parts do.",
         choices=("linear", "ntk", "by-parts"),
         search=("linear", "ntk", "by-parts"),
     )

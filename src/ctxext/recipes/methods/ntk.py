@@ -8,9 +8,8 @@ from ctxext.recipes.encodings.rotary import Rotary
 class Ntk(Scaling):
     """Raise the RoPE base: the fastest frequency stays, the slowest is divided by the factor. Every engine runs it.
 
-    The base b becomes b · s^(d / (d - 2)). Use it untrained where an engine supports no other schedule, as only
-    rope_theta changes; elsewhere yarn is the usual choice. bloc97, "NTK-aware scaled RoPE", June 2023; Peng et al.
-    2023, section 3.1.
+    The base b becomes b · s^(d / (d - 2)), so only rope_theta changes. Use it for engines without other schedules;
+    otherwise prefer yarn. bloc97, "NTK-aware scaled RoPE", June 2023; Peng et al. 2023, section 3.1.
     """
 
     name = "ntk"

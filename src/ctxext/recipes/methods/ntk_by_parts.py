@@ -23,9 +23,8 @@ def check_ends(name: str, fast: float, slow: float) -> None:
 class NtkByParts(Scaling):
     """Divide slow RoPE frequencies by the factor, keep fast ones, blend in between: YaRN without its temperature.
 
-    A linear ramp from θ_i (more than β_fast rotations within the original context) to θ_i / s (fewer than β_slow). Use
-    it where the attention must keep its scale; otherwise prefer yarn. Peng et al. 2023, section 3.2; transformers
-    clamps the ends of the ramp at d - 1.
+    A linear ramp leads from θ_i (more than β_fast rotations within the original context) to θ_i / s (fewer than
+    β_slow). Use it if attention must keep its scale; otherwise prefer yarn. Peng et al. 2023, section 3.2.
     """
 
     name = "ntk-by-parts"

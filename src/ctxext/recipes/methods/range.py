@@ -8,10 +8,9 @@ from ctxext.recipes.methods.table import Rows
 
 
 class Range(Rows):
-    """Extend a table of computed sinusoids to more positions; nothing is stretched. No training.
+    """Extend a table of computed sinusoids to more positions, without scaling them. No training.
 
-    Row p holds sin and cos of p / 10000^(2i/d). Use it for Marian, Pegasus, M2M-100 and XGLM. Only that table changes,
-    and short inputs stay unchanged. Vaswani et al. 2017, section 3.5.
+    Row p contains sin and cos of p / 10000^(2i/d). Short inputs stay unchanged. Vaswani et al. 2017, section 3.5.
     """
 
     name = "range"

@@ -35,7 +35,7 @@ class Relation(Reaching, CodeMethod):
 
     temperature: str = param(
         "none",
-        help="How rows beyond the old length sharpen attention: not at all, or by the rule of YaRN, log-n or Llama 4.",
+        help="Attention temperature beyond the old length: none, or the rule of YaRN, log-n or Llama 4.",
         choices=("none", "yarn", "logn", "llama4"),
     )
 

@@ -10,8 +10,7 @@ from ctxext.recipes.param import param
 class ReRope(Relation):
     """Keep distances within a window exact, and give all farther tokens the distance of its edge. No training.
 
-    Rows within L stay unchanged. Use it where far tokens matter by content and not by order, as their order is lost.
-    Su 2023, "ReRoPE".
+    Inputs within L stay unchanged; the order of far tokens is lost. Su 2023, "ReRoPE".
     """
 
     name = "rerope"

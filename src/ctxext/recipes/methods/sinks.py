@@ -10,8 +10,8 @@ from ctxext.recipes.param import param
 class Sinks(Relation):
     """Attend to the first few tokens and the most recent ones only. Fluent at any length, without memory. A baseline.
 
-    Distances count the tokens that are read. Use it for endless streams, or to see what a longer memory adds. Xiao et
-    al. 2023, section 3 (StreamingLLM).
+    Distances count attended tokens only. Use it for endless streams, or to measure the gain from a longer memory. Xiao
+    et al. 2023, section 3 (StreamingLLM).
     """
 
     name = "sinks"
@@ -22,8 +22,10 @@ class Sinks(Relation):
     is_experimental = True
     caution = "what lies between the first tokens and the recent ones is not read at all."
 
-    sinks: int = param(4, help="How many of the first tokens are always read.", min=1)
-    window: int | None = param(None, help="How many recent tokens are read. Default: L less the sinks.", min=1)
+    sinks: int = param(4, help="Number of first tokens that are always attended to.", min=1)
+    window: int | None = param(
+        None, help="Number of recent tokens that are attended to. Default: L less the sinks.", min=1
+    )
 
     def defaults(self, length: int) -> dict[str, Any]:
         """Return the defaults that depend on L, by option.

@@ -11,9 +11,8 @@ from ctxext.recipes.param import param
 class String(Relation):
     """Shift far distances down to well-trained ones. Uses the existing context better; hardly extends it.
 
-    Distances d beyond S become d - S + w. By default for rows beyond L only, so that short inputs stay unchanged; with
-    --start for all rows from there on. Use it on models whose longest distances were rarely trained. An et al. 2024,
-    section 4.
+    Distances d beyond S become d - S + w, for query positions beyond L or from --start on. Use it on models with rarely
+    trained long distances. An et al. 2024, section 4.
     """
 
     name = "string"
@@ -26,9 +25,9 @@ class String(Relation):
 
     shift: int | None = param(None, help="Distances up to this stay exact (S). Default: a third of L.", min=1)
     window: int | None = param(
-        None, help="Where farther distances start again (w). Default: an eighth of L, at most 128.", min=0
+        None, help="Start of the shifted distances (w). Default: an eighth of L, at most 128.", min=0
     )
-    start: int | None = param(None, help="The first row with shifted distances. Default: L.", min=0)
+    start: int | None = param(None, help="First query position with shifted distances. Default: L.", min=0)
 
     def defaults(self, length: int) -> dict[str, Any]:
         """Return the defaults that depend on L, by option.

@@ -130,12 +130,11 @@ def _buffer(path: Path, entry: dict[str, Any], name: str, rows: int, new: int) -
 
 
 class Table(Rows):
-    """Lengthen a table of learned positions with rows made from the existing ones. Meant for a short fine-tune.
+    """Lengthen a table of learned positions with rows computed from the existing ones. Meant for a short fine-tune.
 
     Use it for BERT, RoBERTa, GPT-2, OPT and other models without RoPE. tile repeats the rows, p_(k mod L); hierarchical
-    is α u_i + (1 − α) u_j, for up to L² positions: both keep the first L rows, and with them short inputs. linear and
-    cubic interpolate the rows over the new length, so every input changes. Beltagy et al. 2020 (Longformer), section 5;
-    Su 2020.
+    computes α u_i + (1 − α) u_j, for up to L² positions. Both leave short inputs unchanged. linear and cubic
+    interpolate over the new length, so every input changes. Beltagy et al. 2020 (Longformer), section 5; Su 2020.
     """
 
     name = "table"
@@ -146,7 +145,7 @@ class Table(Rows):
 
     fill: str = param(
         "tile",
-        help="How new rows are made: repeated, as weighted sums of two, or interpolated between neighbours.",
+        help="Computation of new rows: repetition, weighted sums of two, or interpolation between neighbours.",
         choices=tuple(FILLS),
     )
     alpha: float = param(0.4, help="Weight α of the coarse row in the hierarchical fill.", min=0.0, max=0.9)

@@ -10,8 +10,7 @@ from ctxext.recipes.param import param
 class Window(Relation):
     """Attend to the most recent tokens only: a sliding window. A baseline for comparisons.
 
-    Use it to see what a method gains over forgetting. Beltagy et al. 2020, section 3.1, on a model that was not trained
-    with it.
+    Beltagy et al. 2020, section 3.1, on a model that was not trained with it.
     """
 
     name = "window"
@@ -22,7 +21,7 @@ class Window(Relation):
     is_experimental = True
     caution = "what lies before the window is not read at all, and without the first tokens many models break."
 
-    window: int | None = param(None, help="How many recent tokens are read. Default: L.", min=1)
+    window: int | None = param(None, help="Number of recent tokens that are attended to. Default: L.", min=1)
 
     def defaults(self, length: int) -> dict[str, Any]:
         """Return the defaults that depend on L, by option.
