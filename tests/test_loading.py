@@ -73,7 +73,7 @@ def test_kernels_of_the_hub_are_not_there_while_something_loads_and_are_again_af
     monkeypatch.setattr(hub_kernels, "get_kernel", lambda *_: "hub", raising=False)
     places = [(kernels, "theirs"), (hub_kernels, "hub")]
     try:
-        with loading.sealed():
+        with loading.forbid_downloads():
             for place, _ in places:
                 with pytest.raises(ImportError, match='"them/kernel" is not fetched'):
                     place.get_kernel("them/kernel", revision="x")

@@ -184,7 +184,7 @@ def _is_kept(key: str, value: Any) -> bool:
 
 
 @contextmanager
-def sealed(*, kernels: bool = False) -> Iterator[None]:
+def forbid_downloads(*, kernels: bool = False) -> Iterator[None]:
     """Load from local files alone: nothing is fetched, nothing prompts, and no third-party code or kernel runs.
 
     A configuration can name a backbone or code elsewhere, at any depth. transformers would fetch it, or prompt on the
@@ -327,7 +327,7 @@ def stock_class(config: Mapping[str, Any], auto: str) -> tuple[Any, Any]:
     """Return the class of transformers with which an Auto class loads a config.json, and its configuration."""
     import transformers
 
-    with tempfile.TemporaryDirectory() as folder, quiet_transformers(), sealed():
+    with tempfile.TemporaryDirectory() as folder, quiet_transformers(), forbid_downloads():
         stock = {key: value for key, value in without_hub(config).items() if key != "auto_map"}
         (Path(folder) / "config.json").write_text(as_json(stock), encoding="utf-8")
         described = transformers.AutoConfig.from_pretrained(folder)
@@ -355,7 +355,7 @@ def check_described(checkpoint: Checkpoint, *, runs_code: bool = False) -> None:
     try:
         config = _plain(checkpoint.config) if names_differ else checkpoint.config
         kind, described = stock_class(config, auto_class(checkpoint.config))
-        with sealed(), quiet_transformers():
+        with forbid_downloads(), quiet_transformers():
             # Some activations read numbers of their own while they are built.
             with suppress(NotImplementedError), torch.device("meta"), _counted(*limits):
                 kind._from_config(described)

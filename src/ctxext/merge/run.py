@@ -13,7 +13,7 @@ import yaml
 
 from ctxext.checkpoint.auto_class import MASKED, auto_class
 from ctxext.checkpoint.families import family_of, text_config
-from ctxext.checkpoint.loading import quiet_transformers, sealed, without_hub
+from ctxext.checkpoint.loading import quiet_transformers, forbid_downloads, without_hub
 from ctxext.checkpoint.opening import WEIGHT_SUFFIXES, Checkpoint, open_checkpoint
 from ctxext.checkpoint.other_files import VERSIONED, left_out, other_formats
 from ctxext.converters.card import (
@@ -204,7 +204,7 @@ def _settings(config: dict[str, Any]) -> dict[str, Any]:
     # The class changes its arguments.
     others = {key: copy.deepcopy(value) for key, value in without_hub(config).items() if key != "model_type"}
     try:
-        with quiet_transformers(), sealed():
+        with quiet_transformers(), forbid_downloads():
             known = AutoConfig.for_model(str(config["model_type"]), **others).to_dict()
     except ValueError:  # A family that transformers does not know, with its own code.
         known = others

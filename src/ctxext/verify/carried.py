@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.families import Family, named_family, serves_sliding
-from ctxext.checkpoint.loading import hub_backbones, quiet_transformers, sealed, stock_class
+from ctxext.checkpoint.loading import hub_backbones, quiet_transformers, forbid_downloads, stock_class
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Method
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
@@ -206,7 +206,7 @@ def stock_model(config: Mapping[str, Any]) -> Any:
 
     try:
         kind, described = stock_class(config, named_family(config).loader)
-        with quiet_transformers(), sealed():
+        with quiet_transformers(), forbid_downloads():
             return _built(kind, described)
     except Exception as error:  # Any exception of transformers is the result.
         reason = " ".join(str(error).split())[:200] or type(error).__name__
