@@ -27,7 +27,7 @@ _OTHER_FORMATS = re.compile(
 )
 
 
-def left_out(files: Iterable[Path], config: Mapping[str, Any]) -> dict[str, list[str]]:
+def find_excluded_files(files: Iterable[Path], config: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the files that a result must not keep, by the reason.
 
     Args:

@@ -15,7 +15,7 @@ from ctxext.checkpoint.auto_class import MASKED, auto_class
 from ctxext.checkpoint.families import family_of, text_config
 from ctxext.checkpoint.loading import quiet_transformers, forbid_downloads, without_hub
 from ctxext.checkpoint.opening import WEIGHT_SUFFIXES, Checkpoint, open_checkpoint
-from ctxext.checkpoint.other_files import VERSIONED, left_out, other_formats
+from ctxext.checkpoint.other_files import VERSIONED, find_excluded_files, other_formats
 from ctxext.converters.card import (
     RECIPE_FILE,
     CardFacts,
@@ -294,7 +294,7 @@ def write_merged(
         weights[path.name] = digest.hexdigest()
         begun += checkpoint.size_of(path)
     # Files for other programs contain the base's old weights or refer to them.
-    gone = {name for names in left_out(checkpoint.files, checkpoint.config).values() for name in names}
+    gone = {name for names in find_excluded_files(checkpoint.files, checkpoint.config).values() for name in names}
     gone.update(_LEFT_OUT, other_formats(checkpoint.files))
     for path in checkpoint.files:
         stays = path.as_posix() in gone or path.suffix in WEIGHT_SUFFIXES or path.parts[0] == ADAPTER
