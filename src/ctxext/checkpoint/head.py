@@ -25,7 +25,7 @@ def positions_at_once(model: Any, piece: int | None = None) -> int:
     return piece or max(1, _PIECE_BYTES.get(model.device.type, _ACCELERATOR_BYTES) // (4 * vocabulary))
 
 
-def whole_weights(model: Any) -> contextlib.AbstractContextManager[None]:
+def gather_weights(model: Any) -> contextlib.AbstractContextManager[None]:
     """Gather the weights that DeepSpeed (ZeRO 3) loads as shards, for the duration of the context."""
     if not any(hasattr(weight, "ds_id") for weight in model.parameters()):
         return contextlib.nullcontext()
@@ -135,7 +135,7 @@ class Head:
         was_training = model.training
         model.eval()
         try:
-            with whole_weights(model):
+            with gather_weights(model):
                 plain = self.forward(input_ids=ids, **self.options).logits.float()
                 hidden = self.read(ids)
                 parts = zip(*(torch.split(whole, _PROBE_PIECE, dim=1) for whole in (hidden, ids)), strict=True)
