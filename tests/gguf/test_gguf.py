@@ -162,7 +162,7 @@ def test_what_llama_cpp_cannot_carry_is_refused(gguf, tmp_path, step, architectu
 
 
 def test_every_method_is_carried_or_has_a_reason(gguf):
-    reasons = converting.carried_methods(open_gguf(gguf()))
+    reasons = converting.check_methods(open_gguf(gguf()))
     names = {method.name for method in METHODS if method.encoding == "rotary" and not method.is_experimental}
     assert set(reasons) == names
     assert {name for name, why in reasons.items() if not why} >= {"pi", "ntk", "abf", "yarn", "ntk-by-parts", "mrrope"}
@@ -171,7 +171,7 @@ def test_every_method_is_carried_or_has_a_reason(gguf):
 def test_small_numbers_are_refused_and_not_divided_by(gguf):
     """A base of one pair, and the logarithm of one token."""
     one_pair = open_gguf(gguf(values=keys_of(rope__dimension_count=2)))
-    assert "one rotating pair" in converting.carried_methods(one_pair)["ntk"]
+    assert "one rotating pair" in converting.check_methods(one_pair)["ntk"]
     for name in ("context_length", "rope__scaling__original_context_length"):
         with pytest.raises(CtxextError, match="nothing usable"):
             open_gguf(

@@ -238,7 +238,7 @@ def schedule_of(
     return keys, factors
 
 
-def carried_methods(model: GgufModel) -> dict[str, str]:
+def check_methods(model: GgufModel) -> dict[str, str]:
     """Return, by method, why this file cannot express it in llama.cpp; empty if it can, without experimental ones."""
     start, reasons = model.unscaled, {}
     for method in METHODS:
