@@ -12,7 +12,7 @@ from ctxext.errors import CtxextError
 from ctxext.methods import LongRope, MsPoE, Ntk, PositionInterpolation, Yarn
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.mrrope import MrRope
-from ctxext.verify.carried import check_carried, rotations
+from ctxext.verify.carried import check_stock_rotation, rotations
 
 IS_4 = transformers.__version__.startswith("4.")
 BY_FOUR = Recipe([PositionInterpolation(factor=4)])
@@ -86,6 +86,6 @@ def test_nemotron_ignores_its_schedule_under_transformers_4(tmp_path):
 def test_a_model_of_70_billion_parameters_takes_no_memory():
     plain = model_config(LARGE)
     recipe = Recipe([Yarn(factor=4)]).resolved(plain)
-    assert check_carried(recipe, LARGE, plain, recipe.edit(plain)) < 1e-6
+    assert check_stock_rotation(recipe, LARGE, plain, recipe.edit(plain)) < 1e-6
     ((entry,),) = rotations(LARGE, [4096]).values()
     assert len(entry.frequencies) == 64

@@ -72,10 +72,10 @@ def test_answered_as_the_class_answers(unimported, monkeypatch, step):
     recipe, source, plain, stock = converted(step)
     with monkeypatch.context() as patch:
         patch.setattr(carried, "rotations", None)  # No class is asked.
-        known = carried.check_carried(recipe, source, plain, stock)
+        known = carried.check_stock_rotation(recipe, source, plain, stock)
     assert known < 1e-9
     monkeypatch.setattr(carried, "measured_rotations", lambda *_: None)
-    assert abs(carried.check_carried(recipe, source, plain, stock) - known) < measured.TOLERANCE
+    assert abs(carried.check_stock_rotation(recipe, source, plain, stock) - known) < measured.TOLERANCE
 
 
 @of_a_measured_version
@@ -192,7 +192,7 @@ def test_what_differs_from_the_reference_is_left_to_the_class(unimported, monkey
     monkeypatch.setattr(carried, "rotations", lambda *_: asked.append(1) or {32: [], 256: []})
     monkeypatch.setattr(carried, "expected_rotation", lambda *_: ([1.0] * 8, 1.0))
     with pytest.raises(Exception, match="no rotary embedding"):
-        carried.check_carried(recipe, source, plain, stock)
+        carried.check_stock_rotation(recipe, source, plain, stock)
     assert asked
 
 

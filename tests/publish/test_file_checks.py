@@ -325,11 +325,11 @@ def test_what_transformers_makes_of_a_schedule_is_held_against_the_recipe(origin
     monkeypatch.setattr(carried, "rotations", rotations)
     if told:
         with pytest.raises(CtxextError, match=told):
-            carried.check_carried(recipe, plain.config, plain, stock)
+            carried.check_stock_rotation(recipe, plain.config, plain, stock)
     else:
-        assert carried.check_carried(recipe, plain.config, plain, stock) < 1e-9
+        assert carried.check_stock_rotation(recipe, plain.config, plain, stock) < 1e-9
     code_alone = Recipe([MsPoE(first_layer=0, head_order="fixed")])
-    assert carried.check_carried(code_alone, plain.config, plain, plain) is None
+    assert carried.check_stock_rotation(code_alone, plain.config, plain, plain) is None
 
 
 def compared(source, monkeypatch, answer, *, free=2**40, code=0, errors="", output="loaded\n"):

@@ -49,7 +49,7 @@ class Rotation:
     scaling: float
 
 
-def check_carried(recipe: Recipe, source: Mapping[str, Any], plain: ModelConfig, stock: ModelConfig) -> float | None:
+def check_stock_rotation(recipe: Recipe, source: Mapping[str, Any], plain: ModelConfig, stock: ModelConfig) -> float | None:
     """Compare the rotation in the installed transformers with the recipe.
 
     Args:
