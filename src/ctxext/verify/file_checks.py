@@ -51,10 +51,10 @@ def check_files(subject: Subject) -> Finding:
     kept = [path.as_posix() for path in subject.checkpoint.files if path.parts[0] != subject.rewritten]
     recorded = {
         name: digest
-        for name, digest in subject.recorded("files").items()
+        for name, digest in subject.read_digests("files").items()
         if name.partition("/")[0] != subject.rewritten
     }
-    weights, present = subject.recorded("weights"), set(kept)
+    weights, present = subject.read_digests("weights"), set(kept)
     folder = subject.checkpoint.folder
     changed = [name for name in recorded if name in present and sha256_of(folder / name) != recorded[name]]
     edited = [name for name in changed if name == CARD]
@@ -76,7 +76,7 @@ def check_weights(subject: Subject) -> Finding:
     subject.checkpoint.check_weights()
     if not subject.manifest:
         return Finding(name, SKIPPED, "nothing was recorded")
-    recorded = subject.recorded("weights")
+    recorded = subject.read_digests("weights")
     known = {path: digest for path, digest in recorded.items() if digest}
     changed = []
     for number, (path, digest) in enumerate(known.items()):
@@ -176,7 +176,7 @@ def check_code(subject: Subject) -> Finding:
         problems = [f"not this version's: {listed(changed)}"] if changed else []
         problems += [f"missing: {listed(missing)}"] if missing else []
         return Finding("code", FAILED, "; ".join(problems) + f" (it was made by ctxext {maker})")
-    recorded = subject.recorded("files")  # It includes files of the source with such a name, which were copied.
+    recorded = subject.read_digests("files")  # It includes files of the source with such a name, which were copied.
     others = [name for path in subject.foreign_code if (name := path.as_posix()) in recorded or name not in CODE_FILES]
     stray = [name for path in subject.foreign_code if (name := path.as_posix()) not in others]
     if stray:

@@ -60,7 +60,7 @@ class Subject:
         if self.progress is not None:
             self.progress(stage, 0, 1)
 
-    def recorded(self, key: str) -> dict[str, str | None]:
+    def read_digests(self, key: str) -> dict[str, str | None]:
         """Return the digests under one key of ctxext.json."""
         digests = self.manifest.get(key)
         if not isinstance(digests, dict):
