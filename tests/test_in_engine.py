@@ -28,7 +28,7 @@ from ctxext.converters.engines import (
     unconverted_lines,
 )
 from ctxext.engines import in_engine
-from ctxext.engines.in_engine import Compared, _read
+from ctxext.engines.in_engine import EngineComparison, _read
 from ctxext.methods import DynamicNtk, Llama3, LongRope, MsPoE, Ntk, NtkByParts, PositionInterpolation, Yarn
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.verify import run as verify_run
@@ -72,7 +72,7 @@ def test_a_difference_fails_and_is_shown(vllm, run, yarn, monkeypatch):
     "numbers", [(1e-4,), (1e-4, 0.5), (0.5, 1e-4), (1e-4, float("nan"), 1e-4), (1e-4, 1e-3), (2e-3,)]
 )
 def test_one_prompt_that_differs_fails_all(vllm, run, yarn, monkeypatch, numbers):
-    rows = [Compared("OUT", "inside", 9, number, number / 2, 3) for number in numbers]
+    rows = [EngineComparison("OUT", "inside", 9, number, number / 2, 3) for number in numbers]
     monkeypatch.setattr(in_engine, "compare_in_engine", lambda *_args, **_options: rows)
     monkeypatch.setattr(verify_run, "verify", lambda *_args, **_options: [])
     result = run("verify", yarn, "--no-load", "--engine", "vllm", "--json")
@@ -125,7 +125,7 @@ def test_how_long_the_prompts_are(yarn, monkeypatch, asked, reach, places):
 def test_what_is_no_number_is_the_largest_difference(at):
     read = [-1.0, -2.0, -3.5]
     read[at] = float("nan")
-    row = in_engine._compared("OUT", "inside", read, [-1.5, -2.0, -3.0])
+    row = in_engine._compare_prompt("OUT", "inside", read, [-1.5, -2.0, -3.0])
     assert (row.position, row.is_alike, row.tokens) == (at, False, 4)
 
 

@@ -21,7 +21,7 @@ _PIECE = 1024
 
 
 @dataclass(frozen=True)
-class Compared:
+class EngineComparison:
     """The comparison of one prompt.
 
     Attributes:
@@ -52,7 +52,7 @@ def compare_in_engine(
     *,
     trust_remote_code: bool = False,
     arguments: Mapping[str, Any] | None = None,
-) -> list[Compared]:
+) -> list[EngineComparison]:
     """Read some prompts in vLLM and in transformers, both in float32.
 
     The second half of each prompt repeats its first, so that distant tokens matter. The longest fills all
@@ -80,7 +80,7 @@ def compare_in_engine(
             engine.close()
     wanted = _in_transformers(checkpoint, prompts, foreign=foreign)
     return [
-        _compared(name, place, one, other)
+        _compare_prompt(name, place, one, other)
         for name, read in by_name.items()
         for place, one, other in zip(lengths, read, wanted, strict=True)
     ]
@@ -127,7 +127,7 @@ def _read(model: Any, ids: Any) -> list[float]:
     return log_probabilities
 
 
-def _compared(name: str, place: str, served: Sequence[float], expected: Sequence[float]) -> Compared:
+def _compare_prompt(name: str, place: str, served: Sequence[float], expected: Sequence[float]) -> EngineComparison:
     off = [abs(one - other) for one, other in zip(served, expected, strict=True)]
     at = max(range(len(off)), key=lambda number: float("inf") if off[number] != off[number] else off[number])
-    return Compared(name, place, len(off) + 1, off[at], sum(off) / len(off), at)
+    return EngineComparison(name, place, len(off) + 1, off[at], sum(off) / len(off), at)
