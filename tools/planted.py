@@ -793,8 +793,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "verify/run.py",
-        "            subject.recipe.edit(subject.plain, with_code=False),\n",
-        "            subject.plain,\n",
+        "            subject.recipe.edit(subject.plain_model, with_code=False),\n",
+        "            subject.plain_model,\n",
         _CHECKS,
     ),
     ("verify/run.py", "        foreign=subject.runs_foreign_code,\n", "", _CHECKS),

@@ -78,7 +78,7 @@ def quantized(plain):
         content.append(weights + bytes(-len(weights) % header.alignment))
         offset += len(content[-1])
     path = plain / "quantized.gguf"
-    path.write_bytes(replace(header, tensors=tuple(tensors)).packed() + b"".join(content))
+    path.write_bytes(replace(header, tensors=tuple(tensors)).to_bytes() + b"".join(content))
     assert {tensor.type_name for tensor in tensors} == {"F32", "Q4_K", "Q6_K", "Q8_0"}
     return path
 

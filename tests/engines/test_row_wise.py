@@ -8,7 +8,7 @@ import torch
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from ctxext.engines import row_wise as row_wise_module
-from ctxext.engines.layout import Layout, TurnedKeys
+from ctxext.engines.layout import Layout, RotatedKeys
 from ctxext.engines.row_wise import Rows, row_wise
 from ctxext.portable import modeling_family  # noqa: F401  # A checkpoint's stub imports it.
 from ctxext.portable.method import Part
@@ -132,8 +132,8 @@ def test_one_token_at_a_time(name, kind, monkeypatch):
 def test_keys_that_are_kept_turned_are_those_that_the_engine_wrote_last(name, monkeypatch):
     """Two requests, then two others in the same blocks; a block is turned once while nothing is written to it."""
     monkeypatch.setattr(row_wise_module, "_PIECE", 2 * TOKENS * GROUPS * SIZE)
-    kept, keep = [], TurnedKeys.keep
-    monkeypatch.setattr(TurnedKeys, "keep", lambda own, *given: (kept.append(given[1]), keep(own, *given)))
+    kept, keep = [], RotatedKeys.keep
+    monkeypatch.setattr(RotatedKeys, "keep", lambda own, *given: (kept.append(given[1]), keep(own, *given)))
     on = engine_of(name, Strided, keeps_keys=True)
     for first_request in (0, 2):
         own, outputs, first = served(name, [150, 100], 1, on=on, first=first_request)
@@ -243,7 +243,7 @@ def test_what_a_family_adds_to_its_attention_is_the_engines(of_engine, of_family
     total = 100
     (query, key, value), scale = states(total, HEADS, GROUPS, SIZE), 0.3
     engine, rows = SimpleNamespace(scale=scale, **of_engine), rows_of("self-extend")
-    output = rows.attended(engine, query[:, :, rows.first :], key, value, rows.first)
+    output = rows.compute_rows(engine, query[:, :, rows.first :], key, value, rows.first)
     mask = torch.zeros(total, total).masked_fill(torch.ones(total, total).triu(1).bool(), -1e30)[None, None]
     call = Call(torch.arange(total)[None], backend="eager")
     wanted = made("self-extend").attend(stock_eager, call, query, key, value, mask, scaling=scale, **of_family)[0]
@@ -257,7 +257,7 @@ def test_rows_know_which_heads_of_the_model_they_are():
     attend = rows.methods[0].attend
     rows.methods[0].attend = lambda inner, call, *a, **k: seen.append(call) or attend(inner, call, *a, **k)
     query, key, value = states(70, HEADS, GROUPS, SIZE)
-    rows.attended(SimpleNamespace(scale=0.3), query[:, :, 64:], key, value, 64)
+    rows.compute_rows(SimpleNamespace(scale=0.3), query[:, :, 64:], key, value, 64)
     assert [(call.first_head, call.kv_heads) for call in seen] == [(6, GROUPS)]
 
 
@@ -279,7 +279,7 @@ def test_several_maps_act_from_the_first_border_on_the_innermost_first():
     both = Rows(rows.part, rows.attention, rows.rotary, [method("inner", 70), method("outer", 66)], 0)
     assert both.first == 66
     query, key, value = states(80, HEADS, GROUPS, SIZE)
-    both.attended(SimpleNamespace(scale=0.3), query[:, :, 79:], key, value, 79)
+    both.compute_rows(SimpleNamespace(scale=0.3), query[:, :, 79:], key, value, 79)
     assert order == [("outer", 0.3), ("inner", 0.3)]
 
 
@@ -317,4 +317,4 @@ def test_turned_keys_are_kept_if_those_of_all_layers_have_room(monkeypatch):
     assert one.step.layers == 2
     size = cache.numel() * cache.element_size() // 2  # Keys are half of a cache.
     monkeypatch.setattr("ctxext.engines.layout._MOST", 2 * size)
-    assert [TurnedKeys.fits(layout, cache, layers) for layers in (1, 2, 3)] == [True, True, False]
+    assert [RotatedKeys.fits(layout, cache, layers) for layers in (1, 2, 3)] == [True, True, False]

@@ -294,7 +294,7 @@ def test_divisors_in_a_later_part_are_its_schedule(split, tmp_path):
         out = convert_gguf(
             first, tmp_path / f"{step.name}.gguf", Recipe([step]), replace_scaling=True, original_length=512
         ).out
-        plain = model_config(open_gguf(first).unscaled.config, 512)
+        plain = model_config(open_gguf(first).unscaled_model.config, 512)
         wanted = Recipe([step]).resolved(plain).edit(plain).rotary
         written = struct.unpack("<8f", contents(tmp_path / f"{step.name}-00002-of-00002.gguf")[1][FACTORS])
         expected = [1.0] * 8
@@ -689,7 +689,7 @@ def test_verify_sees_a_tensor_that_only_one_file_has_so(gguf, tmp_path, place, n
     tensors = header.tensors[: header.tensors.index(one)]
     if change:
         tensors += (dataclasses.replace(one, kind=change[0], shape=change[1]),)
-    new = dataclasses.replace(header, tensors=tensors + others[header.tensors.index(one) :]).packed()
+    new = dataclasses.replace(header, tensors=tensors + others[header.tensors.index(one) :]).to_bytes()
     path.write_bytes(new + raw[header.data_start :])
     checks = {check.name: check for check in verify_gguf(out, source)}
     assert not checks["tensors"].is_passed

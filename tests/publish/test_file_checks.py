@@ -258,7 +258,7 @@ RIGHT, WRONG = "right", "wrong"
 )
 def test_which_rotary_embeddings_are_compared(originals, monkeypatch, modules, status):
     subject = subject_of(originals["yarn"])
-    wanted, scaling = run.expected_rotation(subject.recipe, subject.plain, subject.expected, 128)
+    wanted, scaling = run.expected_rotation(subject.recipe, subject.plain_model, subject.expected_model, 128)
     made = {
         RIGHT: (wanted, scaling),
         WRONG: ([*wanted[:-1], 1.0001 * wanted[-1]], scaling),
@@ -297,7 +297,7 @@ def test_which_rotary_embeddings_are_compared(originals, monkeypatch, modules, s
 def test_what_transformers_makes_of_a_schedule_is_held_against_the_recipe(originals, monkeypatch, what, told):
     """Inside the length and at its end, every embedding but those of sliding layers, which stay as they were."""
     subject = subject_of(originals["yarn"])
-    recipe, plain, stock = subject.recipe, subject.plain, subject.expected
+    recipe, plain, stock = subject.recipe, subject.plain_model, subject.expected_model
     before = tuple(sorted(carried.expected_frequencies((), plain.rotary, 128)[0]))
 
     def rotations(config, lengths):
@@ -456,7 +456,7 @@ def test_a_training_is_known_from_either_record(extended, recorded, noted, train
 def test_what_describes_far_more_than_it_holds_is_not_loaded(extended, monkeypatch):
     """Asked before anything else is, so that leave for code does not load it either."""
     change_json(extended / "config.json", hidden_size=32_768, intermediate_size=100_000, num_hidden_layers=400)
-    monkeypatch.setattr(clean_load, "answer_of", None)
+    monkeypatch.setattr(clean_load, "run_script", None)
     for leave in (False, True):
         assert "describes far more weights" in subject_of(extended, trust_remote_code=leave).loaded.error
 

@@ -31,12 +31,12 @@ WHOLE = "ForConditionalGeneration"
 
 def auto_class(config: Mapping[str, Any]) -> str:
     """Return the Auto class for a checkpoint: by default the family's, and the causal one for unknown classes."""
-    return _found(config)[0]
+    return _find_auto_class(config)[0]
 
 
 def pipeline_tag(config: Mapping[str, Any]) -> str:
     """Return the Hub's name for the task of such a model."""
-    return _found(config)[1]
+    return _find_auto_class(config)[1]
 
 
 def is_causal(config: Mapping[str, Any]) -> bool:
@@ -44,7 +44,7 @@ def is_causal(config: Mapping[str, Any]) -> bool:
     return auto_class(config) in (CAUSAL, MULTIMODAL)
 
 
-def _found(config: Mapping[str, Any]) -> tuple[str, str]:
+def _find_auto_class(config: Mapping[str, Any]) -> tuple[str, str]:
     named = config.get("architectures") or ("",)
     name = str(named[0])
     family = FAMILIES.get(str(config.get("model_type")))

@@ -31,7 +31,7 @@ _VAGUE = "something else"
 """Entry of the table for model types without an Auto class that shows their kind, such as parts of other models."""
 
 
-def unknown_type(config: Mapping[str, Any], known: Iterable[str], others: Mapping[str, str]) -> CtxextError:
+def unknown_type_error(config: Mapping[str, Any], known: Iterable[str], others: Mapping[str, str]) -> CtxextError:
     """Return the error for a configuration with a model type without a family; `others` describes some such types."""
     model_type = str(config["model_type"])
     is_vague = others.get(model_type) == _VAGUE
@@ -190,7 +190,7 @@ def text_config(config: Mapping[str, Any], family: Family) -> Mapping[str, Any]:
 
 def family_of(config: Mapping[str, Any]) -> Family:
     """Return the family of a checkpoint, adjusted to the keys of its config.json that change the position encoding."""
-    return _switched(config, named_family(config))
+    return _apply_switches(config, named_family(config))
 
 
 def named_type(config: Mapping[str, Any]) -> Family:
@@ -200,7 +200,7 @@ def named_type(config: Mapping[str, Any]) -> Family:
         raise CtxextError("config.json has no model_type.", hint="Is this the folder of a transformers checkpoint?")
     family = FAMILIES.get(model_type)
     if family is None:
-        raise unknown_type(config, FAMILIES, OTHERS)
+        raise unknown_type_error(config, FAMILIES, OTHERS)
     return family
 
 
@@ -275,7 +275,7 @@ def language_types(config: Mapping[str, Any], family: Family) -> frozenset[str]:
     return frozenset({family.model_type, family.text_type or family.model_type})
 
 
-def _switched(config: Mapping[str, Any], family: Family) -> Family:
+def _apply_switches(config: Mapping[str, Any], family: Family) -> Family:
     """Return the family as changed by its own keys: some of them turn the rotary embedding off or fix it."""
     for key, (rotary, otherwise) in _SWITCHES.get(family.model_type, {}).items():
         value = read(config, family, key)
@@ -558,12 +558,12 @@ def layer_types(config: Mapping[str, Any], family: Family, length: int | None = 
     if rule.get("window") == "above":
         first = read(config, family, "max_window_layers") if window else None
         return ["full_attention" if first is None or index < first else "sliding_attention" for index in range(count)]
-    types = _tiled(rule, plain_value(text, family, rule["key"]) if "key" in rule else None, count)
+    types = _repeat_pattern(rule, plain_value(text, family, rule["key"]) if "key" in rule else None, count)
     flags = text.get("no_rope_layers") if rule.get("key") == "no_rope_layer_interval" else None
     return [rule["period"][0 if flag else -1] for flag in flags] if flags else types
 
 
-def _tiled(rule: Mapping[str, Any], length: Any, count: int) -> list[str]:
+def _repeat_pattern(rule: Mapping[str, Any], length: Any, count: int) -> list[str]:
     """Repeat a pattern of layer types; `length`, from a key of config.json, may replace its length."""
     period = list(rule.get("period") or ["full_attention"])
     if isinstance(length, int) and length > 0:

@@ -222,7 +222,7 @@ def cache_numbers(config: Mapping[str, Any], family: Family, length: int) -> int
     count, num_shared = (read(config, family, key) or 0 for key in ("num_hidden_layers", "num_kv_shared_layers"))
     borrowing = set(range(count - num_shared, count))  # They read the keys of layers before them (Gemma 3n).
     full, sliding = ({*layers(config, family)} - borrowing for layers in (full_attention_layers, sliding_layers))
-    looped, loops = _looped(config, family) if family.model_type == "dory" else (range(0), 1)
+    looped, loops = _find_loops(config, family) if family.model_type == "dory" else (range(0), 1)
     return sum(
         _per_token(config, family, layer, sliding=layer in sliding)
         * (min(length, window) if layer in sliding else length)
@@ -231,7 +231,7 @@ def cache_numbers(config: Mapping[str, Any], family: Family, length: int) -> int
     )
 
 
-def _looped(config: Mapping[str, Any], family: Family) -> tuple[range, int]:
+def _find_loops(config: Mapping[str, Any], family: Family) -> tuple[range, int]:
     """Return the layers that run several times, and how many times they keep keys (Dory)."""
     text = text_config(config, family)
     loops = plain_value(text, family, "n_recurrent_loops") or 1

@@ -144,17 +144,17 @@ def without_hub(config: Mapping[str, Any]) -> dict[str, Any]:
     be fetched from the Hub and run, by `from_config` as by `from_pretrained`.
     """
 
-    def cleaned(value: Any, *, is_inner: bool = True) -> Any:
+    def clean(value: Any, *, is_inner: bool = True) -> Any:
         if isinstance(value, Mapping):
-            kept = {key: cleaned(inner) for key, inner in value.items() if _is_kept(key, inner)}
+            kept = {key: clean(inner) for key, inner in value.items() if _is_kept(key, inner)}
             if is_inner:  # Only the top level names code of ctxext.
                 kept.pop("auto_map", None)
             if isinstance(kept.get(_BACKBONE), str) or _PRETRAINED_BACKBONE in kept:
                 kept[_PRETRAINED_BACKBONE] = False  # The checkpoint has those weights; some classes default to True.
             return kept
-        return [cleaned(inner) for inner in value] if isinstance(value, list) else value
+        return [clean(inner) for inner in value] if isinstance(value, list) else value
 
-    return cleaned(config, is_inner=False)  # type: ignore[no-any-return]
+    return clean(config, is_inner=False)  # type: ignore[no-any-return]
 
 
 def hub_kernels(config: Any) -> tuple[str, ...]:
@@ -195,12 +195,12 @@ def forbid_downloads(*, kernels: bool = False) -> Iterator[None]:
     from transformers import dynamic_module_utils
     from transformers.utils import hub
 
-    def refused(name: Any, *_: Any, **__: Any) -> Any:
+    def refuse(name: Any, *_: Any, **__: Any) -> Any:
         raise ImportError(f'"{getattr(name, "full_url", name)}" is not fetched.')
 
     changes: list[tuple[Any, str, Any]] = [
         (dynamic_module_utils, "TIME_OUT_REMOTE_CODE", 0),  # With 0 there is no prompt: remote code raises.
-        (torch.hub, "urlopen", refused),
+        (torch.hub, "urlopen", refuse),
     ]
     if not kernels:
         changes += [(huggingface_hub.constants, "HF_HUB_OFFLINE", True), (hub, "_is_offline_mode", True)]
@@ -208,7 +208,7 @@ def forbid_downloads(*, kernels: bool = False) -> Iterator[None]:
             from transformers.integrations import hub_kernels
 
             places = (importlib.import_module("kernels"), "get_kernel"), (hub_kernels, "get_kernel")
-            changes += [(place, name, refused) for place, name in (*places, (hub_kernels, "get_kernel_hub"))]
+            changes += [(place, name, refuse) for place, name in (*places, (hub_kernels, "get_kernel_hub"))]
     # Version 0 of the client decides for each session whether it is offline.
     reset = getattr(huggingface_hub.utils, "reset_sessions", lambda: None)
     with ExitStack() as patched:
@@ -294,7 +294,7 @@ def load_checkpoint(
     with explain_loading_errors(f'"{checkpoint.name}" cannot be loaded', hint):
         model, report = loader.from_pretrained(folder, trust_remote_code=trust, output_loading_info=True, **options)
     if report["missing_keys"]:
-        raise _lacking(checkpoint, report["missing_keys"])
+        raise _missing_error(checkpoint, report["missing_keys"])
     rename(model, checkpoint)
     return model.eval() if device is None else settle_dtype(model, str(dtype), device).to(device).eval()
 
@@ -310,7 +310,7 @@ def rename(loaded: Any, checkpoint: Checkpoint) -> Any:
     return loaded
 
 
-def _lacking(checkpoint: Checkpoint, missing: Iterable[Any]) -> CtxextError:
+def _missing_error(checkpoint: Checkpoint, missing: Iterable[Any]) -> CtxextError:
     first, *others = sorted(map(str, missing))
     more = f" and {len(others)} more weights" if len(others) > 1 else f' and "{others[0]}"' if others else ""
     return CtxextError(
@@ -353,16 +353,16 @@ def check_described(checkpoint: Checkpoint, *, runs_code: bool = False) -> None:
     names_differ = runs_code or _is_quantized(checkpoint.config)
     stored, missing = dict[str, torch.Tensor](), set[str]()
     try:
-        config = _plain(checkpoint.config) if names_differ else checkpoint.config
+        config = _strip_config(checkpoint.config) if names_differ else checkpoint.config
         kind, described = stock_class(config, auto_class(checkpoint.config))
         with forbid_downloads(), quiet_transformers():
             # Some activations read numbers of their own while they are built.
-            with suppress(NotImplementedError), torch.device("meta"), _counted(*limits):
+            with suppress(NotImplementedError), torch.device("meta"), _limit_parameters(*limits):
                 kind._from_config(described)
             named = [str(name) for name in checkpoint.config.get("architectures") or ()]
             if names_differ or not any(name.endswith((kind.__name__, WHOLE)) for name in named):
                 return
-            stored = _stored(checkpoint)
+            stored = _read_tensors(checkpoint)
             _, report = kind.from_pretrained(
                 None, config=described, state_dict=dict(stored), device_map={"": "meta"}, output_loading_info=True
             )
@@ -378,7 +378,7 @@ def check_described(checkpoint: Checkpoint, *, runs_code: bool = False) -> None:
     except Exception:  # If transformers fails here, loading reports why.
         return
     if missing and stored:
-        raise _lacking(checkpoint, missing)
+        raise _missing_error(checkpoint, missing)
 
 
 def check_complete(checkpoint: Checkpoint) -> None:
@@ -419,7 +419,7 @@ def _has_recorded_names(checkpoint: Checkpoint) -> bool:
         return False
 
 
-def _stored(checkpoint: Checkpoint) -> "dict[str, torch.Tensor]":
+def _read_tensors(checkpoint: Checkpoint) -> "dict[str, torch.Tensor]":
     """Return the tensors of the weight files by name, without numbers."""
     import torch
 
@@ -456,15 +456,17 @@ def check_device(checkpoint: Checkpoint, device: str) -> None:
         )
 
 
-def _plain(config: dict[str, Any]) -> dict[str, Any]:
+def _strip_config(config: dict[str, Any]) -> dict[str, Any]:
     """Copy a configuration without its schedule, code and quantization."""
     return {
-        key: _plain(value) if isinstance(value, dict) else value for key, value in config.items() if key not in _ROPE
+        key: _strip_config(value) if isinstance(value, dict) else value
+        for key, value in config.items()
+        if key not in _ROPE
     }
 
 
 @contextmanager
-def _counted(most_numbers: int, most_tensors: int) -> Iterator[None]:
+def _limit_parameters(most_numbers: int, most_tensors: int) -> Iterator[None]:
     """Raise as soon as modules register more numbers or more tensors than the limits, buffers included."""
     from torch.nn.modules import module as hooks
 

@@ -10,7 +10,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.loading import choose_device, explain_loading_errors, guard_vocabulary, load_checkpoint, forbid_downloads
+from ctxext.checkpoint.loading import (
+    choose_device,
+    explain_loading_errors,
+    forbid_downloads,
+    guard_vocabulary,
+    load_checkpoint,
+)
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters.options import ConvertOptions
 from ctxext.converters.plan import make_plan

@@ -33,7 +33,7 @@ class Layout:
         self.tokens = cache.select(self.axis, 0).numel() // (2 * self.heads * self.size)
         self.places = [self._places(implementation, layer, cache, part) for part in (0, 1)]
         self.measured = cache.shape, cache.stride()
-        self.strided = [self._strided(cache, places) for places in self.places]
+        self.strided = [self._find_strides(cache, places) for places in self.places]
 
     def _places(self, implementation: Any, layer: Any, cache: torch.Tensor, part: int) -> torch.Tensor:
         """Measure the places (s · g · d) of keys (part 0) or values (part 1) within a flattened block."""
@@ -55,7 +55,7 @@ class Layout:
         places[decoded[written]] = written.nonzero().flatten()
         return places.to(cache.device)
 
-    def _strided(self, cache: torch.Tensor, places: torch.Tensor) -> "_Strided | None":
+    def _find_strides(self, cache: torch.Tensor, places: torch.Tensor) -> "_Strided | None":
         """Return the places as strides, or None if they are in another order."""
         block = [1 if axis == self.axis else size for axis, size in enumerate(cache.shape)]
         within = zip(torch.unravel_index(places.cpu(), block), cache.stride(), strict=True)
@@ -83,9 +83,9 @@ class Layout:
         )
         return picked.view(-1, self.tokens, self.heads, self.size).transpose(1, 2)
 
-    def ordered(self, keys: torch.Tensor) -> torch.Tensor:
+    def reorder(self, keys: torch.Tensor) -> torch.Tensor:
         """Return numbers (k, any, s, d) in the memory order of the keys from `blocks`, for fast products with them."""
-        return keys if self.strided[0] is None else self.strided[0].ordered(keys)
+        return keys if self.strided[0] is None else self.strided[0].reorder(keys)
 
     def beside(self, cache: torch.Tensor) -> "tuple[torch.Tensor, _Strided]":
         """Allocate memory for keys of all blocks in the order of the cache; return it and the reader of its blocks."""
@@ -95,7 +95,7 @@ class Layout:
         view = room.permute(strided.back)
         return room, _Strided(tuple(view.shape), view.stride(), 0)
 
-    def gathered(self, cache: torch.Tensor, numbers: list[int], length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def gather(self, cache: torch.Tensor, numbers: list[int], length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values (1, g, n, d) of a request of length n, from the numbers of its blocks in order."""
         numbers = numbers[: -(-length // self.tokens)]
         key, value = (
@@ -119,14 +119,14 @@ class _Strided:
             return view[low : low + len(numbers)].permute(self.back)
         return view.index_select(0, torch.tensor(numbers, device=cache.device)).permute(self.back)
 
-    def ordered(self, keys: torch.Tensor) -> torch.Tensor:
+    def reorder(self, keys: torch.Tensor) -> torch.Tensor:
         return keys.permute(self.order).contiguous().permute(self.back)
 
 
 _MOST = 1 << 32  # Bytes that all layers of a model may take.
 
 
-class TurnedKeys:
+class RotatedKeys:
     """The rotated far keys of one layer, in the order of its cache. Memory is used as blocks are written.
 
     `layout.strided` must not be None.

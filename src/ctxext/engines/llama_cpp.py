@@ -100,9 +100,9 @@ class LlamaCpp:
     ) -> list[list[int]]:
         """Continue prompts as `vllm.Engine.write` does, but ignore `ends`: the file specifies the end tokens."""
         del ends
-        return [self._written(ids, room) for ids, room in zip(prompts, rooms, strict=True)]
+        return [self._generate(ids, room) for ids, room in zip(prompts, rooms, strict=True)]
 
-    def _written(self, ids: Sequence[int], room: int) -> list[int]:
+    def _generate(self, ids: Sequence[int], room: int) -> list[int]:
         answer = self._ask("POST", "/completion", {**_GREEDY, "prompt": list(ids), "n_predict": room})
         # There is none if a token is half a character.
         scores = [entry["logprob"] for entry in answer.get("completion_probabilities", ())]

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ctxext.engines.layout import Layout, TurnedKeys
+from ctxext.engines.layout import Layout, RotatedKeys
 
 _PIECE, _PIECE_ELSEWHERE = 1 << 18, 1 << 24  # Numbers of keys that are read at once on CPUs, and elsewhere.
 _ROOM = 1 << 26  # Numbers of waves that are kept.
@@ -33,7 +33,7 @@ class Request:
     cache: torch.Tensor
     numbers: list[int]
     length: int
-    turned: TurnedKeys | None = None
+    rotated: RotatedKeys | None = None
 
     @property
     def step(self) -> int:
@@ -43,14 +43,14 @@ class Request:
         return max(1, size // of_block)
 
     def pieces(
-        self, part: int, low: int, high: int, turned: TurnedKeys | None = None
+        self, part: int, low: int, high: int, rotated: RotatedKeys | None = None
     ) -> Iterator[tuple[int, int, torch.Tensor]]:
         """Yield blocks with the tokens from `low` to `high`: the first and the end, and keys or values (k, g, s, d)."""
         layout, end = self.layout, -(-high // self.layout.tokens)
         for first in range(low // layout.tokens, end, self.step) if low < high else ():
             stop = min(first + self.step, end)
             numbers = self.numbers[first:stop]
-            yield first, stop, layout.blocks(self.cache, part, numbers) if turned is None else turned.blocks(numbers)
+            yield first, stop, layout.blocks(self.cache, part, numbers) if rotated is None else rotated.blocks(numbers)
 
 
 class SingleRows:
@@ -87,13 +87,13 @@ class SingleRows:
         scores = queries.new_full((*queries.shape[:2], count * layout.tokens), -torch.inf, dtype=torch.float32)
         for number, (name, low, high) in enumerate(parts):
             turns = name == "far" and low < high and rules.turns_keys and rung > 0
-            kept = request.turned if turns else None
+            kept = request.rotated if turns else None
             if kept is not None:
                 self.turn(method, call, rules, rung, request, -(-high // layout.tokens))
             turn = self.turning(method, call, rules, rung, request) if turns and kept is None else None
             for first, stop, key in request.pieces(0, low, high, kept):
                 if turn is not None:
-                    key = turned(key, turn[0][first:stop], turn[1][first:stop], turn[2])
+                    key = rotate_keys(key, turn[0][first:stop], turn[1][first:stop], turn[2])
                 start = first * layout.tokens
                 a, b = max(low, start), min(high, stop * layout.tokens)
                 of_blocks = (queries[:, :, number] @ key.mT).permute(1, 2, 0, 3).flatten(2)
@@ -123,7 +123,7 @@ class SingleRows:
 
     def turn(self, method: Any, call: Any, rules: Any, rung: int, request: Request, count: int) -> None:
         """Turn and keep the keys of a request's first blocks that are not kept for this level yet."""
-        kept, name = request.turned, (self.changes, id(rules), tuple(map(id, call.methods)), rung)
+        kept, name = request.rotated, (self.changes, id(rules), tuple(map(id, call.methods)), rung)
         assert kept is not None
         missing = kept.missing(name, request.numbers[:count])
         turn = self.turning(method, call, rules, rung, request) if missing else ()
@@ -131,7 +131,7 @@ class SingleRows:
             places = missing[start : start + request.step]
             numbers = [request.numbers[place] for place in places]
             key = request.layout.blocks(request.cache, 0, numbers)
-            kept.keep(name, numbers, turned(key, turn[0][places], turn[1][places], turn[2]))
+            kept.keep(name, numbers, rotate_keys(key, turn[0][places], turn[1][places], turn[2]))
 
     def turning(self, method: Any, call: Any, rules: Any, rung: int, request: Request) -> tuple[Any, ...]:
         """Return two waves (k, 1, s, d) of all far blocks of a level, in the cache's order, and the column partners."""
@@ -144,7 +144,7 @@ class SingleRows:
             more = waves(method, call, rules, (rung, have * layout.tokens, (count + _MORE) * layout.tokens), partner)
             more = [wave.view(-1, 1, layout.tokens, layout.size) for wave in more]
             more = [torch.cat(pair) for pair in zip(kept, more, strict=True)] if kept else more
-            kept = [layout.ordered(wave) for wave in more]
+            kept = [layout.reorder(wave) for wave in more]
         self.waves[name] = kept
         while len(self.waves) > 1 and sum(2 * pair[0].numel() for pair in self.waves.values()) > _ROOM:
             self.waves.popitem(last=False)
@@ -159,7 +159,7 @@ def read(parts: list[Any], tokens: int) -> list[tuple[int, int]]:
     return [(0, end)] if near // tokens <= -(-far // tokens) else [(0, far), (near, end)]
 
 
-def turned(key: torch.Tensor, wave: torch.Tensor, other: torch.Tensor, partner: torch.Tensor) -> torch.Tensor:
+def rotate_keys(key: torch.Tensor, wave: torch.Tensor, other: torch.Tensor, partner: torch.Tensor) -> torch.Tensor:
     """Rotate keys (k, g, s, d) by waves (k, 1, s, d): each column from its own value and its partner's."""
     wide = key.float()
     swapped = torch.index_select(wide, 3, partner, out=torch.empty_like(wide))
@@ -201,8 +201,8 @@ def row_wise(implementation: type) -> type:
             self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor
         ) -> None:
             """Update the cache as the engine does, and mark the turned keys of the written blocks as out of date."""
-            if self.ctxext_rows.turned is not None:
-                self.ctxext_rows.turned.forget(slot_mapping)
+            if self.ctxext_rows.rotated is not None:
+                self.ctxext_rows.rotated.forget(slot_mapping)
             super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
 
         def forward(
@@ -289,7 +289,7 @@ class Rows:
         self.step = step or Step()
         self.step.layers += 1
         self.keeps_keys = keeps_keys
-        self.turned: TurnedKeys | None = None
+        self.rotated: RotatedKeys | None = None
         maps = [method.maps.get(part.layer, method.map) for method in methods]
         self.first = min(relation_map.first for relation_map in maps)
         self.layout: Layout | None = None
@@ -319,18 +319,18 @@ class Rows:
                 continue
             if self.layout is None:
                 self.layout = Layout(implementation, layer, cache)
-                if self.keeps_keys and TurnedKeys.fits(self.layout, cache, self.step.layers):
-                    self.turned = TurnedKeys(self.layout, cache)
+                if self.keeps_keys and RotatedKeys.fits(self.layout, cache, self.step.layers):
+                    self.rotated = RotatedKeys(self.layout, cache)
             blocks = self.step.blocks(metadata, number, -(-length // self.layout.tokens))
             if length - first == 1:
-                request = Request(self.layout, cache, blocks, length, self.turned)
+                request = Request(self.layout, cache, blocks, length, self.rotated)
                 attended = self.single(implementation, query[stop - 1], request)
                 if attended is not None:
                     output[stop - 1] = attended
                     continue
-            key, value = self.layout.gathered(cache, blocks, length)
+            key, value = self.layout.gather(cache, blocks, length)
             rows = query[stop - (length - first) : stop].transpose(0, 1)[None]
-            attended = self.attended(implementation, rows, key, value, first)
+            attended = self.compute_rows(implementation, rows, key, value, first)
             output[stop - (length - first) : stop] = attended[0].to(output.dtype)
 
     def are_all(self, layer: Any, metadata: Any, more: tuple[Any, ...]) -> bool:
@@ -367,7 +367,7 @@ class Rows:
             return None
         return self.step.single.attend(method, call, query, request, implementation.scale)
 
-    def attended(
+    def compute_rows(
         self, implementation: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, first: int
     ) -> torch.Tensor:
         """Compute the output (1, l, h, d) of a request's last l rows (1, h, l, d), keys and values (1, g, n, d)."""

@@ -103,9 +103,9 @@ class Engine:
             rooms: The most tokens to generate for each.
             ends: Tokens that end the generation; they are returned too.
         """
-        asked = [self._asked(max_tokens=room, logprobs=0, stop_token_ids=list(ends)) for room in rooms]
+        parameters = [self._sampling_params(max_tokens=room, logprobs=0, stop_token_ids=list(ends)) for room in rooms]
         written = []
-        for result in self._llm.generate(_as_prompts(prompts), asked, use_tqdm=False):
+        for result in self._llm.generate(_as_prompts(prompts), parameters, use_tqdm=False):
             output = result.outputs[0]
             ids = list(output.token_ids)
             scores = [table[token].logprob for table, token in zip(output.logprobs, ids, strict=True)]
@@ -118,7 +118,9 @@ class Engine:
 
     def log_probabilities(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         """Compute the log-probability of every token but the first, given those before it."""
-        outputs = self._llm.generate(_as_prompts(prompts), self._asked(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
+        outputs = self._llm.generate(
+            _as_prompts(prompts), self._sampling_params(max_tokens=1, prompt_logprobs=0), use_tqdm=False
+        )
         return [
             [table[token].logprob for table, token in zip(result.prompt_logprobs[1:], ids[1:], strict=True)]
             for result, ids in zip(outputs, prompts, strict=True)
@@ -129,7 +131,7 @@ class Engine:
         self._llm.llm_engine.engine_core.shutdown()
         del self._llm
 
-    def _asked(self, **options: Any) -> Any:
+    def _sampling_params(self, **options: Any) -> Any:
         return self._vllm.SamplingParams(temperature=0.0, detokenize=False, **options)
 
 

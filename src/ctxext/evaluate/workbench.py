@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ctxext.checkpoint.loading import quiet_transformers, forbid_downloads, without_hub
+from ctxext.checkpoint.loading import forbid_downloads, quiet_transformers, without_hub
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.converters.calibration import head_scores, in_order, read_text, with_order
 from ctxext.errors import CtxextError

@@ -13,11 +13,11 @@ from ctxext.checkpoint.loading import (
     check_device,
     choose_dtype,
     explain_loading_errors,
+    forbid_downloads,
     guard_vocabulary,
     load_checkpoint,
     quiet_transformers,
     rename,
-    forbid_downloads,
     stock_class,
 )
 from ctxext.data.encoding import open_tokenizer

@@ -143,7 +143,7 @@ def plan_gguf(source: str | Path, recipe: Recipe, *, options: ConvertOptions) ->
     values[RECIPE_KEY] = value_of(json.dumps(noted))
     edited_header = replace(header, values=values, tensors=tensors)
     # Tensors that move by whole blocks are shared with the source if the file system can clone.
-    room = (header.data_start - len(edited_header.packed())) % BLOCK
+    room = (header.data_start - len(edited_header.to_bytes())) % BLOCK
     values[RECIPE_KEY] = value_of(json.dumps(noted) + " " * room)
     return GgufPlan(model, recipe, edited, replace(edited_header, values=values), factors, tuple(cautions))
 
@@ -165,7 +165,7 @@ def _start(model: GgufModel, options: ConvertOptions) -> ModelConfig:
             f'"{model.path}" has a schedule ({_schedule_text(model)}) and does not say from which length.',
             hint=f"Say what it was trained on first{guess or ' with --original-length'}.",
         )
-    return model.unscaled
+    return model.unscaled_model
 
 
 def _schedule_text(model: GgufModel) -> str:
@@ -240,7 +240,7 @@ def schedule_of(
 
 def check_methods(model: GgufModel) -> dict[str, str]:
     """Return, by method, why this file cannot express it in llama.cpp; empty if it can, without experimental ones."""
-    start, reasons = model.unscaled, {}
+    start, reasons = model.unscaled_model, {}
     for method in METHODS:
         if method.is_experimental or method.encoding != "rotary":
             continue
@@ -376,7 +376,7 @@ def _give_names(works: Sequence[Path], targets: Sequence[Path]) -> None:
 
 
 def _write(plan: GgufPlan, works: list[Path], progress: Progress | None) -> None:
-    files, packed = plan.source.files, plan.header.packed()
+    files, packed = plan.source.files, plan.header.to_bytes()
     sizes = [part.path.stat().st_size for part in files]
     check_room(works[0].parent, sum(sizes) + len(packed))
     done = 0

@@ -75,7 +75,7 @@ class Value:
             ) from error
 
 
-def shortened(value: Any) -> str:
+def shorten_value(value: Any) -> str:
     """Return a value of the header on one short line, for errors."""
     line = " ".join(str(value)[:400].split())
     return line if len(line) <= 40 else f"{line[:40]}…"
@@ -126,7 +126,7 @@ class Tensor:
         _, block, size = _SIZES[self.kind]
         return math.prod(self.shape) // block * size
 
-    def packed(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """Return its description in the header, as bytes."""
         name = self.name.encode()
         numbers = struct.pack(f"<I{len(self.shape)}QIQ", len(self.shape), *self.shape, self.kind, self.offset)
@@ -157,13 +157,13 @@ class Header:
         """Return the content of a key, or a default without it."""
         return self.values[key].content if key in self.values else default
 
-    def packed(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """Return the header as bytes, padded to the alignment of the tensors."""
         content = [MAGIC, struct.pack("<IQQ", self.version, len(self.tensors), len(self.values))]
         for key, value in self.values.items():
             name = key.encode()
             content += [struct.pack("<Q", len(name)), name, struct.pack("<I", value.kind), value.raw]
-        content += [tensor.packed() for tensor in self.tensors]
+        content += [tensor.to_bytes() for tensor in self.tensors]
         packed = b"".join(content)
         return packed + bytes(-len(packed) % self.alignment)
 
@@ -190,7 +190,7 @@ def read_header(path: Path) -> Header:
             )
         num_tensors, num_values = reader.unpack("QQ")
         if num_tensors > _MOST_TENSORS or num_values > _MOST_VALUES:
-            raise reader.damaged(f"it claims {num_values} keys and {num_tensors} tensors")
+            raise reader.damage_error(f"it claims {num_values} keys and {num_tensors} tensors")
         values = dict(reader.values(num_values))
         tensors = tuple(reader.tensors(num_tensors))
         alignment = values[ALIGNMENT_KEY].content if ALIGNMENT_KEY in values else _USUAL_ALIGNMENT
@@ -198,7 +198,7 @@ def read_header(path: Path) -> Header:
             raise CtxextError(f'"{path}" is damaged: its alignment is {alignment}.', hint="Fetch the file again.")
         data_start = reader.place + -reader.place % alignment
         if data_start > reader.size:
-            raise reader.cut_off()
+            raise reader.truncation_error()
         header = Header(version, values, tensors, alignment, data_start, reader.size - data_start)
     if fault := _fault_of(header):
         raise CtxextError(f'"{path}" is damaged: {fault}.', hint="Fetch the file again.")
@@ -213,7 +213,7 @@ class _Reader:
         self.size = os.fstat(file.fileno()).st_size
         self.place = 0
 
-    def cut_off(self) -> CtxextError:
+    def truncation_error(self) -> CtxextError:
         return CtxextError(
             f'"{self.name}" is cut off or damaged: its header goes on behind byte {self.size}.',
             hint="Fetch the file again.",
@@ -221,7 +221,7 @@ class _Reader:
 
     def take(self, length: int) -> bytes:
         if length > self.size - self.place:
-            raise self.cut_off()
+            raise self.truncation_error()
         if self.place + length > _MOST_HEADER:
             raise CtxextError(
                 f'"{self.name}" has a header of more than {_MOST_HEADER >> 20} MB.', hint="Fetch the file again."
@@ -235,13 +235,13 @@ class _Reader:
     def text(self, what: str, most: int = 65535) -> str:
         (length,) = self.unpack("Q")
         if not 0 < length <= most:
-            raise self.damaged(f"{what} has a name of {length} bytes")
+            raise self.damage_error(f"{what} has a name of {length} bytes")
         try:
             return self.take(length).decode()
         except UnicodeDecodeError:
-            raise self.damaged(f"{what} has a name that is not UTF-8") from None
+            raise self.damage_error(f"{what} has a name that is not UTF-8") from None
 
-    def damaged(self, why: str) -> CtxextError:
+    def damage_error(self, why: str) -> CtxextError:
         return CtxextError(f'"{self.name}" is damaged: {why}.', hint="Fetch the file again.")
 
     def values(self, count: int) -> Iterator[tuple[str, Value]]:
@@ -249,7 +249,7 @@ class _Reader:
         for _ in range(count):
             key = self.text("a key")
             if key in seen:
-                raise self.damaged(f'the key "{key}" stands twice')
+                raise self.damage_error(f'the key "{key}" stands twice')
             seen.add(key)
             (kind,) = self.unpack("I")
             yield key, Value(kind, self.raw(key, kind))
@@ -261,15 +261,15 @@ class _Reader:
         if kind == _STRING:
             return self.string()
         if kind != _ARRAY:
-            raise self.damaged(f'the key "{key}" has a value of type {kind}, which GGUF does not have')
+            raise self.damage_error(f'the key "{key}" has a value of type {kind}, which GGUF does not have')
         head = self.take(12)
         of, count = struct.unpack("<IQ", head)
         if of in _SCALARS:
             return head + self.take(count * struct.calcsize(f"<{_SCALARS[of]}"))
         if of != _STRING:
-            raise self.damaged(f'the key "{key}" is an array of type {of}')
+            raise self.damage_error(f'the key "{key}" is an array of type {of}')
         if count * 8 > self.size - self.place:
-            raise self.cut_off()
+            raise self.truncation_error()
         raw = bytearray(head)
         for _ in range(count):
             raw += self.string()
@@ -284,11 +284,11 @@ class _Reader:
         for _ in range(count):
             name = self.text("a tensor", _MOST_NAME)
             if name in seen:
-                raise self.damaged(f'the tensor "{name}" stands twice')
+                raise self.damage_error(f'the tensor "{name}" stands twice')
             seen.add(name)
             (dimensions,) = self.unpack("I")
             if dimensions > _MOST_DIMENSIONS:
-                raise self.damaged(f'the tensor "{name}" has {dimensions} dimensions')
+                raise self.damage_error(f'the tensor "{name}" has {dimensions} dimensions')
             *shape, kind, offset = self.unpack(f"{dimensions}QIQ")
             yield Tensor(name, tuple(shape), kind, offset)
 

@@ -17,7 +17,7 @@ from ctxext.errors import CtxextError
 from ctxext.files.length import format_length
 from ctxext.files.strict import parse_json
 from ctxext.gguf import SUFFIX, part_paths
-from ctxext.gguf.header import F32, Header, Tensor, read_header, shortened
+from ctxext.gguf.header import F32, Header, Tensor, read_header, shorten_value
 from ctxext.recipes.encodings.rotary import ModelConfig, model_config
 from ctxext.recipes.recipe import plain_config, recipe_from_dict
 from ctxext.verify.references.frequencies import ramp
@@ -141,7 +141,7 @@ class GgufModel:
         return self.plain.encoding.is_scaled and self.plain.rotary.length_origin == MAXIMUM
 
     @property
-    def unscaled(self) -> ModelConfig:
+    def unscaled_model(self) -> ModelConfig:
         """The model without any schedule, from which a recipe starts."""
         return plain_config(self.plain) if self.plain.encoding.is_scaled else self.plain
 
@@ -157,11 +157,11 @@ def open_gguf(path: str | Path, original_length: int | None = None) -> GgufModel
         raise CtxextError(f'"{path}" names no architecture.', hint="Name a file with a whole model.")
     if name not in architectures():
         raise CtxextError(
-            f'"{path}" has the architecture "{shortened(name)}", of which was not tried what llama.cpp reads.',
+            f'"{path}" has the architecture "{shorten_value(name)}", of which was not tried what llama.cpp reads.',
             hint=f"Known: {', '.join(architectures())}. Or convert the checkpoint that it was made from.",
         )
     architecture, files = architectures()[name], _parts(place, header)
-    noted = _noted(place, header)
+    noted = _read_record(place, header)
     now = before = _config(files, architecture, header.get, factors_of(files, architecture))
     if noted:
         replaced = noted["replaced"]
@@ -190,7 +190,7 @@ def open_gguf(path: str | Path, original_length: int | None = None) -> GgufModel
 def _whole_number(path: Path, header: Header, key: str, default: int) -> int:
     number = header.get(key, default)
     if type(number) is not int or number < 0:
-        shown = "a list" if number is None else shortened(number)
+        shown = "a list" if number is None else shorten_value(number)
         raise CtxextError(f'"{path}" has {shown} for {key}.', hint="Fetch the file again.")
     return number
 
@@ -256,7 +256,7 @@ def _parts(path: Path, header: Header) -> tuple[Part, ...]:
     return tuple(files)
 
 
-def _noted(path: Path, header: Header) -> dict[str, Any]:
+def _read_record(path: Path, header: Header) -> dict[str, Any]:
     """Return ctxext's record of the conversion; empty if ctxext did not convert the file."""
     text = header.get(RECIPE_KEY)
     if text is None:
@@ -280,8 +280,8 @@ def _config(
     """
     path, header = files[0].path, files[0].header
 
-    def unusable(name: str, value: Any) -> CtxextError:
-        shown = shortened(value)
+    def unusable_error(name: str, value: Any) -> CtxextError:
+        shown = shorten_value(value)
         return CtxextError(
             f'"{path}" says nothing usable for {architecture.name}.{name}: {shown}.', hint="Fetch the file again."
         )
@@ -289,28 +289,28 @@ def _config(
     def read(name: str, default: Any = None) -> Any:
         key = f"{architecture.name}.{name}"
         if key in header.values and header.values[key].content is None:
-            raise unusable(name, "a list")
+            raise unusable_error(name, "a list")
         return get(key, default)
 
-    def number(name: str, default: float | None = None) -> float:
+    def read_number(name: str, default: float | None = None) -> float:
         value = read(name, default)
         if type(value) not in (int, float) or not 0 < value < _MOST_NUMBER:
-            raise unusable(name, value)
+            raise unusable_error(name, value)
         return float(value)
 
-    def whole(name: str, default: int | None = None, *, least: int = 1, most: int = _MOST) -> int:
+    def read_whole(name: str, default: int | None = None, *, least: int = 1, most: int = _MOST) -> int:
         value = read(name, default)
         if type(value) is not int or not least <= value <= most:
-            raise unusable(name, value)
+            raise unusable_error(name, value)
         return int(value)
 
-    def factor(name: str) -> float:  # llama.cpp reads 0 as "not set".
+    def read_factor(name: str) -> float:  # llama.cpp reads 0 as "not set".
         value = read(name)
-        return 1.0 if value is None or (value == 0 and value is not False) else number(name)
+        return 1.0 if value is None or (value == 0 and value is not False) else read_number(name)
 
     for name in _LONG_AND_SHORT:
         if name not in architecture.lists and any(tensor_named(part.header, name) for part in files):
-            raise _two_lists(path)
+            raise _two_lists_error(path)
     if f"{architecture.name}.rope.dimension_sections" in header.values:
         raise CtxextError(f'"{path}" rotates by sections of positions, as models of images do.')
     if f"{architecture.name}.rope.freq_base_swa" in header.values and not architecture.has_sliding_base:
@@ -324,17 +324,17 @@ def _config(
         raise CtxextError(
             f'"{path}" does not say one number of attention heads.', hint="Layers that differ are not known."
         )
-    size, length = whole("embedding_length"), whole("context_length", least=_LEAST)
+    size, length = read_whole("embedding_length"), read_whole("context_length", least=_LEAST)
     config: dict[str, Any] = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
         "hidden_size": size,
         "num_attention_heads": heads,
-        "num_key_value_heads": whole("attention.head_count_kv", heads),
-        "num_hidden_layers": whole("block_count", most=_MOST_LAYERS),
-        "head_dim": whole("rope.dimension_count", whole("attention.key_length", size // heads)),
+        "num_key_value_heads": read_whole("attention.head_count_kv", heads),
+        "num_hidden_layers": read_whole("block_count", most=_MOST_LAYERS),
+        "head_dim": read_whole("rope.dimension_count", read_whole("attention.key_length", size // heads)),
         "max_position_embeddings": length,
-        "rope_theta": number("rope.freq_base", 10000.0),
+        "rope_theta": read_number("rope.freq_base", 10000.0),
     }
     dim = config["head_dim"]
     if dim % 2 or dim > _MOST_DIMENSIONS or (factors and len(factors) != dim // 2):
@@ -343,16 +343,16 @@ def _config(
             hint="Fetch the file again.",
         )
     if config["rope_theta"] <= 1:
-        raise unusable("rope.freq_base", config["rope_theta"])
+        raise unusable_error("rope.freq_base", config["rope_theta"])
     kind = read("rope.scaling.type", "linear")
     if not isinstance(kind, str):
-        raise unusable("rope.scaling.type", kind)
+        raise unusable_error("rope.scaling.type", kind)
     # llama.cpp reads the old name only if the new one is absent.
-    stretch = factor("rope.scale_linear" if read("rope.scaling.factor") is None else "rope.scaling.factor")
+    stretch = read_factor("rope.scale_linear" if read("rope.scaling.factor") is None else "rope.scaling.factor")
     original = None
     if read("rope.scaling.original_context_length") is not None:
-        original = whole("rope.scaling.original_context_length", least=_LEAST)
-    numbers = stretch, factor("rope.scaling.attn_factor")
+        original = read_whole("rope.scaling.original_context_length", least=_LEAST)
+    numbers = stretch, read_factor("rope.scaling.attn_factor")
     scaling = _scaling(path, kind, numbers, (original, length), factors or ())
     return {**config, "rope_scaling": scaling} if scaling else config
 
@@ -395,7 +395,8 @@ def _scaling(
         }
     if kind not in ("linear", "none"):
         raise CtxextError(
-            f'"{path}" has the schedule "{shortened(kind)}", which is not read here.', hint="Known: none, linear, yarn."
+            f'"{path}" has the schedule "{shorten_value(kind)}", which is not read here.',
+            hint="Known: none, linear, yarn.",
         )
     if attention != 1:
         raise CtxextError(f'"{path}" has a plain schedule with the attention factor {attention:g}.')
@@ -416,11 +417,11 @@ def factors_of(files: Sequence[Part], architecture: Architecture) -> Sequence[fl
         if (tensor := tensor_named(part.header, name)) is not None
     ]
     if contents and (len(contents) < len(architecture.lists) or contents.count(contents[0]) < len(contents)):
-        raise _two_lists(files[0].path)
+        raise _two_lists_error(files[0].path)
     return contents[0] if contents else ()
 
 
-def _two_lists(path: Path) -> CtxextError:
+def _two_lists_error(path: Path) -> CtxextError:
     return CtxextError(
         f'"{path}" has lists of its own for long and short texts, {_LONG_AND_SHORT[0]}.', hint="It is a LongRoPE model."
     )

@@ -13,7 +13,7 @@ import yaml
 
 from ctxext.checkpoint.auto_class import MASKED, auto_class
 from ctxext.checkpoint.families import family_of, text_config
-from ctxext.checkpoint.loading import quiet_transformers, forbid_downloads, without_hub
+from ctxext.checkpoint.loading import forbid_downloads, quiet_transformers, without_hub
 from ctxext.checkpoint.opening import WEIGHT_SUFFIXES, Checkpoint, open_checkpoint
 from ctxext.checkpoint.other_files import VERSIONED, find_excluded_files, other_formats
 from ctxext.converters.card import (

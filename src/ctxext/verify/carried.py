@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.families import Family, named_family, serves_sliding
-from ctxext.checkpoint.loading import hub_backbones, quiet_transformers, forbid_downloads, stock_class
+from ctxext.checkpoint.loading import forbid_downloads, hub_backbones, quiet_transformers, stock_class
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Method
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
@@ -49,7 +49,9 @@ class Rotation:
     scaling: float
 
 
-def check_stock_rotation(recipe: Recipe, source: Mapping[str, Any], plain: ModelConfig, stock: ModelConfig) -> float | None:
+def check_stock_rotation(
+    recipe: Recipe, source: Mapping[str, Any], plain: ModelConfig, stock: ModelConfig
+) -> float | None:
     """Compare the rotation in the installed transformers with the recipe.
 
     Args:
@@ -82,16 +84,16 @@ def check_stock_rotation(recipe: Recipe, source: Mapping[str, Any], plain: Model
             change = math.inf if unscaled is None else difference(entry, unscaled.frequencies, unscaled.scaling)
             if _is_sliding(entry, source, family, change):
                 if change > TOLERANCE:
-                    raise _refused(family, f"{entry.module} of its sliding layers would rotate otherwise too")
+                    raise _unsupported_error(family, f"{entry.module} of its sliding layers would rotate otherwise too")
                 continue
             off = difference(entry, *wanted)
             if not off < TOLERANCE:
                 steps = ", ".join(step.summary() for step in recipe.steps if not step.needs_code())
                 problem = f"{entry.module} would differ from {steps} by {off:.1e}"
-                raise _refused(family, f"{steps} would have no effect" if change < TOLERANCE else problem)
+                raise _unsupported_error(family, f"{steps} would have no effect" if change < TOLERANCE else problem)
             largest = max(largest, off)
     if not after[lengths[0]]:
-        raise _refused(family, "no rotary embedding was found in it")
+        raise _unsupported_error(family, "no rotary embedding was found in it")
     return largest
 
 
@@ -118,7 +120,7 @@ def expected_frequencies(steps: Sequence[Method], plain: Rotary, at: int) -> tup
         if step.kind not in ("base", "schedule"):
             continue
         reference = reference_of(type(step))
-        with reference_faults(type(step)):
+        with report_reference_errors(type(step)):
             if step.kind == "schedule":
                 frequencies, scaling = reference.schedule(step.to_dict(), model, at)
             else:
@@ -138,7 +140,7 @@ def reference_of(method: Method | type[Method]) -> Any:
 
 
 @contextmanager
-def reference_faults(method: Method | type[Method]) -> Iterator[None]:
+def report_reference_errors(method: Method | type[Method]) -> Iterator[None]:
     """Report any error of a reference in one line, with the file and line."""
     try:
         yield
@@ -178,7 +180,7 @@ def largest_difference(pairs: Iterable[tuple[float, float]]) -> float:
     return math.inf if any(map(math.isnan, differences)) else max(differences)
 
 
-def _refused(family: Family, reason: str) -> CtxextError:
+def _unsupported_error(family: Family, reason: str) -> CtxextError:
     import transformers
 
     return CtxextError(
@@ -195,7 +197,7 @@ def rotations(config: Mapping[str, Any], lengths: Sequence[int]) -> dict[int, li
         if "otary" in type(module).__name__ and not any(word in name for word in OTHER_TOWERS)
     ]
     return {
-        length: [_asked(*one, layer_type, length) for one in rotary for layer_type in _layer_types(one[1])]
+        length: [_read_rotation(*one, layer_type, length) for one in rotary for layer_type in _layer_types(one[1])]
         for length in lengths
     }
 
@@ -207,7 +209,7 @@ def stock_model(config: Mapping[str, Any]) -> Any:
     try:
         kind, described = stock_class(config, named_family(config).loader)
         with quiet_transformers(), forbid_downloads():
-            return _built(kind, described)
+            return _build_on_meta(kind, described)
     except Exception as error:  # Any exception of transformers is the result.
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise CtxextError(
@@ -218,7 +220,7 @@ def stock_model(config: Mapping[str, Any]) -> Any:
         ) from error
 
 
-def _built(kind: Any, config: Any) -> Any:
+def _build_on_meta(kind: Any, config: Any) -> Any:
     import torch
     from transformers import activations
 
@@ -226,20 +228,20 @@ def _built(kind: Any, config: Any) -> Any:
     small = {
         kind for kind in vars(activations).values() if isinstance(kind, type) and issubclass(kind, torch.nn.Module)
     }
-    with torch.device("meta"), _in_memory(small):
+    with torch.device("meta"), _build_in_memory(small):
         model = kind._from_config(config, dtype=torch.float32)
-        with _in_memory({type(module) for module in model.modules() if "otary" in type(module).__name__}):
+        with _build_in_memory({type(module) for module in model.modules() if "otary" in type(module).__name__}):
             return kind._from_config(config, dtype=torch.float32)
 
 
 @contextmanager
-def _in_memory(kinds: set[type]) -> Iterator[None]:
+def _build_in_memory(kinds: set[type]) -> Iterator[None]:
     """Build modules of these classes on the CPU, whatever the device of the rest."""
     import torch
 
     originals = {kind: kind.__init__ for kind in kinds}  # type: ignore[misc]
 
-    def placed(original: Any) -> Any:
+    def build_on_cpu(original: Any) -> Any:
         def init(*args: Any, **kwargs: Any) -> None:
             with torch.device("cpu"):
                 original(*args, **kwargs)
@@ -248,7 +250,7 @@ def _in_memory(kinds: set[type]) -> Iterator[None]:
 
     try:
         for kind, original in originals.items():
-            kind.__init__ = placed(original)  # type: ignore[misc]
+            kind.__init__ = build_on_cpu(original)  # type: ignore[misc]
         yield
     finally:
         for kind, original in originals.items():
@@ -261,7 +263,7 @@ def _layer_types(module: Any) -> Sequence[str]:
     return [name for name in names if name != "original" and not name.endswith("_original")] or [""]
 
 
-def _asked(name: str, module: Any, layer_type: str, length: int) -> Rotation:
+def _read_rotation(name: str, module: Any, layer_type: str, length: int) -> Rotation:
     import torch
 
     positions = torch.tensor([[1, max(length, 2) - 1]])

@@ -34,7 +34,7 @@ def load_stock(out: Path, config: dict[str, Any], **options: Any) -> Any:
 
 
 @contextlib.contextmanager
-def replaced(space: dict[str, Any], functions: dict[str, Any]) -> Iterator[None]:
+def replace_functions(space: dict[str, Any], functions: dict[str, Any]) -> Iterator[None]:
     """Replace functions in a module's namespace, by name, for the duration of the context."""
     before = {name: space.get(name) for name in functions}
     space.update(functions)
@@ -83,7 +83,7 @@ def load(task: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def compared_table(task: dict[str, Any], model: Any, name: str, origin: str | None) -> dict[str, Any]:
+def compare_table(task: dict[str, Any], model: Any, name: str, origin: str | None) -> dict[str, Any]:
     """Compare a table with the one that the reference builds from the original rows."""
     import torch
     from safetensors import safe_open
@@ -125,7 +125,7 @@ def compare_tables(task: dict[str, Any]) -> dict[str, Any]:
     import transformers
 
     model = getattr(transformers, task["auto"]).from_pretrained(task["folder"], dtype="auto")
-    tables = [compared_table(task, model, name, origin) for name, origin in task["tables"].items()]
+    tables = [compare_table(task, model, name, origin) for name, origin in task["tables"].items()]
     epsilon = torch.finfo(next(iter(model.parameters())).dtype).eps
     return {"tables": tables, "epsilon": epsilon}
 
@@ -135,7 +135,7 @@ SMALL |= {"num_experts": 1, "num_sparse_encoder_layers": 0, "num_sparse_decoder_
 TABLE = "relative_attention_bias"
 
 
-def looked_up(folder: str, length: int) -> list[tuple[bool, Any]]:
+def record_lookups(folder: str, length: int) -> list[tuple[bool, Any]]:
     """Return for each table whether its stack is bidirectional, and the buckets (queries, keys) that are looked up."""
     import torch
     from transformers import AutoConfig, AutoModel
@@ -165,7 +165,7 @@ def compare_buckets(task: dict[str, Any]) -> dict[str, Any]:
     """
     reference, source = REFERENCES[task["numbers"]["method"]], task["source"]
     length = min(int(source["distance"] * task["numbers"]["factor"]) + 20, 2000)
-    wrong, distances, lookups = set(), set(), looked_up(task["folder"], length)
+    wrong, distances, lookups = set(), set(), record_lookups(task["folder"], length)
     for is_encoder, buckets in lookups:
         queries, keys = buckets.shape[-2:]
         offset = queries if keys == 3 * queries else 0  # LongT5 looks from a block at itself and its neighbours.
@@ -200,7 +200,7 @@ def token_by_token(stock: Any, input_ids: Any, settings: dict[str, Any], referen
         bias = (plain.to(dtype)[:, None] * torch.arange(row + 1)).float() * shares[:, None]
         mask = torch.ones(1, row + 1, dtype=torch.long)
         build = lambda *args, bias=bias, **kwargs: bias[:, None]  # noqa: E731
-        with replaced(space, {name: build}), torch.no_grad():
+        with replace_functions(space, {name: build}), torch.no_grad():
             out = stock(input_ids[:, row : row + 1], attention_mask=mask, use_cache=True, **cache)
         cache = {cache_argument(stock): cache_of(out)}
         logits.append(out.logits)

@@ -34,7 +34,7 @@ from .checks_process import (
     explain_decoding,
     load,
     load_stock,
-    replaced,
+    replace_functions,
 )
 from .references import REFERENCES
 
@@ -44,7 +44,7 @@ SPREAD = 2.5  # The standard deviation of the scores that sampled states give.
 SCALAR = 1e-3  # The largest error of a state that a family only rescaled, relative to its length.
 
 
-def by_complex_numbers(states: Any, _: Any, cos: Any, sin: Any) -> Any:
+def rotate_complex(states: Any, _: Any, cos: Any, sin: Any) -> Any:
     """Rotate neighbouring dimensions (b, h, l, d) as one complex number each."""
     pairs = torch.view_as_complex(states.double().unflatten(-1, (-1, 2))) * torch.complex(cos.double(), sin.double())
     return (torch.view_as_real(pairs).flatten(-2).to(states.dtype),)
@@ -111,7 +111,7 @@ class Samples:
         self.model, self.count, self.current = model, 0, None
         self.attentions = attentions_of(model)
 
-    def like(self, tensor: Any, spread: float = 1.0) -> Any:
+    def draw_like(self, tensor: Any, spread: float = 1.0) -> Any:
         """Draw random numbers of the shape of a tensor, different ones for each call."""
         self.count += 1
         generator = torch.Generator().manual_seed(self.count)
@@ -121,23 +121,23 @@ class Samples:
         """Draw samples that replace un-rotated queries and keys."""
         width = tensors[0].shape[-1]
         scaling = getattr(self.current, "scaling", None) or width**-0.5
-        return [self.like(one, math.sqrt(SPREAD / (scaling * math.sqrt(width)))) for one in tensors]
+        return [self.draw_like(one, math.sqrt(SPREAD / (scaling * math.sqrt(width)))) for one in tensors]
 
     def enter(self, attention: Any, given: Any, named: dict[str, Any]) -> Any:
         """Replace the input of an attention."""
         self.current = attention
         if "hidden_states" in named:
-            return given, {**named, "hidden_states": self.like(named["hidden_states"])}
-        return ((self.like(given[0]), *given[1:]), named) if given else (given, named)
+            return given, {**named, "hidden_states": self.draw_like(named["hidden_states"])}
+        return ((self.draw_like(given[0]), *given[1:]), named) if given else (given, named)
 
     def outputs(self, run: Any) -> list[Any]:
         """Return the outputs of all attentions for sampled states while a model runs."""
         kept = []
-        with watched(self.model, enter=self.enter), torch.no_grad():
+        with hook_attentions(self.model, enter=self.enter), torch.no_grad():
             try:
                 for weight in (w for one in self.attentions for w in one.parameters() if w.ndim == 1):
                     kept.append((weight, weight.clone()))
-                    weight.copy_(1 + self.like(weight, 0.3))
+                    weight.copy_(1 + self.draw_like(weight, 0.3))
                 return answers(self.model, run)[1]
             finally:
                 for weight, before in reversed(kept):  # Attentions may share one.
@@ -154,7 +154,7 @@ def answers(model: Any, run: Any, instead: list[Any] | None = None) -> tuple[Any
             return None
         return (next(others), *output[1:]) if isinstance(output, tuple) else next(others)
 
-    with watched(model, leave=leave), torch.no_grad():
+    with hook_attentions(model, leave=leave), torch.no_grad():
         return run(), outputs
 
 
@@ -194,7 +194,7 @@ class Expected:
         self.is_complex = self.applied == "apply_rotary_emb"
         self.takes_key = list(inspect.signature(self.plain_apply).parameters)[1] != "cos"
         one = lambda q, k, cos, sin: (self.plain_apply(q, cos, sin),)  # noqa: E731
-        rotate = by_complex_numbers if self.is_complex else self.plain_apply if self.takes_key else one
+        rotate = rotate_complex if self.is_complex else self.plain_apply if self.takes_key else one
         self.rotation = Rotation(model, rotate, task["full_types"])
         self.theta, self.positions = float(task["theta"]), list[int]()
         self.states, self.angles = dict[int, States](), dict[Any, Any]()
@@ -213,7 +213,7 @@ class Expected:
         functions: dict[str, Any] = {self.applied: self.apply}
         if self.attention:
             functions["eager_attention_forward"] = functools.partial(self.attend, space.get("eager_attention_forward"))
-        with watched(self.model, enter=self.enter), replaced(space, functions), torch.no_grad():
+        with hook_attentions(self.model, enter=self.enter), replace_functions(space, functions), torch.no_grad():
             mask = torch.ones_like(input_ids)
             return self.model(input_ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
 
@@ -262,9 +262,9 @@ class Expected:
         for head in range(states.shape[1]):
             at, frequencies = self.of_head(chosen, head // group)
             factors: list[float] = [
-                reference.loudness(settings, choice, head // group)
+                reference.head_factor(settings, choice, head // group)
                 for (settings, reference), choice in zip(self.heads, chosen, strict=True)
-                if hasattr(reference, "loudness")
+                if hasattr(reference, "head_factor")
             ]
             angles = at[:, None] * torch.tensor(frequencies)
             heads.append(self.rotation.rows(states[0, head], angles, math.prod(factors)))
@@ -370,7 +370,7 @@ def attentions_of(model: Any) -> list[Any]:
 
 
 @contextlib.contextmanager
-def watched(model: Any, *, enter: Any = None, leave: Any = None) -> Iterator[None]:
+def hook_attentions(model: Any, *, enter: Any = None, leave: Any = None) -> Iterator[None]:
     """Call `enter` before each attention of a model, or `leave` after it."""
     hooks = []
     for attention in attentions_of(model):
@@ -460,7 +460,7 @@ def sampled_outputs(loaded: Any, run: Any) -> list[Any]:
     samples = Samples(loaded)
     spaces = {id(space): space for space in (code_of(one).__globals__ for one in samples.attentions)}
 
-    def sampled(rotate: Any) -> Any:
+    def use_samples(rotate: Any) -> Any:
         def apply(*args: Any, **kwargs: Any) -> Any:
             count = 2 if torch.is_tensor(args[1]) and args[1].ndim == 4 else 1  # Keys, or already cos.
             return rotate(*samples.states(args[:count]), *args[count:], **kwargs)
@@ -469,8 +469,8 @@ def sampled_outputs(loaded: Any, run: Any) -> list[Any]:
 
     with contextlib.ExitStack() as stack:
         for space in spaces.values():
-            functions = {name: sampled(space[name]) for name in APPLY if name in space}
-            stack.enter_context(replaced(space, functions))
+            functions = {name: use_samples(space[name]) for name in APPLY if name in space}
+            stack.enter_context(replace_functions(space, functions))
         return samples.outputs(run)
 
 

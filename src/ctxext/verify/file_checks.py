@@ -15,7 +15,7 @@ from ctxext.files.tensor_files import grouped, read_tensors
 from ctxext.recipes.code.layout import HEADS
 from ctxext.recipes.code.own_code import CODE_FILES
 from ctxext.recipes.encodings.rotary import is_readable, provenance
-from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, listed, training_of
+from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, quote_names, training_of
 
 CARD = "README.md"
 _OF_THE_HUB = frozenset({MANIFEST, ".gitattributes", CARD})
@@ -63,7 +63,7 @@ def check_files(subject: Subject) -> Finding:
         "missing": [name for name in [*recorded, *weights] if name not in present and name != CARD],
         "not recorded": sorted(present - recorded.keys() - weights.keys() - _OF_THE_HUB),
     }
-    problems = "; ".join(f"{what}: {listed(names)}" for what, names in troubles.items() if names)
+    problems = "; ".join(f"{what}: {quote_names(names)}" for what, names in troubles.items() if names)
     note = f"; {CARD} was edited since, which is allowed" if edited else ""
     if problems:
         return Finding("files", FAILED, problems)
@@ -86,10 +86,10 @@ def check_weights(subject: Subject) -> Finding:
         if file.is_file() and sha256_of(file) != digest:
             changed.append(path)
     if changed:
-        return Finding(name, FAILED, f"changed: {listed(changed)}")
+        return Finding(name, FAILED, f"changed: {quote_names(changed)}")
     touched = [path for path in recorded if path not in known and _is_touched(subject, path)]
     if touched:
-        detail = f"written to since they were recorded, or copied without their time: {listed(touched)}"
+        detail = f"written to since they were recorded, or copied without their time: {quote_names(touched)}"
         return Finding(name, FAILED, f"{detail}; --against SOURCE compares the tensors")
     if len(known) < len(recorded):
         unknown = len(recorded) - len(known)
@@ -120,13 +120,13 @@ def check_configuration(subject: Subject) -> Finding:
         return Finding(name, SKIPPED, '"config.json" has no recipe')
     actual, expected = (
         {key: value for key, value in config.items() if key != "ctxext"}
-        for config in (subject.model.config, subject.expected.config)
+        for config in (subject.model.config, subject.expected_model.config)
     )
     different = [key for key in _differences(actual, expected, subject.family.text_config) if key != "auto_map"]
     if not _same_but_heads(actual.get("auto_map"), expected.get("auto_map")):
         different.append("auto_map")
     if different:
-        return Finding(name, FAILED, f'"config.json" is not what the recipe makes: {listed(different)}')
+        return Finding(name, FAILED, f'"config.json" is not what the recipe makes: {quote_names(different)}')
     return Finding(name, PASSED, "the recipe gives these values, in the dialects of transformers 4 and 5")
 
 
@@ -173,15 +173,15 @@ def check_code(subject: Subject) -> Finding:
     missing = [name for name in expected if Path(name) not in subject.checkpoint.files]
     if changed or missing:
         maker = subject.manifest.get("ctxext")
-        problems = [f"not this version's: {listed(changed)}"] if changed else []
-        problems += [f"missing: {listed(missing)}"] if missing else []
+        problems = [f"not this version's: {quote_names(changed)}"] if changed else []
+        problems += [f"missing: {quote_names(missing)}"] if missing else []
         return Finding("code", FAILED, "; ".join(problems) + f" (it was made by ctxext {maker})")
     recorded = subject.read_digests("files")  # It includes files of the source with such a name, which were copied.
     others = [name for path in subject.foreign_code if (name := path.as_posix()) in recorded or name not in CODE_FILES]
     stray = [name for path in subject.foreign_code if (name := path.as_posix()) not in others]
     if stray:
-        return Finding("code", FAILED, f"the recipe needs no code, but there is {listed(stray)}")
-    note = f"; code of its source is there too: {listed(others)}" if others else ""
+        return Finding("code", FAILED, f"the recipe needs no code, but there is {quote_names(stray)}")
+    note = f"; code of its source is there too: {quote_names(others)}" if others else ""
     return Finding(
         "code", PASSED, (f"{len(expected)} files as this version writes them" if expected else "none needed") + note
     )
@@ -207,8 +207,8 @@ def check_against(subject: Subject) -> Finding | None:
     if not changed and not gone and not added:
         return Finding(name, PASSED, f'all {len(tensors)} tensors are those of "{source.name}", bit for bit')
     differences = [f"{len(changed)} of {len(tensors)} tensors differ: {grouped(changed)}"] if changed else []
-    differences += [f"missing: {listed(gone)}"] if gone else []
-    differences += [f"added: {listed(added)}"] if added else []
+    differences += [f"missing: {quote_names(gone)}"] if gone else []
+    differences += [f"added: {quote_names(added)}"] if added else []
     planned = subject.new_tensors
     if planned and sorted(changed + added) == planned and not gone:
         kept = f'the other {len(tensors) - len(planned)} tensors are those of "{source.name}", bit for bit'
@@ -227,7 +227,7 @@ def _tensors(files: list[Path], progress: Progress | None) -> dict[str, _Tensor]
     for number, path in enumerate(files):
         if progress is not None:
             progress(f"reading {path.name}", number, len(files))
-        for name, entry, pieces in read_tensors(path) if path.suffix == ".safetensors" else _pickled(path):
+        for name, entry, pieces in read_tensors(path) if path.suffix == ".safetensors" else _read_pickled(path):
             if name in tensors:
                 raise CtxextError(f'"{path.name}" holds "{name}", which another file holds too.')
             digest = hashlib.sha256()
@@ -241,7 +241,7 @@ _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F
 _DTYPES |= {"int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL"}
 
 
-def _pickled(path: Path) -> Iterator[tuple[str, dict[str, Any], Iterator[bytes]]]:
+def _read_pickled(path: Path) -> Iterator[tuple[str, dict[str, Any], Iterator[bytes]]]:
     """Read the tensors of a pickled file as `read_tensors` does, from disk as needed; nothing else is unpickled."""
     import torch
 

@@ -88,14 +88,14 @@ def digest_of(model_type: str) -> str | None:
         return None
     package, folder = Path(spec.origin).parent, f"models/{model_type}"
     try:
-        code = [ast.unparse(_parsed(package / name)) for name in (*_SHARED, f"{folder}/configuration_{model_type}.py")]
-        code += _rotary_code(_parsed(package / folder / f"modeling_{model_type}.py"))
+        code = [ast.unparse(_parse(package / name)) for name in (*_SHARED, f"{folder}/configuration_{model_type}.py")]
+        code += _rotary_code(_parse(package / folder / f"modeling_{model_type}.py"))
     except (OSError, SyntaxError, ValueError):
         return None
     return hashlib.sha256("\0".join(code).encode()).hexdigest()
 
 
-def _parsed(path: Path) -> ast.Module:
+def _parse(path: Path) -> ast.Module:
     """Parse a file without its docstrings and comments, which do not affect the rotation."""
     tree = ast.parse(path.read_bytes())
     for node in ast.walk(tree):
@@ -123,7 +123,7 @@ def is_imported(model_type: str) -> bool:
 
 
 @functools.cache
-def measured() -> Mapping[str, Mapping[str, Any]]:
+def read_measurements() -> Mapping[str, Mapping[str, Any]]:
     """Read measured.json: by digest the `family`, the newest measured `transformers`, and `rope_types`."""
     return json.loads(RECORD.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
@@ -138,7 +138,7 @@ def measured_rotations(
     rotary = None if is_imported(family.model_type) else flat_rotary(config)
     if rotary is None:
         return None
-    entry = measured().get(digest_of(family.model_type) or "", {})
+    entry = read_measurements().get(digest_of(family.model_type) or "", {})
     if entry.get("family") != family.model_type or rotary.rope_type not in entry["rope_types"]:
         return None
     try:

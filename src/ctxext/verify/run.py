@@ -17,8 +17,8 @@ from ctxext.recipes.encodings.biases import Buckets
 from ctxext.recipes.encodings.learned import LearnedTable
 from ctxext.verify import file_checks
 from ctxext.verify.carried import OTHER_TOWERS, TOLERANCE, expected_rotation, largest_difference
-from ctxext.verify.clean_load import ScriptFailedError, answer_of, compare_logits, lacks_package
-from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, listed, training_of
+from ctxext.verify.clean_load import ScriptFailedError, compare_logits, lacks_package, run_script
+from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, quote_names, training_of
 
 Check = Callable[[Subject], Finding | None]
 """A check; it returns None if it does not apply."""
@@ -48,16 +48,16 @@ def check_loading(subject: Subject) -> Finding:
         return Finding("loading", SKIPPED, _NOT_RUN)
     if reason := needs_accelerator(subject.checkpoint):
         return Finding("loading", SKIPPED, f"cannot be checked here: {reason}")
-    report = subject.loaded
+    report = subject.load_report
     if package := lacks_package(subject.checkpoint.config, report.error):
         return Finding("loading", SKIPPED, f"cannot be checked here: {package}")
     if report.error or report.missing:
-        return Finding("loading", FAILED, report.error or f"weights are missing: {listed(list(report.missing))}")
+        return Finding("loading", FAILED, report.error or f"weights are missing: {quote_names(list(report.missing))}")
     flag = " with its own code" if subject.own_code else ""
     return Finding("loading", PASSED, f"{report.name}, {report.parameters:,} parameters, without ctxext{flag}")
 
 
-def _unasked(subject: Subject) -> str:
+def _reason_to_skip(subject: Subject) -> str:
     """Return why a loaded model cannot be compared; empty if it can."""
     if not subject.may_load:
         return _NOT_RUN
@@ -65,7 +65,7 @@ def _unasked(subject: Subject) -> str:
         return reason
     if not subject.has_recipe:
         return '"config.json" has no recipe'
-    return "it does not load" if subject.loaded.error else ""
+    return "it does not load" if subject.load_report.error else ""
 
 
 def check_frequencies(subject: Subject) -> Finding | None:
@@ -73,12 +73,12 @@ def check_frequencies(subject: Subject) -> Finding | None:
     name = "frequencies"
     if subject.family.positions != "rotary":
         return None
-    if reason := _unasked(subject):
+    if reason := _reason_to_skip(subject):
         return Finding(name, SKIPPED, reason)
     types = ("", *subject.family.full_types)
     modules = [
         entry
-        for entry in subject.loaded.rotary
+        for entry in subject.load_report.rotary
         if entry["layer_type"] in types
         and not any(word in entry["module"] for word in OTHER_TOWERS)
         and not serves_sliding(subject.checkpoint.config, subject.family, entry["module"])
@@ -87,7 +87,7 @@ def check_frequencies(subject: Subject) -> Finding | None:
         return Finding(name, SKIPPED, "this family keeps no inverse frequencies that could be compared")
     try:
         wanted, scaling = expected_rotation(
-            subject.recipe, subject.plain, subject.expected, subject.plain.rotary.trained_length
+            subject.recipe, subject.plain_model, subject.expected_model, subject.plain_model.rotary.trained_length
         )
     except CtxextError as error:
         return Finding(name, SKIPPED, error.message)
@@ -106,7 +106,7 @@ def check_logits(subject: Subject) -> Finding | None:
     """Check whether the logits of a checkpoint with code match its method, computed by the reference."""
     if not subject.has_recipe or not subject.recipe.needs_code:
         return None
-    if reason := _unasked(subject):
+    if reason := _reason_to_skip(subject):
         return Finding("logits", SKIPPED, reason)
     subject.tell_stage("comparing the logits with what the method specifies")
     try:
@@ -114,8 +114,8 @@ def check_logits(subject: Subject) -> Finding | None:
             subject.checkpoint.folder,
             subject.checkpoint,
             subject.recipe,
-            subject.expected,
-            subject.recipe.edit(subject.plain, with_code=False),
+            subject.expected_model,
+            subject.recipe.edit(subject.plain_model, with_code=False),
             foreign=subject.runs_foreign_code,
         )
     except CtxextError as error:
@@ -131,7 +131,7 @@ def check_buckets(subject: Subject) -> Finding | None:
     if not subject.has_recipe or all(step.kind != name for step in subject.recipe.steps):
         return None
     (step,) = (step for step in subject.recipe.steps if step.kind == name)
-    plain = subject.plain.encoding
+    plain = subject.plain_model.encoding
     assert isinstance(plain, Buckets)
     task: dict[str, Any] = {
         "check": name,
@@ -139,7 +139,7 @@ def check_buckets(subject: Subject) -> Finding | None:
         "source": {"distance": plain.distance, "num_buckets": plain.num_buckets},
     }
     try:
-        report = answer_of(subject.checkpoint, task, methods=[step.name])
+        report = run_script(subject.checkpoint, task, methods=[step.name])
     except ScriptFailedError as error:
         return Finding(name, FAILED, f"the buckets cannot be compared: {error}")
     if not report["stacks"]:
@@ -160,7 +160,7 @@ def check_tables(subject: Subject) -> Finding | None:
         return None
     if not subject.may_load:
         return Finding(name, SKIPPED, "it carries code that is not this version's own")
-    if subject.loaded.error:
+    if subject.load_report.error:
         return Finding(name, SKIPPED, "it does not load")
     if training_of(subject):
         return Finding(name, SKIPPED, "it was trained, so its rows are no longer those of the recipe")
@@ -183,7 +183,7 @@ def check_tables(subject: Subject) -> Finding | None:
         "numbers": step.to_dict(),
     }
     try:
-        report = answer_of(subject.checkpoint, task, methods=[step.name])
+        report = run_script(subject.checkpoint, task, methods=[step.name])
     except ScriptFailedError as error:
         return Finding(name, FAILED, f"the tables cannot be compared: {error}")
     tables = report["tables"]

@@ -90,16 +90,16 @@ class Subject:
             return model_config(self.checkpoint.config)
 
     @cached_property
-    def plain(self) -> ModelConfig:
+    def plain_model(self) -> ModelConfig:
         """The configuration before the recipe was applied."""
         with making_sense():
             return plain_config(self.model)
 
     @cached_property
-    def expected(self) -> ModelConfig:
+    def expected_model(self) -> ModelConfig:
         """The configuration that results from applying the recipe again."""
         with making_sense():
-            return self.recipe.edit(self.plain)
+            return self.recipe.edit(self.plain_model)
 
     @cached_property
     def new_tensors(self) -> list[str]:
@@ -124,7 +124,7 @@ class Subject:
         ]
 
     @cached_property
-    def loaded(self) -> LoadReport:
+    def load_report(self) -> LoadReport:
         """The model as loaded in a process that cannot import ctxext."""
         self.tell_stage("loading the model in a clean process")
         return load_in_clean_process(self.checkpoint, foreign=self.runs_foreign_code)
@@ -149,7 +149,7 @@ def training_of(subject: Subject) -> dict[str, Any]:
     return dict(record) if isinstance(record, dict) else {}
 
 
-def listed(names: list[str]) -> str:
+def quote_names(names: list[str]) -> str:
     """Return names in one line: the first five, and the number of the others."""
     shown = ", ".join(f'"{name}"' for name in names[:5])
     return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")

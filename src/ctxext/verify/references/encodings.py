@@ -77,7 +77,7 @@ def linear(numbers, old, count):
         below = int(at)
         above = min(below + 1, len(old) - 1)
         new.append(old[below] + (at - below) * (old[above] - old[below]))
-    return stacked(new)
+    return stack_rows(new)
 
 
 def cubic(numbers, old, count):
@@ -95,10 +95,10 @@ def cubic(numbers, old, count):
             + (3 * t**2 - 2 * t**3) * there
             + (t**3 - t**2) * next_slope
         )
-    return stacked(new)
+    return stack_rows(new)
 
 
-def stacked(rows):
+def stack_rows(rows):
     """One tensor of its rows."""
     import torch
 

@@ -4,7 +4,7 @@ import math
 from types import SimpleNamespace as Reference
 
 
-def plain(model, base=None):
+def plain_frequencies(model, base=None):
     """θ_i = b^(-2i / d), one for every pair of dimensions that rotates."""
     base = model["theta"] if base is None else base
     return [base ** (-2 * i / model["span"]) for i in range(model["dim"] // 2)]
@@ -22,7 +22,7 @@ def abf(numbers, model):
 
 def pi(numbers, model, at):
     """Position Interpolation (Chen et al. 2023, section 2.3): θ_i / s."""
-    return [theta / numbers["factor"] for theta in plain(model)], 1.0
+    return [theta / numbers["factor"] for theta in plain_frequencies(model)], 1.0
 
 
 def ntk(numbers, model, at):
@@ -30,7 +30,7 @@ def ntk(numbers, model, at):
 
     The base b becomes b · s^(d / (d - 2)), so that the slowest frequency is θ / s and the fastest stays.
     """
-    return plain(model, model["theta"] * numbers["factor"] ** (model["span"] / (model["dim"] - 2))), 1.0
+    return plain_frequencies(model, model["theta"] * numbers["factor"] ** (model["span"] / (model["dim"] - 2))), 1.0
 
 
 def dynamic(numbers, model, at):
@@ -61,7 +61,7 @@ def ntk_by_parts(numbers, model, at):
     """NTK-by-parts: Peng et al. 2023, section 3.2, as its authors released it."""
     gone = ramp(numbers, model["dim"] // 2, model["span"], model["theta"], model["length"])
     s = numbers["factor"]
-    return [(1 - g) * theta + g * theta / s for theta, g in zip(plain(model), gone, strict=True)], 1.0
+    return [(1 - g) * theta + g * theta / s for theta, g in zip(plain_frequencies(model), gone, strict=True)], 1.0
 
 
 def yarn(numbers, model, at):
@@ -76,7 +76,7 @@ def yarn(numbers, model, at):
 def resonance(numbers, model, at):
     """Resonance RoPE on YaRN (Wang et al. 2024, section 4): each wavelength rounded to the nearest whole number."""
     if numbers["factor"] == 1:
-        return plain(model), 1.0
+        return plain_frequencies(model), 1.0
     wavelengths = [2 * math.pi / theta for theta in ntk_by_parts(numbers, model, at)[0]]
     return [2 * math.pi / max(round(wavelength), 1) for wavelength in wavelengths], yarn_temperature(numbers["factor"])
 
@@ -85,7 +85,7 @@ def llama3(numbers, model, at):
     """Llama 3.1's scaling (its model code, 2024): long wavelengths divided, short ones kept, the rest blended."""
     low, high, s, length = numbers["low_freq_factor"], numbers["high_freq_factor"], numbers["factor"], model["length"]
     frequencies = []
-    for theta in plain(model):
+    for theta in plain_frequencies(model):
         wavelength = 2 * math.pi / theta
         if wavelength < length / high:
             frequencies.append(theta)
@@ -102,7 +102,7 @@ def longrope(numbers, model, at):
 
     θ_i / λ̂_i with the long list beyond the original context length, cos and sin times sqrt(1 + ln s / ln L).
     """
-    s, length, thetas = numbers["factor"], model["length"], plain(model)
+    s, length, thetas = numbers["factor"], model["length"], plain_frequencies(model)
     divisors = numbers["long_factor"] if at > length else numbers.get("short_factor") or [1.0] * len(thetas)
     scaling = math.sqrt(1 + math.log(s) / math.log(length)) if s > 1 else 1.0
     frequencies = [theta / divisor for theta, divisor in zip(thetas, divisors, strict=True)]
@@ -114,7 +114,7 @@ def mrrope(numbers, model, at):
 
     θ_i / s^e; e rises over the indices between the last fast and the first slow dimension.
     """
-    s, thetas = numbers["factor"], plain(model)
+    s, thetas = numbers["factor"], plain_frequencies(model)
     low, high = -1, len(thetas)
     for i, theta in enumerate(thetas):
         rotations = theta * model["length"] / (2 * math.pi)
@@ -142,7 +142,7 @@ def cope(numbers, model, at):
 
     A millionth replaces zero, as the configuration's lists of divisors need.
     """
-    thetas = plain(model, numbers.get("theta") or None)
+    thetas = plain_frequencies(model, numbers.get("theta") or None)
     count = numbers.get("num_faded")
     if count is None:
         count = round(0.75 * len([theta for theta in thetas if 2 * math.pi / theta > model["length"]]))
@@ -181,7 +181,7 @@ def choose(settings, layer, queries, keys, scaling):
     return [settings["ratios"][rank] for rank in ranks]
 
 
-def loudness(settings, chosen, head):
+def head_factor(settings, chosen, head):
     """What Ms-PoE multiplies a head's cos and sin by."""
     return chosen[head][2] if chosen is not None and "heads" in settings else 1.0
 
@@ -228,5 +228,5 @@ REFERENCES = {
     "resonance": Reference(schedule=resonance),
     "cope": Reference(schedule=cope),
     "dynamic": Reference(schedule=dynamic),
-    "mspoe": Reference(choose=choose, rotation=mspoe, loudness=loudness),
+    "mspoe": Reference(choose=choose, rotation=mspoe, head_factor=head_factor),
 }
