@@ -312,7 +312,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "checkpoint/loading.py",
-        "return [cleaned(inner) for inner in value] if isinstance(value, list) else value",
+        "return [clean(inner) for inner in value] if isinstance(value, list) else value",
         "return value",
         ("tests/test_staging.py::test_what_a_configuration_names_elsewhere_is_left_out_at_any_depth",),
     ),
@@ -745,7 +745,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("portable/modeling_alibi.py", "(mask == 0).sum(-1)[:, 0] - 1", "(mask == 0).sum(-1)[:, 0]", _PARTS),
     (
         "verify/file_checks.py",
-        '"revision": (source.get("revision"), noted.get("revision")),',
+        '"revision": (source.get("revision"), in_config.get("revision")),',
         '"revision": (source.get("revision"), source.get("revision")),',
         _CHECKS,
     ),
@@ -779,7 +779,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "verify/subject.py",
-        'record = subject.manifest.get("finetune") or noted or {}',
+        'record = subject.manifest.get("finetune") or in_config or {}',
         'record = subject.manifest.get("finetune") or {}',
         _CHECKS,
     ),

@@ -51,7 +51,7 @@ def compared(source, out, name, *, finds_cache):
 def test_code_that_finds_no_cache_is_refused(name, llama_source, tmp_path):
     source = tiny_encodings.save("bloom", tmp_path / "bloom") if "alibi" in name else llama_source
     assert compared(source, tmp_path / "right", name, finds_cache=True).difference < 1e-5
-    with pytest.raises(CtxextError, match="decodes from a cache: left-padded rows with"):
+    with pytest.raises(CtxextError, match="decodes incorrectly from its cache: left-padded rows with"):
         compared(source, tmp_path / "wrong", name, finds_cache=False)
 
 

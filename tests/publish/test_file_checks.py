@@ -47,7 +47,7 @@ def test_either_record_may_tell_another_story(extended, name, key):
     else:
         noted["source"][{"source": "name"}.get(key, key)] = COMMIT
     change_json(extended / name, **content)
-    problem = f'"ctxext.json" and "config.json" disagree about {key}'
+    problem = f'"ctxext.json" and "config.json" differ in {key}'
     assert file_checks.check_record(subject_of(extended)) == Finding("record", "failed", problem)
 
 
@@ -66,7 +66,7 @@ def test_files_that_changed_or_are_missing(extended, what, name):
     finding = file_checks.check_files(subject)
     if name == "README.md" or (what, name) == ("changed", "model.safetensors"):
         assert finding.status == "passed"
-        assert ("was edited since" in finding.detail) == ((what, name) == ("changed", "README.md"))
+        assert ("was edited, which" in finding.detail) == ((what, name) == ("changed", "README.md"))
     else:
         assert (finding.status, finding.detail) == ("failed", f'{what}: "{name}"')
 
@@ -119,13 +119,13 @@ def test_weights_by_digest_or_by_stamp(sharded, known, touched):
     finding = file_checks.check_weights(subject_of(folder))
     if {*touched} - {*known}:
         assert finding.status == "failed"
-        assert finding.detail.startswith("written to since they were recorded")
+        assert finding.detail.startswith("modified after they were recorded")
         assert [name in finding.detail for name in names] == [number in touched for number in range(3)]
     elif len(known) < 3:
         assert finding.status == "not checked"
         assert f"recorded for {3 - len(known)} of 3 file(s)" in finding.detail
     else:
-        assert (finding.status, finding.detail) == ("passed", "3 file(s) as recorded")
+        assert (finding.status, finding.detail) == ("passed", "3 file(s) match the record")
     for number in known:
         change_json(folder / "ctxext.json", weights={**weights, names[number]: "0" * 64})
         finding = file_checks.check_weights(subject_of(folder))
@@ -214,12 +214,13 @@ def test_code_that_is_ours_and_code_that_is_not(converted, kind, name, is_record
     finding = file_checks.check_code(subject_of(folder))
     if name in needed:
         assert finding.status == "failed"
-        assert f'not this version\'s: "{name}"' in finding.detail
+        assert f'differs from this version\'s code: "{name}"' in finding.detail
     elif name in ("mspoe.py", "modeling_ctxext.py") and name not in files:
-        assert (finding.status, finding.detail) == ("failed", f'the recipe needs no code, but there is "{name}"')
+        detail = f'the recipe needs no code, but the checkpoint contains "{name}"'
+        assert (finding.status, finding.detail) == ("failed", detail)
     else:
         assert finding.status == "passed"
-        assert finding.detail.endswith(f'; code of its source is there too: "{name}"')
+        assert finding.detail.endswith(f'; also contains code of its source: "{name}"')
 
 
 def test_each_file_of_code_must_be_there(converted):
@@ -287,10 +288,10 @@ def test_which_rotary_embeddings_are_compared(originals, monkeypatch, modules, s
         ({"scaling": float("nan")}, "would differ from yarn ×4 by inf"),
         ({"lacks": True}, "would differ from yarn ×4 by inf"),
         ({"as_before": True}, "yarn ×4 would have no effect"),
-        ({"none": True}, "no rotary embedding was found"),
+        ({"none": True}, "it has no rotary embedding"),
         ({"sliding": 1.0}, ""),
-        ({"sliding": 1.01}, "of its sliding layers would rotate otherwise too"),
-        ({"local": 1.01}, "of its sliding layers would rotate otherwise too"),
+        ({"sliding": 1.01}, "of its sliding layers would change too"),
+        ({"local": 1.01}, "of its sliding layers would change too"),
         ({"other": 1.01}, "would differ from yarn ×4 by"),
     ],
 )
@@ -353,14 +354,14 @@ def test_memory_for_two_copies_in_float32(llama_source, monkeypatch):
     ("difference", "scale", "attention", "refused"),
     [
         (1e-3, 20.0, 0.0, ""),
-        (1e-3, 5.0, 0.0, "logits differ by 2.0e-04"),
+        (1e-3, 5.0, 0.0, "logits of the converted model differ from the reference by 2.0e-04"),
         (1e-5, 0.0, 0.0, ""),
-        (2e-4, 0.0, 0.0, "logits differ by 2.0e-04"),
+        (2e-4, 0.0, 0.0, "logits of the converted model differ from the reference by 2.0e-04"),
         (1e-5, 1.0, 9e-5, ""),
-        (1e-5, 1.0, 2e-4, "attention differs by 2.0e-04"),
-        (1.0, 1.0, 1.0, "logits differ by 1.0e\\+00"),
-        (float("nan"), 1.0, 0.0, "logits differ by nan"),
-        (0.0, 1.0, float("nan"), "attention differs by nan"),
+        (1e-5, 1.0, 2e-4, "attention outputs of the converted model differ from the reference by 2.0e-04"),
+        (1.0, 1.0, 1.0, "logits of the converted model differ from the reference by 1.0e\\+00"),
+        (float("nan"), 1.0, 0.0, "logits of the converted model differ from the reference by nan"),
+        (0.0, 1.0, float("nan"), "attention outputs of the converted model differ from the reference by nan"),
     ],
 )
 def test_differences_are_relative_and_the_larger_counts(
@@ -380,9 +381,9 @@ def test_who_is_told_to_have_failed(llama_source, monkeypatch):
     """The checkpoint, where it did not load; after that this package's own check."""
     with pytest.raises(CtxextError, match="does not load in a clean process: why"):
         compared(llama_source, monkeypatch, {}, code=1, errors="first\nwhy\n", output="")
-    with pytest.raises(CtxextError, match="What the method says could not be worked out: why"):
+    with pytest.raises(CtxextError, match="The expected logits could not be computed: why"):
         compared(llama_source, monkeypatch, {}, code=1, errors="first\nwhy\n", output="loaded\n")
-    with pytest.raises(CtxextError, match='"llama" cannot carry self-extend: of norms'):
+    with pytest.raises(CtxextError, match='"llama" does not support self-extend: of norms'):
         compared(llama_source, monkeypatch, {"refused": "of norms"})
 
 
@@ -515,7 +516,7 @@ ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors
         ({"model.safetensors": {"a": 1, "b": 3}}, "failed", "passed", "1 of 2 tensors differ: b"),
         ({"model.safetensors": {"a": 1}}, "failed", "failed", 'missing: "b"'),
         ({"model.safetensors": {"a": 1, "b": 2, "c": 3}}, "failed", "failed", 'added: "c"'),
-        ({ONE: {"a": 1, "b": 2}, TWO: {"b": 2}}, "failed", "failed", "which another file holds too"),
+        ({ONE: {"a": 1, "b": 2}, TWO: {"b": 2}}, "failed", "failed", "which another file contains too"),
         ({"model.safetensors": {"a": 1, "b": 2}, "pytorch_model.bin": {"a": 9}}, "passed", "passed", "all 2 tensors"),
         ({"pytorch_model.bin": {"a": 1, "b": 2}}, "passed", "passed", "all 2 tensors"),
         ({"pytorch_model.bin": {"a": 1, "b": 3}}, "failed", "passed", "1 of 2 tensors differ: b"),
@@ -533,7 +534,7 @@ def test_which_tensors_count_and_which_may_differ(tmp_path, files, status, train
 @pytest.mark.parametrize(
     ("files", "status", "told"),
     [
-        ({"a": 3, "b": 2}, "passed", "written anew, as the recipe says: a"),
+        ({"a": 3, "b": 2}, "passed", "rewritten by the recipe: a"),
         ({"a": 3}, "failed", 'missing: "b"'),
         ({"a": 3, "b": 3}, "failed", "2 of 2 tensors differ"),
         ({"a": 3, "b": 2, "c": 1}, "failed", 'added: "c"'),
@@ -570,7 +571,7 @@ def test_files_shared_on_disk_are_the_same_bytes_if_no_others_stand_beside_them(
 @pytest.mark.parametrize(
     ("code", "output", "errors", "told"),
     [
-        (-9, "", "half a line", "loading was stopped by signal 9, perhaps for lack of memory"),
+        (-9, "", "half a line", "loading was stopped by signal 9, possibly out of memory"),
         (1, "", "Traceback\nValueError: why\n", "it does not load: ValueError: why"),
         (1, "", "", "it does not load: no message"),
         (0, 'noise\n{"name": "X", "parameters": 3}\n', "warning", ""),

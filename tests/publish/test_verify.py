@@ -83,7 +83,7 @@ def test_configuration_that_contradicts_its_recipe_is_found_even_if_recorded(ext
 @pytest.mark.parametrize("length", [128, 511, 513, 4096])
 def test_a_tokenizer_of_another_length_is_found_even_if_recorded(extended, length):
     """Shorter or longer: one cuts what the model reads, the other hands it more than it can."""
-    assert results_of(extended, load=False)["lengths"] == ("passed", "all files say 512 tokens")
+    assert results_of(extended, load=False)["lengths"] == ("passed", "all files specify 512 tokens")
     rewrite(extended, "tokenizer_config.json", lambda config: config.update(model_max_length=length))
     results = results_of(extended, load=False)
     assert results["files"][0] == "passed"
@@ -99,7 +99,8 @@ def test_code_of_another_version_is_found_even_if_recorded_and_not_run(converted
     (folder / "ctxext.json").write_text(json.dumps(manifest))
     results = results_of(folder)
     assert results["files"][0] == "passed"
-    assert results["code"] == ("failed", f'not this version\'s: "mspoe.py" (it was made by ctxext {__version__})')
+    problem = f'differs from this version\'s code: "mspoe.py" (created by ctxext {__version__})'
+    assert results["code"] == ("failed", problem)
     assert {results[name][0] for name in ("loading", "frequencies", "logits")} == {"not checked"}
     assert not (folder / "ran").exists()
 

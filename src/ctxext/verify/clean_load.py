@@ -39,7 +39,7 @@ class ScriptFailedError(Exception):
 
     Attributes:
         signal: The signal that stopped it; 0 if none did.
-        has_loaded: Whether the checkpoint had loaded and answered by then.
+        has_loaded: Whether the checkpoint had loaded and returned logits by then.
     """
 
     def __init__(self, message: str, *, signal: int, has_loaded: bool) -> None:
@@ -50,7 +50,7 @@ class ScriptFailedError(Exception):
 def run_script(
     checkpoint: Checkpoint, task: Mapping[str, Any], *, methods: Sequence[str] = (), foreign: bool = False
 ) -> dict[str, Any]:
-    """Return the answer of a check of `clean_process.py` in a process that cannot import ctxext.
+    """Run a check of `clean_process.py` in a process that cannot import ctxext, and return its result.
 
     Args:
         checkpoint: The checkpoint, which the process loads from a stage.
@@ -105,7 +105,7 @@ def lacks_package(config: Mapping[str, Any], error: str) -> str:
 
 
 def load_in_clean_process(checkpoint: Checkpoint, *, foreign: bool) -> LoadReport:
-    """Load a model as its users do; `foreign` as for `run_script`."""
+    """Load a model as its users do; `foreign` has the meaning that it has in `run_script`."""
     try:
         check_described(checkpoint, runs_code=foreign)
     except CtxextError as error:
@@ -115,7 +115,7 @@ def load_in_clean_process(checkpoint: Checkpoint, *, foreign: bool) -> LoadRepor
         return LoadReport(**run_script(checkpoint, task, foreign=foreign))
     except ScriptFailedError as error:
         if error.signal:
-            return LoadReport(f"loading was stopped by signal {error.signal}, perhaps for lack of memory")
+            return LoadReport(f"loading was stopped by signal {error.signal}, possibly out of memory")
         return LoadReport(f"it does not load: {error}")
 
 
@@ -174,35 +174,35 @@ def compare_logits(
     except ScriptFailedError as error:
         if error.has_loaded:
             raise CtxextError(
-                f"What the method says could not be worked out: {error}",
-                hint="The converted model itself loads and runs. Please report this; --no-verify writes it unchecked.",
+                f"The expected logits could not be computed: {error}",
+                hint="The converted model loads and runs. Please report this. --no-verify converts without this check.",
             ) from error
         if package := lacks_package(source.config, str(error)):
             return Verification(skipped=f"cannot be checked here: {package}")
         raise CtxextError(
             f"The converted model does not load in a clean process: {error}",
-            hint="--no-verify writes it all the same.",
+            hint="--no-verify converts without this check.",
         ) from error
     if "refused" in report:
         raise CtxextError(
-            f'"{model.family.model_type}" cannot carry {" and ".join(methods)}: {report["refused"]}.',
+            f'"{model.family.model_type}" does not support {" and ".join(methods)}: {report["refused"]}.',
             hint="Choose another method.",
         )
     # Logits come first, because users see them; attention reveals errors that logits hide.
     differences = {
-        "logits differ": report["difference"] / (report["scale"] or 1.0),
-        "attention differs": report.get("attention", 0.0),
+        "logits": report["difference"] / (report["scale"] or 1.0),
+        "attention outputs": report.get("attention", 0.0),
     }
-    for what, relative in differences.items():
+    for quantity, relative in differences.items():
         if not math.isfinite(relative) or relative > TOLERANCE:
             raise CtxextError(
-                f"The converted model's {what} by {relative:.1e} from what the method says.",
-                hint="Please report this with the output of ctxext env; --no-verify writes it all the same.",
+                f"The {quantity} of the converted model differ from the reference by {relative:.1e}.",
+                hint="Please report this with the output of ctxext env. --no-verify converts without this check.",
             )
     if report["decoding"]:
         raise CtxextError(
-            f"The converted model is wrong where it decodes from a cache: {report['decoding']}.",
-            hint=f"ctxext was tested with transformers {' and '.join(TESTED)}. --no-verify writes it all the same.",
+            f"The converted model decodes incorrectly from its cache: {report['decoding']}.",
+            hint=f"Tested: transformers {' and '.join(TESTED)}. --no-verify converts without this check.",
         )
     return Verification(difference=max(differences.values()), change=report["change"])
 
