@@ -137,7 +137,7 @@ def test_every_causal_family_of_the_installed_version_is_in_the_table():
     ("config", "message"),
     [
         ({}, "no model_type"),
-        ({"model_type": "lama"}, '"lama" is not known. Did you mean "llama"'),
+        ({"model_type": "lama"}, 'Unknown model type "lama". Did you mean "llama"'),
         ({"model_type": "janus"}, "multimodal"),
         ({"model_type": "janus"}, "docs/families.md"),
         ({"model_type": "blip-2"}, '"blip-2" is not a causal language model but'),

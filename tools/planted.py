@@ -883,8 +883,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("checkpoint/loading.py", ">= rows\n\n", "> rows\n\n", _LOADING),
     (
         "checkpoint/loading.py",
-        "if (largest := int(given[0].max())) >= rows:",
-        "if (largest := int(given[0][0].max())) >= rows:",
+        "if (largest := int(args[0].max())) >= rows:",
+        "if (largest := int(args[0][0].max())) >= rows:",
         _LOADING,
     ),
     (

@@ -459,7 +459,7 @@ def test_what_describes_far_more_than_it_holds_is_not_loaded(extended, monkeypat
     change_json(extended / "config.json", hidden_size=32_768, intermediate_size=100_000, num_hidden_layers=400)
     monkeypatch.setattr(clean_load, "run_script", None)
     for leave in (False, True):
-        assert "describes far more weights" in subject_of(extended, trust_remote_code=leave).loaded.error
+        assert "describes far more weights" in subject_of(extended, trust_remote_code=leave).load_report.error
 
 
 @pytest.mark.parametrize("leave", [False, True])
@@ -468,7 +468,7 @@ def test_logits_are_compared_with_the_stock_steps_of_the_recipe(converted, monke
     """Yarn under our code stays in what stock transformers loads, and a stranger's code is run from its own folder."""
     folder, asked = converted("mspoe"), []
     recipe = Recipe([Yarn(factor=4), MsPoE(first_layer=0, head_order="fixed")])
-    model = recipe.edit(subject_of(folder).plain)
+    model = recipe.edit(subject_of(folder).plain_model)
     subject = Subject(Checkpoint("out", folder, model.config), trust_remote_code=leave)
     monkeypatch.setattr(subject_module, "runs_only_own_code", lambda _: is_own)
     monkeypatch.setattr(subject_module, "load_in_clean_process", lambda *_args, **_options: LoadReport())

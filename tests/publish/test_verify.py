@@ -87,7 +87,7 @@ def test_a_tokenizer_of_another_length_is_found_even_if_recorded(extended, lengt
     rewrite(extended, "tokenizer_config.json", lambda config: config.update(model_max_length=length))
     results = results_of(extended, load=False)
     assert results["files"][0] == "passed"
-    assert results["lengths"] == ("failed", f'"config.json" says 512, "tokenizer_config.json" {length}')
+    assert results["lengths"] == ("failed", f'"config.json" specifies 512 tokens, "tokenizer_config.json" {length}')
 
 
 def test_code_of_another_version_is_found_even_if_recorded_and_not_run(converted):

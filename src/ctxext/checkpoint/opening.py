@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.families import Family, named_type
+from ctxext.checkpoint.families import Family, find_type
 from ctxext.checkpoint.geometry import check_sizes, claimed_length
 from ctxext.checkpoint.other_files import stated_lengths
 from ctxext.errors import CtxextError
@@ -298,7 +298,7 @@ def open_checkpoint(
         if isinstance(content, dict):
             _check_version(Checkpoint(source, folder, content))
             if isinstance(content.get("model_type"), str):
-                named_type(content)
+                find_type(content)
         raise
     check_sizes(config, str(folder / "config.json"))
     checkpoint = Checkpoint(source, folder, config, commit, sizes, trained_length)

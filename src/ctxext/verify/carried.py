@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.families import Family, named_family, serves_sliding
+from ctxext.checkpoint.families import Family, find_family, serves_sliding
 from ctxext.checkpoint.loading import forbid_downloads, hub_backbones, quiet_transformers, stock_class
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Method
@@ -208,7 +208,7 @@ def stock_model(config: Mapping[str, Any]) -> Any:
     from transformers import __version__ as version
 
     try:
-        kind, described = stock_class(config, named_family(config).loader)
+        kind, described = stock_class(config, find_family(config).loader)
         with quiet_transformers(), forbid_downloads():
             return _build_on_meta(kind, described)
     except Exception as error:  # Any exception of transformers is the result.
