@@ -477,8 +477,8 @@ def test_logits_are_compared_with_the_stock_steps_of_the_recipe(converted, monke
         asked.append((*given, options))
         return clean_load.Verification(difference=1e-6)
 
-    vars(subject)["recipe"], vars(subject)["expected"] = recipe, model
-    vars(subject)["may_load"], vars(subject)["loaded"] = True, LoadReport()
+    vars(subject)["recipe"], vars(subject)["expected_model"] = recipe, model
+    vars(subject)["may_load"], vars(subject)["load_report"] = True, LoadReport()
     monkeypatch.setattr(run, "compare_logits", compare)
     monkeypatch.setattr(Subject, "has_recipe", True)
     assert run.check_logits(subject).status == "passed"
@@ -560,7 +560,7 @@ def test_files_shared_on_disk_are_the_same_bytes_if_no_others_stand_beside_them(
         (other.folder / "model.safetensors").rename(out.folder / "model.safetensors")
     finding = file_checks.check_against(Subject(open_checkpoint(str(out.folder)), source))
     assert finding.status == ("passed" if extra == "nothing" else "failed")
-    assert {"nothing": "the same bytes", "in the result": 'added: "c"', "in the source": 'missing: "b"'}[
+    assert {"nothing": "the same files", "in the result": 'added: "c"', "in the source": 'missing: "b"'}[
         extra
     ] in finding.detail
 

@@ -198,7 +198,7 @@ def test_weights_that_only_an_accelerator_quantizes_are_not_loaded_on_a_cpu(key,
     assert (finding.status, key in finding.detail) == ("not checked", True)
     with pytest.raises(CtxextError, match=f'cannot be loaded on a CPU: config.json has "{key}"'):
         load_model(open_infos([str(extended)])[0], Loading(device="cpu"))
-    compared = clean_load.compare_logits(extended, one.checkpoint, one.recipe, one.expected, one.plain)
+    compared = clean_load.compare_logits(extended, one.checkpoint, one.recipe, one.expected_model, one.plain_model)
     assert key in compared.skipped
 
 
