@@ -135,7 +135,7 @@ def test_links_within_the_folder_and_its_own_cache_are_followed(tmp_path):
     others, _ = in_cache(tmp_path, "models--c--d")
     (others / "y").write_bytes(b"")
     (snapshot / "d.txt").symlink_to(others / "y")
-    with pytest.raises(CtxextError, match=r'"d\.txt" of "mine" is a link out of the folder'):
+    with pytest.raises(CtxextError, match=r'"d\.txt" of "mine" is a link to a file outside the folder'):
         Checkpoint("mine", snapshot, {}).check_files()
 
 
@@ -146,7 +146,7 @@ def test_a_record_in_the_folder_is_a_claim_and_no_permission(name, tmp_path):
     secret.write_bytes(b"")
     source = made(tmp_path / "in", **{"ctxext.json": {"links": {name: str(secret)}}})
     (source.folder / name).symlink_to(secret)
-    with pytest.raises(CtxextError, match=f'"{name}" of "mine" is a link out of the folder'):
+    with pytest.raises(CtxextError, match=f'"{name}" of "mine" is a link to a file outside the folder'):
         source.check_files()
 
 
@@ -166,13 +166,13 @@ def test_what_is_called_blobs_is_not_the_cache(folder, blob, tmp_path):
     (tmp_path / blob).write_bytes(b"")
     source = made(tmp_path / folder)
     (source.folder / "x.bin").symlink_to(tmp_path / blob)
-    with pytest.raises(CtxextError, match="link out of the folder"):
+    with pytest.raises(CtxextError, match="link to a file outside the folder"):
         source.check_files()
 
 
 def test_files_that_are_none(tmp_path):
     (made(tmp_path / "a").folder / "gone").symlink_to("nowhere")
-    with pytest.raises(CtxextError, match='"gone" of "mine" is a link that leads nowhere'):
+    with pytest.raises(CtxextError, match='"gone" of "mine" is a broken link'):
         Checkpoint("mine", tmp_path / "a", {}).check_files()
     os.mkfifo(made(tmp_path / "b").folder / "pipe")
     with pytest.raises(CtxextError, match='"pipe" of "mine" is not a regular file'):
@@ -190,8 +190,8 @@ SHARDS = {"weight_map": {"w": "model-00001-of-00002.safetensors", "b": "model-00
         ({"pytorch_model.bin": b"x"}, ""),
         ({"pytorch_model-00001-of-00001.bin": b"x"}, ""),
         ({name: safetensors() for name in SHARDS["weight_map"].values()} | {INDEX: SHARDS}, ""),
-        ({"model-00001-of-00002.safetensors": safetensors(), INDEX: SHARDS}, "which is not there"),
-        ({"pytorch_model.bin": b"x", "pytorch_model.bin.index.json": SHARDS}, "which is not there"),
+        ({"model-00001-of-00002.safetensors": safetensors(), INDEX: SHARDS}, "which does not exist"),
+        ({"pytorch_model.bin": b"x", "pytorch_model.bin.index.json": SHARDS}, "which does not exist"),
         (
             {"model.safetensors": safetensors(), INDEX: {"weight_map": {"w": "../model.safetensors"}}},
             "outside the folder",
@@ -200,10 +200,10 @@ SHARDS = {"weight_map": {"w": "model-00001-of-00002.safetensors", "b": "model-00
             {"model.safetensors": safetensors(), INDEX: {"weight_map": {"w": "/model.safetensors"}}},
             "outside the folder",
         ),
-        ({}, "no weights that transformers would load"),
-        ({"adapter_model.safetensors": safetensors()}, "no weights that transformers would load"),
-        ({"sub/model.safetensors": safetensors()}, "no weights that transformers would load"),
-        ({"model.safetensors.old": b"x", "model.gguf": b"x"}, "no weights that transformers would load"),
+        ({}, "no weights that transformers can load"),
+        ({"adapter_model.safetensors": safetensors()}, "no weights that transformers can load"),
+        ({"sub/model.safetensors": safetensors()}, "no weights that transformers can load"),
+        ({"model.safetensors.old": b"x", "model.gguf": b"x"}, "no weights that transformers can load"),
         ({"model.safetensors": safetensors(size=27)}, "truncated or not a safetensors file"),
         ({"model.safetensors": safetensors(), "extra.safetensors": b"1"}, "truncated or not a safetensors file"),
     ],
@@ -220,7 +220,7 @@ def test_weights(files, message, tmp_path):
 def test_weights_are_not_looked_at_where_a_file_is_none(tmp_path):
     source = made(tmp_path / "in", **{"model.safetensors": safetensors()})
     (tmp_path / "in" / "notes.txt").symlink_to("/etc/hostname")
-    with pytest.raises(CtxextError, match="link out of the folder"):
+    with pytest.raises(CtxextError, match="link to a file outside the folder"):
         source.check_weights()
 
 
@@ -228,7 +228,7 @@ def test_weights_that_stayed_on_the_hub_count(tmp_path):
     source = made(tmp_path / "in", **{INDEX: SHARDS})
     sizes = dict.fromkeys(SHARDS["weight_map"].values(), 28)
     Checkpoint("x", source.folder, {}, COMMIT, sizes).check_weights()
-    with pytest.raises(CtxextError, match="which is not there"):
+    with pytest.raises(CtxextError, match="which does not exist"):
         Checkpoint("x", source.folder, {}, COMMIT, dict([*sizes.items()][:1])).check_weights()
 
 
@@ -324,7 +324,7 @@ def test_a_folder_named_demo_stands_before_the_one_in_the_package(tmp_path, monk
 def test_an_installation_without_its_demo(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.resources.files", lambda package: tmp_path)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CtxextError, match="lacks its demo checkpoint") as caught:
+    with pytest.raises(CtxextError, match="demo checkpoint is missing") as caught:
         open_checkpoint("demo")
     assert caught.value.hint == "Install ctxext again."
 

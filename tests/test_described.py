@@ -182,7 +182,7 @@ def with_config(folder, config):
 @pytest.mark.parametrize("changed", HUGE, ids=str)
 def test_a_description_that_the_files_cannot_hold(llama, changed):
     begun = time.process_time()
-    with pytest.raises(CtxextError, match=r"describes far more weights than its files hold"):
+    with pytest.raises(CtxextError, match=r"describes far more weights than its files contain"):
         with_config(llama, changed)
     assert time.process_time() - begun < 9
 

@@ -91,13 +91,13 @@ def error_of(kind, *words):
 
 
 UNREACHABLE = '"you/model" is neither a folder nor in the Hub\'s cache, and the Hub cannot be reached.'
-UNKNOWN = 'There is no folder "you/model", and the Hub knows no such repository.'
+UNKNOWN = 'There is no folder "you/model", and no such repository on the Hub.'
 
 
 @pytest.mark.parametrize(
     ("error", "message", "hint"),
     [
-        (error_of(errors.GatedRepoError), '"you/model" is gated on the Hub.', "Accept its terms there"),
+        (error_of(errors.GatedRepoError), '"you/model" is gated on the Hub.', "Accept its terms on the Hub"),
         (error_of(errors.RevisionNotFoundError), '"you/model" has no revision "v2".', ""),
         (error_of(errors.RepositoryNotFoundError), UNKNOWN, "Check the spelling"),
         (errors.HFValidationError("you"), UNKNOWN, "Check the spelling"),
@@ -125,5 +125,5 @@ def test_what_cannot_be_a_hub_id_is_not_asked_for(name, asked, tmp_path, monkeyp
     with pytest.raises(CtxextError) as caught:
         open_checkpoint(name)
     assert caught.value.message == f'There is no folder "{name}".'
-    assert caught.value.hint == "Give a folder, a Hub id (user/name) or demo."
+    assert caught.value.hint == "Specify a folder, a Hub id (user/name) or demo."
     assert asked == []

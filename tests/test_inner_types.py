@@ -103,7 +103,7 @@ def test_without_a_language_model(whole):
         if FAMILIES[whole].flat_text or FAMILIES[whole].reason:
             check_sizes(config, "config.json")
         else:
-            with pytest.raises(CtxextError, match='has no "text_config", from which'):
+            with pytest.raises(CtxextError, match='has no "text_config", which'):
                 check_sizes(config, "config.json")
 
 

@@ -321,7 +321,7 @@ def test_divisors_in_a_later_part_are_its_schedule(split, tmp_path):
         ("other architecture", "it is a qwen2"),
         ("same tensor", 'tensor "a.weight" is in another part'),
         ("more tensors", "names 3 tensors, and its 3 parts have 4"),
-        ("link elsewhere", "link out of the folder"),
+        ("link elsewhere", "link to a file outside the folder"),
         ("link to another part", "does not belong"),
         ("folder", "missing"),
         ("gone", "missing"),

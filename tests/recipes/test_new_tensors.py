@@ -82,7 +82,7 @@ def test_stored_tensors(tmp_path):
 
 def test_weights_of_another_form_hold_no_tensors(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    with pytest.raises(CtxextError, match=r'"mine" holds its weights as pytorch_model\.bin') as caught:
+    with pytest.raises(CtxextError, match=r'"mine" has its weights in pytorch_model\.bin') as caught:
         Checkpoint("mine", tmp_path, GPT2).stored_tensors()
     assert "save_pretrained" in caught.value.hint
 

@@ -121,7 +121,7 @@ class Checkpoint:
             self.check_file(path)
 
     def check_file(self, path: Path) -> None:
-        """Check that a file, relative to the folder, is a regular file in it or in its repository in the Hub's cache."""
+        """Check that a file, relative to the folder, is a regular one in it or in the Hub's cache of the repository."""
         if not is_text(str(path)):
             raise CtxextError(f'"{path}" of "{self.name}" has a name that is not valid UTF-8.', hint="Rename it.")
         place = self.folder / path
@@ -244,7 +244,7 @@ def is_loadable(path: Path) -> bool:
 
 
 def is_cached(path: Path) -> bool:
-    """Return whether a file may be in the Hub's cache, which several checkpoints share; this does not make it trusted."""
+    """Return whether a file may be in the Hub's cache, which checkpoints share; that does not make it trusted."""
     return path.parent.name == "blobs"
 
 
@@ -263,7 +263,7 @@ def open_checkpoint(
         revision: A branch, tag or commit on the Hub.
         token: A Hub token; the usual places are read if it is None.
         weights: Whether to download the weight files of a Hub id; if not, only the other files.
-        original_length: The original context length, in tokens or as "32k", if its files do not specify it.
+        original_length: The original context length, in tokens or as "32k"; overrides the value in its files.
 
     Raises:
         CtxextError: there is no such checkpoint, or its config.json is missing or broken.
@@ -278,7 +278,7 @@ def open_checkpoint(
     elif not folder.is_dir():
         raise CtxextError(
             f'"{source}" is a file, not a checkpoint folder.',
-            hint="Specify a folder. inspect, convert, verify and eval --engine llama.cpp also accept a GGUF file NAME.gguf.",
+            hint="Specify a folder. inspect, convert, verify and eval --engine llama.cpp also accept NAME.gguf.",
         )
     if not folder.is_dir():
         raise CtxextError(
