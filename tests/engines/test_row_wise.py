@@ -9,7 +9,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from ctxext.engines import row_wise as row_wise_module
 from ctxext.engines.layout import Layout, RotatedKeys
-from ctxext.engines.row_wise import Rows, row_wise
+from ctxext.engines.row_wise import Rows, make_row_wise
 from ctxext.portable import modeling_family  # noqa: F401  # A checkpoint's stub imports it.
 from ctxext.portable.method import Part
 from relation_cases import BASE, LENGTH, METHODS, PAIRS, Call, made, states, stock, stock_eager
@@ -62,7 +62,7 @@ def engine_of(name, kind=Implementation, *, keeps_keys=False):
     """An engine with the rows of a case, and its cache."""
     engine = kind()
     engine.ctxext_rows = rows_of(name, keeps_keys=keeps_keys)
-    engine.__class__ = row_wise(kind)
+    engine.__class__ = make_row_wise(kind)
     return engine, torch.full((BLOCKS, GROUPS, TOKENS, 2 * SIZE), torch.nan)  # Whatever requests before left there.
 
 

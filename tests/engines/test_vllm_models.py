@@ -80,7 +80,7 @@ def test_every_rank_begins_with_its_own_heads(rank, ranks, heads, first, plugin)
     """Where there are more ranks than KV heads, several hold the same one."""
     plugin.place.rank, plugin.place.ranks = rank, ranks
     one = layer(0)
-    plugin.module.bind(model(one, heads=heads))
+    plugin.module.attach_maps(model(one, heads=heads))
     attention = one.self_attn.vllm_attention.impl
     assert attention.ctxext_rows.first_head == first
     assert isinstance(attention, Attention)
@@ -103,13 +103,13 @@ def test_turned_keys_are_kept_where_all_writes_are_seen(writes_in_forward, share
     if writes_in_forward is not None:
         attention.attn_backend = SimpleNamespace(forward_includes_kv_cache_update=writes_in_forward)
     attention.kv_sharing_target_layer_name = shares
-    plugin.module.bind(model(one, transfer=transfer))
+    plugin.module.attach_maps(model(one, transfer=transfer))
     assert attention.impl.ctxext_rows.keeps_keys is keeps
 
 
 def test_layers_that_take_no_part_are_left_alone(plugin):
     acting, other = layer(0, layers=(0,)), layer(1, layers=(0,))
-    plugin.module.bind(model(acting, other))
+    plugin.module.attach_maps(model(acting, other))
     kinds = [type(one.self_attn.vllm_attention.impl) is Attention for one in (acting, other)]
     assert kinds == [False, True]
     assert all(one.ctxext_part.is_left_to_engine for one in (acting, other))
@@ -120,7 +120,7 @@ def test_layers_that_take_no_part_are_left_alone(plugin):
 def test_models_without_relation_maps_are_left_alone(plugin):
     one = layer(0)
     one.ctxext_part.methods = [SimpleNamespace(acts_on=lambda _number: True)]
-    plugin.module.bind(model(one, rotaries=[], cache_dtype="fp8"))
+    plugin.module.attach_maps(model(one, rotaries=[], cache_dtype="fp8"))
     assert not one.ctxext_part.is_left_to_engine
 
 
@@ -140,12 +140,12 @@ ROTARY = SimpleNamespace(ctxext_layouts={None: ([0], None)}, inv_freq=torch.ones
 )
 def test_what_was_not_worked_out_is_refused(changes, message, plugin):
     with pytest.raises(ValueError, match=message):
-        plugin.module.bind(model(layer(0), **changes))
+        plugin.module.attach_maps(model(layer(0), **changes))
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float16", "bfloat16", "float32"])
 def test_caches_that_hold_keys_as_they_are(dtype, plugin):
-    plugin.module.bind(model(layer(0), cache_dtype=dtype))
+    plugin.module.attach_maps(model(layer(0), cache_dtype=dtype))
 
 
 @pytest.mark.parametrize("attention", [None, SimpleNamespace(impl=SimpleNamespace())])
@@ -153,7 +153,7 @@ def test_an_attention_that_is_not_known_is_refused(attention, plugin):
     one = layer(3)
     one.self_attn.vllm_attention = attention
     with pytest.raises(ValueError, match="the attention of layer 3"):
-        plugin.module.bind(model(one))
+        plugin.module.attach_maps(model(one))
 
 
 def test_layers_are_bound_once_vllm_has_made_its_own(plugin):

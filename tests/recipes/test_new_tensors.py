@@ -76,7 +76,9 @@ def test_stored_tensors(tmp_path):
         "a": ("model-00001-of-00002.safetensors", [2]),
         "b": ("model-00002-of-00002.safetensors", [3]),
     }
-    with pytest.raises(CtxextError, match=r'2.safetensors" holds "a", which "model-00001-of-00002.safetensors" holds'):
+    with pytest.raises(
+        CtxextError, match=r'2.safetensors" holds "a", which "model-00001-of-00002.safetensors" contains'
+    ):
         source(tmp_path, GPT2, one, one).stored_tensors()
 
 
