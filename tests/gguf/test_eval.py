@@ -154,7 +154,7 @@ def test_an_end_token_is_no_part_of_an_answer(demo, monkeypatch, stop, tokens, r
         asked.append(content)
         return {"tokens": tokens, "stop_type": stop}
 
-    monkeypatch.setattr(engine, "_ask", ask)
+    monkeypatch.setattr(engine, "_request", ask)
     assert engine.write([[1, 2]], [room]) == [wanted]
     assert (asked[0]["n_predict"], asked[0]["prompt"], asked[0]["top_k"]) == (room, [1, 2], 1)
 
@@ -167,6 +167,6 @@ def test_scores_that_are_no_numbers_are_refused(demo, monkeypatch, score):
         "stop_type": "limit",
         "completion_probabilities": [{"logprob": 0.0}, {"logprob": score}],
     }
-    monkeypatch.setattr(engine, "_ask", lambda *given: answer)
+    monkeypatch.setattr(engine, "_request", lambda *given: answer)
     with pytest.raises(CtxextError, match="not finite"):
         engine.write([[1]], [2])

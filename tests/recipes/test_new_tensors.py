@@ -77,7 +77,7 @@ def test_stored_tensors(tmp_path):
         "b": ("model-00002-of-00002.safetensors", [3]),
     }
     with pytest.raises(
-        CtxextError, match=r'2.safetensors" holds "a", which "model-00001-of-00002.safetensors" contains'
+        CtxextError, match=r'2.safetensors" contains "a", which "model-00001-of-00002.safetensors" contains'
     ):
         source(tmp_path, GPT2, one, one).stored_tensors()
 
