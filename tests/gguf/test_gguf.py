@@ -590,7 +590,7 @@ def test_published_models_are_known_in_gguf_too(gguf, run, architecture, more, l
     path = gguf(values=keys_of(architecture, **more))
     rotary = open_gguf(path).model.rotary
     assert rotary.trained_length == length
-    assert rotary.length_origin.startswith(f"known of {known}" if known else "max_position_embeddings")
+    assert rotary.length_origin.startswith(f"published for {known}" if known else "max_position_embeddings")
     shown = json.loads(run("inspect", path, "--json").stdout)["rotary"]
     assert (shown["trained_length"], shown["trained_length_from"]) == (length, rotary.length_origin)
     if known:

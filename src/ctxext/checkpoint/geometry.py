@@ -139,7 +139,7 @@ class KnownModel:
     @property
     def origin(self) -> str:
         """The source of the original length, human-readable."""
-        return f"known of {self.names[0]}: {self.source}"
+        return f"published for {self.names[0]}: {self.source}"
 
 
 @cache
@@ -189,25 +189,25 @@ def original_length_of(
     family: Family,
     schedule: Mapping[str, Any],
     *,
-    given: int | None = None,
-    noted: int | None = None,
+    requested: int | None = None,
+    recorded: int | None = None,
 ) -> tuple[int, str]:
     """Return the original context length in tokens, and its source.
 
     In order of precedence: the user's value, ctxext's record of its conversion, the full-attention layers' schedule,
     and the rest of config.json.
     """
-    if given:
-        return given, "--original-length"
-    if noted:
-        return int(noted), "noted by ctxext"
+    if requested:
+        return requested, "--original-length"
+    if recorded:
+        return int(recorded), "recorded by ctxext"
     if original := schedule.get(_ORIGINAL) or text_config(config, family).get(_ORIGINAL):
         return int(original), _ORIGINAL
     if known := known_model(config, family, schedule):
         return known.original_length, known.origin
     claimed = int(claimed_length(config, family))
     if (reached := reached_length(config, family, schedule)) > claimed:
-        return claimed, f"{MAXIMUM}, from which {LENGTH_REACHED} {reached} follows"
+        return claimed, f"{MAXIMUM}, implied by {LENGTH_REACHED} {reached}"
     return claimed, MAXIMUM if claimed == read(config, family, MAXIMUM) else LENGTH_ABOVE
 
 

@@ -21,7 +21,7 @@ from ctxext.engines.layout import Layout, RotatedKeys
 
 _PIECE, _PIECE_ELSEWHERE = 1 << 18, 1 << 24  # Elements of keys that are read at once on CPUs, and elsewhere.
 _ROOM = 1 << 26  # Elements of cached waves.
-_ROWS, _GROUPS = 16, 256  # Rows whose rotations are computed at once, and groups of them in memory.
+_ROWS, _GROUPS = 16, 256  # Rows with rotations computed at once, and groups of them in memory.
 _MORE = 8  # Blocks by which waves are extended.
 
 
