@@ -190,8 +190,8 @@ SHARDS = {"weight_map": {"w": "model-00001-of-00002.safetensors", "b": "model-00
         ({"pytorch_model.bin": b"x"}, ""),
         ({"pytorch_model-00001-of-00001.bin": b"x"}, ""),
         ({name: safetensors() for name in SHARDS["weight_map"].values()} | {INDEX: SHARDS}, ""),
-        ({"model-00001-of-00002.safetensors": safetensors(), INDEX: SHARDS}, "which does not exist"),
-        ({"pytorch_model.bin": b"x", "pytorch_model.bin.index.json": SHARDS}, "which does not exist"),
+        ({"model-00001-of-00002.safetensors": safetensors(), INDEX: SHARDS}, "which is missing"),
+        ({"pytorch_model.bin": b"x", "pytorch_model.bin.index.json": SHARDS}, "which is missing"),
         (
             {"model.safetensors": safetensors(), INDEX: {"weight_map": {"w": "../model.safetensors"}}},
             "outside the folder",
@@ -228,7 +228,7 @@ def test_weights_that_stayed_on_the_hub_count(tmp_path):
     source = made(tmp_path / "in", **{INDEX: SHARDS})
     sizes = dict.fromkeys(SHARDS["weight_map"].values(), 28)
     Checkpoint("x", source.folder, {}, COMMIT, sizes).check_weights()
-    with pytest.raises(CtxextError, match="which does not exist"):
+    with pytest.raises(CtxextError, match="which is missing"):
         Checkpoint("x", source.folder, {}, COMMIT, dict([*sizes.items()][:1])).check_weights()
 
 

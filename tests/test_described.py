@@ -18,7 +18,7 @@ import tiny_models
 from ctxext import Recipe, convert
 from ctxext.checkpoint import loading
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.engines.in_engine import _read_in_transformers
+from ctxext.engines.in_engine import _read_expected
 from ctxext.errors import CtxextError
 from ctxext.methods import Yarn
 from ctxext.recipes.methods.self_extend import SelfExtend
@@ -89,7 +89,7 @@ def test_verify_names_it_once(method, run, tmp_path):
 
 def test_a_comparison_with_an_engine_names_it(broken):
     with pytest.raises(CtxextError, match=f'lacks "{LOST}"'):
-        _read_in_transformers(open_checkpoint(broken), [[1, 2]], foreign=False)
+        _read_expected(open_checkpoint(broken), [[1, 2]], foreign=False)
 
 
 @pytest.mark.parametrize(("models", "name"), MODELS)

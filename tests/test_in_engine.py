@@ -106,7 +106,7 @@ def test_how_long_the_prompts_are(yarn, monkeypatch, asked, reach, places):
 
     monkeypatch.setattr(in_engine, "Engine", Server)
     wanted = lambda checkpoint, prompts, foreign: [[-1.0] * (len(ids) - 1) for ids in prompts]  # noqa: E731
-    monkeypatch.setattr(in_engine, "_read_in_transformers", wanted)
+    monkeypatch.setattr(in_engine, "_read_expected", wanted)
     served = {"OUT": (yarn, {"a": 1, "seed": 1}), "SOURCE": (source.folder, {"b": 2})}
     rows = in_engine.compare_in_engine(open_checkpoint(str(yarn)), served, arguments={"seed": 7, **asked})
     assert [row.place for row in rows] == 2 * [*places]

@@ -210,7 +210,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     ("engines/row_wise.py", "= heads, self.first_head", "= heads, 0", _SERVING),
     ("engines/row_wise.py", "all(length - (stop", "any(length - (stop", _SERVING),
-    ("engines/row_wise.py", "addcmul_(swapped, partner_wave)", "addcmul_(swapped, partner_wave, value=-1)", _SERVING),
+    ("engines/row_wise.py", "addcmul_(swapped, pair_wave)", "addcmul_(swapped, pair_wave, value=-1)", _SERVING),
     ("engines/row_wise.py", "value[-1, :, request", "value[-1:0, :, request", _SERVING),
     ("engines/row_wise.py", "turn[1][first:stop]", "turn[1][: stop - first]", _SERVING),
     (

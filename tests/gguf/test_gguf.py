@@ -145,8 +145,8 @@ def test_partial_rotation_and_a_head_of_its_own_length(gguf, tmp_path):
 @pytest.mark.parametrize(
     ("step", "architecture", "says"),
     [
-        (MsPoE(), "llama", "llama.cpp runs none"),
-        (SelfExtend(factor=4), "llama", "llama.cpp runs none"),
+        (MsPoE(), "llama", "llama.cpp does not run"),
+        (SelfExtend(factor=4), "llama", "llama.cpp does not run"),
         (DynamicNtk(factor=4), "llama", "depends on the length"),
         (LongRope(factor=4, long_factor=RISING), "llama", "depends on the length"),
         (MrRope(factor=4), "qwen2", "needs a list of frequencies"),
@@ -617,7 +617,7 @@ def test_a_schedule_without_an_original_length_asks_for_it(gguf, tmp_path, run):
         plan = plan_gguf(path, Recipe([Yarn(factor=16)]), replace_scaling=True, original_length=128)
         assert plan.header.get("llama.context_length") == 2048
         now = open_gguf(path).model.encoding.usable_length
-        assert plan.cautions[0] == f"--replace-scaling took away {what}: from {now} tokens to 2048.".replace(
+        assert plan.cautions[0] == f"--replace-scaling removed {what}: from {now} tokens to 2048.".replace(
             what, f"{what} from 128 tokens" if path == linear else "longrope ×1 from 128 tokens"
         )
 
@@ -632,12 +632,12 @@ def test_what_replace_scaling_took_away_is_reported(gguf, tmp_path, run, monkeyp
     )
     gguf(values=values)
     words = ("convert", "m.gguf", "out.gguf", "--method", "yarn", "--factor", "8", "--replace-scaling")
-    says = "--replace-scaling took away yarn ×4 from 128 tokens with attention factor 1.5: from 512 tokens to 1024."
+    says = "--replace-scaling removed yarn ×4 from 128 tokens with attention factor 1.5: from 512 tokens to 1024."
     assert json.loads(run(*words, "--dry-run", "--json").stdout)["cautions"] == [says]
     assert says in " ".join(run(*words, "--dry-run").output.split())
     assert says in " ".join(run(*words).output.split())
     again = ("convert", "out.gguf", "b.gguf", "--method", "pi", "--factor", "16", "--replace-scaling")
-    assert "took away yarn ×8: from 1024 tokens to 2048." in " ".join(run(*again).output.split())
+    assert "removed yarn ×8: from 1024 tokens to 2048." in " ".join(run(*again).output.split())
 
 
 def test_verify_sees_a_weight_a_key_and_a_frequency(gguf, tmp_path):
@@ -792,7 +792,11 @@ def _damaged():
     yield "another base", gguf_bytes(keys_of("gemma2", rope__freq_base_swa=1e4), TENSORS), "a separate base"
     yield "parts in words", gguf_bytes({**keys_of(), "split.count": "two"}, TENSORS), "split.count"
     yield "parts without end", gguf_bytes({**keys_of(), "split.count": 4_000_000_000}, TENSORS), "split.count"
-    yield "no divisors for a head", gguf_bytes(keys_of(rope__dimension_count=8), {FACTORS: bytes(16)}), "not a list of"
+    yield (
+        "no divisors for a head",
+        gguf_bytes(keys_of(rope__dimension_count=8), {FACTORS: bytes(16)}),
+        "not a float32 list",
+    )
     record = {**keys_of(), RECIPE_KEY: json.dumps({"recipe": 1})}
     yield "a record", gguf_bytes(record, TENSORS), "record"
 
@@ -1027,7 +1031,7 @@ def test_exports_that_are_refused(llama, sources, tmp_path, run, monkeypatch):
     monkeypatch.delenv("LLAMA_CPP", raising=False)
     convert(str(llama), tmp_path / "code", Recipe([SelfExtend(factor=2)]), check=False)
     for source, more, says in [
-        (llama, {}, "takes llama.cpp's converter"),
+        (llama, {}, "needs llama.cpp's converter"),
         (llama, {"llama_cpp": tmp_path}, "has no convert_hf_to_gguf.py"),
         (llama, {"llama_cpp": sources, "outtype": "q1"}, "Unknown weight type"),
         (tmp_path / "code", {"llama_cpp": sources}, "contains modeling code"),

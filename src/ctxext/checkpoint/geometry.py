@@ -244,17 +244,15 @@ def _find_loops(config: Mapping[str, Any], family: Family) -> tuple[range, int]:
 def _per_token(config: Mapping[str, Any], family: Family, layer: int, *, sliding: bool) -> int:
     """Return the number of elements that a layer caches per token."""
     text = text_config(config, family)
-    layer_config = own_config(text, layer)
+    entry = own_config(text, layer)
 
     def size(*names: str) -> int:
-        return int(
-            next((value for name in names if (value := layer_config.get(name) or read(config, family, name))), 0)
-        )
+        return int(next((value for name in names if (value := entry.get(name) or read(config, family, name))), 0))
 
     if rank := size("kv_lora_rank"):
         return rank + size("qk_rope_head_dim")
     if sliding:  # `read` returns the head size of full-attention layers.
-        heads, named = size("swa_num_key_value_heads", "num_key_value_heads"), layer_config.get("head_dim")
+        heads, named = size("swa_num_key_value_heads", "num_key_value_heads"), entry.get("head_dim")
         plain = text.get("swa_head_dim") or text.get("head_dim") or family.defaults.get("head_dim")
         head_dim = int(named or plain or size("head_dim"))
     else:

@@ -352,7 +352,7 @@ def check_described(checkpoint: Checkpoint, *, runs_code: bool = False) -> None:
     names_differ = runs_code or _is_quantized(checkpoint.config)
     stored, missing = dict[str, torch.Tensor](), set[str]()
     try:
-        config = _strip_config(checkpoint.config) if names_differ else checkpoint.config
+        config = _strip(checkpoint.config) if names_differ else checkpoint.config
         kind, described = stock_class(config, auto_class(checkpoint.config))
         with forbid_downloads(), quiet_transformers():
             # Constructors of some activations read the values of tensors.
@@ -455,12 +455,10 @@ def check_device(checkpoint: Checkpoint, device: str) -> None:
         )
 
 
-def _strip_config(config: dict[str, Any]) -> dict[str, Any]:
+def _strip(config: dict[str, Any]) -> dict[str, Any]:
     """Copy a configuration without its schedule, code and quantization."""
     return {
-        key: _strip_config(value) if isinstance(value, dict) else value
-        for key, value in config.items()
-        if key not in _ROPE
+        key: _strip(value) if isinstance(value, dict) else value for key, value in config.items() if key not in _ROPE
     }
 
 

@@ -167,9 +167,7 @@ class Checkpoint:
                 if Path(shard).is_absolute() or ".." in Path(shard).parts:
                     raise CtxextError(f'{place} a file outside the folder: "{shard}".')
                 if shard not in names:
-                    raise CtxextError(
-                        f'{place} "{shard}", which does not exist.', hint="Download the checkpoint again."
-                    )
+                    raise CtxextError(f'{place} "{shard}", which is missing.', hint="Download the checkpoint again.")
         if not any(LOADABLE.match(name) for name in names):
             raise CtxextError(
                 f'"{self.name}" contains no weights that transformers can load.',
@@ -281,9 +279,7 @@ def open_checkpoint(
             hint="Specify a folder. inspect, convert, verify and eval --engine llama.cpp also accept NAME.gguf.",
         )
     if not folder.is_dir():
-        raise CtxextError(
-            "The demo checkpoint is missing in this installation of ctxext.", hint="Install ctxext again."
-        )
+        raise CtxextError("The demo checkpoint is missing.", hint="Install ctxext again.")
     if not os.access(folder, os.R_OK | os.X_OK):
         raise CtxextError(f'"{source}" cannot be read.', hint="Check the folder's permissions.")
     if not (folder / "config.json").is_file():

@@ -78,7 +78,7 @@ def compare_in_engine(
             by_name[name] = engine.log_probabilities(prompts)
         finally:
             engine.close()
-    expected = _read_in_transformers(checkpoint, prompts, foreign=foreign)
+    expected = _read_expected(checkpoint, prompts, foreign=foreign)
     return [
         _compare_prompt(name, place, *pair)
         for name, log_probabilities in by_name.items()
@@ -101,9 +101,7 @@ def _prompt(length: int, config: Mapping[str, Any]) -> list[int]:
     return (first + first)[:length]
 
 
-def _read_in_transformers(
-    checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], *, foreign: bool
-) -> list[list[float]]:
+def _read_expected(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], *, foreign: bool) -> list[list[float]]:
     import torch
 
     device = choose_device("auto")

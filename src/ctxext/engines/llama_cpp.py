@@ -116,9 +116,8 @@ class LlamaCpp:
         del self._server
 
     def _request(self, method: str, path: str, content: Mapping[str, Any] | None = None) -> Any:
-        with closing(
-            http.client.HTTPConnection(self._place)
-        ) as connection:  # The server closes idle connections after seconds.
+        # The server closes idle connections after seconds.
+        with closing(http.client.HTTPConnection(self._place)) as connection:
             connection.request(method, path, None if content is None else json.dumps(content), self._headers)
             answer = json.loads(connection.getresponse().read())
         if "error" in answer:

@@ -135,16 +135,14 @@ class SingleRows:
 
     def find_waves(self, method: Any, call: Any, rules: Any, level: int, request: Request) -> tuple[Any, ...]:
         """Return two waves (k, 1, s, d) of all far blocks of a level, in the cache's order, and the column partners."""
-        layout, count = request.layout, len(request.numbers)
-        name = id(rules), tuple(map(id, call.methods)), level, layout.tokens, layout.size, request.cache.device
+        layout, count, tokens = request.layout, len(request.numbers), request.layout.tokens
+        name = id(rules), tuple(map(id, call.methods)), level, tokens, layout.size, request.cache.device
         partner = self.partners[name[1], layout.size]
         factors = self.waves.pop(name, [])
         have = len(factors[0]) if factors else 0
         if have < count:
-            more = compute_waves(
-                method, call, rules, (level, have * layout.tokens, (count + _MORE) * layout.tokens), partner
-            )
-            more = [wave.view(-1, 1, layout.tokens, layout.size) for wave in more]
+            more = compute_waves(method, call, rules, (level, have * tokens, (count + _MORE) * tokens), partner)
+            more = [wave.view(-1, 1, tokens, layout.size) for wave in more]
             more = [torch.cat(pair) for pair in zip(factors, more, strict=True)] if factors else more
             factors = [layout.reorder(wave) for wave in more]
         self.waves[name] = factors
@@ -161,13 +159,11 @@ def merge_spans(parts: list[Any], tokens: int) -> list[tuple[int, int]]:
     return [(0, end)] if near // tokens <= -(-far // tokens) else [(0, far), (near, end)]
 
 
-def rotate_keys(
-    key: torch.Tensor, wave: torch.Tensor, partner_wave: torch.Tensor, partner: torch.Tensor
-) -> torch.Tensor:
+def rotate_keys(key: torch.Tensor, wave: torch.Tensor, pair_wave: torch.Tensor, partner: torch.Tensor) -> torch.Tensor:
     """Rotate keys (k, g, s, d) by waves (k, 1, s, d): combine each column with its partner."""
     wide = key.float()
     swapped = torch.index_select(wide, 3, partner, out=torch.empty_like(wide))
-    return (wide * wave).addcmul_(swapped, partner_wave).to(key.dtype)
+    return (wide * wave).addcmul_(swapped, pair_wave).to(key.dtype)
 
 
 def find_partners(call: Any, size: int) -> torch.Tensor | None:
@@ -182,7 +178,7 @@ def find_partners(call: Any, size: int) -> torch.Tensor | None:
 
 
 def compute_waves(
-    method: Any, call: Any, rules: Any, span: tuple[int, int, int], partner: torch.Tensor
+    method: Any, call: Any, rules: Any, span: tuple[int, ...], partner: torch.Tensor
 ) -> list[torch.Tensor]:
     """Return the factors (n, d) of far keys' columns and of their partners, for a span (level, from, to).
 
@@ -246,7 +242,7 @@ class Step:
         self.single = SingleRows()
         self.layers = 0
 
-    def read_requests(self, metadata: Any) -> list[tuple[int, int, int, int]]:
+    def get_requests(self, metadata: Any) -> list[tuple[int, int, int, int]]:
         """Return the requests of a step with tokens: number, first token, end, and length after the step."""
         if metadata is not self.metadata:
             starts, lengths = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
@@ -256,7 +252,7 @@ class Step:
         return self.requests
 
     def blocks(self, metadata: Any, number: int, count: int) -> list[int]:
-        """Return the numbers of the first blocks of a request in the step that was passed to `read_requests`."""
+        """Return the numbers of the first blocks of a request in the step that was passed to `get_requests`."""
         if number not in self.numbers:
             self.numbers[number] = metadata.block_table[number][:count].tolist()
         return self.numbers[number]
@@ -319,7 +315,7 @@ class Rows:
             metadata: The start and end of requests (`query_start_loc`, `seq_lens`) and their blocks (`block_table`).
             output: The engine's output (t, h, d).
         """
-        for number, start, stop, length in self.step.read_requests(metadata):
+        for number, start, stop, length in self.step.get_requests(metadata):
             first = max(self.first, length - (stop - start))
             if length <= first:
                 continue
@@ -347,8 +343,7 @@ class Rows:
         writes_cache = getattr(getattr(layer, "attn_backend", None), "forward_includes_kv_cache_update", True)
         if writes_cache or any(argument is not None for argument in more):
             return False
-        requests = self.step.read_requests(metadata)
-        return all(length - (stop - start) >= self.first for _, start, stop, length in requests)
+        return all(length - (stop - start) >= self.first for _, start, stop, length in self.step.get_requests(metadata))
 
     def portable(self, name: str) -> Any:
         """Return a module of the checkpoint's code by name."""

@@ -336,7 +336,7 @@ def check_file(place: Path, sources: tuple[Path, ...], options: OverwriteOptions
         if not options.overwrite_anything and not _is_ours(place):
             raise CtxextError(
                 f'OUT "{place}" was not created by ctxext.',
-                hint="Choose another name; --overwrite-anything replaces it.",
+                hint="Choose another name, or add --overwrite-anything.",
             )
     _check_folder(place)
 

@@ -423,8 +423,7 @@ def factors_of(files: Sequence[Part], architecture: Architecture) -> Sequence[fl
 
 def _two_lists_error(path: Path) -> CtxextError:
     return CtxextError(
-        f'"{path}" has different lists for long and short texts, {_LONG_AND_SHORT[0]}.',
-        hint="LongRoPE is not supported.",
+        f'"{path}" has different lists for long and short texts ({_LONG_AND_SHORT[0]}), which are not supported.'
     )
 
 

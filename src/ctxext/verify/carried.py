@@ -196,9 +196,7 @@ def rotations(config: Mapping[str, Any], lengths: Sequence[int]) -> dict[int, li
         if "otary" in type(module).__name__ and not any(word in name for word in OTHER_TOWERS)
     ]
     return {
-        length: [
-            _read_rotation(*entry, layer_type, length) for entry in rotary for layer_type in _layer_types(entry[1])
-        ]
+        length: [_read_rotation(*entry, kind, length) for entry in rotary for kind in _layer_types(entry[1])]
         for length in lengths
     }
 

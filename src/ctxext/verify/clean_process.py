@@ -59,9 +59,7 @@ class Rotation:
 
     def __init__(self, model: Any, apply: Any, full_types: list[str]) -> None:
         modules = [item for item in model.named_modules() if "otary" in type(item[1]).__name__]
-        self.module = next(
-            module for name, module in modules if not any(word in name for word in ("vision", "visual", "audio"))
-        )
+        self.module = next(m for name, m in modules if not any(word in name for word in ("vision", "visual", "audio")))
         buffers = dict(self.module.named_buffers())
         self.layer_types = [layer_type for layer_type in full_types if f"{layer_type}_inv_freq" in buffers][:1]
         self.buffer = "_".join([*self.layer_types, "inv_freq"])
@@ -243,17 +241,17 @@ class Expected:
         if self.takes_key:
             self.states[id(attention)] = States()
             seen = (*plain, getattr(attention, "scaling", None) or states[0].shape[-1] ** -0.5)
-        recorded = self.states[id(attention)]
-        recorded.chosen = [reference.choose(settings, self.layer, *seen) for settings, reference in self.heads]
-        if all(choice is None for choice in recorded.chosen):
+        record = self.states[id(attention)]
+        record.chosen = [reference.choose(settings, self.layer, *seen) for settings, reference in self.heads]
+        if all(choice is None for choice in record.chosen):
             output = self.plain_apply(*states, *args[count:], **kwargs)
             outputs = output if self.takes_key else [output]
             rotated = [state if axis == 1 else state.transpose(1, 2) for state in outputs]
         else:
             num_keys = plain[1].shape[1] if self.takes_key else len(self.heads[0][0]["ratios"])
-            rotated = [self.rotate_heads(state, recorded.chosen, state.shape[1] // num_keys or 1) for state in plain]
-        recorded.plain += plain
-        recorded.rotated += rotated
+            rotated = [self.rotate_heads(state, record.chosen, state.shape[1] // num_keys or 1) for state in plain]
+        record.plain += plain
+        record.rotated += rotated
         result = tuple(state if axis == 1 else state.transpose(1, 2) for state in rotated)
         return result if self.takes_key else result[0]
 
@@ -261,7 +259,7 @@ class Expected:
         """Rotate states (1, h, l, d); each `group` of heads shares its rotation."""
         heads = []
         for head in range(states.shape[1]):
-            at, frequencies = self.rotation_of_head(chosen, head // group)
+            at, frequencies = self.head_rotation(chosen, head // group)
             factors: list[float] = [
                 reference.head_factor(settings, choice, head // group)
                 for (settings, reference), choice in zip(self.heads, chosen, strict=True)
@@ -271,7 +269,7 @@ class Expected:
             heads.append(self.rotation.rotate_rows(states[0, head], angles, math.prod(factors)))
         return torch.stack(heads)[None]
 
-    def rotation_of_head(self, chosen: list[Any], head: int) -> tuple[Any, list[float]]:
+    def head_rotation(self, chosen: list[Any], head: int) -> tuple[Any, list[float]]:
         """Return the positions (l) and inverse frequencies of a KV head."""
         at, frequencies = torch.tensor(self.positions, dtype=torch.float32), self.rotation.frequencies.tolist()
         for (settings, reference), choice in zip(self.heads, chosen, strict=True):
@@ -284,22 +282,19 @@ class Expected:
         mask = masks[0] if masks else kwargs.pop("attention_mask")  # Some families name it.
         if self.layer not in settings["layers"]:
             return eager(module, query, key, value, mask, **kwargs)
-        recorded = self.states[id(module)]
-        if len(recorded.plain) == 1:
+        record = self.states[id(module)]
+        if len(record.plain) == 1:
             source = next(states for states in self.states.values() if states.key is key)
-            recorded.plain.append(source.plain[1])
-            recorded.rotated.append(source.rotated[1])
-        recorded.key = key
-        size, group, width = query.shape[2], query.shape[1] // key.shape[1], recorded.plain[0].shape[-1]
+            record.plain, record.rotated = [*record.plain, source.plain[1]], [*record.rotated, source.rotated[1]]
+        record.key = key
+        size, group, width = query.shape[2], query.shape[1] // key.shape[1], record.plain[0].shape[-1]
         queries, keys = (
             plain * factor_between(rotated, final[..., :width])
-            for plain, rotated, final in zip(recorded.plain, recorded.rotated, (query, key), strict=True)
+            for plain, rotated, final in zip(record.plain, record.rotated, (query, key), strict=True)
         )
         scores = torch.full((1, query.shape[1], size, size), -math.inf)
         for head in range(query.shape[1]):
-            frequencies = tuple(
-                torch.tensor(self.rotation_of_head(recorded.chosen, head // group)[1]).tolist()
-            )  # In float32.
+            frequencies = tuple(torch.tensor(self.head_rotation(record.chosen, head // group)[1]).tolist())  # float32
             (i, j), for_query, for_key = self.pairs(settings, reference, frequencies)
             q = self.rotation.rotate_rows(queries[0, head][i], for_query)
             k = self.rotation.rotate_rows(keys[0, head // group][j], for_key)

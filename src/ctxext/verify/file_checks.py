@@ -40,10 +40,8 @@ def check_record(subject: Subject) -> Finding:
     base = manifest.get("base") or {}
     if manifest.get("finetune") and not subject.has_recipe and not subject.model.is_extended:
         return Finding(name, PASSED, f"{base.get('name')}, fine-tuned within its context length")
-    origin = source.get("name")
-    return Finding(
-        name, PASSED, f"{subject.recipe.summary()}, created from {origin} by ctxext {manifest.get('ctxext')}"
-    )
+    origin, version = source.get("name"), manifest.get("ctxext")
+    return Finding(name, PASSED, f"{subject.recipe.summary()}, created from {origin} by ctxext {version}")
 
 
 def check_files(subject: Subject) -> Finding:
@@ -151,7 +149,7 @@ def _differences(config: Mapping[str, Any], expected: Mapping[str, Any], nested:
 
 def check_lengths(subject: Subject) -> Finding:
     """Check whether the files agree on the context length."""
-    encoded = None  # For models without a plain key for it.
+    name, encoded = "lengths", None  # For models without a plain key for it.
     if subject.family.positions != "rotary" and is_readable(subject.family):
         encoded = subject.model.encoding.context_length
     claimed = claimed_lengths(subject.checkpoint, subject.family, encoded)
@@ -159,17 +157,15 @@ def check_lengths(subject: Subject) -> Finding:
     length = read(subject.checkpoint.config, subject.family, "max_position_embeddings")
     model_length = text_config(subject.checkpoint.config, subject.family).get(subject.family.length_key, length)
     if tokenizer not in (None, config):
-        return Finding(
-            "lengths", FAILED, f'"config.json" specifies {config} tokens, "tokenizer_config.json" {tokenizer}'
-        )
-    cut = next((name for name, _ in LENGTHS if config and claimed.get(name, config) < config), None)
+        return Finding(name, FAILED, f'"config.json" specifies {config} tokens, "tokenizer_config.json" {tokenizer}')
+    cut = next((file for file, _ in LENGTHS if config and claimed.get(file, config) < config), None)
     if cut and subject.model.encoding.is_scaled:
         return Finding(
-            "lengths", FAILED, f'"config.json" specifies {config} tokens, but "{cut}" truncates at {claimed[cut]}'
+            name, FAILED, f'"config.json" specifies {config} tokens, but "{cut}" truncates at {claimed[cut]}'
         )
     if model_length is not None and not isinstance(model_length, int):
-        return Finding("lengths", FAILED, f'"config.json" has the length "{model_length}", expected a whole number')
-    return Finding("lengths", PASSED, f"all files specify {config} tokens")
+        return Finding(name, FAILED, f'"config.json" has the length "{model_length}", expected a whole number')
+    return Finding(name, PASSED, f"all files specify {config} tokens")
 
 
 def check_code(subject: Subject) -> Finding:

@@ -94,9 +94,7 @@ def check_frequencies(subject: Subject) -> Finding | None:
     for entry in modules:
         actual = [frequency for frequency in entry["frequencies"] if frequency != 0]  # 0 does not rotate (Gemma 4).
         if len(actual) != len(expected):
-            return Finding(
-                name, FAILED, f"{entry['module']} has {len(actual)} inverse frequencies, expected {len(expected)}"
-            )
+            return Finding(name, FAILED, f"{entry['module']} has {len(actual)} frequencies, expected {len(expected)}")
         pairs = [*zip(actual, expected, strict=True), (entry["scaling"], scaling)]
         if (off := largest_difference(pairs)) >= TOLERANCE:
             return Finding(name, FAILED, f"{entry['module']} differs from the recipe by up to {off:.1e}")
