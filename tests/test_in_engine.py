@@ -1,4 +1,4 @@
-"""`ctxext verify --engine vllm`, and the lines that serve an unconverted source, over a stand-in for vLLM."""
+"""`ctxext verify --engine vllm`, and the commands for serving an unconverted source, with a stub of vLLM."""
 
 import json
 import shlex
@@ -91,7 +91,7 @@ def test_one_prompt_that_differs_fails_all(vllm, run, yarn, monkeypatch, numbers
     ],
 )
 def test_how_long_the_prompts_are(yarn, monkeypatch, asked, reach, places):
-    """A server's own limit shortens them, and what is wrong in one of them is told of that one."""
+    """A limit of the server shortens them, and an error in one is reported for that one."""
     started, source = [], open_checkpoint("demo")
 
     class Server:
@@ -131,7 +131,7 @@ def test_what_is_no_number_is_the_largest_difference(at):
 
 @pytest.mark.parametrize(("trained", "expected"), [(False, ["OUT", "SOURCE with --hf-overrides"]), (True, ["OUT"])])
 def test_a_source_is_not_served_for_a_result_that_was_trained(yarn, tmp_path, monkeypatch, trained, expected):
-    """Its weights are others: no override makes the source say the same."""
+    """The weights differ, so no override makes the source equal."""
     out = shutil.copytree(yarn, tmp_path / "out")
     config = json.loads((out / "config.json").read_text())
     config["ctxext"] |= {"finetune": {"steps": 10}} if trained else {}
@@ -154,7 +154,7 @@ def test_pieces_read_the_same(monkeypatch, yarn):
     assert _read(model, ids) == pytest.approx(whole, abs=1e-4)
 
 
-# The lines for an unconverted source
+# Commands for an unconverted source
 
 
 def lines(*steps, source="demo"):
@@ -195,7 +195,7 @@ def test_flags_of_llama_cpp(step, flags):
 
 
 def test_the_factor_that_llama_cpp_wants():
-    """attention_factor / (1 + 0.1 · ln factor): by parts has 1, and ×4 gives the number that was tried."""
+    """attention_factor / (1 + 0.1 · ln factor): 1 by parts, and the tested number for ×4."""
     assert attn_factor(lines(NtkByParts(factor=4))[1]) == pytest.approx(0.878249, abs=1e-6)
     assert attn_factor(lines(Yarn(factor=4, attention_factor=1.2))[1]) == pytest.approx(1.053899, abs=1e-6)
     assert attn_factor(lines(Yarn(factor=4))[1]) is None

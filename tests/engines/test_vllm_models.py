@@ -1,4 +1,4 @@
-"""What the plugin makes of a model of vLLM's, with a stand-in for the parts of vLLM that it asks."""
+"""The plugin with a model of vLLM, and a stub of the used parts of vLLM."""
 
 import importlib
 import sys
@@ -12,7 +12,7 @@ from relation_cases import made
 
 
 class Stock:
-    """vLLM's transformers backend: makes its attention and nothing else."""
+    """vLLM's transformers backend, which only creates its attention."""
 
     def _create_attention_instances(self, prefix=""):
         self.prefixes = [*getattr(self, "prefixes", ()), prefix]
@@ -20,7 +20,7 @@ class Stock:
 
 @pytest.fixture
 def plugin(monkeypatch):
-    """The module `ctxext.engines.vllm_models`, of rank `rank` of `ranks`."""
+    """Import `ctxext.engines.vllm_models` as rank `rank` of `ranks`."""
     place = SimpleNamespace(rank=0, ranks=1)
     backend = ModuleType("vllm.model_executor.models.transformers")
     backend.VLLM_ATTN_ATTR = "vllm_attention"
@@ -51,7 +51,7 @@ class Attention:
 
 
 def layer(number, layers=(0, 1)):
-    """A decoder layer's attention with a relation map on some layers, as a converted model has it."""
+    """Create the attention of a decoder layer, with relation maps in some layers, as in a converted model."""
     method = made("self-extend")
     method.settings["layers"] = [*layers]
     part = SimpleNamespace(name="self_attn", layer=number, methods=[method], is_left_to_engine=False)
@@ -60,7 +60,7 @@ def layer(number, layers=(0, 1)):
 
 
 def model(*layers, **changes):
-    """A model of vLLM's; `changes` are of its parts."""
+    """Create a model of vLLM with changed parts."""
     rotary = SimpleNamespace(ctxext_layouts={None: ([0], None)}, inv_freq=torch.ones(1))
     parts = {"rotaries": [rotary], "uses_mrope": False, "cache_dtype": "auto", "heads": 8, **changes}
     stock = Stock()
@@ -77,7 +77,7 @@ def model(*layers, **changes):
     [(0, 1, 8, 0), (0, 4, 8, 0), (1, 4, 8, 2), (3, 4, 8, 6), (3, 8, 4, 1), (6, 8, 4, 3)],
 )
 def test_every_rank_begins_with_its_own_heads(rank, ranks, heads, first, plugin):
-    """Where there are more ranks than KV heads, several hold the same one."""
+    """With more ranks than KV heads, several ranks have the same head."""
     plugin.place.rank, plugin.place.ranks = rank, ranks
     one = layer(0)
     plugin.module.attach_maps(model(one, heads=heads))
@@ -94,7 +94,7 @@ def test_every_rank_begins_with_its_own_heads(rank, ranks, heads, first, plugin)
         (True, None, None, False),
         (False, "layers.0", None, False),
         (False, None, "a connector", False),
-        (None, None, None, False),  # Nothing is known of when keys are written.
+        (None, None, None, False),  # The time of writing keys is unknown.
     ],
 )
 def test_turned_keys_are_kept_where_all_writes_are_seen(writes_in_forward, shares, transfer, keeps, plugin):
@@ -157,7 +157,7 @@ def test_an_attention_that_is_not_known_is_refused(attention, plugin):
 
 
 def test_layers_are_bound_once_vllm_has_made_its_own(plugin):
-    """By the classes that the plugin registers."""
+    """The registered classes attach the maps."""
     for kind in (plugin.module.TransformersForCausalLM, plugin.module.TransformersMoEForCausalLM):
         one, built = layer(0), kind()
         vars(built).update(vars(model(one)))

@@ -1,4 +1,4 @@
-"""`eval` of a GGUF file through llama.cpp, over a stand-in; tests/engines asks the real one."""
+"""`eval` of a GGUF file in llama.cpp, with a stub; tests/engines runs the real engine."""
 
 import json
 import sys
@@ -25,7 +25,7 @@ def xllamacpp(monkeypatch):
 
 @pytest.fixture
 def demo(tmp_path, monkeypatch):
-    """A file that says what the demo's would; the stand-in has the weights."""
+    """A file with the header of the demo; the stub has the weights."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "demo.gguf"
     values = {key: value for key, value in keys_of().items() if key != "tokenizer.chat_template"}

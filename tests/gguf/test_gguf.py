@@ -1,4 +1,4 @@
-"""GGUF files: what is rewritten, what stays, what llama.cpp makes of it, and what is refused."""
+"""GGUF files: changed and unchanged parts, the result in llama.cpp, and errors."""
 
 import dataclasses
 import errno
@@ -63,7 +63,7 @@ BY_FACTORS = [
 
 @pytest.fixture
 def gguf(tmp_path):
-    """Writes a GGUF file; by default a small Llama."""
+    """Write a GGUF file, by default of a small Llama."""
 
     def write(name="m.gguf", values=None, tensors=TENSORS, **more):
         path = tmp_path / name
@@ -74,7 +74,7 @@ def gguf(tmp_path):
 
 
 def contents(path):
-    """Every key with the bytes of its value, and every tensor with its bytes, read anew."""
+    """Read every key with the bytes of its value, and every tensor with its bytes."""
     header, raw = read_header(path), path.read_bytes()
     tensors = {tensor.name: raw[header.data_start + tensor.offset :][: tensor.size] for tensor in header.tensors}
     return {key: value.raw for key, value in header.values.items()}, tensors
@@ -98,7 +98,7 @@ def test_only_the_schedule_changes(gguf, tmp_path, step):
 
 @pytest.mark.parametrize("step", [*BY_KEYS, *BY_FACTORS], ids=name_of)
 def test_llama_cpp_rotates_as_transformers(gguf, tmp_path, step):
-    """By ggml_rope_yarn, written out here from what the file says."""
+    """Compute the rotation of ggml_rope_yarn from the keys of the file."""
     conversion = convert_gguf(gguf(), tmp_path / "out.gguf", Recipe([step]))
     header, raw = read_header(conversion.out), conversion.out.read_bytes()
     get = {key.removeprefix("llama.rope."): header.get(key) for key in header.values}.get
@@ -117,7 +117,7 @@ def test_llama_cpp_rotates_as_transformers(gguf, tmp_path, step):
         plain = [angle / factor for angle in plain]
     else:
         assert kind in (None, "none")
-    # The checkpoint of the same model, converted by the same step.
+    # The checkpoint of the same model, converted with the same step.
     config = {
         "model_type": "llama",
         "hidden_size": 64,
@@ -192,7 +192,7 @@ def test_a_schedule_is_not_put_on_another(gguf, tmp_path):
     for content in (keys, keys_direct):
         content.pop(RECIPE_KEY)
     assert keys == keys_direct
-    assert struct.unpack("<8f", tensors.pop(FACTORS)) == (1.0,) * 8  # The file keeps its layout; 1 divides nothing.
+    assert struct.unpack("<8f", tensors.pop(FACTORS)) == (1.0,) * 8  # Divisors of 1 keep the layout of the file.
     assert tensors == tensors_direct
     before = open_gguf(gguf()).model.rotary
     assert open_gguf(second).plain.rotary == dataclasses.replace(before, length_origin="--original-length")
@@ -213,7 +213,7 @@ def test_a_schedule_of_the_sources_own(gguf, kind):
 
 @pytest.mark.parametrize(("factor", "kind"), [(0.0, "default"), (1.0, "default"), (2.0, "linear")])
 def test_the_old_name_of_the_factor_is_read_without_the_new_one(gguf, factor, kind):
-    """As llama.cpp does (`llama_model_base::load_hparams`), which takes a 0 for "not scaled"."""
+    """As in llama.cpp (`llama_model_base::load_hparams`), 0 means "not scaled"."""
     both = keys_of(rope__scaling__factor=factor, rope__scale_linear=4.0)
     rotary = open_gguf(gguf(values=both)).model.rotary
     assert (rotary.rope_type, rotary.parameters.get("factor", 1.0)) == (kind, max(factor, 1.0))
@@ -222,7 +222,7 @@ def test_the_old_name_of_the_factor_is_read_without_the_new_one(gguf, factor, ki
 
 
 def test_the_divisors_of_a_source_are_its_schedule(gguf, tmp_path):
-    """Llama 3.1's files carry theirs so."""
+    """As in files of Llama 3.1."""
     made = convert_gguf(gguf(), tmp_path / "llama3.gguf", Recipe([Llama3(factor=4)])).out
     raw = made.read_bytes().replace(RECIPE_KEY.encode(), b"another.names")
     (tmp_path / "stranger.gguf").write_bytes(raw)
@@ -234,7 +234,7 @@ def test_the_divisors_of_a_source_are_its_schedule(gguf, tmp_path):
 
 @pytest.mark.parametrize("step", BY_FACTORS, ids=name_of)
 def test_phi3_takes_the_divisors_in_both_its_lists(gguf, tmp_path, step):
-    """It reads one of them for a whole run, by the length it is started with."""
+    """llama.cpp uses one of them for a whole run, by the configured length."""
     source = gguf(values={**keys_of("phi3"), "split.tensors.count": 3})
     out = convert_gguf(source, tmp_path / "out.gguf", Recipe([step])).out
     tensors, before = contents(out)[1], contents(source)[1]
@@ -257,7 +257,7 @@ def test_phi3_takes_the_divisors_in_both_its_lists(gguf, tmp_path, step):
 
 @pytest.fixture
 def split(tmp_path):
-    """Writes a model in three parts: keys and a tensor in the first, a tensor in each of the others."""
+    """Write a model in three parts: keys and a tensor in the first, a tensor in each of the others."""
 
     def write(stem="m", values=(), tensors=({"a.weight": b"1" * 40}, {"b.weight": b"2" * 50}, {"c.weight": b"3" * 60})):
         number = len(tensors)
@@ -273,7 +273,7 @@ def split(tmp_path):
 
 
 def with_divisors(path, divisors):
-    """Make the tensor of 32 bytes that a part holds a list of eight float32."""
+    """Turn the tensor of 32 bytes in a part into a list of eight float32."""
     raw = path.read_bytes()
     at = raw.index(FACTORS.encode()) + len(FACTORS)
     raw = raw[:at] + struct.pack("<IQI", 1, 8, 0) + raw[at + 16 :]
@@ -282,7 +282,7 @@ def with_divisors(path, divisors):
 
 
 def test_divisors_in_a_later_part_are_its_schedule(split, tmp_path):
-    """Seen by neither, two schedules would act at once."""
+    """If it were missed, two schedules would apply at once."""
     first = split(tensors=({"a.weight": b"1" * 40}, {FACTORS: bytes(32), "b.weight": b"2" * 50}))
     later = tmp_path / "m-00002-of-00002.gguf"
     with_divisors(later, RISING)
@@ -399,7 +399,7 @@ def test_split_output_of_ours_may_be_replaced(split, tmp_path):
     assert again == made
     assert all(check.is_passed for check in verify_gguf(made, other))
     assert sorted(path.name for path in tmp_path.glob(".*")) == []
-    # A part that belongs to another model stays, and so do parts without a first one of ours.
+    # Parts of another model are kept, and so are parts without a first part of ctxext.
     later = tmp_path / "out-00002-of-00003.gguf"
     later.write_bytes(gguf_bytes({"split.no": 0, "split.count": 1}, TENSORS))
     with pytest.raises(CtxextError, match="was not created by ctxext"):
@@ -409,14 +409,14 @@ def test_split_output_of_ours_may_be_replaced(split, tmp_path):
     made.unlink()
     with pytest.raises(CtxextError, match="was not created by ctxext"):
         convert_gguf(first, out, step, overwrite=True)
-    convert_gguf(other, out, step, overwrite=True)  # The same content: what a killed run leaves.
+    convert_gguf(other, out, step, overwrite=True)  # The same content, as after a killed run.
     assert all(check.is_passed for check in verify_gguf(made, other))
 
 
 @pytest.mark.parametrize("ends", [KeyboardInterrupt, None], ids=["interrupted", "killed"])
 @pytest.mark.parametrize("is_there", [False, True], ids=["new", "overwritten"])
 def test_no_first_part_stands_beside_parts_of_another_run(split, tmp_path, monkeypatch, is_there, ends):
-    """Whichever rename is the last, what has the name of the first part loads with its own parts only."""
+    """After any rename, a file with the name of the first part loads only with its own parts."""
     first = split(tensors=({"a.weight": b"1" * 40}, {FACTORS: bytes(32)}, {"c.weight": b"3" * 60}))
     with_divisors(tmp_path / "m-00002-of-00003.gguf", (1.0,) * 8)
     out, places = tmp_path / "out.gguf", [tmp_path / f"out-{number:05d}-of-00003.gguf" for number in (1, 2, 3)]
@@ -465,13 +465,13 @@ def test_no_first_part_stands_beside_parts_of_another_run(split, tmp_path, monke
 
 
 def numbered(key, kind, form, number):
-    """The raw bytes of a key with a number of a certain type."""
+    """Return the bytes of a key with a number of some type."""
     name = f"llama.{key}".encode()
     return struct.pack("<Q", len(name)) + name + struct.pack(f"<I{form}", kind, number)
 
 
 def file_with(key, kind, form, number):
-    """A file whose key has a number of a certain type."""
+    """Write a file with a number of some type in a key."""
     raw = gguf_bytes({name: value for name, value in keys_of().items() if name != f"llama.{key}"}, {})
     count = struct.unpack("<Q", raw[16:24])[0]
     head = (
@@ -485,7 +485,7 @@ WHOLE = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 10: "Q", 11: "q"}
 
 @pytest.mark.parametrize("kind", [2, 3, 4, 5, 10, 11])
 def test_a_length_of_any_whole_type_is_written_as_llama_cpp_reads_it(tmp_path, kind):
-    """400 × 100 does not fit in an int16, which would hold a negative number instead."""
+    """400 × 100 overflows an int16, which would be negative."""
     source = tmp_path / "m.gguf"
     source.write_bytes(file_with("context_length", kind, WHOLE[kind], 400))
     assert open_gguf(source).model.encoding.trained_length == 400
@@ -533,19 +533,19 @@ def test_numbers_that_llama_cpp_does_not_read_are_refused(tmp_path, key, kind, f
         ("rope.scaling.attn_factor", "1"),
         ("rope.dimension_count", 7),
         ("rope.dimension_count", 4_000_000_000),
-        ("block_count", 4_294_967_295),  # Before anything is made for each layer.
+        ("block_count", 4_294_967_295),  # Checked before memory is allocated per layer.
         ("rope.scaling.yarn_beta_fast", 16.0),
         ("attention.head_count_kv", ["2"]),
     ],
 )
 def test_values_that_are_not_understood_are_refused(gguf, key, value):
-    """A list is not "not there", and no key of a schedule is passed over."""
+    """A list is not a missing key, and no key of a schedule is ignored."""
     with pytest.raises(CtxextError, match=f"llama.{key}|rotated dimensions"):
         open_gguf(gguf(values={**keys_of(), f"llama.{key}": value}))
 
 
 def test_texts_that_are_not_utf_8(gguf, tmp_path):
-    """They pass through where nothing reads them, before and after; where they are read, the error names them."""
+    """Unread values stay unchanged; for the others the error contains the value."""
     path = gguf(values={**keys_of(), "general.name": "Zoë's"})
     path.write_bytes(path.read_bytes().replace("Zoë's".encode(), "Zoë's".encode("latin-1") + b"!"))
     out = convert_gguf(path, tmp_path / "out.gguf", Recipe([Yarn(factor=4)])).out
@@ -602,7 +602,7 @@ def test_published_models_are_known_in_gguf_too(gguf, run, architecture, more, l
 
 
 def test_a_schedule_without_an_original_length_asks_for_it(gguf, tmp_path, run):
-    """As a checkpoint does: with 512 tokens as the original length, ×4 would be ×16."""
+    """As for a checkpoint: with 512 tokens as the original length, ×4 would be ×16."""
     linear = gguf(values=keys_of(rope__scaling__type="linear", rope__scaling__factor=4.0))
     listed = convert_gguf(gguf("p.gguf"), tmp_path / "a.gguf", Recipe([Llama3(factor=4)])).out
     lists = tmp_path / "lists.gguf"
@@ -665,7 +665,7 @@ def test_verify_sees_a_weight_a_key_and_a_frequency(gguf, tmp_path):
     key = b"llama.context_length" + struct.pack("<I", 4)
     assert yarn.read_bytes().count(key + struct.pack("<I", 2048)) == 1
     changed = yarn.read_bytes().replace(key + struct.pack("<I", 2048), key + struct.pack("<I", 999))
-    yarn.write_bytes(changed)  # The schedule still reaches 2048.
+    yarn.write_bytes(changed)  # The schedule still has 2048 tokens.
     assert [check.name for check in verify_gguf(yarn, source) if not check.is_passed] == ["rotation"]
     with pytest.raises(CtxextError, match="was not converted by ctxext"):
         verify_gguf(source)
@@ -679,7 +679,7 @@ def test_verify_sees_a_weight_a_key_and_a_frequency(gguf, tmp_path):
     ],
 )
 def test_verify_sees_a_tensor_that_only_one_file_has_so(gguf, tmp_path, place, name, change):
-    """The same bytes in the same place, read as something else; or it is in one of them alone."""
+    """The same bytes in the same place with another type, or a tensor in only one of them."""
     source = gguf()
     out = convert_gguf(source, tmp_path / "out.gguf", Recipe([Yarn(factor=4)])).out
     path = tmp_path / f"{place}.gguf"
@@ -698,7 +698,7 @@ def test_verify_sees_a_tensor_that_only_one_file_has_so(gguf, tmp_path, place, n
 
 @pytest.mark.parametrize("alignment", [32, 64, 8192])
 def test_tensors_move_by_whole_blocks(tmp_path, gguf, alignment):
-    """So that file systems with clones share them; converted twice, too."""
+    """So that file systems can clone them, also after two conversions."""
     source = gguf(values={**keys_of(), "general.alignment": alignment}, alignment=alignment)
     once, twice = tmp_path / "once.gguf", tmp_path / "twice.gguf"
     convert_gguf(source, once, Recipe([MrRope(factor=4)]))
@@ -711,7 +711,7 @@ def test_tensors_move_by_whole_blocks(tmp_path, gguf, alignment):
 
 
 def test_copies_go_on_at_a_block(tmp_path, monkeypatch):
-    """A piece of a copy that begins within a block would be copied, and not shared."""
+    """A chunk that begins within a block would be copied instead of cloned."""
     source, starts = tmp_path / "source", []
     source.write_bytes(bytes(range(256)) * 64)
     real = os.copy_file_range
@@ -805,7 +805,7 @@ def _damaged():
 def test_damaged_files_are_refused_in_one_line(tmp_path, run, raw, says):
     path = tmp_path / "m.gguf"
     path.write_bytes(raw)
-    if says is None:  # Only other names or texts: the file is whole.
+    if says is None:  # Only names or texts changed, so the file is valid.
         open_gguf(path)
         return
     with pytest.raises(CtxextError, match=says) as caught:
@@ -817,7 +817,7 @@ def test_damaged_files_are_refused_in_one_line(tmp_path, run, raw, says):
 
 @pytest.fixture
 def memory():
-    """The most memory that was taken since the test began, in bytes."""
+    """Return the peak memory since the test began, in bytes."""
     tracemalloc.start()
     yield lambda: tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -843,7 +843,7 @@ print("done", flush=True)
 
 @pytest.mark.slow
 def test_kills_at_random_moments(gguf, tmp_path):
-    """20 kills leave the old file, the whole new one or none; the next run goes through."""
+    """20 kills leave the old file, the complete new file or none, and the next run succeeds."""
     tensors = {f"blk.{number}.weight": bytes([number]) * (1 << 22) for number in range(24)}
     source, out, chance = gguf(tensors=tensors), tmp_path / "out.gguf", random.Random(0)
 
@@ -990,7 +990,7 @@ out.write_bytes(gguf_bytes(values, TENSORS))
 
 @pytest.fixture
 def sources(tmp_path, monkeypatch):
-    """A folder with a converter in the place of llama.cpp's: it writes what config.json says, without weights."""
+    """A folder with a stub of llama.cpp's converter, which writes the header without weights."""
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     folder = tmp_path / "llama.cpp"
     folder.mkdir()
@@ -1085,7 +1085,7 @@ def test_a_header_of_gigabytes_is_not_read(tmp_path, memory):
     head = struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + struct.pack("<Q", len(key)) + key + struct.pack("<IQ", 8, 1 << 29)
     with path.open("wb") as file:
         file.write(head)
-        file.truncate(1 << 30)  # A sparse file, which takes no room.
+        file.truncate(1 << 30)  # A sparse file, which uses no disk space.
     with pytest.raises(CtxextError, match="a header of more than 256 MB"):
         read_header(path)
     assert memory() < 1 << 20
