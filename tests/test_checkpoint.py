@@ -1,4 +1,4 @@
-"""A checkpoint as data: which of its files count, what each may be, and what is said of it."""
+"""Checkpoints: their files, allowed kinds of files, and properties."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def test_names_that_may_be_published(tmp_path):
 
 
 def test_a_folder_may_be_reached_by_a_link(tmp_path, monkeypatch):
-    """Its files lie in the folder that the link leads to, however it is named."""
+    """A checkpoint may be a link to a folder of any name."""
     made(tmp_path / "in", **{"model.safetensors": safetensors(), "deep/x.json": {}})
     (tmp_path / "link").symlink_to("in")
     monkeypatch.chdir(tmp_path / "in")
@@ -99,7 +99,7 @@ def test_files_whose_content_is_known_are_checked(name, content, tmp_path):
 
 
 def in_cache(tmp_path, repository="models--a--b") -> tuple[Path, Path]:
-    """A snapshot and the blobs beside it, as the Hub's client keeps them."""
+    """A snapshot and its blobs, in the layout of the Hub's client."""
     blobs, snapshot = tmp_path / repository / "blobs", tmp_path / repository / "snapshots" / COMMIT
     blobs.mkdir(parents=True)
     snapshot.mkdir(parents=True)
@@ -112,7 +112,7 @@ def test_digests_that_the_cache_knows(tmp_path, monkeypatch):
     for name, blob in (("large.bin", "0f" * 32), ("small.txt", "0f" * 20), ("upper.bin", "0F" * 32)):
         (blobs / blob).write_bytes(b"")
         (snapshot / name).symlink_to(blobs / blob)
-    # A folder that is laid out like the cache, and is not: a name is no digest there.
+    # A folder with the layout of the cache, with names that are no digests.
     assert source.known_digest(Path("large.bin")) is None
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     assert is_cached(blobs / "x")
@@ -141,7 +141,7 @@ def test_links_within_the_folder_and_its_own_cache_are_followed(tmp_path):
 
 @pytest.mark.parametrize("name", ["x.bin", "model.safetensors"])
 def test_a_record_in_the_folder_is_a_claim_and_no_permission(name, tmp_path):
-    """Issue: SOURCE's own ctxext.json let any file be copied into OUT."""
+    """The ctxext.json of SOURCE must not copy any file into OUT."""
     secret = tmp_path / "secret"
     secret.write_bytes(b"")
     source = made(tmp_path / "in", **{"ctxext.json": {"links": {name: str(secret)}}})
@@ -153,8 +153,8 @@ def test_a_record_in_the_folder_is_a_claim_and_no_permission(name, tmp_path):
 @pytest.mark.parametrize(
     ("folder", "blob"),
     [
-        ("in", "blobs/x"),  # A parent that is called blobs, in a folder above.
-        ("models--a--b/in", "models--a--b/blobs/x"),  # No snapshot.
+        ("in", "blobs/x"),  # A parent named blobs in a folder above.
+        ("models--a--b/in", "models--a--b/blobs/x"),  # Without a snapshot.
         ("models--a--b/snapshots/c", "blobs/x"),
         ("a/snapshots/c", "a/blobs/x"),
         ("models--a--b/snapshots/c", "models--c--d/blobs/x"),
@@ -283,7 +283,7 @@ def tensor(dtype, *shape):
     ids=lambda value: value.get("quant_method", "") if isinstance(value, dict) else "",
 )
 def test_packed_weights_are_counted_unpacked(described, tensors, tmp_path, monkeypatch):
-    """All are a matrix of 64 x 32, and a vector that stays as it is."""
+    """All have a matrix of 64 x 32 and an unchanged vector."""
     source = Checkpoint("x", tmp_path, {"quantization_config": described} if described else {})
     monkeypatch.setattr(Checkpoint, "headers", {**tensors, "norm.weight": tensor("F16", 7)})
     assert source.num_parameters == 64 * 32 + 7
@@ -356,7 +356,7 @@ def test_lengths_that_are_claimed(tmp_path):
 
 @pytest.mark.parametrize("size", [100, 1 << 16, 3 << 20])
 def test_a_fingerprint_reads_weights_to_both_ends(tmp_path, size):
-    """Of large files samples alone; what training changed may lie in the last tensor."""
+    """Only samples of large files are read; training may have changed the last tensor."""
     (tmp_path / "config.json").write_text("{}")
     weights = tmp_path / "model.safetensors"
     found = set()

@@ -1,4 +1,4 @@
-"""What stands around the loading of a model: devices, silence, kernels, and tokens that it has no embedding for."""
+"""Loading of models: devices, silence, kernels, and tokens without an embedding."""
 
 import itertools
 import sys
@@ -85,7 +85,7 @@ def test_kernels_of_the_hub_are_not_there_while_something_loads_and_are_again_af
 
 
 class Ids:
-    """Token ids on a device that this machine lacks."""
+    """Token ids on a device that this machine does not have."""
 
     def __init__(self, numbers, device):
         self.numbers, self.device = numbers, types.SimpleNamespace(type=device)
@@ -103,7 +103,7 @@ class Ids:
 @pytest.mark.parametrize("vocabulary", [8, 9, 10, 11])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_tokens_without_an_embedding_are_refused_in_any_row(device, vocabulary):
-    """Ten embeddings. An accelerator is asked only where the vocabulary, from 0, reaches beyond them."""
+    """With ten embeddings, an accelerator is checked only if the vocabulary exceeds them."""
     hooks = []
     embedding = types.SimpleNamespace(num_embeddings=10, register_forward_pre_hook=hooks.append)
     model = types.SimpleNamespace(get_input_embeddings=lambda: embedding)
@@ -131,7 +131,7 @@ def test_models_without_embeddings_are_left_alone():
 
 
 def test_a_token_beyond_the_embeddings_is_refused(tmp_path):
-    """Harmless until a text is written with such a token."""
+    """Harmless until a text contains such a token."""
     folder = save_llama(tmp_path / "model")
     model, tokenizer = load(folder), AutoTokenizer.from_pretrained(folder)
     tokenizer.add_tokens(["<beyond>"])

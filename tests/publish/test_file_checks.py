@@ -1,4 +1,4 @@
-"""Each check of `ctxext verify` asked by itself, without a model: what it fails on, and what it allows."""
+"""Each check of `ctxext verify` separately, without a model: failures and allowed differences."""
 
 import dataclasses
 import hashlib
@@ -57,7 +57,7 @@ FILES = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "REA
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("what", ["changed", "missing"])
 def test_files_that_changed_or_are_missing(extended, what, name):
-    """The card may be edited or left out; the bytes of weights have a check of their own."""
+    """The card may be edited or missing; weights have a separate check."""
     subject = subject_of(extended)
     if what == "missing":
         (extended / name).unlink()
@@ -109,7 +109,7 @@ def sharded(extended):
 @pytest.mark.parametrize("known", [(), (0,), (0, 1), (0, 1, 2)])
 @pytest.mark.parametrize("touched", [(), (0,), (1,), (2,)])
 def test_weights_by_digest_or_by_stamp(sharded, known, touched):
-    """A digest says all; without one size and time do, of every file that has none."""
+    """The digest decides; files without one are compared by size and timestamp."""
     folder, names = sharded
     stamps = {name: stamp_of(folder / name) for name in names}
     for number in touched:
@@ -149,7 +149,7 @@ def test_what_is_compared_in_full_may_be_newer_but_not_larger(converted, llama_s
 
 
 def planned(source, recipe) -> dict:
-    """The config.json that a conversion writes."""
+    """Return the config.json of a conversion."""
     return make_plan(open_checkpoint(str(source)), recipe).model.config
 
 
@@ -179,7 +179,7 @@ def test_classes_of_heads_may_differ_by_version_and_no_others(originals, changes
 
 @pytest.mark.parametrize("name", ["max_position_embeddings", "rope_parameters", "rope_scaling", "hidden_size"])
 def test_nested_configurations_are_compared_key_by_key(llama_source, name):
-    """The language model of a multimodal one: a difference in it is named by its place, and none other."""
+    """Only differences in the language model of a multimodal model are reported, by their key."""
     plain = read_json(llama_source / "config.json")
     source = Checkpoint("source", llama_source, {"model_type": "gemma3", "text_config": {**plain, "model_type": "x"}})
     expected = {**source.config, "text_config": dict(source.config["text_config"])}
@@ -202,7 +202,7 @@ def test_a_length_is_a_whole_number(originals, length, status):
 @pytest.mark.parametrize("name", ["mspoe.py", "modeling_ctxext.py", "helper.py", "deep/method.py"])
 @pytest.mark.parametrize("is_recorded", [True, False])
 def test_code_that_is_ours_and_code_that_is_not(converted, kind, name, is_recorded):
-    """Files of our names that the recipe does not need are a source's own if they were recorded; else nobody's."""
+    """Unneeded files with names of ctxext's code belong to the source if recorded; otherwise they are stray."""
     folder = converted(kind)
     needed = {path.name for path in folder.glob("*.py")}
     assert file_checks.check_code(subject_of(folder)).status == "passed"
@@ -234,7 +234,7 @@ def test_each_file_of_code_must_be_there(converted):
         path.write_bytes(content)
 
 
-# What loaded models are compared with
+# Expected values for loaded models
 
 RIGHT, WRONG = "right", "wrong"
 
@@ -296,7 +296,7 @@ def test_which_rotary_embeddings_are_compared(originals, monkeypatch, modules, s
     ],
 )
 def test_what_transformers_makes_of_a_schedule_is_held_against_the_recipe(originals, monkeypatch, what, told):
-    """Inside the length and at its end, every embedding but those of sliding layers, which stay as they were."""
+    """Inside the length and at its end, all embeddings change except those of sliding layers."""
     subject = subject_of(originals["yarn"])
     recipe, plain, stock = subject.recipe, subject.plain_model, subject.expected_model
     before = tuple(sorted(carried.expected_frequencies((), plain.rotary, 128)[0]))
@@ -334,7 +334,7 @@ def test_what_transformers_makes_of_a_schedule_is_held_against_the_recipe(origin
 
 
 def compared(source, monkeypatch, answer, *, free=2**40, code=0, errors="", output="loaded\n"):
-    """Compare a checkpoint with a recipe by what a process is made to answer."""
+    """Compare a checkpoint with a recipe by a fake result of the process."""
     result = types.SimpleNamespace(returncode=code, stdout=output + json.dumps(answer), stderr=errors)
     monkeypatch.setattr(clean_load, "run_isolated", lambda *_: result)
     monkeypatch.setattr(clean_load.psutil, "virtual_memory", lambda: types.SimpleNamespace(available=free))
@@ -378,7 +378,7 @@ def test_differences_are_relative_and_the_larger_counts(
 
 
 def test_who_is_told_to_have_failed(llama_source, monkeypatch):
-    """The checkpoint, where it did not load; after that this package's own check."""
+    """The checkpoint if it did not load; otherwise the check itself."""
     with pytest.raises(CtxextError, match="does not load in a clean process: why"):
         compared(llama_source, monkeypatch, {}, code=1, errors="first\nwhy\n", output="")
     with pytest.raises(CtxextError, match="The expected logits could not be computed: why"):
@@ -389,7 +389,7 @@ def test_who_is_told_to_have_failed(llama_source, monkeypatch):
 
 @pytest.mark.parametrize("length", [128, 1024, 2**20])
 def test_where_the_tokens_of_the_check_stand(llama_source, length):
-    """Most where the method's rules change, the rest in pairs of neighbours over the whole reach."""
+    """Most are where the method's rules change, the others are pairs over the whole context."""
     checkpoint = open_checkpoint(str(llama_source))
     plan = make_plan(checkpoint, Recipe([method_named("self-extend")(factor=length / 32)]))
     steps, reach = plan.model.code["steps"], plan.model.rotary.context_length
@@ -405,11 +405,11 @@ def test_where_the_tokens_of_the_check_stand(llama_source, length):
     assert clean_load._positions(yarn.recipe, yarn.model.rotary, []) == list(range(64))
 
 
-# What is passed on, and what a check may raise
+# Passed arguments, and errors of checks
 
 
 def test_revision_and_token_reach_what_they_are_for(llama_source, monkeypatch):
-    """The revision is OUT's; the token opens both."""
+    """The revision is that of OUT; the token is used for both."""
     calls, local = [], open_checkpoint(str(llama_source))
 
     def opened(name, **options):
@@ -455,7 +455,7 @@ def test_a_training_is_known_from_either_record(extended, recorded, noted, train
 
 
 def test_what_describes_far_more_than_it_holds_is_not_loaded(extended, monkeypatch):
-    """Asked before anything else is, so that leave for code does not load it either."""
+    """Checked first, so that it is not loaded even if its code may run."""
     change_json(extended / "config.json", hidden_size=32_768, intermediate_size=100_000, num_hidden_layers=400)
     monkeypatch.setattr(clean_load, "run_script", None)
     for leave in (False, True):
@@ -465,7 +465,7 @@ def test_what_describes_far_more_than_it_holds_is_not_loaded(extended, monkeypat
 @pytest.mark.parametrize("leave", [False, True])
 @pytest.mark.parametrize("is_own", [False, True])
 def test_logits_are_compared_with_the_stock_steps_of_the_recipe(converted, monkeypatch, leave, is_own):
-    """Yarn under our code stays in what stock transformers loads, and a stranger's code is run from its own folder."""
+    """Yarn besides code of ctxext remains in the stock configuration, and third-party code runs from its folder."""
     folder, asked = converted("mspoe"), []
     recipe = Recipe([Yarn(factor=4), MsPoE(first_layer=0, head_order="fixed")])
     model = recipe.edit(subject_of(folder).plain_model)
@@ -492,7 +492,7 @@ def test_logits_are_compared_with_the_stock_steps_of_the_recipe(converted, monke
 
 
 def weights(folder, files) -> Checkpoint:
-    """A checkpoint of small tensors: file name to tensors by name."""
+    """Write a checkpoint of small tensors: tensors by name, by file name."""
     import torch
     from safetensors.torch import save_file
 
@@ -565,7 +565,7 @@ def test_files_shared_on_disk_are_the_same_bytes_if_no_others_stand_beside_them(
     ] in finding.detail
 
 
-# What a clean process says of a loaded model
+# Results of a clean process for a loaded model
 
 
 @pytest.mark.parametrize(
@@ -594,7 +594,7 @@ def test_how_a_clean_process_ended(llama_source, monkeypatch, code, output, erro
 
 
 def test_every_rotary_embedding_is_named_with_its_own_numbers():
-    """By layer type where one module serves several; what is kept beside it, or is a table, is no inverse frequency."""
+    """By layer type if a module serves several; other buffers and tables are not inverse frequencies."""
     import torch
 
     def module(**values):
