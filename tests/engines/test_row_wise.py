@@ -123,7 +123,7 @@ def test_one_token_at_a_time(name, kind, monkeypatch):
     """Single rows are computed from the blocks, in several pieces, with waves that grow with the request."""
     monkeypatch.setattr(row_wise_module, "_PIECE", 2 * TOKENS * GROUPS * SIZE)
     monkeypatch.setattr(row_wise_module, "_MORE", 0)
-    monkeypatch.setattr(Layout, "gathered", None)
+    monkeypatch.setattr(Layout, "gather", None)
     own, outputs, first = served(name, [150, 100], 1, on=engine_of(name, kind))
     check_each(name, own, outputs, first)
 

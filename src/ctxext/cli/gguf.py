@@ -127,7 +127,7 @@ def _rows(model: GgufModel, reasons: Mapping[str, str]) -> Mapping[str, str]:
     else:
         start = f"{rotary.trained_length} before any schedule"
         origin = model.plain.rotary.length_origin
-        start += f" ({origin})" if origin.startswith("known of") else ""
+        start += f" ({origin})" if origin.startswith("published for") else ""
     rows["context length"] = f"{rotary.usable_length} tokens, {start}"
     if model.recipe:
         rows["recipe"] = ", ".join(map(describe_step, model.recipe["recipe"]["steps"]))
