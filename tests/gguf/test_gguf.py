@@ -313,7 +313,7 @@ def test_divisors_in_a_later_part_are_its_schedule(split, tmp_path):
     ("kind", "says"),
     [
         ("empty", "truncated or damaged"),
-        ("truncated", "ends after the end|cut off"),
+        ("truncated", "ends after the end|truncated"),
         ("no GGUF", "not a GGUF file"),
         ("whole model", "does not belong"),
         ("other number", "specifies part 8 of 3"),
