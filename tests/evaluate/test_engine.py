@@ -109,7 +109,7 @@ def test_what_it_cannot_do_is_refused(changes, loading, message, monkeypatch):
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        (DynamicNtk(factor=4), 'vLLM does not serve "out": vLLM returned log-probabilities that are not finite'),
+        (DynamicNtk(factor=4), 'vLLM does not serve "out": vLLM returned numbers that are not finite'),
         (MsPoE(head_order="prompt", first_layer=0), 'vLLM does not serve "out": needs --head-order calibrated'),
     ],
 )
