@@ -104,5 +104,5 @@ def test_a_schedule_of_local_layers_too_is_not_taken_back(tmp_path):
     config = {key: value for key, value in json.loads(path.read_text()).items() if key != "rope_parameters"}
     config["rope_scaling"] = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}
     path.write_text(json.dumps(config))
-    with pytest.raises(CtxextError, match="its sliding layers would rotate otherwise too"):
+    with pytest.raises(CtxextError, match="its sliding layers would change too"):
         convert(str(source), tmp_path / "out", Recipe([Yarn(factor=4)]), replace_scaling=True)

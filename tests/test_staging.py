@@ -60,7 +60,7 @@ def test_a_link_out_of_the_folder_is_not_loaded(name, source, tmp_path):
     (source / name).symlink_to(tmp_path / "secret")
     with pytest.raises(CtxextError, match=re.escape(name)) as refusal, staged(open_checkpoint(str(source))):
         pass
-    assert "link out of the folder" in refusal.value.message
+    assert "link to a file outside the folder" in refusal.value.message
 
 
 def test_what_a_configuration_names_elsewhere_is_left_out_at_any_depth():

@@ -210,7 +210,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     ("engines/row_wise.py", "= heads, self.first_head", "= heads, 0", _SERVING),
     ("engines/row_wise.py", "all(length - (stop", "any(length - (stop", _SERVING),
-    ("engines/row_wise.py", "addcmul_(swapped, other)", "addcmul_(swapped, other, value=-1)", _SERVING),
+    ("engines/row_wise.py", "addcmul_(swapped, pair_wave)", "addcmul_(swapped, pair_wave, value=-1)", _SERVING),
     ("engines/row_wise.py", "value[-1, :, request", "value[-1:0, :, request", _SERVING),
     ("engines/row_wise.py", "turn[1][first:stop]", "turn[1][: stop - first]", _SERVING),
     (
@@ -312,7 +312,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "checkpoint/loading.py",
-        "return [cleaned(inner) for inner in value] if isinstance(value, list) else value",
+        "return [clean(inner) for inner in value] if isinstance(value, list) else value",
         "return value",
         ("tests/test_staging.py::test_what_a_configuration_names_elsewhere_is_left_out_at_any_depth",),
     ),
@@ -745,7 +745,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("portable/modeling_alibi.py", "(mask == 0).sum(-1)[:, 0] - 1", "(mask == 0).sum(-1)[:, 0]", _PARTS),
     (
         "verify/file_checks.py",
-        '"revision": (source.get("revision"), noted.get("revision")),',
+        '"revision": (source.get("revision"), in_config.get("revision")),',
         '"revision": (source.get("revision"), source.get("revision")),',
         _CHECKS,
     ),
@@ -779,7 +779,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "verify/subject.py",
-        'record = subject.manifest.get("finetune") or noted or {}',
+        'record = subject.manifest.get("finetune") or in_config or {}',
         'record = subject.manifest.get("finetune") or {}',
         _CHECKS,
     ),
@@ -793,8 +793,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "verify/run.py",
-        "            subject.recipe.edit(subject.plain, with_code=False),\n",
-        "            subject.plain,\n",
+        "            subject.recipe.edit(subject.plain_model, with_code=False),\n",
+        "            subject.plain_model,\n",
         _CHECKS,
     ),
     ("verify/run.py", "        foreign=subject.runs_foreign_code,\n", "", _CHECKS),
@@ -883,8 +883,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("checkpoint/loading.py", ">= rows\n\n", "> rows\n\n", _LOADING),
     (
         "checkpoint/loading.py",
-        "if (largest := int(given[0].max())) >= rows:",
-        "if (largest := int(given[0][0].max())) >= rows:",
+        "if (largest := int(args[0].max())) >= rows:",
+        "if (largest := int(args[0][0].max())) >= rows:",
         _LOADING,
     ),
     (

@@ -95,8 +95,8 @@ def test_a_rotary_model_has_no_table_of_distances(tmp_path):
 def test_an_unknown_model_is_unknown_before_its_keys_are_read(tmp_path):
     config = {**LLAMA, "model_type": "step3p5", "rope_theta": [5e6, 1e4, 1e4, 1e4], "auto_map": AUTO_MAP}
     assert '"step3p5" is no' in refused(config, tmp_path)
-    assert "its code comes with the checkpoint" in refused(config, tmp_path)
-    assert '"brandnew" is not known' in refused({**config, "model_type": "brandnew", "auto_map": None}, tmp_path)
+    assert "it needs the code in its checkpoint" in refused(config, tmp_path)
+    assert 'Unknown model type "brandnew"' in refused({**config, "model_type": "brandnew", "auto_map": None}, tmp_path)
     assert '"rope_theta" is' in refused({**config, "model_type": "llama"}, tmp_path)
 
 
@@ -184,6 +184,6 @@ def test_published_models_are_offered_what_can_be_planned(config, tmp_path):
 
 def test_the_types_of_parts_are_told_as_such():
     part = next(name for name, what in OTHERS.items() if what == "something else")
-    with pytest.raises(CtxextError, match="no Auto class for language models loads by itself"):
+    with pytest.raises(CtxextError, match="no Auto class for language models loads it"):
         family_of({"model_type": part})
     assert not set(INNER) & set(FAMILIES)

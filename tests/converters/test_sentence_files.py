@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from ctxext import Recipe, convert, verify
 from ctxext.checkpoint.families import family_of
 from ctxext.checkpoint.opening import claimed_lengths, open_checkpoint
-from ctxext.checkpoint.other_files import read_pipeline, stated_lengths
+from ctxext.checkpoint.other_files import read_lengths, read_pipeline
 from ctxext.converters.convert import plan_conversion
 from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.errors import CtxextError
@@ -206,4 +206,4 @@ def checkpoint_lengths(folder):
 @pytest.mark.parametrize("number", [0, -1, True, "6", 6.5, None])
 def test_what_is_no_length_cuts_nothing(tmp_path, number):
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": number, "document_length": 7}))
-    assert stated_lengths(tmp_path) == {("sentence_bert_config.json", "document_length"): 7}
+    assert read_lengths(tmp_path) == {("sentence_bert_config.json", "document_length"): 7}

@@ -1,4 +1,4 @@
-"""Checkpoints in vLLM against transformers: what `converters/engines.py` says of it was seen here."""
+"""Checkpoints in vLLM, compared with transformers: the measurements of `converters/engines.py`."""
 
 from contextlib import closing
 
@@ -26,7 +26,7 @@ TOLERANCE = 1e-3
 
 
 def asked(folder, lengths=LENGTHS, **options):
-    """What vLLM makes of the prompts."""
+    """Return the log-probabilities in vLLM."""
     arguments = {**SMALL, **options}
     with closing(Engine(folder, length=2048, dtype="float32", trust=True, arguments=arguments)) as engine:
         return engine.log_probabilities(prompts(lengths))
@@ -69,8 +69,8 @@ def test_dynamic_is_wrong(made, note):
 
 
 def test_heads_of_a_rank_have_their_own_ratios(made, note, monkeypatch):
-    """Tensor parallelism: each of two processes holds half of the heads."""
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # It would want a memory node for each.
+    """Tensor parallelism: each of two processes has half of the heads."""
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # By default it needs a memory node per process.
     folder = made("mspoe by parts on yarn")
     differences = largest(asked(folder, tensor_parallel_size=2), expected(folder, prompts()))
     note("vLLM", "mspoe by parts on yarn, tensor parallel 2", differences)

@@ -34,7 +34,9 @@ def test_links_in_an_adapter_s_folder_are_not_shared(name, inside, secret, tmp_p
     assert prepare(tmp_path / "lora", "me/lora", PushOptions(adapter=True)).sizes
     (folder / name).unlink()
     (folder / name).symlink_to(secret.with_name(name))
-    with pytest.raises(CtxextError, match=rf'"(adapter/)?{re.escape(name)}" of .* is a link out of the folder'):
+    with pytest.raises(
+        CtxextError, match=rf'"(adapter/)?{re.escape(name)}" of .* is a link to a file outside the folder'
+    ):
         prepare(tmp_path / "lora", "me/lora", PushOptions(adapter=True))
     (folder / name).unlink()
     (secret.with_name(name)).rename(folder / "own")
@@ -45,7 +47,7 @@ def test_links_in_an_adapter_s_folder_are_not_shared(name, inside, secret, tmp_p
 def test_nor_is_an_adapter_that_is_a_link_itself(secret, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "adapter").symlink_to(secret.parent)
-    with pytest.raises(CtxextError, match="is a link out of the folder"):
+    with pytest.raises(CtxextError, match="is a link to a file outside the folder"):
         prepare(tmp_path / "out", "me/lora", PushOptions(adapter=True))
 
 
@@ -55,7 +57,7 @@ def test_links_in_a_checkpoint_are_not_shared_with_or_without_the_checks(name, c
     (extended / name).parent.mkdir(exist_ok=True)
     (extended / name).unlink(missing_ok=True)
     (extended / name).symlink_to(secret)
-    with pytest.raises(CtxextError, match="is a link out of the folder"):
+    with pytest.raises(CtxextError, match="is a link to a file outside the folder"):
         prepare(extended, "me/tiny", PushOptions(check=check))
 
 
@@ -141,7 +143,7 @@ def test_links_in_a_report_s_folder_are_not_shared(name, secret, extended, tmp_p
     place = with_report(extended, tmp_path / "r")
     (place / name).rename(secret.with_name(name))
     (place / name).symlink_to(secret.with_name(name))
-    with pytest.raises(CtxextError, match=f'"{name}" of .* is a link out of the folder'):
+    with pytest.raises(CtxextError, match=f'"{name}" of .* is a link to a file outside the folder'):
         prepare(extended, "me/tiny", PushOptions(report=place))
 
 

@@ -76,13 +76,15 @@ def test_stored_tensors(tmp_path):
         "a": ("model-00001-of-00002.safetensors", [2]),
         "b": ("model-00002-of-00002.safetensors", [3]),
     }
-    with pytest.raises(CtxextError, match=r'2.safetensors" holds "a", which "model-00001-of-00002.safetensors" holds'):
+    with pytest.raises(
+        CtxextError, match=r'2.safetensors" contains "a", which "model-00001-of-00002.safetensors" contains'
+    ):
         source(tmp_path, GPT2, one, one).stored_tensors()
 
 
 def test_weights_of_another_form_hold_no_tensors(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    with pytest.raises(CtxextError, match=r'"mine" holds its weights as pytorch_model\.bin') as caught:
+    with pytest.raises(CtxextError, match=r'"mine" has its weights in pytorch_model\.bin') as caught:
         Checkpoint("mine", tmp_path, GPT2).stored_tensors()
     assert "save_pretrained" in caught.value.hint
 

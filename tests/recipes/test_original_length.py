@@ -106,9 +106,9 @@ def test_less_than_it_declares_is_refused(llama, tmp_path):
 
 
 SAID = {
-    "qwen3-8b": ("40960 are declared", "32768 tokens (known of Qwen/Qwen3-8B: model card"),
+    "qwen3-8b": ("40960 are declared", "32768 tokens (published for Qwen/Qwen3-8B: model card"),
     "llama-3.1-8b": ("by a schedule of its own, llama3 ×8 from 8192", "8192 tokens (original_max_position_embeddings)"),
-    "gemma-3-4b-it": ("by a schedule of its own, linear ×8 from 32768", "known of google/gemma-3-4b-pt: Gemma 3"),
+    "gemma-3-4b-it": ("by a schedule of its own, linear ×8 from 32768", "published for google/gemma-3-4b-pt: Gemma 3"),
     "c4ai-command-r-v01": ("131072 tokens, not extended", "131072 tokens (model_max_length)"),
     "mistral-7b-v0.3": ("32768 tokens, not extended", "32768 tokens (max_position_embeddings)"),
 }
@@ -186,4 +186,4 @@ def test_the_table_answers_for_the_types_of_another_format():
     assert known_model(old, family, {}, model_types=("llama", "mistral")) is None
     known = known_model(old, family, {}, model_types=("llama", "mistral"), unstated=("sliding_window",))
     assert known.original_length == 8192
-    assert known.origin.startswith("known of mistralai/Mistral-7B-v0.1: ")
+    assert known.origin.startswith("published for mistralai/Mistral-7B-v0.1: ")

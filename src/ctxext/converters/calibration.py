@@ -10,7 +10,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.loading import choose_device, explain_loading_errors, guard_vocabulary, load_checkpoint, sealed
+from ctxext.checkpoint.loading import (
+    choose_device,
+    explain_loading_errors,
+    forbid_downloads,
+    guard_vocabulary,
+    load_checkpoint,
+)
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters.options import ConvertOptions
 from ctxext.converters.plan import make_plan
@@ -50,7 +56,7 @@ def calibrated(source: Checkpoint, recipe: Recipe, options: ConvertOptions, prog
             raise CtxextError(
                 "The source brings Python code of its own, which calibration would run.", hint="Use --head-order fixed."
             )
-        with sealed():
+        with forbid_downloads():
             with explain_loading_errors("The model does not load for calibration", hint):
                 tokenizer = open_tokenizer(folder)
             model = load_checkpoint(source, folder, trust=True, dtype=dtype, device=device, hint=hint)

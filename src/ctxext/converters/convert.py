@@ -35,7 +35,7 @@ from ctxext.recipes.base import Method
 from ctxext.recipes.code.layout import without_code
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.recipe import Recipe, recipe_of
-from ctxext.verify.carried import check_carried
+from ctxext.verify.carried import check_stock_rotation
 from ctxext.verify.clean_load import Verification, compare_logits
 from ctxext.version import __version__
 
@@ -211,7 +211,7 @@ def _open(source: str | Path, out: str | Path | None, options: ConvertOptions, *
 
 def check_frequencies(plan: Plan) -> Verification | None:
     """Verify the frequencies that the installed transformers computes for the plan; None if the recipe changes none."""
-    difference = check_carried(plan.recipe, without_code(plan.source.config), plan.start, plan.stock)
+    difference = check_stock_rotation(plan.recipe, without_code(plan.source.config), plan.start, plan.stock)
     return None if difference is None else Verification(of="frequencies", difference=difference)
 
 

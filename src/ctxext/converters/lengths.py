@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.other_files import read_pipeline, stated_lengths
+from ctxext.checkpoint.other_files import read_lengths, read_pipeline
 from ctxext.errors import CtxextError
 from ctxext.files.content import as_json
 from ctxext.files.schemas import read_json_object
@@ -95,7 +95,7 @@ def length_files(folder: Path, before: Encoding, after: Encoding) -> dict[str, s
     is_sentence_encoder = False
     if after.is_scaled or after.claimed_length != before.claimed_length:
         # These truncate every text silently, often far below the model's context length, so all are updated.
-        stated = stated_lengths(folder)
+        stated = read_lengths(folder)
         for name, key in stated:
             _set(folder, texts, name, key, after.claimed_length)
         is_sentence_encoder = bool(stated) or read_pipeline(folder) is not None

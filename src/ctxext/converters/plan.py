@@ -13,7 +13,7 @@ from ctxext.checkpoint.families import idle_window, read, text_config
 from ctxext.checkpoint.geometry import default_length
 from ctxext.checkpoint.loading import hub_kernels
 from ctxext.checkpoint.opening import Checkpoint
-from ctxext.checkpoint.other_files import LENGTHS, VERSIONED, left_out, other_formats
+from ctxext.checkpoint.other_files import LENGTHS, VERSIONED, find_excluded_files, other_formats
 from ctxext.converters.engines import Serving, serving_of, unconverted_lines
 from ctxext.converters.lengths import index_files, length_files
 from ctxext.errors import CtxextError
@@ -207,7 +207,7 @@ def _sorted_files(
         loaded = {path.as_posix() for path in source.loaded_safetensors or map(Path, source.remote_sizes)}
         beside = dict.fromkeys(name for name in names if "/" not in name)
         stale = [name for name in beside if _SAME_WEIGHTS.match(name) and name not in loaded]
-    misleading = left_out((*weights, *source.files), source.config)
+    misleading = find_excluded_files((*weights, *source.files), source.config)
     gone = {*texts, *_REPLACED, *(CODE_FILES if has_code else ()), *stale}.union(*misleading.values())
     # The source's records of training, its adapter and its figures do not describe the result.
     gone.update(name for name in names if records_training(source.folder, name))

@@ -22,7 +22,7 @@ from ctxext.checkpoint.loading import (
     load_checkpoint,
     rename,
 )
-from ctxext.checkpoint.other_files import stated_lengths
+from ctxext.checkpoint.other_files import read_lengths
 from ctxext.data.encoding import Encoder, open_tokenizer
 from ctxext.data.prompt import Prompt
 from ctxext.engines.llama_cpp import tokenizer_of
@@ -308,7 +308,7 @@ def open_pooler(info: CheckpointInfo) -> Pooler:
     pipeline, folder = info.pipeline, info.checkpoint.folder
     if pipeline is None:
         return Pooler()
-    length = min([*stated_lengths(folder).values(), *filter(None, [info.context_length])], default=None)
+    length = min([*read_lengths(folder).values(), *filter(None, [info.context_length])], default=None)
     plain = all(module.name in _PLAIN for module in pipeline.modules)
     if plain and pipeline.pooling and set(pipeline.pooling) <= set(_POOLINGS):
         return Pooler(pipeline.pooling, length=length)

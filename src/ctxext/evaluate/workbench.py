@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ctxext.checkpoint.loading import quiet_transformers, sealed, without_hub
+from ctxext.checkpoint.loading import forbid_downloads, quiet_transformers, without_hub
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.converters.calibration import head_scores, in_order, read_text, with_order
 from ctxext.errors import CtxextError
@@ -79,7 +79,7 @@ class Workbench:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         stock = self.stock.model
-        with sealed(), quiet_transformers(), init_empty_weights(include_buffers=False), _no_init_weights():
+        with forbid_downloads(), quiet_transformers(), init_empty_weights(include_buffers=False), _no_init_weights():
             config = AutoConfig.from_pretrained(self.folder, trust_remote_code=has_code)
             if has_code:
                 build, options = AutoModelForCausalLM.from_config, {"trust_remote_code": True}

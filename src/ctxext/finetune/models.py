@@ -13,11 +13,11 @@ from ctxext.checkpoint.loading import (
     check_device,
     choose_dtype,
     explain_loading_errors,
+    forbid_downloads,
     guard_vocabulary,
     load_checkpoint,
     quiet_transformers,
     rename,
-    sealed,
     stock_class,
 )
 from ctxext.data.encoding import open_tokenizer
@@ -131,7 +131,7 @@ def _build_source(base: Base, model: Any, options: TrainingOptions) -> Any:
     kind, config = stock_class(plain_config(base.model).config, CAUSAL)
     if options.quantize != "none":
         return load_base(base, options, config=config)[0]
-    with sealed(), quiet_transformers(), init_empty_weights(include_buffers=False):
+    with forbid_downloads(), quiet_transformers(), init_empty_weights(include_buffers=False):
         source = kind._from_config(config, dtype=model.dtype)
     weights = model.state_dict()
     source.load_state_dict(

@@ -14,7 +14,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import set_seed
 from transformers.pytorch_utils import Conv1D
 
-from ctxext.checkpoint.head import base_of, whole_weights
+from ctxext.checkpoint.head import base_of, gather_weights
 from ctxext.errors import CtxextError
 from ctxext.files.output_directory import explain_disk_errors
 from ctxext.files.processes import num_processes, rank
@@ -239,7 +239,7 @@ def _can_restart(base: Base, options: TrainingOptions, model: Any, first_index: 
         check_fits(base, dataclasses.replace(options, pack="restart"))
     except CtxextError:
         return False
-    with whole_weights(model):
+    with gather_weights(model):
         return can_separate_documents(model, first_index)
 
 

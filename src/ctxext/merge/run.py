@@ -13,9 +13,9 @@ import yaml
 
 from ctxext.checkpoint.auto_class import MASKED, auto_class
 from ctxext.checkpoint.families import family_of, text_config
-from ctxext.checkpoint.loading import quiet_transformers, sealed, without_hub
+from ctxext.checkpoint.loading import forbid_downloads, quiet_transformers, without_hub
 from ctxext.checkpoint.opening import WEIGHT_SUFFIXES, Checkpoint, open_checkpoint
-from ctxext.checkpoint.other_files import VERSIONED, left_out, other_formats
+from ctxext.checkpoint.other_files import VERSIONED, find_excluded_files, other_formats
 from ctxext.converters.card import (
     RECIPE_FILE,
     CardFacts,
@@ -206,7 +206,7 @@ def _collect_settings(config: dict[str, Any]) -> dict[str, Any]:
     # A copy, because the class changes its arguments.
     arguments = {key: copy.deepcopy(value) for key, value in without_hub(config).items() if key != "model_type"}
     try:
-        with quiet_transformers(), sealed():
+        with quiet_transformers(), forbid_downloads():
             known = AutoConfig.for_model(str(config["model_type"]), **arguments).to_dict()
     except ValueError:  # transformers does not support the family; it has its own code.
         known = arguments
@@ -298,7 +298,7 @@ def write_merged(
         weights[path.name] = digest.hexdigest()
         begun += checkpoint.size_of(path)
     # Files for other programs contain the base's old weights or refer to them.
-    omitted = {name for names in left_out(checkpoint.files, checkpoint.config).values() for name in names}
+    omitted = {name for names in find_excluded_files(checkpoint.files, checkpoint.config).values() for name in names}
     omitted.update(_OMITTED, other_formats(checkpoint.files))
     for path in checkpoint.files:
         is_omitted = path.as_posix() in omitted or path.suffix in WEIGHT_SUFFIXES or path.parts[0] == ADAPTER

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.loading import sealed, without_hub
+from ctxext.checkpoint.loading import forbid_downloads, without_hub
 from ctxext.checkpoint.opening import LOADABLE, Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.content import as_json
@@ -69,7 +69,7 @@ def staged(checkpoint: Checkpoint, *, foreign: bool = False, kernels: bool = Fal
         folder = Path(place) / (checkpoint.folder.resolve().name or "checkpoint")
         try:
             write_stage(folder, checkpoint, checkpoint.config, code)
-            with sealed(kernels=kernels):
+            with forbid_downloads(kernels=kernels):
                 yield Staged(folder, trust=bool(code))
         except CtxextError as error:  # Name the checkpoint, not the temporary folder.
             message = error.message.replace(str(folder), str(checkpoint.folder))

@@ -311,7 +311,7 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
     if parameters["rope_type"] in _FROM_ORIGINAL and text.get(_ORIGINAL):
         parameters[_ORIGINAL] = text[_ORIGINAL]
     trained, origin = original_length_of(
-        config, family, parameters, given=original_length, noted=noted.get("trained_length")
+        config, family, parameters, requested=original_length, recorded=noted.get("trained_length")
     )
     is_stretched = parameters["rope_type"] != "default" or (
         bool(noted.get("trained_length")) and noted.get("declared_length") != claimed
