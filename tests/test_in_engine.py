@@ -159,7 +159,7 @@ def test_pieces_read_the_same(monkeypatch, yarn):
 
 def lines(*steps, source="demo"):
     checkpoint = open_checkpoint("demo")
-    model = Recipe(steps).resolved(model_config(checkpoint.config)).edit(model_config(checkpoint.config))
+    model = Recipe(steps).resolve(model_config(checkpoint.config)).edit(model_config(checkpoint.config))
     return unconverted_lines(source, model, serving_of(model)), model
 
 
@@ -232,7 +232,7 @@ def test_lines_are_offered_for_what_was_tried_or_read(status, remark, engines):
 def test_an_untried_family_is_offered_to_vllm_alone():
     config = {"model_type": "olmo2", "max_position_embeddings": 512, "hidden_size": 64, "num_attention_heads": 4}
     plain = model_config({**config, "num_hidden_layers": 2, "rope_theta": 10000.0})
-    model = Recipe([Yarn(factor=4)]).resolved(plain).edit(plain)
+    model = Recipe([Yarn(factor=4)]).resolve(plain).edit(plain)
     assert set(unconverted_lines("SOURCE", model, serving_of(model))) == {"vLLM"}
 
 

@@ -139,7 +139,7 @@ def test_a_flat_configuration_keeps_its_sections():
     model = model_config(FLAT)
     assert (model.rotary.rope_type, model.rotary.is_scaled) == ("default", False)
     for step in (Yarn(factor=4), Ntk(factor=4)):
-        written = step.resolved(model.rotary).edit(model).config
+        written = step.resolve(model.rotary).edit(model).config
         assert "text_config" not in written
         for key in ("rope_scaling", "rope_parameters"):
             assert written[key]["mrope_section"] == [2, 3, 3]

@@ -85,7 +85,7 @@ def test_nemotron_ignores_its_schedule_under_transformers_4(tmp_path):
 
 def test_a_model_of_70_billion_parameters_takes_no_memory():
     plain = model_config(LARGE)
-    recipe = Recipe([Yarn(factor=4)]).resolved(plain)
+    recipe = Recipe([Yarn(factor=4)]).resolve(plain)
     assert check_carried(recipe, LARGE, plain, recipe.edit(plain)) < 1e-6
     ((entry,),) = rotations(LARGE, [4096]).values()
     assert len(entry.frequencies) == 64

@@ -20,7 +20,7 @@ MEASURED = [method for method in METHODS if method.name in measured()["cells"]]
 def model_of(*steps, recipe=True, drop=()):
     """The checkpoint in the package under a recipe, with the note of it or without."""
     model = model_config(open_checkpoint("demo").config)
-    edited = Recipe(steps).resolved(model).edit(model)
+    edited = Recipe(steps).resolve(model).edit(model)
     config = copy.deepcopy(edited.config)
     for dialect in ("rope_parameters", "rope_scaling"):
         for key in drop:
@@ -123,12 +123,12 @@ def test_what_vllm_reads_above_the_schedule():
     config |= {"head_dim": 16, "num_hidden_layers": 2, "max_position_embeddings": 64}
     model = model_config({**config, "rope_parameters": {**rope, "llama_4_scaling_beta": 0.1}})
     for step in (Yarn(factor=4), Ntk(factor=4)):
-        written = step.resolved(model.rotary).edit(model).config
+        written = step.resolve(model.rotary).edit(model).config
         scaling = {"original_max_position_embeddings": 64, "beta": 0.1}
         assert written["llama_4_scaling"] == scaling
         assert written["rope_parameters"].items() >= {"llama_4_scaling_beta": 0.1}.items()
         assert written["rope_parameters"]["original_max_position_embeddings"] == 64
-    assert "llama_4_scaling" not in Yarn(factor=4).resolved(MODEL.rotary).edit(MODEL).config
+    assert "llama_4_scaling" not in Yarn(factor=4).resolve(MODEL.rotary).edit(MODEL).config
 
 
 def test_methods_with_code_that_were_tried_alone_are_not_known_together():

@@ -14,7 +14,7 @@ QWEN = published("qwen2.5-7b-instruct-1m")["config"]
 def test_the_published_numbers_are_taken():
     """From config.json of Qwen/Qwen2.5-7B-Instruct-1M, which declares 1010000 tokens and was trained on 262144."""
     model = model_config(dict(QWEN))
-    recipe = Recipe([DualChunk()]).resolved(model)
+    recipe = Recipe([DualChunk()]).resolve(model)
     assert recipe.steps[0].to_dict() == {
         "method": "dca", "factor": 1010000 / 262144, "temperature": "none", "chunk_size": 262144, "local": 8192
     }  # fmt: skip

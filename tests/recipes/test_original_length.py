@@ -51,11 +51,11 @@ def test_a_length_given_stands_above_all(tmp_path):
 
 def test_the_shipped_recipes_give_what_they_cite():
     qwen = model_config(published("qwen3-8b")["config"])
-    rotary = load_recipe("qwen-yarn-x4").resolved(qwen).edit(qwen).rotary
+    rotary = load_recipe("qwen-yarn-x4").resolve(qwen).edit(qwen).rotary
     assert (rotary.parameters["original_max_position_embeddings"], rotary.context_length) == (32768, 131072)
     assert rotary.parameters["factor"] == 4.0
     llama = model_config(published("meta-llama-3-8b")["config"])
-    made = load_recipe("llama-3.1-128k").resolved(llama).edit(llama)
+    made = load_recipe("llama-3.1-128k").resolve(llama).edit(llama)
     cited = published("llama-3.1-8b")["config"]
     assert made.config["rope_scaling"] == cited["rope_scaling"]
     assert made.config["max_position_embeddings"] == cited["max_position_embeddings"]

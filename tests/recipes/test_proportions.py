@@ -19,7 +19,7 @@ PLAIN = {"rope_type": "default"}
 
 def resolved(name, length, **numbers):
     rotary = Rotary(theta=1e4, dim=64, span=64, trained_length=length, context_length=length, parameters=PLAIN)
-    return step_from_dict({"method": name, **numbers}, "here").resolved(rotary)
+    return step_from_dict({"method": name, **numbers}, "here").resolve(rotary)
 
 
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
@@ -254,4 +254,4 @@ def test_a_frequency_is_slowed_as_a_plain_one_of_its_wavelength():
 @pytest.mark.parametrize(("length", "factor", "reach"), [(512, 1.3, 666), (512, 1.1, 563), (4096, 2.3, 9421)])
 def test_the_reach_is_the_nearest_whole_number(length, factor, reach):
     rotary = model_config({"model_type": "llama", "max_position_embeddings": length, **SIZES}).rotary
-    assert Yarn(factor=factor).resolved(rotary).reach(rotary) == reach
+    assert Yarn(factor=factor).resolve(rotary).reach(rotary) == reach

@@ -133,7 +133,7 @@ def test_dynamic_by_1_is_said_to_be_for_5_only_where_4_is_strict():
     """OLMo's and OLMo 2's class of 4.57 wants a factor above 1."""
     model = model_config({"model_type": "olmo2"})
     for factor in (1, 2):
-        assert is_new_only(DynamicNtk(factor=factor).resolved(model.rotary).edit(model)) == (factor == 1)
+        assert is_new_only(DynamicNtk(factor=factor).resolve(model.rotary).edit(model)) == (factor == 1)
 
 
 ODD = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "attn_factor": 0.878}
@@ -290,7 +290,7 @@ def test_both_copies_of_a_base_are_written(tmp_path):
     config |= {"num_key_value_heads": 2, "full_attn_idxs": [1], "theta": 1e6, "rope_theta": 1e6}
     model = model_config({**config, "max_position_embeddings": 64})
     step = Ntk(factor=4)
-    written = step.resolved(model.rotary).edit(model).config
+    written = step.resolve(model.rotary).edit(model).config
     base = 1e6 * 4 ** (8 / 6)
     assert written["theta"] == written["rope_theta"] == written["rope_parameters"]["rope_theta"] == pytest.approx(base)
     for entry in rotations(written, [64])[64]:

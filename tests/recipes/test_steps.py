@@ -100,7 +100,7 @@ def test_a_schedule_that_a_family_does_not_carry():
 
 def test_how_far_a_step_reaches():
     assert Yarn(factor=2.5).reach(ROTARY) == 320
-    assert Yarn(target_length=300).resolved(ROTARY).reach(ROTARY) == 300
+    assert Yarn(target_length=300).resolve(ROTARY).reach(ROTARY) == 300
     assert Yarn(factor=2, target_length=300).reach(ROTARY) == 300
     assert MsPoE().reach(ROTARY) == LENGTH
 

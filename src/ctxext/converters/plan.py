@@ -124,7 +124,7 @@ def make_plan(
     """Plan a conversion; weights are checked by their headers only."""
     before = model_config(source.config, source.original_length)
     start, recipe, kept = _start(source, before, recipe, replace_scaling=replace_scaling)
-    recipe = recipe.resolved(start)
+    recipe = recipe.resolve(start)
     _LOG.debug("planning %s from %s", recipe.to_dict()["steps"], start.encoding)
     source.check_weights()
     code = recipe.code_files(start.config)

@@ -44,7 +44,7 @@ class Workbench:
 
     def prepared(self, recipe: Recipe, progress: Progress | None = None) -> Recipe:
         """Return the recipe with every value that depends on the model filled in, a calibrated head order measured."""
-        recipe = recipe.resolved(self.plain)
+        recipe = recipe.resolve(self.plain)
         if not recipe.needs_calibration:
             return recipe
         encoder = self.stock.encoder

@@ -71,7 +71,7 @@ class Method:
         """Return the step with unset parameters read from the model's configuration."""
         return self
 
-    def resolved(self, encoding: Encoding) -> Self:
+    def resolve(self, encoding: Encoding) -> Self:
         """Return the step with every model-dependent parameter filled in."""
         return self
 
@@ -168,7 +168,7 @@ class Reaching(Method):
     factor: float | None = param(None, help="How many times longer the new context is.", min=1.0)
     target_length: int | None = param(None, help="The new context length in tokens, for example 32k.", min=1)
 
-    def resolved(self, encoding: Encoding) -> Self:
+    def resolve(self, encoding: Encoding) -> Self:
         """Return the step with every model-dependent parameter filled in.
 
         This includes the factor. A target length stays only if it differs from the factor's. Published models have
@@ -253,7 +253,7 @@ class Scaling(Reaching):
         It contains this method's schedule, theta and context length.
         """
         rotary = model.rotary
-        step = self.resolved(rotary)
+        step = self.resolve(rotary)
         if rotary.rope_type != "default":
             raise CtxextError(f'{self.name} cannot be applied on top of the schedule "{rotary.rope_type}".')
         after = dataclasses.replace(

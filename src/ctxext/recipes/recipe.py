@@ -76,11 +76,11 @@ class Recipe:
         """Whether some step changes weights, which no configuration can restore."""
         return any(type(step).new_tensors is not Method.new_tensors for step in self.steps)
 
-    def resolved(self, model: ModelConfig) -> "Recipe":
+    def resolve(self, model: ModelConfig) -> "Recipe":
         """Return the recipe with every model-dependent parameter filled in."""
         encoding, steps = model.encoding, []
         for step in self.steps:
-            steps.append(step.adapted(model).resolved(encoding))
+            steps.append(step.adapted(model).resolve(encoding))
             reach = steps[-1].reach(encoding)
             check_length(reach)
             encoding = encoding.at_length(reach)

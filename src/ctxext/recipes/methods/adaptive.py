@@ -72,7 +72,7 @@ class Adaptive(Relation):
         """
         check_known(model.config, model.family)
         settings = super().settings(model)
-        step, rotary = self.resolved(model.rotary), model.rotary
+        step, rotary = self.resolve(model.rotary), model.rotary
         plain = dataclasses.replace(rotary, trained_length=rotary.context_length, parameters={"rope_type": "default"})
         assert step.factor is not None, "resolved"
         factors = rungs(step.factor)

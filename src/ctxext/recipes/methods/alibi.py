@@ -43,7 +43,7 @@ class Slopes(Reaching, CodeMethod):
 
         They contain the exponents, and the length from which query positions are scaled.
         """
-        step = self.resolved(model.encoding)
+        step = self.resolve(model.encoding)
         assert isinstance(model.encoding, Alibi)
         return {
             "original_length": model.encoding.trained_length,

@@ -48,6 +48,6 @@ class WiderBuckets(Reaching):
             )
         old = model.encoding
         assert isinstance(old, Buckets)
-        step = self.resolved(old)
+        step = self.resolve(old)
         wider = dataclasses.replace(old, distance=round(step.stretch * old.distance), context_length=step.reach(old))
         return model.with_encoding(wider)

@@ -48,7 +48,7 @@ class Llama3(Scaling):
 
         At factor 1 it keeps the plain schedule: blending a frequency with itself changes its last bit.
         """
-        if self.resolved(model.rotary).stretch == 1 and not model.rotary.is_scaled:
+        if self.resolve(model.rotary).stretch == 1 and not model.rotary.is_scaled:
             return model.with_encoding(model.rotary)
         return super().edit(model)
 

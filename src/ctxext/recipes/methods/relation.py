@@ -39,7 +39,7 @@ class Relation(Reaching, CodeMethod):
         choices=("none", "yarn", "logn", "llama4"),
     )
 
-    def resolved(self, encoding: Encoding) -> Self:
+    def resolve(self, encoding: Encoding) -> Self:
         """Return the step with every model-dependent parameter filled in.
 
         This includes the factor and all defaults that depend on the context length.
@@ -127,7 +127,7 @@ class Relation(Reaching, CodeMethod):
                 f"Every layer with a rotary embedding has a sliding window, which {self.name} would not widen."
             )
         length = model.rotary.context_length
-        step = self.resolved(model.rotary)
+        step = self.resolve(model.rotary)
         numbers = {name: value for name, value in step.to_dict().items() if name not in _NOT_IN_MAPS}
         lengths = {"original_length": length, "target_length": step.reach(model.rotary)}
         return {"layers": layers, **lengths, "temperature": self.temperature, **numbers}

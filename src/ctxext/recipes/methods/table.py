@@ -72,7 +72,7 @@ class Rows(Reaching):
                 f'"{model.family.model_type}" has no table that {self.name} could lengthen: {reason}.',
                 hint="ctxext inspect MODEL lists the methods that apply.",
             )
-        return model.with_context_length(self.resolved(model.encoding).reach(model.encoding))
+        return model.with_context_length(self.resolve(model.encoding).reach(model.encoding))
 
     def new_tensors(self, source: Checkpoint, model: ModelConfig) -> tuple[NewTensor, ...]:
         """Return the tensors that differ between the result and its source.
@@ -165,12 +165,12 @@ class Table(Rows):
         """
         return f"{super().summary()} ({self.fill})"
 
-    def resolved(self, encoding: Encoding) -> "Table":
+    def resolve(self, encoding: Encoding) -> "Table":
         """Return the step with every model-dependent parameter filled in.
 
         This includes the factor.
         """
-        step = super().resolved(encoding)
+        step = super().resolve(encoding)
         length, reach = encoding.trained_length, step.reach(encoding)
         if length > encoding.context_length:
             raise CtxextError(f"The table has {encoding.context_length} rows, fewer than the {length} of its training.")
