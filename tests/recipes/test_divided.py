@@ -157,7 +157,7 @@ def test_redundant_keys_change_no_rotation_of_any_family(name):
         try:
             model = model_config(json.loads(tiny_config(model_type).to_json_string(use_diff=False)))
             step = step_of(name, model.rotary.dim // 2)
-            config = step.adapted(model).resolve(model.encoding).edit(model).config
+            config = step.adapt(model).resolve(model.encoding).edit(model).config
             lengths = [model.rotary.trained_length // 2, 4 * model.rotary.trained_length]
             written = rotations(config, lengths)
         except CtxextError:  # Families that take no schedule, or not this one.

@@ -249,7 +249,7 @@ def carried_methods(model: GgufModel) -> dict[str, str]:
             continue
         try:
             step = method.example_step(start.encoding)
-            schedule_of(step.adapted(start).resolve(start.encoding).edit(start).rotary, model.architecture)
+            schedule_of(step.adapt(start).resolve(start.encoding).edit(start).rotary, model.architecture)
             reasons[method.name] = ""
         except CtxextError as error:
             reasons[method.name] = error.message

@@ -67,7 +67,7 @@ class Method:
         """Return a step that changes a small model with this encoding."""
         return cls(**cls.example)
 
-    def adapted(self, model: ModelConfig) -> Self:
+    def adapt(self, model: ModelConfig) -> Self:
         """Return the step with unset parameters read from the model's configuration."""
         return self
 

@@ -80,7 +80,7 @@ class Recipe:
         """Return the recipe with every model-dependent parameter filled in."""
         encoding, steps = model.encoding, []
         for step in self.steps:
-            steps.append(step.adapted(model).resolve(encoding))
+            steps.append(step.adapt(model).resolve(encoding))
             reach = steps[-1].reach(encoding)
             check_length(reach)
             encoding = encoding.at_length(reach)

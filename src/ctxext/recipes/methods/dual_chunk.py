@@ -31,7 +31,7 @@ class DualChunk(Relation):
         min=1,
     )
 
-    def adapted(self, model: ModelConfig) -> Self:
+    def adapt(self, model: ModelConfig) -> Self:
         """Return the step with unset parameters read from the model's configuration.
 
         They come from `dual_chunk_attention_config`, which Qwen2.5-1M has and transformers ignores.
