@@ -64,10 +64,10 @@ def test_slopes_that_transformers_does_not_read(attention, said):
 
 def test_buckets_are_taken_back_and_written():
     model = model_config({**T5, "relative_attention_max_distance": 40})
-    assert model.encoding.noted() == {"trained_length": 64, "source_length": 64, "source_distance": 40}
-    assert model.encoding.plain({"source_distance": 20}).distance == 20
-    assert model.encoding.plain({}).distance == 40
-    assert model.encoding.at_length(256).plain({"source_length": 96}).context_length == 96
+    assert model.encoding.to_record() == {"trained_length": 64, "source_length": 64, "source_distance": 40}
+    assert model.encoding.restore_source({"source_distance": 20}).distance == 20
+    assert model.encoding.restore_source({}).distance == 40
+    assert model.encoding.at_length(256).restore_source({"source_length": 96}).context_length == 96
     longer = model.with_context_length(128).config
     assert (longer["n_positions"], longer["relative_attention_max_distance"]) == (128, 40)
 

@@ -89,11 +89,11 @@ def test_why_a_family_does_not_carry_a_schedule():
 def test_a_length_is_written_into_the_part_of_the_language_model():
     text = {"max_position_embeddings": 12, "hidden_size": 8}
     nested = model_config({"model_type": "clip", "text_config": dict(text), "vision_config": {}})
-    assert nested.encoding.with_length_written(nested.config, nested.family) == nested.config
-    longer = nested.encoding.at_length(24).with_length_written(nested.config, nested.family)
+    assert nested.encoding.write_length_to(nested.config, nested.family) == nested.config
+    longer = nested.encoding.at_length(24).write_length_to(nested.config, nested.family)
     assert longer == {"model_type": "clip", "text_config": {**text, "max_position_embeddings": 24}, "vision_config": {}}
     flat = model_config({"model_type": "bert", **text})
-    assert flat.encoding.at_length(24).with_length_written(flat.config, flat.family)["max_position_embeddings"] == 24
+    assert flat.encoding.at_length(24).write_length_to(flat.config, flat.family)["max_position_embeddings"] == 24
 
 
 @pytest.mark.parametrize(("noted", "expected"), [({"trained_length": 7}, {"trained_length": 7}), ("x", {}), (None, {})])

@@ -163,7 +163,7 @@ def test_alpha_is_hunyuan_s_alone(tmp_path):
     model = model_config(config)
     assert model.rotary.rope_type == "dynamic"
     with pytest.raises(CtxextError, match='has "alpha", which "llama" does not read'):
-        model.with_encoding(model.rotary.plain({}))
+        model.with_encoding(model.rotary.restore_source({}))
 
 
 def test_a_key_beside_nested_schedules_is_seen():

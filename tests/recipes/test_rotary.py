@@ -193,10 +193,10 @@ def test_a_schedule_that_was_replaced_leaves_nothing_behind():
     schedule = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
     model = model_config({**LLAMA, "original_max_position_embeddings": 32, "rope_scaling": schedule})
     assert model.with_encoding(model.rotary).config["original_max_position_embeddings"] == 32
-    plain = model.with_encoding(model.rotary.plain({})).config
+    plain = model.with_encoding(model.rotary.restore_source({})).config
     assert not {"rope_scaling", "original_max_position_embeddings"} & plain.keys()
     assert (plain["max_position_embeddings"], plain["rope_parameters"]) == (32, PLAIN)
-    assert model.rotary.plain({"source_theta": 5e5}).theta == 5e5
+    assert model.rotary.restore_source({"source_theta": 5e5}).theta == 5e5
 
 
 def test_a_base_for_each_layer_changes_in_those_that_rotate():

@@ -111,10 +111,10 @@ def tried_in(engine: str) -> set[str]:
 def schedules_of(model: ModelConfig) -> tuple[str, ...]:
     """Return the method variants of a schedule, as named in engines.json; from config.json if there is no record."""
     carrier, numbers = model.encoding.carrier, model.encoding.numbers
-    noted = [str(step.get("method")) for step in (provenance(model.config).get("recipe") or {}).get("steps", ())]
+    recorded = [str(step.get("method")) for step in (provenance(model.config).get("recipe") or {}).get("steps", ())]
     rotary = {method.name: method for method in METHODS if method.encoding == "rotary" and not method.needs_code()}
-    names = [name for name in noted if name in rotary and getattr(rotary[name], "rope_type", "default") == carrier]
-    bases = [name for name in noted if name in rotary and rotary[name].kind == "base"]
+    names = [name for name in recorded if name in rotary and getattr(rotary[name], "rope_type", "default") == carrier]
+    bases = [name for name in recorded if name in rotary and rotary[name].kind == "base"]
     schedule = names[-1] if names else _METHOD_OF.get(carrier, carrier)
     factor, parts = numbers.get("attention_factor"), "yarn" if schedule == "ntk-by-parts" else schedule
     if parts == "yarn" and factor is not None:

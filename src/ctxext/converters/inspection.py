@@ -119,10 +119,10 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
             frequencies = inverse_frequencies(rotary)
             unfinished = sum(2 * math.pi / theta > rotary.trained_length for theta in frequencies)
     heads = read(config, family, "num_attention_heads")
-    noted = provenance(config)
-    recipe = noted.get("recipe")
+    record = provenance(config)
+    recipe = record.get("recipe")
     serving = serving_of(model) if recipe and model else ()
-    is_copy = recipe and model and not noted.get("finetune")
+    is_copy = recipe and model and not record.get("finetune")
     return Inspection(
         family=family,
         positions=family.positions,
@@ -147,5 +147,5 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         methods=methods,
         recipe=recipe,
         serving=serving,
-        unconverted=unconverted_lines(str(noted.get("source")), model, serving) if is_copy and model else {},
+        unconverted=unconverted_lines(str(record.get("source")), model, serving) if is_copy and model else {},
     )

@@ -164,11 +164,11 @@ def _start(
         return before, recipe, {}
     if not replace_scaling:
         raise already_extended(source, before.encoding)
-    noted = provenance(source.config)
-    if noted.get("recipe") and recipe_from_dict(noted["recipe"], "config.json").rewrites_weights:
+    record = provenance(source.config)
+    if record.get("recipe") and recipe_from_dict(record["recipe"], "config.json").rewrites_weights:
         raise CtxextError(
             f'The recipe of "{source.name}" wrote weights, which no configuration brings back.',
-            hint=f'Start from its source "{noted.get("source")}".',
+            hint=f'Start from its source "{record.get("source")}".',
         )
     start = plain_config(before)
     if start.encoding.is_scaled and recipe.replaces_encoding:
@@ -179,15 +179,15 @@ def _start(
 
 def _noting(source: Checkpoint, recipe: Recipe, start: ModelConfig, model: ModelConfig) -> ModelConfig:
     """Return the configuration of the result with its source and recipe recorded."""
-    noted, declared = provenance(source.config), model.encoding.declared_length
-    trained = noted.get("finetune") or noted.get("source_finetune")
+    record, declared = provenance(source.config), model.encoding.declared_length
+    trained = record.get("finetune") or record.get("source_finetune")
     config = {
         **{key: value for key, value in model.config.items() if key != VERSIONED},
         "ctxext": {  # A published file must not name a local folder.
             "version": __version__,
             "source": source.public_name,
             "revision": source.revision,
-            **start.encoding.noted(),
+            **start.encoding.to_record(),
             **({"declared_length": declared} if declared else {}),
             "recipe": recipe.to_dict(),
             **({"source_finetune": trained} if trained else {}),
@@ -235,10 +235,10 @@ def _replaced(source: Checkpoint, before: ModelConfig, after: Encoding, kept: Ma
 
 def already_extended(source: Checkpoint, encoding: Encoding) -> CtxextError:
     """Return the error for a second scaling (docs/traps.md, trap 10), with a hint for replacing the first."""
-    noted = provenance(source.config)
-    steps = (noted.get("recipe") or {}).get("steps", [])
+    record = provenance(source.config)
+    steps = (record.get("recipe") or {}).get("steps", [])
     if steps:
-        origin = noted.get("source")
+        origin = record.get("source")
         replace = "replace the schedule with --replace-scaling."
         return CtxextError(
             f'"{source.name}" is already extended: {", ".join(map(describe_step, steps))} from '

@@ -91,8 +91,8 @@ class Recipe:
 
         Only a schedule of the same type is used.
         """
-        noted = (provenance(model.config).get("recipe") or {}).get("steps", [])
-        names = [name for name in (str(step.get("method")) for step in noted) if not method_named(name).needs_code()]
+        previous_steps = (provenance(model.config).get("recipe") or {}).get("steps", [])
+        names = [name for name in (str(step.get("method")) for step in previous_steps) if not method_named(name).needs_code()]
         previous = names[-1] if names else None
         steps, kept = [], dict[str, Any]()
         numbers = without_derived(model.rotary) if isinstance(model.encoding, Rotary) else {}
@@ -229,15 +229,15 @@ def plain_config(model: ModelConfig) -> ModelConfig:
     It has no code, and the plain schedule and length. If ctxext recorded that only code was added, the source's
     schedule stays.
     """
-    noted = provenance(model.config)
-    steps = [method_named(str(step.get("method"))) for step in (noted.get("recipe") or {}).get("steps", [])]
+    record = provenance(model.config)
+    steps = [method_named(str(step.get("method"))) for step in (record.get("recipe") or {}).get("steps", [])]
     config = {key: value for key, value in without_code(model.config).items() if key != "ctxext"}
     if isinstance(model.encoding, Rotary) and steps and all(method.needs_code() for method in steps):
-        length, declared = noted.get("source_length") or model.rotary.trained_length, noted.get("declared_length")
+        length, declared = record.get("source_length") or model.rotary.trained_length, record.get("declared_length")
         plain = ModelConfig(config, model.family, model.rotary).with_context_length(int(declared or length))
         rotary = dataclasses.replace(plain.rotary, context_length=int(length), declared_length=declared)
         return dataclasses.replace(plain, encoding=rotary)
-    encoding = model.encoding.plain(noted)
+    encoding = model.encoding.restore_source(record)
     return ModelConfig(config, model.family, encoding).with_encoding(encoding)
 
 

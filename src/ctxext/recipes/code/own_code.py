@@ -44,11 +44,11 @@ def making_sense() -> Iterator[None]:
 
 def own_code(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the names and SHA-256 digests of the code that this version writes for a configuration's recipe."""
-    noted = provenance(config).get("recipe")
-    if noted is None:
+    recipe = provenance(config).get("recipe")
+    if recipe is None:
         return {}
     with making_sense():
-        files = recipe_from_dict(noted, "config.json").code_files(dict(config))
+        files = recipe_from_dict(recipe, "config.json").code_files(dict(config))
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items()}
 
 

@@ -92,14 +92,14 @@ class Encoding:
         """Return a one-line description of the encoding."""
         raise NotImplementedError
 
-    def noted(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """Return the record of the source's encoding for a converted checkpoint.
 
         The record allows the recipe to be undone.
         """
         return {"trained_length": self.trained_length, "source_length": self.context_length}
 
-    def plain(self, noted: Mapping[str, Any]) -> Self:
+    def restore_source(self, record: Mapping[str, Any]) -> Self:
         """Return the encoding before the recipe that a configuration records."""
         return dataclasses.replace(self, context_length=self.trained_length)
 
@@ -107,11 +107,11 @@ class Encoding:
         """Return the encoding at another context length in tokens."""
         return dataclasses.replace(self, context_length=length)
 
-    def written(self, config: Config, family: Family) -> Config:
+    def write_to(self, config: Config, family: Family) -> Config:
         """Return a copy of a configuration with this encoding."""
-        return self.with_length_written(config, family)
+        return self.write_length_to(config, family)
 
-    def with_length_written(self, config: Config, family: Family) -> Config:
+    def write_length_to(self, config: Config, family: Family) -> Config:
         """Return a copy of a configuration with this context length; all else stays."""
         edited = copy.deepcopy(config)
         nested = edited.get(family.text_config) if family.text_config else None
@@ -135,5 +135,5 @@ class Encoding:
 
 def provenance(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record of ctxext in a configuration that it wrote; empty for others."""
-    noted = config.get("ctxext")
-    return noted if isinstance(noted, dict) else {}
+    record = config.get("ctxext")
+    return record if isinstance(record, dict) else {}

@@ -43,12 +43,12 @@ class Alibi(Encoding):
             f"{self.context_length} is out of range{end}, but far tokens fade"
         )
 
-    def plain(self, noted: Mapping[str, Any]) -> Self:
+    def restore_source(self, record: Mapping[str, Any]) -> Self:
         """Return the encoding before the recipe that a configuration records.
 
         It has the source's length.
         """
-        return self.at_length(int(noted.get("source_length") or self.trained_length))
+        return self.at_length(int(record.get("source_length") or self.trained_length))
 
     def cautions(self, config: Config, family: Family, *, is_changed: bool) -> tuple[str, ...]:
         """Return the warnings for users of a model with this encoding.
@@ -100,19 +100,19 @@ class Buckets(Encoding):
             f"{self.num_buckets}, so any length runs and no distance is out of range"
         )
 
-    def noted(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """Return the record of the source's encoding for a converted checkpoint.
 
         It contains the lengths and the distance.
         """
-        return {**super().noted(), "source_distance": self.distance}
+        return {**super().to_record(), "source_distance": self.distance}
 
-    def plain(self, noted: Mapping[str, Any]) -> Self:
+    def restore_source(self, record: Mapping[str, Any]) -> Self:
         """Return the encoding before the recipe that a configuration records.
 
         It has the source's length and distance.
         """
-        length, distance = noted.get("source_length"), noted.get("source_distance")
+        length, distance = record.get("source_length"), record.get("source_distance")
         plain = self.at_length(int(length or self.trained_length))
         return dataclasses.replace(plain, distance=int(distance or self.distance))
 

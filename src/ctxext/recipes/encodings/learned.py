@@ -202,7 +202,7 @@ def read_computed(config: Config, family: Family, original_length: int | None = 
 
 
 def _read(
-    config: Config, family: Family, layouts: Mapping[str, Layout], given: int | None
+    config: Config, family: Family, layouts: Mapping[str, Layout], original_length: int | None
 ) -> tuple[int, int, Layout, int, bool]:
     layout = layouts.get(family.model_type)
     if layout is None:
@@ -220,8 +220,8 @@ def _read(
             hint="Add the number of positions the model was trained on to config.json.",
         )
     positions = length - special * layout.counts_special
-    noted = provenance(config).get("trained_length")
-    return int(given or noted or positions), positions, layout, special, bool(noted)
+    recorded = provenance(config).get("trained_length")
+    return int(original_length or recorded or positions), positions, layout, special, bool(recorded)
 
 
 def tensors_named(names: Sequence[str], ending: str) -> list[str]:

@@ -136,26 +136,26 @@ class Rotary(Encoding):
         origin = f" ({self.theta_origin})" if self.theta_origin else ""
         return f"rotary, {self.rope_type} schedule, theta {self.theta:g}{origin} · {self.dim} dimensions"
 
-    def noted(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """Return the record of the source's encoding for a converted checkpoint.
 
         It contains the lengths and the base.
         """
-        lengths = super().noted()
+        lengths = super().to_record()
         return {
             "trained_length": lengths["trained_length"],
             "source_theta": self.theta,
             "source_length": lengths["source_length"],
         }
 
-    def plain(self, noted: Mapping[str, Any]) -> "Rotary":
+    def restore_source(self, record: Mapping[str, Any]) -> "Rotary":
         """Return the encoding before the recipe that a configuration records.
 
         It has the plain schedule at the source's base.
         """
         return dataclasses.replace(
             self,
-            theta=noted.get("source_theta") or self.theta,
+            theta=record.get("source_theta") or self.theta,
             context_length=self.trained_length,
             declared_length=None,
             parameters={"rope_type": "default"},
@@ -175,7 +175,7 @@ class Rotary(Encoding):
         """
         write_length(text, family, self.context_length)
 
-    def written(self, config: Config, family: Family) -> Config:
+    def write_to(self, config: Config, family: Family) -> Config:
         """Return a copy of a configuration with this encoding.
 
         The schedule is written in both the v4 and v5 format.
@@ -236,12 +236,12 @@ class ModelConfig:
 
     def with_encoding(self, encoding: Encoding) -> "ModelConfig":
         """Return the model with another encoding, which is written into its configuration."""
-        return ModelConfig(encoding.written(self.config, self.family), self.family, encoding)
+        return ModelConfig(encoding.write_to(self.config, self.family), self.family, encoding)
 
     def with_context_length(self, length: int) -> "ModelConfig":
         """Return the model with another context length in tokens; its schedule stays."""
         encoding = self.encoding.at_length(length)
-        return ModelConfig(encoding.with_length_written(self.config, self.family), self.family, encoding)
+        return ModelConfig(encoding.write_length_to(self.config, self.family), self.family, encoding)
 
 
 def model_config(config: Config, original_length: int | None = None) -> ModelConfig:
@@ -307,16 +307,16 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
             f'config.json has no usable max_position_embeddings: "{context_length}".',
             hint="Add the length the model was trained on to config.json.",
         )
-    claimed, noted = int(context_length), provenance(config)
+    claimed, record = int(context_length), provenance(config)
     if parameters["rope_type"] in _FROM_ORIGINAL and text.get(_ORIGINAL):
         parameters[_ORIGINAL] = text[_ORIGINAL]
     trained, origin = original_length_of(
-        config, family, parameters, given=original_length, noted=noted.get("trained_length")
+        config, family, parameters, given=original_length, noted=record.get("trained_length")
     )
     is_stretched = parameters["rope_type"] != "default" or (
-        bool(noted.get("trained_length")) and noted.get("declared_length") != claimed
+        bool(record.get("trained_length")) and record.get("declared_length") != claimed
     )
-    if is_stretched and not noted.get("trained_length"):
+    if is_stretched and not record.get("trained_length"):
         claimed = reached_length(config, family, parameters)
     return Rotary(
         theta=theta,
