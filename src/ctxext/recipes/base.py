@@ -11,7 +11,7 @@ from ctxext.errors import CtxextError
 from ctxext.files.tensor_files import NewTensor
 from ctxext.recipes.encodings.base import POSITIONS, Encoding
 from ctxext.recipes.encodings.frequencies import is_neutral
-from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary, unsupported
+from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary, unsupported_reason
 from ctxext.recipes.param import SearchRange, checked, param, search_ranges
 
 Kind = Literal["table", "base", "schedule", "heads", "attention", "slopes", "buckets"]
@@ -224,7 +224,7 @@ class Scaling(Reaching):
 
         The family must support the rope type.
         """
-        return super().refusal(config, family) or unsupported(family, cls.rope_type)
+        return super().refusal(config, family) or unsupported_reason(family, cls.rope_type)
 
     def taken_over(self, replaced: Mapping[str, Any], method: str | None) -> dict[str, Any]:
         """Return the unset parameters of this step that a replaced schedule of the same type has.

@@ -25,7 +25,7 @@ from ctxext.recipes.encodings.rotary import (
     ModelConfig,
     Rotary,
     attention_scaling,
-    unsupported,
+    unsupported_reason,
     write_rotary,
 )
 
@@ -194,7 +194,7 @@ def _with_hidden_schedule(model: ModelConfig) -> Config:
     family, rotary = model.family, model.rotary
     classes = family_classes(model.config)
     # A schedule that no method writes for this family is kept as in the source.
-    kept = dict(rotary.parameters) if unsupported(family, rotary.rope_type) else {}
+    kept = dict(rotary.parameters) if unsupported_reason(family, rotary.rope_type) else {}
     plain = rotary.with_parameters({"rope_type": "default"}) if kept else rotary
     edited = write_rotary(model.config, family, plain)
     text = _text(edited, family)

@@ -100,7 +100,7 @@ def native_type(family: Family, rope_type: str) -> str:
     return family.plain_type if is_plain else rope_type
 
 
-def unsupported(family: Family, rope_type: str) -> str:
+def unsupported_reason(family: Family, rope_type: str) -> str:
     """Return the reason why a family does not support a rope type; empty if it does."""
     if reason := family.reason or family.fixed:
         return reason

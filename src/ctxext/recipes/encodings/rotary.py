@@ -42,7 +42,7 @@ from ctxext.recipes.encodings.dialects import (
     write_length,
 )
 from ctxext.recipes.encodings.dialects import native_type as native_type
-from ctxext.recipes.encodings.dialects import unsupported as unsupported
+from ctxext.recipes.encodings.dialects import unsupported_reason as unsupported_reason
 from ctxext.recipes.encodings.learned import COMPUTED, LAYOUTS, read_computed, read_learned
 
 _ORIGINAL = "original_max_position_embeddings"
@@ -440,7 +440,7 @@ def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
         family: Its family.
         rotary: The encoding of the full-attention layers.
     """
-    if reason := unsupported(family, rotary.rope_type):
+    if reason := unsupported_reason(family, rotary.rope_type):
         raise CtxextError(
             f'"{family.model_type}": {reason}.', hint="ctxext inspect MODEL lists the methods that apply."
         )

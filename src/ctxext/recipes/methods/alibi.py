@@ -57,8 +57,8 @@ class Slopes(Reaching, CodeMethod):
 
         The family must be able to carry the code.
         """
-        unsupported = "" if family.model_type in _FAMILIES else "its biases are untested"
-        return super().refusal(config, family) or unsupported
+        untested = "" if family.model_type in _FAMILIES else "its biases are untested"
+        return super().refusal(config, family) or untested
 
     def caution_for(self, model: ModelConfig) -> str:
         """Return the warning for users of the result.
