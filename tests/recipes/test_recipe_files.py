@@ -107,10 +107,10 @@ def test_what_is_taken_over_of_a_schedule_that_is_replaced(noted, kept):
     llama["rope_scaling"] = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 24.0}
     if noted is not None:
         llama["ctxext"] = {"recipe": {"steps": [{"method": name} for name in noted]}}
-    recipe, inherited = Recipe([Yarn(factor=8)], "mine").taking_over(model_config(llama))
+    recipe, inherited = Recipe([Yarn(factor=8)], "mine").take_over(model_config(llama))
     assert inherited == kept
     assert recipe == Recipe([Yarn(factor=8, **kept)], "mine")
-    given = Recipe([Yarn(factor=8, beta_fast=16)]).taking_over(model_config(llama))
+    given = Recipe([Yarn(factor=8, beta_fast=16)]).take_over(model_config(llama))
     assert given == (Recipe([Yarn(factor=8, beta_fast=16)]), {})
 
 

@@ -144,7 +144,7 @@ SCHEDULE = {"rope_type": "yarn", "factor": 8.0, "mscale": 0.7, "mscale_all_dim":
     ],
 )
 def test_what_a_step_keeps_of_the_schedule_it_replaces(step, schedule, made_by, taken):
-    assert step.taken_over(schedule, made_by) == taken
+    assert step.inherit_from(schedule, made_by) == taken
 
 
 @pytest.mark.parametrize(

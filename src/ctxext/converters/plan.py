@@ -174,7 +174,7 @@ def _start(
     if start.encoding.is_scaled and recipe.replaces_encoding:
         start = plain_config(start)  # Without our code, the source still has its own schedule.
     _check_original(source, before.encoding, start.encoding)
-    return start, *recipe.taking_over(before)
+    return start, *recipe.take_over(before)
 
 
 def _noting(source: Checkpoint, recipe: Recipe, start: ModelConfig, model: ModelConfig) -> ModelConfig:

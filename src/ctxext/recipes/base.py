@@ -12,7 +12,7 @@ from ctxext.files.tensor_files import NewTensor
 from ctxext.recipes.encodings.base import POSITIONS, Encoding
 from ctxext.recipes.encodings.frequencies import is_neutral
 from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary, unsupported_reason
-from ctxext.recipes.param import SearchRange, checked, param, search_ranges
+from ctxext.recipes.param import SearchRange, check_value, param, search_ranges
 
 Kind = Literal["table", "base", "schedule", "heads", "attention", "slopes", "buckets"]
 """Part of a model that a method changes: the rows of a position table, the RoPE base, the schedule of frequencies, the
@@ -54,7 +54,7 @@ class Method:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = checked(type(self), self.name, field, getattr(self, field.name))
+            value = check_value(type(self), self.name, field, getattr(self, field.name))
             object.__setattr__(self, field.name, value)
 
     @classmethod
@@ -148,12 +148,12 @@ class Method:
     def to_dict(self) -> dict[str, Any]:
         """Return the step in the format of a recipe file, without unset parameters."""
         numbers = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        plain = {key: _listed(value) for key, value in numbers.items()}
+        plain = {key: _to_lists(value) for key, value in numbers.items()}
         return {"method": self.name, **{key: value for key, value in plain.items() if value is not None}}
 
 
-def _listed(value: Any) -> Any:
-    return [_listed(entry) for entry in value] if isinstance(value, tuple) else value
+def _to_lists(value: Any) -> Any:
+    return [_to_lists(entry) for entry in value] if isinstance(value, tuple) else value
 
 
 _REACH = ("factor", "target_length")
@@ -226,7 +226,7 @@ class Scaling(Reaching):
         """
         return super().refusal(config, family) or unsupported_reason(family, cls.rope_type)
 
-    def taken_over(self, replaced: Mapping[str, Any], method: str | None) -> dict[str, Any]:
+    def inherit_from(self, replaced: Mapping[str, Any], method: str | None) -> dict[str, Any]:
         """Return the unset parameters of this step that a replaced schedule of the same type has.
 
         `replaced` has the format of transformers. `method` is None if ctxext did not write the schedule.

@@ -118,7 +118,7 @@ def value_type(owner: type, name: str) -> Any:
     return members[0] if type(None) in members else hint
 
 
-def checked(owner: type, label: str, field: "dataclasses.Field[Any]", value: Any) -> Any:
+def check_value(owner: type, label: str, field: "dataclasses.Field[Any]", value: Any) -> Any:
     """Return a parameter's value in its declared type; raise if it has another type or violates a limit."""
     limits, wanted = limits_of(field), value_type(owner, field.name)
     option = f"{label}: {field.name}"
@@ -132,13 +132,13 @@ def checked(owner: type, label: str, field: "dataclasses.Field[Any]", value: Any
     elif typing.get_origin(wanted) is tuple:
         inner = typing.get_args(wanted)[0]
         if typing.get_origin(inner) is not tuple:
-            return _checked_numbers(option, value)
+            return _check_numbers(option, value)
         rows = value if isinstance(value, list | tuple) else [value]
-        return tuple(_checked_numbers(option, row, typing.get_args(inner)[0]) for row in rows)
+        return tuple(_check_numbers(option, row, typing.get_args(inner)[0]) for row in rows)
     else:
         if isinstance(value, str) and field.name.endswith("_length"):
             value = parse_length(value)
-        value = _checked_number(option, value, wanted)
+        value = _check_number(option, value, wanted)
     if limits.choices and value not in limits.choices:
         raise CtxextError(f'{option} must be one of {", ".join(limits.choices)}, not "{value}".')
     if limits.min is not None and value < limits.min:
@@ -148,7 +148,7 @@ def checked(owner: type, label: str, field: "dataclasses.Field[Any]", value: Any
     return value
 
 
-def _checked_number(option: str, value: Any, wanted: type) -> Any:
+def _check_number(option: str, value: Any, wanted: type) -> Any:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not abs(value) <= _LARGEST:  # Also false for NaN.
         raise CtxextError(f'{option} must be a finite number of at most {_LARGEST:g}, not "{value}".')
@@ -157,7 +157,7 @@ def _checked_number(option: str, value: Any, wanted: type) -> Any:
     return wanted(value)
 
 
-def _checked_numbers(option: str, value: Any, wanted: type = float) -> tuple[Any, ...]:
+def _check_numbers(option: str, value: Any, wanted: type = float) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple) or not value:
         raise CtxextError(f"{option} must be a list of numbers.")
-    return tuple(_checked_number(option, number, wanted) for number in value)
+    return tuple(_check_number(option, number, wanted) for number in value)

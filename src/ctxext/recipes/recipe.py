@@ -86,33 +86,34 @@ class Recipe:
             encoding = encoding.at_length(reach)
         return Recipe(steps, self.description, self.source)
 
-    def taking_over(self, model: ModelConfig) -> tuple["Recipe", dict[str, Any]]:
+    def take_over(self, model: ModelConfig) -> tuple["Recipe", dict[str, Any]]:
         """Return the recipe with unset parameters from the schedule that it replaces, and those parameters.
 
         Only a schedule of the same type is used.
         """
-        previous_steps = (provenance(model.config).get("recipe") or {}).get("steps", [])
-        names = [name for name in (str(step.get("method")) for step in previous_steps) if not method_named(name).needs_code()]
-        previous = names[-1] if names else None
-        steps, kept = [], dict[str, Any]()
-        numbers = without_derived(model.rotary) if isinstance(model.encoding, Rotary) else {}
+        recorded = (provenance(model.config).get("recipe") or {}).get("steps", [])
+        names = [str(step.get("method")) for step in recorded]
+        schedules = [name for name in names if not method_named(name).needs_code()]
+        previous = schedules[-1] if schedules else None
+        steps, parameters = [], dict[str, Any]()
+        schedule = without_derived(model.rotary) if isinstance(model.encoding, Rotary) else {}
         for step in self.steps:
-            inherited = step.taken_over(numbers, previous) if isinstance(step, Scaling) else {}
+            inherited = step.inherit_from(schedule, previous) if isinstance(step, Scaling) else {}
             steps.append(dataclasses.replace(step, **inherited))
-            kept |= inherited
-        return Recipe(steps, self.description, self.source), kept
+            parameters |= inherited
+        return Recipe(steps, self.description, self.source), parameters
 
     def edit(self, model: ModelConfig, *, with_code: bool = True) -> ModelConfig:
         """Return the configuration after all steps.
 
         If `with_code` is false, only the steps that unmodified transformers supports are applied.
         """
-        model = _edited(model, (step for step in self.steps if not step.needs_code()))
+        model = _apply_steps(model, (step for step in self.steps if not step.needs_code()))
         return self.add_code(model) if with_code else model
 
     def add_code(self, model: ModelConfig) -> ModelConfig:
         """Return the configuration after the steps with code, which come last."""
-        return _edited(model, (step for step in self.steps if step.needs_code()))
+        return _apply_steps(model, (step for step in self.steps if step.needs_code()))
 
     def new_tensors(self, source: Checkpoint, model: ModelConfig) -> tuple[NewTensor, ...]:
         """Return the tensors that differ between the result and its source.
@@ -151,7 +152,7 @@ def describe_step(step: Mapping[str, Any]) -> str:
         return str(step.get("method"))
 
 
-def _edited(model: ModelConfig, steps: Iterable[Method]) -> ModelConfig:
+def _apply_steps(model: ModelConfig, steps: Iterable[Method]) -> ModelConfig:
     for step in steps:
         model = step.edit(model)
         check_length(model.encoding.usable_length)
@@ -197,7 +198,7 @@ def command_options(steps: Iterable[Mapping[str, Any]]) -> list[str]:
     # An option reaches every step that takes it, so a step that kept its default must not share its name.
     is_shared = any(named.get(field.name, value) != value for field, value in fields)
     is_long = any(limits_of(field).measured or isinstance(value, list | tuple) for field, value in given.items())
-    if is_shared or is_long or multiplied([method for method, _ in methods]):
+    if is_shared or is_long or multiplying_steps([method for method, _ in methods]):
         return []
     return [
         *(word for method, _ in methods for word in ("--method", method.name)),
@@ -213,7 +214,7 @@ def _option(name: str, value: Any) -> list[str]:
     return [option_name(name), str(int(value) if is_whole else value)]
 
 
-def multiplied(steps: Iterable[Method | type[Method]]) -> list[str]:
+def multiplying_steps(steps: Iterable[Method | type[Method]]) -> list[str]:
     """Return the names of steps with factors that multiply.
 
     They are a schedule of the configuration, and code that scales it again. A new base and the schedule on top of it

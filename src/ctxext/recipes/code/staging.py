@@ -52,7 +52,7 @@ class Staged:
 
 
 @contextmanager
-def staged(checkpoint: Checkpoint, *, foreign: bool = False, kernels: bool = False) -> Iterator[Staged]:
+def stage_checkpoint(checkpoint: Checkpoint, *, foreign: bool = False, kernels: bool = False) -> Iterator[Staged]:
     """Stage a checkpoint in a temporary folder; in the context nothing is fetched and no other code runs.
 
     Args:
