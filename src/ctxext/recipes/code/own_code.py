@@ -34,7 +34,7 @@ _PLACE = re.compile(r"(\w+)\.\w+")
 
 
 @contextlib.contextmanager
-def making_sense() -> Iterator[None]:
+def explain_broken_config() -> Iterator[None]:
     """Raise a CtxextError instead of the errors that a configuration broken by hand causes."""
     try:
         yield
@@ -47,7 +47,7 @@ def own_code(config: Mapping[str, Any]) -> dict[str, str]:
     recipe = provenance(config).get("recipe")
     if recipe is None:
         return {}
-    with making_sense():
+    with explain_broken_config():
         files = recipe_from_dict(recipe, "config.json").code_files(dict(config))
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items()}
 

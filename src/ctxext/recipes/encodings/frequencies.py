@@ -78,12 +78,12 @@ def _yarn(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], length
 def _llama3(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], length: int) -> list[float]:
     low, high, factor = numbers["low_freq_factor"], numbers["high_freq_factor"], numbers["factor"]
 
-    def scaled(theta: float) -> float:
+    def scale(theta: float) -> float:
         rotations = rotary.schedule_length * theta / (2 * math.pi)
         keep = min(max((rotations - low) / (high - low), 0.0), 1.0)
         return float(theta * keep + theta / factor * (1 - keep))
 
-    return [scaled(theta) for theta in plain]
+    return [scale(theta) for theta in plain]
 
 
 def _longrope(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], length: int) -> list[float]:

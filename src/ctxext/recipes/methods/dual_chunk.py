@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from ctxext.recipes.code.method import PORTABLE
 from ctxext.recipes.encodings.rotary import ModelConfig
-from ctxext.recipes.methods.relation import Relation, given
+from ctxext.recipes.methods.relation import Relation, require
 from ctxext.recipes.param import param
 
 
@@ -60,7 +60,7 @@ class DualChunk(Relation):
 
         No distance may be longer than L, and chunks must be longer than their overlap.
         """
-        size, local = given(self.chunk_size), given(self.local)
+        size, local = require(self.chunk_size), require(self.local)
         if size > length:
             return f'a chunk of "{size}" uses distances beyond the {length} tokens that the model reads.', (
                 f"--chunk-size {length}"

@@ -45,12 +45,12 @@ def _starts(rotary: Rotary, factor: float) -> list[float]:
     )
     curve = [math.log(old / new) / math.log(factor) for old, new in zip(plain, slowed, strict=True)]
     count = _num_knots(rotary)
-    heights = [_between(curve, knot / (count - 1)) for knot in range(count)]
+    heights = [_interpolate(curve, knot / (count - 1)) for knot in range(count)]
     rises = [count * (after - before) for before, after in itertools.pairwise(heights)]
     return [0.0, *(min(max(rise, 0.0), _MAX_RISE) for rise in rises)]  # YaRN keeps the fastest pair.
 
 
-def _between(knots: Sequence[float], place: float) -> float:
+def _interpolate(knots: Sequence[float], place: float) -> float:
     """Return the height at a place from 0 to 1 of the line through evenly spaced knots, two at least."""
     at = place * (len(knots) - 1)
     left = min(int(at), len(knots) - 2)
@@ -133,7 +133,7 @@ class LongRope(Scaling):
         for knot in range(count):
             level = min(level + numbers[f"rise_{knot}"] * math.log(factor) / count, most)
             knots.append(level)
-        long = tuple(float(f"{math.exp(_between(knots, pair / (pairs - 1))):.4g}") for pair in range(pairs))
+        long = tuple(float(f"{math.exp(_interpolate(knots, pair / (pairs - 1))):.4g}") for pair in range(pairs))
         return cls(
             factor=factor,
             long_factor=long,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ctxext.recipes.encodings.learned import COMPUTED
-from ctxext.recipes.methods.fills import continued
+from ctxext.recipes.methods.fills import continue_sinusoids
 from ctxext.recipes.methods.table import Rows
 
 
@@ -27,4 +27,4 @@ class Range(Rows):
 
         It has the old rows unchanged, then the sinusoids of the positions after them.
         """
-        return continued(raw, dtype, width, special, new)
+        return continue_sinusoids(raw, dtype, width, special, new)

@@ -136,7 +136,7 @@ class Relation(Reaching, CodeMethod):
 _NOT_IN_MAPS = frozenset({"method", "factor", "temperature"})
 
 
-def given(number: int | None) -> int:
+def require(number: int | None) -> int:
     """Return a parameter of a resolved step, which `defaults` has filled in."""
     assert number is not None, "resolve the step first"
     return number

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ctxext.recipes.code.method import PORTABLE
-from ctxext.recipes.methods.relation import Relation, given, window_problem
+from ctxext.recipes.methods.relation import Relation, require, window_problem
 from ctxext.recipes.param import param
 
 
@@ -44,7 +44,7 @@ class SelfExtend(Relation):
 
         A fixed group extends the context to w + (L - w) · G.
         """
-        window = given(self.window)
+        window = require(self.window)
         if problem := window_problem(window, length):
             return problem
         if self.group is not None and window + (length - window) * self.group < target:

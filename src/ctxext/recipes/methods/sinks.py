@@ -3,7 +3,7 @@
 from typing import Any
 
 from ctxext.recipes.code.method import PORTABLE
-from ctxext.recipes.methods.relation import Relation, given
+from ctxext.recipes.methods.relation import Relation, require
 from ctxext.recipes.param import param
 
 
@@ -37,7 +37,7 @@ class Sinks(Relation):
 
         Sinks and window must fit into L.
         """
-        if self.sinks + given(self.window) > length:
+        if self.sinks + require(self.window) > length:
             return (
                 f"{self.sinks} sinks and a window of {self.window} are more than the {length} tokens that it reads.",
                 f"--window {length - self.sinks}",

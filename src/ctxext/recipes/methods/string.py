@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ctxext.recipes.code.method import PORTABLE
-from ctxext.recipes.methods.relation import Relation, given
+from ctxext.recipes.methods.relation import Relation, require
 from ctxext.recipes.param import param
 
 
@@ -43,7 +43,7 @@ class String(Relation):
 
         Distances up to L extend the context to L + S - w tokens.
         """
-        shift, window = given(self.shift), given(self.window)
+        shift, window = require(self.shift), require(self.window)
         if window > shift:
             return f'window "{window}" is above shift "{shift}".', f"--window {shift // 3}"
         if target > length + shift - window:

@@ -21,7 +21,7 @@ from ctxext.recipes.encodings.learned import (
     tensors_named,
 )
 from ctxext.recipes.encodings.rotary import Config, ModelConfig
-from ctxext.recipes.methods.fills import DTYPES, FILLS, KEEPS_ROWS, filled
+from ctxext.recipes.methods.fills import DTYPES, FILLS, KEEPS_ROWS, fill_rows
 from ctxext.recipes.param import param
 
 
@@ -200,4 +200,4 @@ class Table(Rows):
 
         It is computed by the chosen fill.
         """
-        return filled(raw, dtype, width, special, new, self.fill, self.alpha)
+        return fill_rows(raw, dtype, width, special, new, self.fill, self.alpha)

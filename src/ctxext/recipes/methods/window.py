@@ -3,7 +3,7 @@
 from typing import Any
 
 from ctxext.recipes.code.method import PORTABLE
-from ctxext.recipes.methods.relation import Relation, given
+from ctxext.recipes.methods.relation import Relation, require
 from ctxext.recipes.param import param
 
 
@@ -36,6 +36,6 @@ class Window(Relation):
 
         The window must fit into L.
         """
-        if given(self.window) > length:
+        if require(self.window) > length:
             return f"a window of {self.window} is more than the {length} tokens that it reads.", f"--window {length}"
         return None
