@@ -32,14 +32,16 @@ _USUAL_CHARACTERS = 4
 """Characters per token of English text, for an estimate."""
 
 
-def calibrated(source: Checkpoint, recipe: Recipe, options: ConvertOptions, progress: Progress | None = None) -> Recipe:
+def calibrate_recipe(
+    source: Checkpoint, recipe: Recipe, options: ConvertOptions, progress: Progress | None = None
+) -> Recipe:
     """Load the model and return the recipe with the measured head order in the steps that need one.
 
     The statistic of Ms-PoE (`portable/mspoe.py`) is averaged over chunks of the text, each ending at a possible end
     of a prompt. The head with the highest average score takes the first ratio.
     """
     text, hint = read_text(options.calibration.text), "Try --head-order fixed."
-    listening = in_order(recipe, "prompt")
+    listening = set_head_order(recipe, "prompt")
     plan = make_plan(source, listening, replace_scaling=options.replace_scaling, allow_shorter=options.allow_shorter)
     device, dtype = choose_device(options.calibration.device), options.calibration.dtype
     with tempfile.TemporaryDirectory() as place:
@@ -56,15 +58,15 @@ def calibrated(source: Checkpoint, recipe: Recipe, options: ConvertOptions, prog
             model = load_checkpoint(source, folder, trust=True, dtype=dtype, device=device, hint=hint)
         guard_vocabulary(model, tokenizer)
         scores = head_scores(model, tokenizer, text, plan.encoding.trained_length, progress)
-    return with_order(recipe, scores)
+    return order_heads(recipe, scores)
 
 
-def in_order(recipe: Recipe, head_order: str) -> Recipe:
+def set_head_order(recipe: Recipe, head_order: str) -> Recipe:
     """Return the recipe with uncalibrated heads in another order: "fixed", or "prompt", which calibration records."""
     return _changed(recipe, lambda _: {"head_order": head_order})
 
 
-def with_order(recipe: Recipe, scores: dict[int, list[float]]) -> Recipe:
+def order_heads(recipe: Recipe, scores: dict[int, list[float]]) -> Recipe:
     """Return the recipe with its heads ordered by their average scores, from layer to one score per KV head."""
     return _changed(recipe, lambda step: {"ranks": tuple(_ranks(scores[one], step.variant) for one in sorted(scores))})
 

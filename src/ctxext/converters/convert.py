@@ -19,7 +19,7 @@ from typing import Any
 
 from ctxext.checkpoint.loading import check_complete, check_described
 from ctxext.checkpoint.opening import Checkpoint, fingerprint, is_cached, open_checkpoint
-from ctxext.converters.calibration import calibrated, in_order
+from ctxext.converters.calibration import calibrate_recipe, set_head_order
 from ctxext.converters.card import CardFacts, card_metadata, declared_base, render
 from ctxext.converters.options import CLONED, COPIED, HARD, LINKS, ConvertOptions, SaveOptions
 from ctxext.converters.plan import Plan, make_plan
@@ -147,7 +147,7 @@ def convert(
     if recipe.needs_calibration:
         if tell is not None:
             tell("Loading the model once to order its heads; where it does not fit, --head-order fixed.")
-        recipe = calibrated(checkpoint, recipe, options, progress)
+        recipe = calibrate_recipe(checkpoint, recipe, options, progress)
     plan = make_plan(checkpoint, recipe, replace_scaling=options.replace_scaling, allow_shorter=options.allow_shorter)
     if out is None:
         name, methods = Path(plan.source.name).name or "model", "-".join(step.name for step in plan.recipe.steps)
@@ -197,7 +197,7 @@ def plan_conversion(
     checkpoint = _open(source, out, options, weights=False, revision=revision, token=token)
     if recipe.needs_calibration and tell is not None:
         tell("converting would load the model once to order its heads; the plan shows them by index.")
-    recipe = in_order(recipe, "fixed")
+    recipe = set_head_order(recipe, "fixed")
     return make_plan(checkpoint, recipe, replace_scaling=options.replace_scaling, allow_shorter=options.allow_shorter)
 
 
