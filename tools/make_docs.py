@@ -9,7 +9,7 @@ from typing import Any
 
 from ctxext.checkpoint.geometry import KnownModel, known_models
 from ctxext.cli.methods import carried_by, summary_of
-from ctxext.converters.engines import TOLERANCE, measured
+from ctxext.converters.engines import TOLERANCE, read_measurements
 from ctxext.files.length import format_length
 from ctxext.options import option_name
 from ctxext.recipes.base import Method
@@ -233,7 +233,7 @@ _ENGINES = ("vLLM", "vLLM's transformers backend", "llama.cpp", "llama.cpp with 
 
 def serving_page() -> str:
     """Return the text of docs/serving.md with its generated table of cells."""
-    text, data = (DOCS / "serving.md").read_text(encoding="utf-8"), measured()
+    text, data = (DOCS / "serving.md").read_text(encoding="utf-8"), read_measurements()
     before, _, rest = text.partition(_CELLS[0])
     _, _, after = rest.partition(_CELLS[1])
     versions = ", ".join(f"{name} {number}" for name, number in sorted(data["versions"].items()))

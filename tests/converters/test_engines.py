@@ -7,14 +7,23 @@ import pytest
 from ctxext import METHODS, Recipe
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import engines
-from ctxext.converters.engines import EXACT, TOLERANCE, UNKNOWN, WRONG, measured, schedules_of, serving_of, worst
+from ctxext.converters.engines import (
+    EXACT,
+    TOLERANCE,
+    UNKNOWN,
+    WRONG,
+    read_measurements,
+    schedules_of,
+    serving_of,
+    worst_difference,
+)
 from ctxext.methods import AdjustedBase, Ntk, Yarn
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.registry import method_named
 
 RUN = ("vLLM", "vLLM's transformers backend", "llama.cpp", "MLX")
 MODEL = model_config(open_checkpoint("demo").config)
-MEASURED = [method for method in METHODS if method.name in measured()["cells"]]
+MEASURED = [method for method in METHODS if method.name in read_measurements()["cells"]]
 
 
 def model_of(*steps, recipe=True, drop=()):
@@ -43,11 +52,11 @@ def row(model, engine):
 @pytest.mark.parametrize("method", MEASURED, ids=lambda method: method.name)
 def test_a_method_that_was_measured_has_a_cell_for_every_engine(method):
     """Run tools/measure_engines.py where one is missing."""
-    cells = measured()["cells"]
+    cells = read_measurements()["cells"]
     assert set(RUN) <= set(cells[method.name])
     for engine in RUN:
         cell = cells[method.name][engine]
-        assert "refused" in cell or len(cell["differences"]) == len(measured()["prompts"]) == 4
+        assert "refused" in cell or len(cell["differences"]) == len(read_measurements()["prompts"]) == 4
     assert schedules_of(model_of(step_of(method.name))) == (method.name,)
 
 
@@ -55,7 +64,7 @@ def test_a_method_that_was_measured_has_a_cell_for_every_engine(method):
 def test_a_tick_is_a_cell(method):
     model = model_of(step_of(method.name))
     for engine in ("vLLM", "MLX"):
-        status = worst(method.name, engine)
+        status = worst_difference(method.name, engine)
         is_right = status is not None and status <= TOLERANCE
         assert (row(model, engine).status != WRONG) == is_right, engine
 
@@ -63,8 +72,8 @@ def test_a_tick_is_a_cell(method):
 @pytest.fixture
 def cells(monkeypatch):
     """The measured cells, of which a test may take some away."""
-    data = copy.deepcopy(dict(measured()))
-    monkeypatch.setattr(engines, "measured", lambda: data)
+    data = copy.deepcopy(dict(read_measurements()))
+    monkeypatch.setattr(engines, "read_measurements", lambda: data)
     return data["cells"]
 
 
@@ -111,7 +120,7 @@ def test_a_family_is_tried_where_its_cell_is_right(monkeypatch):
     """Run tools/measure_families.py to add one."""
     right, wrong = {"vLLM": {"differences": [1e-5, 9e-4]}}, {"vLLM": {"differences": [1e-5, 2e-3]}}
     families = {"seed_oss": right, "apertus": wrong, "exaone4": {"vLLM": {"refused": "it is new"}}}
-    monkeypatch.setattr(engines, "measured", lambda: {"families": families})
+    monkeypatch.setattr(engines, "read_measurements", lambda: {"families": families})
     for engine, tried in (("vLLM", {"seed_oss"}), ("SGLang", set()), ("MLX", set())):
         assert engines.tried_in(engine) & families.keys() == tried
 

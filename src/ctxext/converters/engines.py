@@ -73,7 +73,7 @@ _METHOD_OF: Mapping[str, str] = {"default": _PLAIN, "linear": "pi"}
 
 
 @functools.cache
-def measured() -> Mapping[str, Any]:
+def read_measurements() -> Mapping[str, Any]:
     """Read engines.json.
 
     `prompts` are prompt lengths in tokens, `window` is the original context length, `greedy_of` the number of
@@ -96,14 +96,14 @@ def _find_row(part: str, thing: str, engine: str) -> _Row | None:
     return tuple(row) if row else None
 
 
-def worst(variant: str, engine: str) -> float | None:
+def worst_difference(variant: str, engine: str) -> float | None:
     """Return the largest difference of a variant in an engine, in nats; None if it was not run."""
-    return max(measured()["cells"].get(variant, {}).get(engine, {}).get("differences", ()), default=None)
+    return max(read_measurements()["cells"].get(variant, {}).get(engine, {}).get("differences", ()), default=None)
 
 
 def tried_in(engine: str) -> set[str]:
     """Return the families that an engine was tested with and runs correctly."""
-    rows = {name: cells.get(engine, {}).get("differences") for name, cells in measured()["families"].items()}
+    rows = {name: cells.get(engine, {}).get("differences") for name, cells in read_measurements()["families"].items()}
     right = {name for name, differences in rows.items() if differences and max(differences) <= TOLERANCE}
     return right.union(_read_notes()["tried_in"].get(engine, _read_notes()["tried_families"]))
 
@@ -197,7 +197,8 @@ def _of_schedule(variant: str, engine: str, model: ModelConfig) -> _Row:
         return (UNKNOWN, "", BY_SOURCE)
     if family != "llama" and (row := _find_row("only_llama", variant, engine)):
         return row
-    data, difference, better = measured(), worst(variant, engine), worst(variant, f"{engine} with metadata")
+    data, difference = read_measurements(), worst_difference(variant, engine)
+    better = worst_difference(variant, f"{engine} with metadata")
     if reason := data["cells"].get(variant, {}).get(engine, {}).get("refused"):
         return (WRONG, "", reason)
     if difference is None:
