@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 import tiny_encodings
 from ctxext import METHODS, Recipe, convert
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
-from ctxext.converters.card import CardFacts, Measured, convert_command, front_matter, render, wrapped
+from ctxext.converters.card import CardFacts, Measured, convert_command, front_matter, render, wrap_command
 from ctxext.converters.convert import card_of
 from ctxext.converters.engines import UNKNOWN, serving_of
 from ctxext.converters.plan import make_plan
@@ -103,8 +103,8 @@ def test_the_command_of_a_card_makes_the_same_checkpoint(run, llama_source, tmp_
 
 def test_long_commands_are_still_one_command():
     command = convert_command("user/name", "a" * 40, recipe_of("mspoe"))
-    assert shlex.split(wrapped(command, 40).replace("\\\n", "")) == shlex.split(command)
-    assert max(map(len, wrapped(command, 60).splitlines())) < 100
+    assert shlex.split(wrap_command(command, 40).replace("\\\n", "")) == shlex.split(command)
+    assert max(map(len, wrap_command(command, 60).splitlines())) < 100
 
 
 def test_a_source_on_the_hub_is_named_as_base(llama_source):

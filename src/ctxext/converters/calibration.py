@@ -63,15 +63,17 @@ def calibrate_recipe(
 
 def set_head_order(recipe: Recipe, head_order: str) -> Recipe:
     """Return the recipe with uncalibrated heads in another order: "fixed", or "prompt", which calibration records."""
-    return _changed(recipe, lambda _: {"head_order": head_order})
+    return _change_steps(recipe, lambda _: {"head_order": head_order})
 
 
 def order_heads(recipe: Recipe, scores: dict[int, list[float]]) -> Recipe:
     """Return the recipe with its heads ordered by their average scores, from layer to one score per KV head."""
-    return _changed(recipe, lambda step: {"ranks": tuple(_ranks(scores[one], step.variant) for one in sorted(scores))})
+    return _change_steps(
+        recipe, lambda step: {"ranks": tuple(_ranks(scores[one], step.variant) for one in sorted(scores))}
+    )
 
 
-def _changed(recipe: Recipe, changes: Callable[[MsPoE], dict[str, Any]]) -> Recipe:
+def _change_steps(recipe: Recipe, changes: Callable[[MsPoE], dict[str, Any]]) -> Recipe:
     steps = [
         dataclasses.replace(step, **changes(step)) if isinstance(step, MsPoE) and step.needs_calibration else step
         for step in recipe.steps

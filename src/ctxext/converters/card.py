@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from ctxext.checkpoint.auto_class import auto_class, pipeline_tag
-from ctxext.converters.engines import EXACT, MARKS, Serving, serving_of, unconverted_lines
+from ctxext.converters.engines import EXACT, MARKS, Serving, serving_of, source_commands
 from ctxext.errors import CtxextError
 from ctxext.files.strict import in_markdown, parse_yaml, read_text
 from ctxext.files.tensor_files import grouped
@@ -130,7 +130,7 @@ def render(facts: CardFacts) -> str:
     environment = Environment(
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
     )
-    environment.filters |= {"wrapped": wrapped, "short": _short, "begun": _begun}
+    environment.filters |= {"wrap_command": wrap_command, "format_value": _format_value, "capitalized": _capitalize}
     template = resources.files("ctxext.converters").joinpath("card.md.jinja").read_text(encoding="utf-8")
     return environment.from_string(template).render(
         facts=facts,
@@ -144,13 +144,13 @@ def render(facts: CardFacts) -> str:
         auto_class=auto_class,
         marks=MARKS,
         engine_commands=_engine_commands(facts),
-        unconverted=unconverted_lines(source, facts.model, facts.serving),
+        unconverted=source_commands(source, facts.model, facts.serving),
         lists={"Not measured": facts.measured.missing if facts.measured else (), "Mind": facts.cautions},
         papers=[*dict.fromkeys(f"{step.title}: <{step.paper}>" for step in facts.steps)],
     )
 
 
-def _begun(sentence: str) -> str:
+def _capitalize(sentence: str) -> str:
     """Capitalize a sentence, unless it begins with a method's name and a colon."""
     return sentence if ":" in sentence.split()[0] else sentence[0].upper() + sentence[1:]
 
@@ -241,7 +241,7 @@ def _step_rows(step: Method) -> list[str]:
     """Return one table row per parameter of a step, with the help of its option as the meaning."""
     shown = step.to_dict()
     rows = [
-        f"| | {name} | {_short(shown[name])} | {limits_of(declared).help} |"
+        f"| | {name} | {_format_value(shown[name])} | {limits_of(declared).help} |"
         for declared in dataclasses.fields(step)
         if (name := declared.name) in shown
     ]
@@ -249,7 +249,7 @@ def _step_rows(step: Method) -> list[str]:
     return [first, *rows[1:]]
 
 
-def _short(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, list):
         return (
             f"({len(value)} numbers)" if not isinstance(value[0], list) else f"({len(value)} × {len(value[0])} places)"
@@ -263,7 +263,7 @@ def convert_command(source: str, revision: str | None, recipe: Recipe, out: str 
     return shlex.join(["ctxext", "convert", source, out, *options, *(["--revision", revision] if revision else [])])
 
 
-def wrapped(command: str, width: int = 88) -> str:
+def wrap_command(command: str, width: int = 88) -> str:
     """Wrap a long command for a page, on lines that a shell reads as one; each further line begins with an option."""
     lines = [""]
     for word in shlex.split(command):

@@ -242,7 +242,7 @@ def _row(thing: str, engine: str, *, has_code: bool) -> _Row:
     return tuple(row) if row else (UNKNOWN, _TRUST if has_code else "", f"{thing} was not tried")
 
 
-def unconverted_lines(source: str, model: ModelConfig, serving: Sequence[Serving]) -> dict[str, str]:
+def source_commands(source: str, model: ModelConfig, serving: Sequence[Serving]) -> dict[str, str]:
     """Return, by engine, the command that serves a source with its recipe without converting it.
 
     Only for recipes without code, and only for engines that serve their result. `make engines` runs the lines of

@@ -11,7 +11,7 @@ from ctxext.checkpoint.families import Family, family_of, full_attention_layers,
 from ctxext.checkpoint.geometry import cache_numbers, default_length
 from ctxext.checkpoint.opening import Checkpoint, claimed_lengths
 from ctxext.checkpoint.other_files import SentencePipeline, read_pipeline
-from ctxext.converters.engines import Serving, serving_of, unconverted_lines
+from ctxext.converters.engines import Serving, serving_of, source_commands
 from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, is_readable, model_config, provenance
@@ -75,7 +75,7 @@ class Inspection:
         methods: For every method the reason why it does not apply; empty if it does.
         recipe: The recipe that ctxext applied to it, as in a recipe file; None without one.
         serving: Status in each engine, if ctxext created the checkpoint.
-        unconverted: By engine the command that serves its unconverted source with the recipe on the command line.
+        source_commands: By engine the command that serves its unconverted source with the recipe on the command line.
     """
 
     family: Family
@@ -92,7 +92,7 @@ class Inspection:
     methods: Mapping[str, str]
     recipe: Mapping[str, Any] | None
     serving: tuple[Serving, ...]
-    unconverted: Mapping[str, str]
+    source_commands: Mapping[str, str]
 
     @property
     def rotary(self) -> Rotary | None:
@@ -147,5 +147,5 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         methods=methods,
         recipe=recipe,
         serving=serving,
-        unconverted=unconverted_lines(str(record.get("source")), model, serving) if is_copy and model else {},
+        source_commands=source_commands(str(record.get("source")), model, serving) if is_copy and model else {},
     )

@@ -14,7 +14,7 @@ from ctxext.checkpoint.geometry import default_length
 from ctxext.checkpoint.loading import hub_kernels
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.checkpoint.other_files import LENGTHS, VERSIONED, left_out, other_formats
-from ctxext.converters.engines import Serving, serving_of, unconverted_lines
+from ctxext.converters.engines import Serving, serving_of, source_commands
 from ctxext.converters.lengths import index_files, length_files
 from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST, same_value
@@ -84,7 +84,7 @@ class Plan:
         return self.model.encoding
 
     @property
-    def written(self) -> list[str]:
+    def written_files(self) -> list[str]:
         """The names of all files with new content, sorted."""
         return sorted([*self.texts, *_REPLACED])
 
@@ -113,9 +113,9 @@ class Plan:
         return (*replaced, *cautions_of(self.source, self.recipe, self.model), *left)
 
     @property
-    def unconverted(self) -> Mapping[str, str]:
+    def source_commands(self) -> Mapping[str, str]:
         """By engine the command that serves the unconverted source with the recipe on the command line."""
-        return unconverted_lines(self.source.name, self.model, self.serving)
+        return source_commands(self.source.name, self.model, self.serving)
 
 
 def make_plan(
@@ -151,7 +151,7 @@ def make_plan(
         weights=weights,
         rewritten=rewritten,
         others=others,
-        replaced="" if start is before else _replaced(source, before, model.encoding, kept),
+        replaced="" if start is before else _describe_replaced(source, before, model.encoding, kept),
         left_out=omitted,
     )
 
@@ -224,7 +224,7 @@ def _sorted_files(
     )
 
 
-def _replaced(source: Checkpoint, before: ModelConfig, after: Encoding, kept: Mapping[str, Any]) -> str:
+def _describe_replaced(source: Checkpoint, before: ModelConfig, after: Encoding, kept: Mapping[str, Any]) -> str:
     """Describe the scaling that --replace-scaling removed and the numbers that the recipe kept."""
     steps = ", ".join(map(describe_step, (provenance(source.config).get("recipe") or {}).get("steps", [])))
     what = steps or f"{before.encoding.schedule_summary}, with which the weights were trained"

@@ -24,7 +24,7 @@ from ctxext.converters.card import (
     declared_base,
     needs_file,
     render,
-    wrapped,
+    wrap_command,
 )
 from ctxext.converters.plan import cautions_of
 from ctxext.errors import CtxextError
@@ -79,7 +79,9 @@ def adapter_card(base: Checkpoint) -> str:
         lines += [f"A LoRA adapter of `{name}`, trained within its context length. Merge the two with `ctxext merge`."]
     if noted.get("recipe") and noted.get("source"):
         recipe = recipe_from_dict(noted["recipe"], "config.json")
-        command = wrapped(convert_command(str(noted["source"]), noted.get("revision"), recipe, name.split("/")[-1]))
+        command = wrap_command(
+            convert_command(str(noted["source"]), noted.get("revision"), recipe, name.split("/")[-1])
+        )
         lines += ["", f"That checkpoint is `{noted['source']}` with {recipe.summary()}:", "", "```", command, "```"]
         if needs_file(recipe):
             text = yaml.safe_dump(recipe.to_dict(), sort_keys=False, width=100).rstrip()
