@@ -1046,8 +1046,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "recipes/base.py",
-        "return self.target_length or round(self.stretch * encoding.trained_length)",
-        "return self.target_length or int(self.stretch * encoding.trained_length)",
+        "return self.target_length or round(self.scaling_factor * encoding.trained_length)",
+        "return self.target_length or int(self.scaling_factor * encoding.trained_length)",
         ("tests/recipes/test_proportions.py::test_the_reach_is_the_nearest_whole_number",),
     ),
     (

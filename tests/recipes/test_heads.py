@@ -119,9 +119,9 @@ def test_the_released_code_s_grid_is_for_models_without_groups():
 def test_what_it_reaches():
     encoding = model_config(dict(LLAMA)).encoding
     learned = {"schedule": "by-parts", "head_order": "fixed", "ratios": ONES, "ramps": ONES, "temperatures": ONES}
-    assert MsPoE().reach(encoding) == 128
-    assert MsPoE(**learned, reaches=512).reach(encoding) == 512
-    assert MsPoE(**learned, reaches=64).reach(encoding) == 128
+    assert MsPoE().length_after(encoding) == 128
+    assert MsPoE(**learned, reaches=512).length_after(encoding) == 512
+    assert MsPoE(**learned, reaches=64).length_after(encoding) == 128
 
 
 def test_which_may_be_trained():

@@ -254,4 +254,4 @@ def test_a_frequency_is_slowed_as_a_plain_one_of_its_wavelength():
 @pytest.mark.parametrize(("length", "factor", "reach"), [(512, 1.3, 666), (512, 1.1, 563), (4096, 2.3, 9421)])
 def test_the_reach_is_the_nearest_whole_number(length, factor, reach):
     rotary = model_config({"model_type": "llama", "max_position_embeddings": length, **SIZES}).rotary
-    assert Yarn(factor=factor).resolve(rotary).reach(rotary) == reach
+    assert Yarn(factor=factor).resolve(rotary).length_after(rotary) == reach

@@ -99,10 +99,10 @@ def test_a_schedule_that_a_family_does_not_carry():
 
 
 def test_how_far_a_step_reaches():
-    assert Yarn(factor=2.5).reach(ROTARY) == 320
-    assert Yarn(target_length=300).resolve(ROTARY).reach(ROTARY) == 300
-    assert Yarn(factor=2, target_length=300).reach(ROTARY) == 300
-    assert MsPoE().reach(ROTARY) == LENGTH
+    assert Yarn(factor=2.5).length_after(ROTARY) == 320
+    assert Yarn(target_length=300).resolve(ROTARY).length_after(ROTARY) == 300
+    assert Yarn(factor=2, target_length=300).length_after(ROTARY) == 300
+    assert MsPoE().length_after(ROTARY) == LENGTH
 
 
 @pytest.mark.parametrize(

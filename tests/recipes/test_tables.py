@@ -138,7 +138,7 @@ def test_a_model_without_a_table_is_not_edited():
 def test_the_hierarchical_fill_ends_at_the_square():
     bert = model_config({**BERT, "max_position_embeddings": 12}).encoding
     assert Table(factor=12, fill="hierarchical").resolve(bert).factor == 12
-    assert Table(target_length=145).resolve(bert).reach(bert) == 145
+    assert Table(target_length=145).resolve(bert).length_after(bert) == 145
     with pytest.raises(CtxextError, match="hierarchical reaches 144 positions from 12, not 145"):
         Table(target_length=145, fill="hierarchical").resolve(bert)
 

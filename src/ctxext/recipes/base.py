@@ -75,7 +75,7 @@ class Method:
         """Return the step with every model-dependent parameter filled in."""
         return self
 
-    def reach(self, encoding: Encoding) -> int:
+    def length_after(self, encoding: Encoding) -> int:
         """Return the context length after this step, in tokens.
 
         By default it is unchanged.
@@ -201,14 +201,14 @@ class Reaching(Method):
         return self.name + times + ("" if self.target_length is None else f" to {self.target_length}")
 
     @property
-    def stretch(self) -> float:
+    def scaling_factor(self) -> float:
         """The factor of a resolved step."""
         assert self.factor is not None, "resolve the step first"
         return self.factor
 
-    def reach(self, encoding: Encoding) -> int:
+    def length_after(self, encoding: Encoding) -> int:
         """Return the context length after this step, in tokens."""
-        return self.target_length or round(self.stretch * encoding.trained_length)
+        return self.target_length or round(self.scaling_factor * encoding.trained_length)
 
 
 class Scaling(Reaching):
@@ -260,7 +260,7 @@ class Scaling(Reaching):
             rotary,
             theta=step.theta_after(rotary),
             theta_origin="",
-            context_length=step.reach(rotary),
+            context_length=step.length_after(rotary),
             declared_length=None,
             parameters={"rope_type": self.rope_type, **step.schedule(rotary)},
         )

@@ -81,7 +81,7 @@ class Recipe:
         encoding, steps = model.encoding, []
         for step in self.steps:
             steps.append(step.adapt(model).resolve(encoding))
-            reach = steps[-1].reach(encoding)
+            reach = steps[-1].length_after(encoding)
             check_length(reach)
             encoding = encoding.at_length(reach)
         return Recipe(steps, self.description, self.source)

@@ -79,7 +79,7 @@ class CodeMethod(Method):
             )
         settings = {**self.settings(model), **({"per_prompt": True} if self.depends_on_prompt else {})}
         edited = code_layout.with_step(model, self.name, settings)
-        reach = self.reach(model.encoding)
+        reach = self.length_after(model.encoding)
         if reach == model.encoding.context_length:
             return edited
         return code_layout.with_length(code_layout.with_idle_window(edited, reach), reach)

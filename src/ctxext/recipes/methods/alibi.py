@@ -47,7 +47,7 @@ class Slopes(Reaching, CodeMethod):
         assert isinstance(model.encoding, Alibi)
         return {
             "original_length": model.encoding.trained_length,
-            "factor": step.stretch if self.rows == "static" else None,
+            "factor": step.scaling_factor if self.rows == "static" else None,
             "exponents": self.exponents(model.encoding.num_heads),
         }
 

@@ -49,5 +49,7 @@ class WiderBuckets(Reaching):
         old = model.encoding
         assert isinstance(old, Buckets)
         step = self.resolve(old)
-        wider = dataclasses.replace(old, distance=round(step.stretch * old.distance), context_length=step.reach(old))
+        wider = dataclasses.replace(
+            old, distance=round(step.scaling_factor * old.distance), context_length=step.length_after(old)
+        )
         return model.with_encoding(wider)

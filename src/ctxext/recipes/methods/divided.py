@@ -46,7 +46,7 @@ class Divided(Scaling):
 
         By default it is YaRN's.
         """
-        return 0.1 * math.log(self.stretch) + 1
+        return 0.1 * math.log(self.scaling_factor) + 1
 
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
         """Return the schedule's parameters as transformers names them.
@@ -55,7 +55,7 @@ class Divided(Scaling):
         """
         divisors = self.divisors(rotary)
         return {
-            "factor": self.stretch,
+            "factor": self.scaling_factor,
             "original_max_position_embeddings": rotary.trained_length,
             "short_factor": divisors,
             "long_factor": list(divisors),

@@ -25,7 +25,7 @@ class DynamicNtk(Scaling):
         "adaptive does the same row by row and agrees with its cache."
     )
 
-    def reach(self, encoding: Encoding) -> int:
+    def length_after(self, encoding: Encoding) -> int:
         """Return the context length after this step, in tokens.
 
         It stays the trained length. transformers reads that length from the maximum, and raising the maximum switches
@@ -38,4 +38,4 @@ class DynamicNtk(Scaling):
 
         The rope type is `dynamic`.
         """
-        return {"factor": self.stretch}
+        return {"factor": self.scaling_factor}

@@ -156,12 +156,12 @@ class LongRope(Scaling):
             if min(factors) <= 0:
                 raise CtxextError(f'longrope: {name} must be above zero, not "{min(factors):g}".')
         attention = self.attention_factor
-        if attention is None and self.target_length is not None and self.stretch > 1:
+        if attention is None and self.target_length is not None and self.scaling_factor > 1:
             # transformers 4 derives the factor from the two lengths, so the temperature of ours is written out.
-            attention = math.sqrt(1 + math.log(self.stretch) / math.log(rotary.trained_length))
+            attention = math.sqrt(1 + math.log(self.scaling_factor) / math.log(rotary.trained_length))
         extra = {} if attention is None else with_attention_factor(attention)
         return {
-            "factor": self.stretch,
+            "factor": self.scaling_factor,
             "original_max_position_embeddings": rotary.trained_length,
             "short_factor": list(short),
             "long_factor": list(self.long_factor),

@@ -114,12 +114,12 @@ class MsPoE(CodeMethod):
         if self.ratios and min(number for rows in learned if rows for row in rows for number in row) <= 0:
             raise CtxextError("mspoe: ratios, ramps and temperatures must be above zero.")
 
-    def reach(self, encoding: Encoding) -> int:
+    def length_after(self, encoding: Encoding) -> int:
         """Return the context length after this step, in tokens.
 
         It is unchanged, or that of the training of learned heads if this is longer.
         """
-        before = super().reach(encoding)
+        before = super().length_after(encoding)
         return before if self.reaches is None else max(before, self.reaches)
 
     @classmethod

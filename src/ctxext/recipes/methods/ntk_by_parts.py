@@ -85,7 +85,7 @@ class NtkByParts(Scaling):
         """
         fast, slow = self._ends
         return {
-            "factor": self.stretch,
+            "factor": self.scaling_factor,
             "original_max_position_embeddings": rotary.trained_length,
             "beta_fast": fast,
             "beta_slow": slow,

@@ -99,9 +99,9 @@ class Relation(Reaching, CodeMethod):
         """Return an error and a hint if the options cannot extend L to the target; None if they can."""
         return None
 
-    def reach(self, encoding: Encoding) -> int:
+    def length_after(self, encoding: Encoding) -> int:
         """Return the context length after this step, in tokens."""
-        return round(self.stretch * encoding.context_length)
+        return round(self.scaling_factor * encoding.context_length)
 
     def summary(self) -> str:
         """Return the step in a few words, for one line of output.
@@ -129,7 +129,7 @@ class Relation(Reaching, CodeMethod):
         length = model.rotary.context_length
         step = self.resolve(model.rotary)
         numbers = {name: value for name, value in step.to_dict().items() if name not in _NOT_IN_MAPS}
-        lengths = {"original_length": length, "target_length": step.reach(model.rotary)}
+        lengths = {"original_length": length, "target_length": step.length_after(model.rotary)}
         return {"layers": layers, **lengths, "temperature": self.temperature, **numbers}
 
 

@@ -72,7 +72,7 @@ class Rows(Reaching):
                 f'"{model.family.model_type}" has no table that {self.name} could lengthen: {reason}.',
                 hint="ctxext inspect MODEL lists the methods that apply.",
             )
-        return model.with_context_length(self.resolve(model.encoding).reach(model.encoding))
+        return model.with_context_length(self.resolve(model.encoding).length_after(model.encoding))
 
     def new_tensors(self, source: Checkpoint, model: ModelConfig) -> tuple[NewTensor, ...]:
         """Return the tensors that differ between the result and its source.
@@ -91,7 +91,7 @@ class Rows(Reaching):
             problem = f"several position tables: {', '.join(names)}" if names else f"no position table {expected}"
             raise CtxextError(f'The weights of "{source.name}" have {problem}.')
         rows = table.num_special + table.context_length
-        new = table.num_special + self.reach(table)
+        new = table.num_special + self.length_after(table)
         buffers = [name for ending in BUFFERS for name in tensors_named([*stored], ending)]
         return (
             *(self._table(*stored[name], name, table, rows) for name in names),
@@ -107,7 +107,7 @@ class Rows(Reaching):
             )
         if dtype not in DTYPES:
             raise CtxextError(f'"{name}" is {dtype}, which is not supported.', hint=f"Supported: {', '.join(DTYPES)}.")
-        new, special, width = self.reach(table), table.num_special, shape[1]
+        new, special, width = self.length_after(table), table.num_special, shape[1]
         used = (special + self.num_source_rows(table)) * width * BITS[dtype] // 8
 
         def pieces(raw: memoryview) -> Iterator[bytes]:
@@ -171,7 +171,7 @@ class Table(Rows):
         This includes the factor.
         """
         step = super().resolve(encoding)
-        length, reach = encoding.trained_length, step.reach(encoding)
+        length, reach = encoding.trained_length, step.length_after(encoding)
         if length > encoding.context_length:
             raise CtxextError(f"The table has {encoding.context_length} rows, fewer than the {length} of its training.")
         if step.fill == "hierarchical" and reach > length**2:
