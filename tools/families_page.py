@@ -170,4 +170,4 @@ def _cell(row: Mapping[str, str] | None, names: Sequence[str]) -> str:
 def _plain(words: str, name: str) -> str:
     """Strip the names of family and method from a refusal, and replace characters that break a table row."""
     told = words.replace("|", "/").replace("\n", " ").removeprefix(f'"{name}": ').removeprefix(f'"{name}" ')
-    return re.sub(r"^cannot carry [a-z-]+: ", "", told).rstrip(".")
+    return re.sub(r"^(?:cannot carry|does not support) [a-z -]+: ", "", told).rstrip(".")

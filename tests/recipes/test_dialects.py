@@ -79,10 +79,10 @@ def test_why_a_family_does_not_carry_a_schedule():
     assert unsupported_reason(FAMILIES["llama"], "yarn") == ""
     assert unsupported_reason(FAMILIES["gemma4_text"], "linear") == ""
     assert unsupported_reason(FAMILIES["codegen"], "default") == FAMILIES["codegen"].reason != ""
-    said = 'its code does not carry the rope type "yarn" (it takes: default, proportional)'
+    said = 'its code does not support the rope type "yarn" (supported: default, proportional)'
     assert unsupported_reason(FAMILIES["gemma4_text"], "yarn") == said
     none = dataclasses.replace(FAMILIES["llama"], rope_types=())
-    assert unsupported_reason(none, "yarn") == 'its code does not carry the rope type "yarn" (it takes: none)'
+    assert unsupported_reason(none, "yarn") == 'its code does not support the rope type "yarn" (supported: none)'
     assert unsupported_reason(none, "default") == ""
 
 

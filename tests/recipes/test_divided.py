@@ -96,7 +96,7 @@ def test_nothing_is_sharpened_at_factor_one():
 
 @pytest.mark.parametrize("name", DIVIDED)
 def test_classes_that_take_no_factor_on_cosine_and_sine(name):
-    message = "its configuration class takes no factor on cosine and sine, which this schedule needs"
+    message = "its configuration class supports no factor on cos and sin, which this schedule needs"
     assert DIVIDED[name].refusal({}, FAMILIES["phi3"]) == message
     assert DIVIDED[name].refusal({}, FAMILIES["llama"]) == ""
     with pytest.raises(CtxextError, match=f'"phi3": {message}'):

@@ -211,7 +211,7 @@ def test_a_family_without_such_a_schedule_refuses_it():
     config = {"model_type": "phi3", **SIZES}
     model = model_config(config)
     yarn = model.rotary.with_parameters({"rope_type": "yarn", "factor": 2.0})
-    with pytest.raises(CtxextError, match='"phi3": its code does not carry the rope type "yarn"') as caught:
+    with pytest.raises(CtxextError, match='"phi3": its code does not support the rope type "yarn"') as caught:
         write_rotary(config, model.family, yarn)
     assert "ctxext inspect" in caught.value.hint
 

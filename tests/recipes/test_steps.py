@@ -64,10 +64,10 @@ def test_families_that_no_code_reaches(method, model_type, told):
 
 def test_code_is_for_layers_that_look_back_over_everything():
     sliding = {"model_type": "mistral", "num_hidden_layers": 2, "sliding_window": 8, "max_position_embeddings": LENGTH}
-    told = "every layer with a rotary embedding sees a window only, and those stay as they are"
+    told = "every layer with a rotary embedding has a sliding window, and these layers are not changed"
     assert MsPoE.refusal(sliding, FAMILIES["mistral"]) == told
     assert MsPoE.refusal({**sliding, "sliding_window": None}, FAMILIES["mistral"]) == ""
-    with pytest.raises(CtxextError, match=f'"mistral" cannot carry mspoe: {told}'):
+    with pytest.raises(CtxextError, match=f'"mistral" does not support mspoe: {told}'):
         MsPoE().edit(model_config({**sliding, "rope_theta": 1e4, "head_dim": 8}))
 
 
@@ -94,7 +94,7 @@ def test_bidirectional_decoders_are_refused_with_the_key_that_makes_them_so(conf
 
 def test_a_schedule_that_a_family_does_not_carry():
     family = FAMILIES["phi3"]
-    assert Yarn.refusal({}, family) == 'its code does not carry the rope type "yarn" (it takes: default, longrope)'
+    assert Yarn.refusal({}, family) == 'its code does not support the rope type "yarn" (supported: default, longrope)'
     assert AdjustedBase.refusal({}, family) == ""
 
 

@@ -41,7 +41,7 @@ def cache_in(arguments):
 def private_copy(stub, modeling):
     """Return a copy of the module `modeling` for the checkpoint module named `stub`.
 
-    By its name it is a submodule of the stub, so pickle imports the stub, and with it the copy, before it finds classes.
+    By its name it is a submodule of the stub: pickle imports the stub, which makes the copy, before it finds classes.
     """
     spec = importlib.util.find_spec(modeling)
     module = importlib.util.module_from_spec(spec)

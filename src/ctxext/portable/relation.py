@@ -65,7 +65,7 @@ Block = namedtuple("Block", ["start", "stop", "low", "high", "end", "rungs"])
 
 
 class Relation(Method):
-    """The attention of a method; its map gives the keys that a row reads and their distances. Subclasses set the name."""
+    """The attention of a method; its map gives the keys that a row reads and their distances. Subclasses set `name`."""
 
     map_class = None  # The map of all layers, unless `map_of` returns one per layer.
 

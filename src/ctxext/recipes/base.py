@@ -41,11 +41,11 @@ class Method:
     is_experimental: ClassVar[bool] = False
     """True if help, lists and searches omit it unless it is named, as it had no measured benefit."""
     neutral: ClassVar[Mapping[str, Any]] = {}
-    """Parameters that leave a model unchanged, bit for bit."""
+    """Parameters that leave a model exactly unchanged."""
     example: ClassVar[Mapping[str, Any]] = {}
-    """Parameters for any small model, for tests and pictures."""
+    """Parameters for any small model, for tests and figures."""
     difference: ClassVar[str] = ""
-    """Default differences from the paper, and measurements of both variants; help begins with it."""
+    """Differences of the defaults from the paper, with measurements of both; help begins with it."""
     caution: ClassVar[str] = ""
     """A warning for users of the result, in one sentence; shown after converting and on the card."""
 
@@ -137,7 +137,7 @@ class Method:
 
     @classmethod
     def needs_code(cls) -> bool:
-        """Return whether the checkpoint must carry modeling code."""
+        """Return whether the checkpoint must contain modeling code."""
         return cls.kind in CARRIED_BY_CODE
 
     @property
@@ -147,9 +147,8 @@ class Method:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the step in the format of a recipe file, without unset parameters."""
-        numbers = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        plain = {key: _to_lists(value) for key, value in numbers.items()}
-        return {"method": self.name, **{key: value for key, value in plain.items() if value is not None}}
+        parameters = {field.name: _to_lists(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        return {"method": self.name, **{key: value for key, value in parameters.items() if value is not None}}
 
 
 def _to_lists(value: Any) -> Any:
@@ -185,7 +184,7 @@ class Reaching(Method):
             raise CtxextError(
                 f'The target length "{self.target_length}" is not above the original context length '
                 f"{encoding.trained_length}.",
-                hint=f"Choose a longer one, for example --target-length {4 * encoding.trained_length}.",
+                hint=f"Choose a longer one, such as --target-length {4 * encoding.trained_length}.",
             )
         factor = self.target_length / encoding.trained_length
         if self.factor not in (None, factor):
@@ -197,8 +196,8 @@ class Reaching(Method):
 
         Contains the factor and the target length, if they are set.
         """
-        times = "" if self.factor is None else f" ×{self.factor:g}"
-        return self.name + times + ("" if self.target_length is None else f" to {self.target_length}")
+        factor = "" if self.factor is None else f" ×{self.factor:g}"
+        return self.name + factor + ("" if self.target_length is None else f" to {self.target_length}")
 
     @property
     def scaling_factor(self) -> float:
@@ -212,7 +211,7 @@ class Reaching(Method):
 
 
 class Scaling(Reaching):
-    """A schedule of a rotary embedding's frequencies that configuration keys carry."""
+    """A schedule of RoPE frequencies that is expressed in configuration keys."""
 
     kind: ClassVar[Kind] = "schedule"
     rope_type: ClassVar[str] = "default"
@@ -243,9 +242,9 @@ class Scaling(Reaching):
         """
         if self.target_length is None or self.factor is None:
             return super().caution_for(model)
-        reach = f"the factor of {self.factor:g} gives {round(self.factor * model.rotary.trained_length)}"
-        apart = f"the context length is {self.target_length} tokens as requested; {reach}."
-        return " ".join(part for part in (apart, super().caution_for(model)) if part)
+        by_factor = f"the factor of {self.factor:g} gives {round(self.factor * model.rotary.trained_length)}"
+        lengths = f"the context length is {self.target_length} tokens as requested; {by_factor}."
+        return " ".join(part for part in (lengths, super().caution_for(model)) if part)
 
     def edit(self, model: ModelConfig) -> ModelConfig:
         """Return the configuration after this step.
@@ -264,7 +263,7 @@ class Scaling(Reaching):
             declared_length=None,
             parameters={"rope_type": self.rope_type, **step.schedule(rotary)},
         )
-        if step.factor == 1 and is_neutral(after):  # Its formula would round unlike the plain one.
+        if step.factor == 1 and is_neutral(after):  # The formula would round differently.
             after = after.with_parameters({"rope_type": "default"})
         return model.with_encoding(after)
 

@@ -44,16 +44,16 @@ class Recipe:
         object.__setattr__(self, "steps", (steps,) if isinstance(steps, Method) else tuple(steps))
         for step in self.steps:
             if not isinstance(step, Method):
-                raise CtxextError(f'"{step}" is no step of a recipe.', hint="Give methods, as Yarn(factor=4).")
+                raise CtxextError(f'"{step}" is not a method.', hint="Pass methods, for example Yarn(factor=4).")
         object.__setattr__(self, "description", description)
         object.__setattr__(self, "source", source)
         if not self.steps:
-            raise CtxextError("The recipe has no steps.", hint="Name a method, for example --method yarn.")
+            raise CtxextError("The recipe has no steps.", hint="Add a method, for example --method yarn.")
         _check_order(self.steps)
 
     @property
     def needs_code(self) -> bool:
-        """Whether the result must carry modeling code."""
+        """Whether the result must contain modeling code."""
         return any(step.needs_code() for step in self.steps)
 
     @property
@@ -63,12 +63,12 @@ class Recipe:
 
     @property
     def changes_frequencies(self) -> bool:
-        """Whether some step writes a schedule of a rotary embedding."""
+        """Whether some step writes a RoPE schedule."""
         return any(step.kind in ("base", "schedule") for step in self.steps)
 
     @property
     def replaces_encoding(self) -> bool:
-        """Whether some step replaces the encoding, so that it must start from a plain one."""
+        """Whether some step replaces the encoding and must start from an unscaled one."""
         return any(not step.needs_code() for step in self.steps)
 
     @property
@@ -81,9 +81,9 @@ class Recipe:
         encoding, steps = model.encoding, []
         for step in self.steps:
             steps.append(step.adapt(model).resolve(encoding))
-            reach = steps[-1].length_after(encoding)
-            check_length(reach)
-            encoding = encoding.at_length(reach)
+            length = steps[-1].length_after(encoding)
+            check_length(length)
+            encoding = encoding.at_length(length)
         return Recipe(steps, self.description, self.source)
 
     def take_over(self, model: ModelConfig) -> tuple["Recipe", dict[str, Any]]:
@@ -123,7 +123,7 @@ class Recipe:
         return tuple(tensor for step in self.steps for tensor in step.new_tensors(source, model))
 
     def code_files(self, config: Config) -> Mapping[str, str]:
-        """Return the modeling code that the result must carry, by file name; empty if no step needs any."""
+        """Return the modeling code that the result must contain, by file name; empty if no step needs any."""
         with_code = [step for step in self.steps if isinstance(step, CodeMethod)]
         if not with_code:
             return {}
@@ -160,32 +160,32 @@ def _apply_steps(model: ModelConfig, steps: Iterable[Method]) -> ModelConfig:
 
 
 def _check_order(steps: Sequence[Method]) -> None:
-    """Raise if steps conflict, or if one comes before a step on which it builds."""
+    """Raise if steps conflict, or if one comes before a step that it depends on."""
     exclusive = {
         "schedule": "scale the same frequencies",
         "attention": "replace the same attention",
         "slopes": "change the same slopes",
     }
-    for kind, what in exclusive.items():
+    for kind, effect in exclusive.items():
         same = [step.name for step in steps if step.kind == kind]
         if len(same) > 1:
             raise CtxextError(
-                f"{' and '.join(same)} would {what} twice.",
-                hint="Keep one of them; it may be combined with other steps.",
+                f"{' and '.join(same)} would {effect} twice.",
+                hint="Keep one of them.",
             )
     names = [step.name for step in steps]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise CtxextError(f"{twice[0]} is named twice.", hint="Keep one of them.")
+        raise CtxextError(f"{twice[0]} appears twice.", hint="Keep one of them.")
     for before, after in itertools.pairwise(steps):
         if before.needs_code() and not after.needs_code():
             raise CtxextError(
-                f"{before.name} must come after {after.name}: code builds on the schedule of the configuration.",
-                hint=f"--method {after.name} --method {before.name}",
+                f"{before.name} must come after {after.name}: methods with code apply to the scaled model.",
+                hint=f"Use --method {after.name} --method {before.name}",
             )
 
 
 def command_options(steps: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the options of `ctxext convert` that equal some steps of a recipe file; none if a file is needed.
+    """Return the options of `ctxext convert` that are equivalent to steps of a recipe file; empty if a file is needed.
 
     A file is needed for lists, measured values, one parameter with two values, and factors that multiply.
     """
@@ -193,11 +193,11 @@ def command_options(steps: Iterable[Mapping[str, Any]]) -> list[str]:
     fields = [
         (field, step.get(field.name, field.default)) for method, step in methods for field in dataclasses.fields(method)
     ]
-    given = {field: value for field, value in fields if value is not None and value != field.default}
-    named = {field.name: value for field, value in given.items()}
-    # An option reaches every step that takes it, so a step that kept its default must not share its name.
+    changed = {field: value for field, value in fields if value is not None and value != field.default}
+    named = {field.name: value for field, value in changed.items()}
+    # An option applies to every step that has it, so no step with the default may have an option of this name.
     is_shared = any(named.get(field.name, value) != value for field, value in fields)
-    is_long = any(limits_of(field).measured or isinstance(value, list | tuple) for field, value in given.items())
+    is_long = any(limits_of(field).measured or isinstance(value, list | tuple) for field, value in changed.items())
     if is_shared or is_long or multiplying_steps([method for method, _ in methods]):
         return []
     return [
@@ -209,7 +209,7 @@ def command_options(steps: Iterable[Mapping[str, Any]]) -> list[str]:
 def _option(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [option_name(name if value else f"no_{name}")]
-    # As users write it: 4, not 4.0, but with all its digits.
+    # As a user writes it: 4 instead of 4.0, but with all digits.
     is_whole = isinstance(value, float) and value == int(value) and abs(value) < 1e15
     return [option_name(name), str(int(value) if is_whole else value)]
 
@@ -217,18 +217,17 @@ def _option(name: str, value: Any) -> list[str]:
 def multiplying_steps(steps: Iterable[Method | type[Method]]) -> list[str]:
     """Return the names of steps with factors that multiply.
 
-    They are a schedule of the configuration, and code that scales it again. A new base and the schedule on top of it
-    both scale the original context length, so their factors do not multiply.
+    They are a schedule of the configuration, and code that scales it again. A new base and a schedule both scale the
+    original context length, so their factors do not multiply.
     """
-    stretching = [step for step in steps if hasattr(step, "factor")]
-    return [step.name for step in stretching] if len({step.needs_code() for step in stretching}) > 1 else []
+    scaling = [step for step in steps if hasattr(step, "factor")]
+    return [step.name for step in scaling] if len({step.needs_code() for step in scaling}) > 1 else []
 
 
 def plain_config(model: ModelConfig) -> ModelConfig:
     """Return the configuration of an extended model without its extension.
 
-    It has no code, and the plain schedule and length. If ctxext recorded that only code was added, the source's
-    schedule stays.
+    It has no code, no schedule and the original length. If ctxext added only code, the source's schedule stays.
     """
     record = provenance(model.config)
     steps = [method_named(str(step.get("method"))) for step in (record.get("recipe") or {}).get("steps", [])]
@@ -253,11 +252,11 @@ def step_from_dict(entry: Any, place: str) -> Method:
         if key not in names:
             near = difflib.get_close_matches(str(key), names)
             raise CtxextError(
-                f'{place}: {method.name} has no number "{key}".',
-                hint=f'Did you mean "{near[0]}"?' if near else f"It takes: {', '.join(sorted(names))}.",
+                f'{place}: {method.name} has no parameter "{key}".',
+                hint=f'Did you mean "{near[0]}"?' if near else f"Parameters: {', '.join(sorted(names))}.",
             )
         if value_type(method, key) is float and isinstance(numbers[key], str):
-            with contextlib.suppress(ValueError):  # YAML 1.1 reads "1e6" as text; other text is left to the checks.
+            with contextlib.suppress(ValueError):  # YAML 1.1 reads "1e6" as text; other text fails the checks.
                 numbers[key] = float(numbers[key])
     required = [
         field.name
@@ -289,26 +288,26 @@ def load_recipe(name: str) -> Recipe:
         name: A path, or a preset's name.
 
     Raises:
-        CtxextError: there is no such file, or it is not a recipe.
+        CtxextError: the file does not exist or is not a recipe.
     """
     path = Path(name)
-    shipped = presets()
+    preset_texts = presets()
     if path.exists() and not path.is_dir():
         text = read_text(path)
-    elif name in shipped:
-        text = shipped[name]
+    elif name in preset_texts:
+        text = preset_texts[name]
     else:
-        raise CtxextError(f'There is no recipe file "{name}".', hint=f"Presets: {', '.join(sorted(shipped))}.")
+        raise CtxextError(f'There is no recipe file "{name}".', hint=f"Presets: {', '.join(sorted(preset_texts))}.")
     return recipe_from_dict(parse_yaml(text, name), name)
 
 
 def recipe_from_dict(content: Any, place: str) -> Recipe:
     """Build a recipe from a file's content."""
     if not isinstance(content, Mapping) or not isinstance(content.get("steps"), list):
-        raise CtxextError(f'"{place}" is not a recipe: it needs a list of "steps".')
+        raise CtxextError(f'"{place}" is not a recipe: it has no list of "steps".')
     unknown = [str(key) for key in content if key not in _FILE_KEYS]
     if unknown:
-        raise CtxextError(f'"{place}": unknown key "{unknown[0]}".', hint=f"It takes: {', '.join(_FILE_KEYS)}.")
+        raise CtxextError(f'"{place}": unknown key "{unknown[0]}".', hint=f"Known keys: {', '.join(_FILE_KEYS)}.")
     steps = [step_from_dict(entry, f"{place}, step {number}") for number, entry in enumerate(content["steps"], 1)]
     return Recipe(steps, str(content.get("description", "")), str(content.get("source", "")))
 

@@ -25,7 +25,7 @@ class Divided(Scaling):
         """
         allowed = family.rope_scaling_keys.get(cls.rope_type)
         if allowed is not None and "attention_factor" not in allowed:
-            return "its configuration class takes no factor on cosine and sine, which this schedule needs"
+            return "its configuration class supports no factor on cos and sin, which this schedule needs"
         return super().refusal(config, family)
 
     def edit(self, model: ModelConfig) -> ModelConfig:

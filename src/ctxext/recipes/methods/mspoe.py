@@ -158,7 +158,7 @@ class MsPoE(CodeMethod):
         The family must support a ratio per head.
         """
         if family.shared_rotary_key:
-            return "latent attention: all heads share one rotated key, so they cannot have scales of their own"
+            return "latent attention: all heads share one rotated key, so they cannot have separate scales"
         return super().refusal(config, family)
 
     def settings(self, model: ModelConfig) -> dict[str, Any]:
