@@ -38,7 +38,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("recipes/encodings/rotary.py", "    text.pop(_ORIGINAL, None)\n", "", _OTHER_FILES),
     ("recipes/methods/llama3.py", "self.high_freq_factor <= self", "self.high_freq_factor < self", _OTHER_FILES),
     ("recipes/base.py", "self.target_length <= encoding", "self.target_length < encoding", _OTHER_FILES),
-    ("recipes/param.py", "if wanted is int and value != int(value):", "if False:", _FORMULAS),
+    ("recipes/param.py", "if expected is int and value != int(value):", "if False:", _FORMULAS),
     ("recipes/encodings/frequencies.py", ", span - 1)", ", span)", _FORMULAS),
     ("portable/mspoe.py", "min(math.ceil(last), 2 * size - 1)", "math.ceil(last)", _HEADS),
     ("portable/method.py", ' + inputs.get("cycle_offset", 0)', "", _HEADS),

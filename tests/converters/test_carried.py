@@ -66,7 +66,7 @@ def test_a_factor_that_the_class_drops_is_refused(tmp_path):
     with pytest.raises(CtxextError, match="would differ from longrope"):
         convert(str(source), tmp_path / "own", Recipe([LongRope(**lists, attention_factor=1.5)]))
     config = json.loads((source / "config.json").read_text())
-    assert "takes no factor on cosine and sine" in MrRope.refusal(config, model_config(config).family)
+    assert "supports no factor on cos and sin" in MrRope.refusal(config, model_config(config).family)
 
 
 @pytest.mark.skipif(not IS_4, reason="transformers 5 gives each kind of layer its own base")

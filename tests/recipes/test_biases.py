@@ -33,10 +33,10 @@ def test_sizes_are_whole_numbers_from_1_to_2_to_the_31(config, key):
 
 
 def test_alibi_in_words():
-    said = "ALiBi: 4 slopes, by which scores fall with the distance; no position past 64 is out of range{}, but far "
+    said = "ALiBi: 4 slopes, by which scores fall with the distance; no position beyond 64 is out of range{}, but far "
     said += "tokens fade"
     assert model_config(BLOOM).encoding.describe() == said.format("")
-    assert model_config(MPT).encoding.describe() == said.format(", though transformers stops there")
+    assert model_config(MPT).encoding.describe() == said.format(", though transformers supports no longer input")
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_slopes_that_transformers_does_not_read(attention, said):
     model = model_config(config)
     cautions = model.encoding.cautions(config, model.family, is_changed=True)
     told = (
-        f'config.json says alibi_bias_max "{said}", which transformers ignores: it uses the slopes of 8, '
-        "and these are changed."
+        f'config.json contains alibi_bias_max "{said}", which transformers ignores: it uses the slopes of 8, '
+        "which the method changes."
     )
     assert cautions == ((told,) if said else ())
 

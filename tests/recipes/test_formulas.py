@@ -58,11 +58,11 @@ def test_a_ramp_counts_from_the_schedule_s_own_length_and_parts_of_heads_at_the_
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        (rotary("proportional"), "are not known"),
+        (rotary("proportional"), "are unknown"),
         (rotary("linear"), 'lacks "factor"'),
-        (rotary("longrope", short_factor=[1.0] * 7, long_factor=[1.0] * 7), "makes no sense"),
-        (rotary("linear", factor=0), "makes no sense"),
-        (rotary("llama3", factor=2, low_freq_factor=1.0, high_freq_factor=1.0), "makes no sense"),
+        (rotary("longrope", short_factor=[1.0] * 7, long_factor=[1.0] * 7), "is invalid"),
+        (rotary("linear", factor=0), "is invalid"),
+        (rotary("llama3", factor=2, low_freq_factor=1.0, high_freq_factor=1.0), "is invalid"),
     ],
 )
 def test_schedules_that_make_none(schedule, message):

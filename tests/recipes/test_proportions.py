@@ -171,7 +171,7 @@ def test_a_group_for_each_pair_of_dimensions():
 def test_a_family_whose_attention_is_out_of_reach(name):
     """Others in test_steps."""
     config = {"model_type": "falcon", "num_hidden_layers": 2}
-    assert method_named(name).refusal(config, family_of(config)).startswith("its attention does not go through")
+    assert method_named(name).refusal(config, family_of(config)).startswith("its attention does not use")
 
 
 def recipe(*names):

@@ -83,7 +83,7 @@ def converted(row, source, name, factor):
     # Factor 1 is written as no schedule, save for `dynamic`, which goes on stretching beyond the original length.
     is_plain = factor == 1 and not is_scaled and name != "dynamic"
     if unsupported_reason(family_of(row["config"]), kind.rope_type) and not is_plain:  # As test_families.py measures.
-        with pytest.raises(CtxextError, match="does not carry the rope type"):
+        with pytest.raises(CtxextError, match="does not support the rope type"):
             make_plan(source, Recipe([step]), replace_scaling=is_scaled)
         return None
     return make_plan(source, Recipe([step]), replace_scaling=is_scaled, allow_shorter="declares" in row)

@@ -29,14 +29,14 @@ def test_what_is_written_is_read_again():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"steps": {"method": "yarn"}}, 'needs a list of "steps"'),
+        ({"steps": {"method": "yarn"}}, 'has no list of "steps"'),
         ({"steps": []}, "no steps"),
         ({"steps": [YARN], "step": 1}, 'unknown key "step"'),
         ({"steps": [YARN], 7: 1}, 'unknown key "7"'),
         ({"steps": [[]]}, 'x, step 1: each step needs a "method"'),
         ({"steps": [{"factor": 4}]}, 'each step needs a "method"'),
         ({"steps": [YARN, {"method": "mspo"}]}, 'There is no method "mspo"'),
-        ({"steps": [{"method": "yarn", "beta_fas": 1}]}, 'x, step 1: yarn has no number "beta_fas"'),
+        ({"steps": [{"method": "yarn", "beta_fas": 1}]}, 'x, step 1: yarn has no parameter "beta_fas"'),
         ({"steps": [{"method": "abf"}]}, "abf needs theta"),
         ({"steps": [{"method": "abf", "theta": None}]}, "abf needs theta"),
         ({"steps": [{"method": "longrope", "factor": 2}]}, "longrope needs long_factor"),

@@ -232,13 +232,13 @@ def test_what_sliding_layers_make_of_a_schedule():
         return model.rotary.cautions(model.config, model.family, is_changed=is_changed)
 
     (follows,) = cautions_of(GRANITE)
-    assert "sliding-window layers read the same schedule" in follows
+    assert "sliding-window layers use the same schedule" in follows
     assert cautions_of(GRANITE, is_changed=False) == ()
     assert cautions_of({**GRANITE, "layer_types": ["full_attention"] * 4}) == ()
     assert cautions_of({"model_type": "gemma3_text", **SIZES, "num_hidden_layers": 6, "sliding_window": 8}) == ()
     mistral = {"model_type": "mistral", **SIZES, "sliding_window": 8}
     (blind,) = cautions_of(mistral, is_changed=False)
-    assert "a window of 8 tokens only" in blind
+    assert "a sliding window of 8 tokens" in blind
     assert cautions_of({**mistral, "sliding_window": None}) == ()
 
 
@@ -253,9 +253,9 @@ def test_whether_code_or_a_schedule_extends_it():
 
 def test_encodings_that_are_not_rotary():
     bert = model_config({"model_type": "bert", "max_position_embeddings": 512})
-    with pytest.raises(CtxextError, match='"bert" has learned position embeddings, not rotary ones'):
+    with pytest.raises(CtxextError, match='"bert" has learned position embeddings; rotary position embeddings are required'):
         _ = bert.rotary
-    with pytest.raises(CtxextError, match='"mamba" has no position embeddings, not rotary ones'):
+    with pytest.raises(CtxextError, match='"mamba" has no position embeddings; rotary position embeddings are required'):
         model_config({"model_type": "mamba"})
 
 

@@ -56,7 +56,7 @@ def test_how_many_positions(config, positions, special):
         ({**ROBERTA, "pad_token_id": -1}, "pad_token_id"),
         ({**ROBERTA, "pad_token_id": True}, "pad_token_id"),
         ({**ROBERTA, "pad_token_id": "1"}, "pad_token_id"),
-        ({"model_type": "whisper"}, "location of its table is not known"),
+        ({"model_type": "whisper"}, "location of its table is unknown"),
     ],
 )
 def test_configurations_that_do_not_say(config, message):
@@ -91,11 +91,11 @@ def test_buffers_of_another_form_are_refused(entry):
 @pytest.mark.parametrize(
     ("config", "first", "said"),
     [
-        (BERT, 0, "a table with one row for each of 512 positions, which"),
-        (ROBERTA, 2, "a table with one row for each of 512 positions after 2 for others, which"),
-        (OPT, 0, "one row for each of 2048 positions after 2 for others, which"),
-        ({**BERT, "position_embedding_type": "absolute"}, 0, "one row for each of 512 positions, which"),
-        ({**BERT, "position_embedding_type": "relative_key"}, 0, "embeddings of distances, clipped at 511: farther"),
+        (BERT, 0, "a table with one row for each of 512 positions, all of them trained"),
+        (ROBERTA, 2, "a table with one row for each of 512 positions after 2 for others, all of them trained"),
+        (OPT, 0, "one row for each of 2048 positions after 2 for others, all of them trained"),
+        ({**BERT, "position_embedding_type": "absolute"}, 0, "one row for each of 512 positions, all of them trained"),
+        ({**BERT, "position_embedding_type": "relative_key"}, 0, "embeddings of distances, clipped at 511: all farther"),
         ({"model_type": "marian", "max_position_embeddings": 512}, 0, "sinusoidal position embeddings: a table comp"),
     ],
 )
@@ -120,7 +120,7 @@ def test_names_of_tensors_end_with_whole_parts():
     ("config", "reason"),
     [
         ({**BERT, "position_embedding_type": "relative_key"}, "its table holds distances"),
-        ({"model_type": "whisper"}, "the location of its table is not known"),
+        ({"model_type": "whisper"}, "the location of its table is unknown"),
     ],
 )
 def test_tables_that_cannot_be_written(config, reason):

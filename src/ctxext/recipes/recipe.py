@@ -175,7 +175,7 @@ def _check_order(steps: Sequence[Method]) -> None:
             )
     names = [step.name for step in steps]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise CtxextError(f"{twice[0]} appears twice.", hint="Keep one of them.")
+        raise CtxextError(f"{twice[0]} is named twice.", hint="Keep one of them.")
     for before, after in itertools.pairwise(steps):
         if before.needs_code() and not after.needs_code():
             raise CtxextError(
