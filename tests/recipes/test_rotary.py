@@ -253,9 +253,13 @@ def test_whether_code_or_a_schedule_extends_it():
 
 def test_encodings_that_are_not_rotary():
     bert = model_config({"model_type": "bert", "max_position_embeddings": 512})
-    with pytest.raises(CtxextError, match='"bert" has learned position embeddings; rotary position embeddings are required'):
+    with pytest.raises(
+        CtxextError, match='"bert" has learned position embeddings; rotary position embeddings are required'
+    ):
         _ = bert.rotary
-    with pytest.raises(CtxextError, match='"mamba" has no position embeddings; rotary position embeddings are required'):
+    with pytest.raises(
+        CtxextError, match='"mamba" has no position embeddings; rotary position embeddings are required'
+    ):
         model_config({"model_type": "mamba"})
 
 

@@ -95,7 +95,11 @@ def test_buffers_of_another_form_are_refused(entry):
         (ROBERTA, 2, "a table with one row for each of 512 positions after 2 for others, all of them trained"),
         (OPT, 0, "one row for each of 2048 positions after 2 for others, all of them trained"),
         ({**BERT, "position_embedding_type": "absolute"}, 0, "one row for each of 512 positions, all of them trained"),
-        ({**BERT, "position_embedding_type": "relative_key"}, 0, "embeddings of distances, clipped at 511: all farther"),
+        (
+            {**BERT, "position_embedding_type": "relative_key"},
+            0,
+            "embeddings of distances, clipped at 511: all farther",
+        ),
         ({"model_type": "marian", "max_position_embeddings": 512}, 0, "sinusoidal position embeddings: a table comp"),
     ],
 )

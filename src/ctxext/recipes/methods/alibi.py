@@ -66,8 +66,8 @@ class Slopes(Reaching, CodeMethod):
         It describes the effect within the original context length.
         """
         if self.rows == "static":
-            return "every input changes, short ones too."
+            return "every input changes, including short ones."
         return (
-            "rows within the original context length stay unchanged; the farther a row lies beyond it, the gentler its "
-            "slopes, without a limit."
+            "rows within the original context length stay unchanged; beyond it, slopes become gentler with each "
+            "position, without a limit."
         )

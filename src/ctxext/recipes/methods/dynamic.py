@@ -20,9 +20,9 @@ class DynamicNtk(Scaling):
     paper = "https://arxiv.org/abs/2309.00071"
     rope_type = "dynamic"
     caution = (
-        "transformers picks one frequency set for a whole batch from its longest row, and keys cached before the "
-        "original context length was crossed keep their old rotation: run one prompt at a time, whole; engines differ. "
-        "adaptive does the same row by row and agrees with its cache."
+        "transformers selects one set of frequencies for a batch by its longest row, and keys cached within the "
+        "original context length keep their rotation: run whole prompts, one at a time; engines differ. adaptive does "
+        "the same per row and is consistent with its cache."
     )
 
     def length_after(self, encoding: Encoding) -> int:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     Terms = tuple[Array, Array]
 
 _ROWS_AT_ONCE = 1024
-_SHARPNESS = -0.5  # Keys's a, with which his cubic reproduces parabolas.
+_SHARPNESS = -0.5  # Keys's a: the cubic reproduces parabolas.
 
 
 def tile(k: "Array", old: int, new: int, alpha: float) -> "Terms":

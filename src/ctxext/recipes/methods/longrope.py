@@ -75,8 +75,8 @@ class LongRope(Scaling):
     rope_type = "longrope"
     is_published = False
     caution = (
-        "transformers picks the list by the whole batch's longest row and switches while decoding: "
-        "with two different lists, cached decoding across the original context length differs from the uncached one."
+        "transformers selects the list by the longest row of the batch and switches while decoding: "
+        "with two different lists, cached decoding across the original context length differs from uncached decoding."
     )
 
     long_factor: tuple[float, ...] = param(
@@ -147,8 +147,8 @@ class LongRope(Scaling):
         The rope type is `longrope`.
         """
         num_factors = rotary.dim // 2
-        short = self.short_factor or (1.0,) * num_factors
-        for name, factors in (("long_factor", self.long_factor), ("short_factor", short)):
+        short_factor = self.short_factor or (1.0,) * num_factors
+        for name, factors in (("long_factor", self.long_factor), ("short_factor", short_factor)):
             if len(factors) != num_factors:
                 raise CtxextError(
                     f"longrope: {name} has {len(factors)} numbers, but this model rotates {num_factors} pairs."
@@ -157,13 +157,13 @@ class LongRope(Scaling):
                 raise CtxextError(f'longrope: {name} must be above zero, not "{min(factors):g}".')
         attention = self.attention_factor
         if attention is None and self.target_length is not None and self.scaling_factor > 1:
-            # transformers 4 derives the factor from the two lengths, so the temperature of ours is written out.
+            # transformers 4 derives the factor from the two lengths, so the temperature is written explicitly.
             attention = math.sqrt(1 + math.log(self.scaling_factor) / math.log(rotary.trained_length))
         extra = {} if attention is None else with_attention_factor(attention)
         return {
             "factor": self.scaling_factor,
             "original_max_position_embeddings": rotary.trained_length,
-            "short_factor": list(short),
+            "short_factor": list(short_factor),
             "long_factor": list(self.long_factor),
             **extra,
         }

@@ -20,7 +20,7 @@ class Range(Rows):
     encoding = "sinusoidal"
     layouts = COMPUTED
     may_be_absent = True
-    caution = "no position beyond the original context length was ever trained: the range grows, quality there falls."
+    caution = "positions beyond the original context length are untrained, and quality is lower there."
 
     def rows(self, raw: memoryview, dtype: str, width: int, special: int, new: int) -> Iterator[bytes]:
         """Return an iterator over the bytes of the longer table.

@@ -49,8 +49,8 @@ class SelfExtend(Relation):
             return problem
         if self.group is not None and window + (length - window) * self.group < target:
             needed = -(-(target - window) // (length - window))
-            reach = window + (length - window) * self.group
-            return f"a window of {window} and a group of {self.group} reach {reach} tokens, not {target}.", (
-                f"--group {needed}, or leave it out: every row then uses the smallest that it needs."
+            longest = window + (length - window) * self.group
+            return f"a window of {window} and a group of {self.group} reach {longest} tokens, not {target}.", (
+                f"--group {needed}, or omit it to use the smallest group for each row."
             )
         return None

@@ -20,7 +20,7 @@ class Sinks(Relation):
     code = (PORTABLE / "sinks.py", *Relation.code)
     code_class = "Sinks"
     is_experimental = True
-    caution = "what lies between the first tokens and the recent ones is not read at all."
+    caution = "tokens between the first and the recent ones are not read."
 
     sinks: int = param(4, help="How many of the first tokens are always read.", min=1)
     window: int | None = param(None, help="How many recent tokens are read. Default: L less the sinks.", min=1)
@@ -39,7 +39,7 @@ class Sinks(Relation):
         """
         if self.sinks + require(self.window) > length:
             return (
-                f"{self.sinks} sinks and a window of {self.window} are more than the {length} tokens that it reads.",
+                f"{self.sinks} sinks and a window of {self.window} exceed the context length of {length} tokens.",
                 f"--window {length - self.sinks}",
             )
         return None

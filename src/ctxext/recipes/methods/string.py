@@ -22,7 +22,7 @@ class String(Relation):
     code = (PORTABLE / "string.py", *Relation.code)
     code_class = "String"
     is_experimental = True
-    example: ClassVar[Mapping[str, Any]] = {"factor": 1.2}  # Larger factors are out of its reach.
+    example: ClassVar[Mapping[str, Any]] = {"factor": 1.2}  # It does not support larger factors.
 
     shift: int | None = param(None, help="Distances up to this stay exact (S). Default: a third of L.", min=1)
     window: int | None = param(
@@ -47,6 +47,6 @@ class String(Relation):
         if window > shift:
             return f'window "{window}" is above shift "{shift}".', f"--window {shift // 3}"
         if target > length + shift - window:
-            reach = length + shift - window
-            return f"a shift of {shift} reaches {reach} tokens, not {target}.", f"--target-length {reach}"
+            longest = length + shift - window
+            return f"a shift of {shift} reaches {longest} tokens, not {target}.", f"--target-length {longest}"
         return None

@@ -59,8 +59,8 @@ class Rows(Reaching):
         if reason := super().refusal(config, family):
             return reason
         if is_of_distances(config, family):
-            return "its table holds distances, clipped at its end"
-        return "" if family.model_type in cls.layouts else "the location of its table is not known"
+            return "its table contains distances, not positions"
+        return "" if family.model_type in cls.layouts else "the location of its table is unknown"
 
     def edit(self, model: ModelConfig) -> ModelConfig:
         """Return the configuration after this step.
@@ -69,7 +69,7 @@ class Rows(Reaching):
         """
         if reason := self.refusal(model.config, model.family):
             raise CtxextError(
-                f'"{model.family.model_type}" has no table that {self.name} could lengthen: {reason}.',
+                f'"{model.family.model_type}" has no table that {self.name} supports: {reason}.',
                 hint="ctxext inspect MODEL lists the methods that apply.",
             )
         return model.with_context_length(self.resolve(model.encoding).length_after(model.encoding))
@@ -102,7 +102,7 @@ class Rows(Reaching):
         shape, dtype = tuple(entry["shape"]), entry["dtype"]
         if len(shape) != 2 or shape[0] != rows or not shape[1]:
             raise CtxextError(
-                f'"{name}" has the shape {list(shape)}; config.json says {rows} rows.',
+                f'"{name}" has the shape {list(shape)}; config.json specifies {rows} rows.',
                 hint="Correct the length in config.json, or download the checkpoint again.",
             )
         if dtype not in DTYPES:
@@ -171,13 +171,15 @@ class Table(Rows):
         This includes the factor.
         """
         step = super().resolve(encoding)
-        length, reach = encoding.trained_length, step.length_after(encoding)
+        length, new_length = encoding.trained_length, step.length_after(encoding)
         if length > encoding.context_length:
-            raise CtxextError(f"The table has {encoding.context_length} rows, fewer than the {length} of its training.")
-        if step.fill == "hierarchical" and reach > length**2:
             raise CtxextError(
-                f"hierarchical reaches {length**2} positions from {length}, not {reach}.",
-                hint="--fill tile reaches any length.",
+                f"The table has {encoding.context_length} rows, fewer than the {length} positions it was trained with."
+            )
+        if step.fill == "hierarchical" and new_length > length**2:
+            raise CtxextError(
+                f"hierarchical extends {length} positions to at most {length**2}, not {new_length}.",
+                hint="Use --fill tile, which supports any length.",
             )
         return step
 
@@ -186,13 +188,13 @@ class Table(Rows):
 
         The new positions are untrained; the fill decides whether short inputs stay unchanged.
         """
-        kept = "inputs within the original context length are answered as before"
-        changed = "every input changes, short ones too"
+        unchanged = "inputs within the original context length give the same output"
+        changed = "every input changes, including short ones"
         trained = model.encoding.trained_length
         return (
-            f"rows from {trained} on are made of the first {trained} and were never trained, so train a little (ctxext "
-            "finetune trains the table itself) and measure before and after; "
-            f"{kept if self.fill in KEEPS_ROWS else changed}."
+            f"rows from {trained} on are computed from the first {trained} and are untrained, so fine-tune briefly "
+            "(ctxext finetune also trains the table) and measure before and after; "
+            f"{unchanged if self.fill in KEEPS_ROWS else changed}."
         )
 
     def rows(self, raw: memoryview, dtype: str, width: int, special: int, new: int) -> Iterator[bytes]:

@@ -20,7 +20,7 @@ class Window(Relation):
     code = (PORTABLE / "window.py", PORTABLE / "sinks.py", *Relation.code)
     code_class = "Window"
     is_experimental = True
-    caution = "what lies before the window is not read at all, and without the first tokens many models break."
+    caution = "tokens before the window are not read, and many models fail without the first tokens."
 
     window: int | None = param(None, help="How many recent tokens are read. Default: L.", min=1)
 
@@ -37,5 +37,5 @@ class Window(Relation):
         The window must fit into L.
         """
         if require(self.window) > length:
-            return f"a window of {self.window} is more than the {length} tokens that it reads.", f"--window {length}"
+            return f"a window of {self.window} exceeds the context length of {length} tokens.", f"--window {length}"
         return None
