@@ -150,7 +150,7 @@ def test_at_factor_one_there_is_one_rung_and_it_is_the_full_list():
 
 @pytest.mark.parametrize(("around", "divisors"), [("longrope", None), ("yarn", [1.0, 2.0, 4.0, 8.0])])
 def test_longrope_alone_needs_its_list(around, divisors):
-    with pytest.raises(CtxextError, match="long_factor goes with longrope, and longrope needs it") as caught:
+    with pytest.raises(CtxextError, match="long_factor requires longrope, and longrope requires long_factor") as caught:
         rows_of(around=around, long_factor=divisors)
     assert caught.value.hint == "--around longrope --long-factor FILE"
 

@@ -133,7 +133,7 @@ def test_factor_and_length():
     assert resolved("pi", 1000, target_length=1001).factor == 1.001
     with pytest.raises(CtxextError, match="disagree"):
         resolved("rerope", 1000, target_length=2501, factor=2.5)
-    with pytest.raises(CtxextError, match="reads already"):
+    with pytest.raises(CtxextError, match="is below the current context length"):
         resolved("rerope", 1000, target_length=999)
 
 

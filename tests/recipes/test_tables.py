@@ -133,7 +133,7 @@ def test_tables_that_cannot_be_written(config, reason):
 
 def test_a_model_without_a_table_is_not_edited():
     llama = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": 128}
-    with pytest.raises(CtxextError, match='"llama" has no table that table could lengthen: it has rotary') as caught:
+    with pytest.raises(CtxextError, match='"llama" has no table that table supports: it has rotary') as caught:
         Table(factor=2).edit(model_config(llama))
     assert "ctxext inspect" in caught.value.hint
     assert Table(factor=2).edit(model_config(dict(BERT))).config["max_position_embeddings"] == 1024
@@ -143,7 +143,7 @@ def test_the_hierarchical_fill_ends_at_the_square():
     bert = model_config({**BERT, "max_position_embeddings": 12}).encoding
     assert Table(factor=12, fill="hierarchical").resolve(bert).factor == 12
     assert Table(target_length=145).resolve(bert).length_after(bert) == 145
-    with pytest.raises(CtxextError, match="hierarchical reaches 144 positions from 12, not 145"):
+    with pytest.raises(CtxextError, match="hierarchical extends 12 positions to at most 144, not 145"):
         Table(target_length=145, fill="hierarchical").resolve(bert)
 
 

@@ -1,4 +1,4 @@
-"""The context of a checkpoint, read from its configuration and tensor headers alone."""
+"""The context of a checkpoint, from its configuration and tensor headers."""
 
 import contextlib
 import math
@@ -18,37 +18,37 @@ from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, is_readable, mo
 from ctxext.recipes.registry import METHODS
 
 _BY_ENCODING: Mapping[str, str] = {
-    "learned": "the table ends where training ended; where this family keeps it was not tried",
-    "sinusoidal": "a table of sinusoids that this package did not try to lengthen",
-    "relative": "only the distance counts, so no position is out of range",
-    "none": "no positions at all: what bounds it is its state, or its window",
+    "learned": "a learned position table, which this version cannot extend for this family",
+    "sinusoidal": "a table of sinusoids, which this version cannot extend for this family",
+    "relative": "only distances matter, so no position is out of range",
+    "none": "no positions; its state or its window limits the context",
 }
 _CLIPPED = (
-    "distances are clipped at max_relative_positions ({max_relative_positions}, where -1 stands for "
-    "max_position_embeddings): farther tokens all look equally far, and more rows would have to be trained"
+    "distances are clipped at max_relative_positions ({max_relative_positions}; -1 means max_position_embeddings): all "
+    "farther tokens get the same embedding, and more rows would have to be trained"
 )
 _LOGARITHMIC = (
     "distances fall into {position_buckets} logarithmic buckets up to max_relative_positions "
-    "({max_relative_positions}, where -1 stands for max_position_embeddings): farther ones share the last, so any "
-    "length runs. What training never saw is the length itself, which no key changes"
+    "({max_relative_positions}; -1 means max_position_embeddings): farther ones share the last bucket, so no distance "
+    "is out of range. Longer inputs are untrained"
 )
 _BY_TYPE: Mapping[str, str] = {
     "deberta": _CLIPPED,
     "deberta-v2": _LOGARITHMIC,
     "transfo-xl": (
-        "nothing: it reads by segments and remembers mem_len ({mem_len}) states of those before; a larger mem_len "
-        "looks back further"
+        "none: it reads segments and keeps mem_len ({mem_len}) states of earlier ones; a larger mem_len extends the "
+        "context"
     ),
     "xlnet": (
-        "nothing: its relative sinusoids are computed for any distance; mem_len ({mem_len}) is how many states of "
-        "earlier segments it looks back at"
+        "none: its relative sinusoids are computed for any distance; mem_len ({mem_len}) is the number of states of "
+        "earlier segments that it keeps"
     ),
 }
 _DEFAULTS: Mapping[str, Any] = {"max_relative_positions": -1, "position_buckets": -1, "mem_len": "not set"}
 
 
 def bound_of(config: Mapping[str, Any], family: Family) -> str:
-    """Return a sentence on the limit of a family's context, with the numbers of this configuration."""
+    """Describe the limit of a family's context, with the values of this configuration."""
     sentence = _BY_TYPE.get(family.model_type, _BY_ENCODING.get(family.positions, ""))
     return sentence.format_map({**_DEFAULTS, **text_config(config, family)})
 
