@@ -216,7 +216,7 @@ def test_no_line_for_what_an_engine_does_not_serve():
         (PARTLY, "", {"vLLM", "SGLang", "llama.cpp"}),
         (UNKNOWN, BY_SOURCE, {"vLLM", "SGLang", "llama.cpp"}),
         (UNKNOWN, f"{UNTRIED} olmo2", {"vLLM"}),
-        (UNKNOWN, "yarn was not tried", set()),
+        (UNKNOWN, "yarn is untested", set()),
         (WRONG, "", set()),
     ],
 )

@@ -80,7 +80,7 @@ def cells(monkeypatch):
 def test_a_cell_without_a_run_is_not_known_and_never_another_method_s(cells):
     del cells["mrrope"]["vLLM"]
     served = row(model_of(step_of("mrrope")), "vLLM")
-    assert (served.status, served.remark) == (UNKNOWN, "mrrope was not tried")
+    assert (served.status, served.remark) == (UNKNOWN, "mrrope is untested")
     assert row(model_of(step_of("resonance")), "vLLM").status == EXACT
 
 
@@ -106,13 +106,13 @@ def test_what_config_json_says_where_nobody_noted_a_recipe():
     assert schedules_of(model_of(step_of("mrrope"), recipe=False)) == ("longrope with attention_factor",)
     both = (AdjustedBase(theta=3e5, factor=2), Yarn(factor=2))
     assert schedules_of(model_of(*both)) == ("abf", "yarn")
-    assert row(model_of(Yarn(factor=4, truncate=False)), "MLX").remark == "yarn without truncate was not tried"
+    assert row(model_of(Yarn(factor=4, truncate=False)), "MLX").remark == "yarn without truncate is untested"
 
 
 def test_mlx_says_what_to_take_instead():
     served = row(model_of(step_of("mrrope")), "MLX")
     assert served.status == WRONG
-    assert "yarn or ntk-by-parts is exact there" in served.remark
+    assert "yarn and ntk-by-parts are exact" in served.remark
     assert row(model_of(step_of("self-extend")), "MLX").status == WRONG
 
 
@@ -144,7 +144,7 @@ def test_methods_with_code_that_were_tried_alone_are_not_known_together():
     steps = [step_of("mspoe", head_order="fixed"), step_of("self-extend")]
     assert [row(model_of(step, recipe=False), "vLLM").status for step in steps] == [EXACT, EXACT]
     both = row(model_of(*steps, recipe=False), "vLLM")
-    assert (both.status, both.remark) == (UNKNOWN, "mspoe and self-extend together were not tried")
+    assert (both.status, both.remark) == (UNKNOWN, "the combination of mspoe and self-extend is untested")
 
 
 def test_what_was_only_read_in_sglangs_source_is_not_exact():

@@ -137,7 +137,7 @@ def test_models_without_a_head_and_old_buffers(tmp_path):
         "embeddings.position_embeddings.weight", "embeddings.position_ids", "embeddings.token_type_ids"
     }  # fmt: skip
     card = (tmp_path / "out/README.md").read_text()
-    assert "but for `embeddings.position_embeddings.weight`" in card
+    assert "except for `embeddings.position_embeddings.weight`" in card
     assert "AutoModel.from_pretrained" in card
     assert "pipeline_tag: feature-extraction" in card
     assert "config-only" not in card

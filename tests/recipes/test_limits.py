@@ -97,7 +97,7 @@ LEARNED = {
         ({**LEARNED, "head_order": "calibrated"}, "require each other"),
         ({**LEARNED, "temperatures": [[1.0, 0.0]]}, "above zero"),
         ({**LEARNED, "ratios": [[-1.0, 1.0]]}, "above zero"),
-        ({"schedule": "ntk", "rescale": "middle", "rescale_start": 1, "rescale_end": 2}, "linear only"),
+        ({"schedule": "ntk", "rescale": "middle", "rescale_start": 1, "rescale_end": 2}, "requires schedule linear"),
         ({"schedule": "linear", "rescale": "middle", "rescale_start": 1, "rescale_end": 2}, ""),
         ({"schedule": "linear", "rescale": "middle", "rescale_start": 2, "rescale_end": 2}, "cannot compress"),
         ({"schedule": "linear", "rescale": "middle", "rescale_end": 2}, "cannot compress"),

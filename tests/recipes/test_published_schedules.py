@@ -126,7 +126,7 @@ def test_dynamic_without_alpha_is_said_to_be_for_5_only(tmp_path):
     source = hunyuan("hunyuan_v1_dense", tmp_path / "source")
     plan = make_plan(open_checkpoint(str(source)), Recipe([DynamicNtk(factor=2)]))
     assert "alpha" not in plan.model.rotary.parameters
-    assert any("4.57 does not carry this schedule" in line for line in plan.cautions)
+    assert any("4.57 does not support this schedule" in line for line in plan.cautions)
 
 
 def test_dynamic_by_1_is_said_to_be_for_5_only_where_4_is_strict():
@@ -371,7 +371,7 @@ def test_inspect_says_what_convert_says_of_dynamic(tmp_path):
     source = open_checkpoint(str(tmp_path / "source"))
     data = inspection_data("source", inspect_checkpoint(source))
     assert data["rotary"]["context_length"] == data["encoding"]["context_length"] == 768
-    with pytest.raises(CtxextError, match="reads 768 tokens by a schedule of its own"):
+    with pytest.raises(CtxextError, match="already has a schedule for 768 tokens"):
         make_plan(source, Recipe([Yarn(factor=4)]))
 
 

@@ -123,7 +123,7 @@ def test_names_of_tensors_end_with_whole_parts():
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({**BERT, "position_embedding_type": "relative_key"}, "its table holds distances"),
+        ({**BERT, "position_embedding_type": "relative_key"}, "its table contains distances"),
         ({"model_type": "whisper"}, "the location of its table is unknown"),
     ],
 )

@@ -91,7 +91,7 @@ def _read_notes() -> Mapping[str, Any]:
 
 
 def _find_row(part: str, thing: str, engine: str) -> _Row | None:
-    """Return the row of a part of engines.toml; None without one."""
+    """Return a row of engines.toml; None if there is none."""
     row = _read_notes()[part].get(thing, {}).get(engine)
     return tuple(row) if row else None
 

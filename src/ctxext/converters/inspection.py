@@ -24,12 +24,12 @@ _BY_ENCODING: Mapping[str, str] = {
     "none": "no positions; its state or its window limits the context",
 }
 _CLIPPED = (
-    "distances are clipped at max_relative_positions ({max_relative_positions}; -1 means max_position_embeddings): all "
+    "distances are clipped at max_relative_positions ({max_relative_positions}, -1 means max_position_embeddings): all "
     "farther tokens get the same embedding, and more rows would have to be trained"
 )
 _LOGARITHMIC = (
     "distances fall into {position_buckets} logarithmic buckets up to max_relative_positions "
-    "({max_relative_positions}; -1 means max_position_embeddings): farther ones share the last bucket, so no distance "
+    "({max_relative_positions}, -1 means max_position_embeddings): farther ones share the last bucket, so no distance "
     "is out of range. Longer inputs are untrained"
 )
 _BY_TYPE: Mapping[str, str] = {

@@ -291,8 +291,8 @@ def cautions_of(source: Checkpoint, recipe: Recipe, model: ModelConfig) -> tuple
     if window is not None and (read(model.config, family, "sliding_window") or 0) < length:
         cautions.append(
             f"the sliding window of {window} tokens has no effect up to "
-            f"{read(source.config, family, 'max_position_embeddings')} tokens, but beyond: to avoid this, first set it "
-            f"to {length} in the source's config.json."
+            f"{read(source.config, family, 'max_position_embeddings')} tokens, but limits its layers beyond: to avoid "
+            f"this, first set the window to {length} in the source's config.json."
         )
     factor = model.encoding.usable_length / model.encoding.trained_length
     if scales and factor > _FARTHEST:
