@@ -931,7 +931,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "model_info(source, revision=None, files",
         _HUB,
     ),
-    ("converters/lengths.py", "key == key_to_find and place is not None", "key == wanted and place == 0", _NUMBER),
+    ("converters/lengths.py", "key == key_to_find and place is not None", "key == key_to_find and place == 0", _NUMBER),
     ("engines/vllm.py", "stop_token_ids=list(ends)", "stop_token_ids=list(ends)[:1]", _ASKED),
     (
         "finetune/chats.py",
