@@ -112,7 +112,7 @@ def outcome(source, out, step, stock, before):
 def wrong_angles(model, source, config, step):
     """Compare the rotation of a loaded model in a forward with the reference; empty if they agree."""
     family, plain = family_of(source), model_config(source).rotary
-    wanted, scaling = expected_frequencies([step.resolved(plain)], plain, LENGTH)
+    wanted, scaling = expected_frequencies([step.resolve(plain)], plain, LENGTH)
     wanted = torch.tensor([*wanted, *([0.0] if plain.span > plain.dim else [])], dtype=torch.float64)
     all_seen = angles(model)
     local = [name for name in all_seen if serves_sliding(source, family, name)]

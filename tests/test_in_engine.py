@@ -25,7 +25,7 @@ from ctxext.converters.engines import (
     attn_factor,
     overrides,
     serving_of,
-    unconverted_lines,
+    source_commands,
 )
 from ctxext.engines import in_engine
 from ctxext.engines.in_engine import EngineComparison, _read
@@ -159,8 +159,8 @@ def test_pieces_read_the_same(monkeypatch, yarn):
 
 def lines(*steps, source="demo"):
     checkpoint = open_checkpoint("demo")
-    model = Recipe(steps).resolved(model_config(checkpoint.config)).edit(model_config(checkpoint.config))
-    return unconverted_lines(source, model, serving_of(model)), model
+    model = Recipe(steps).resolve(model_config(checkpoint.config)).edit(model_config(checkpoint.config))
+    return source_commands(source, model, serving_of(model)), model
 
 
 def test_the_lines_say_what_config_json_would():
@@ -216,24 +216,24 @@ def test_no_line_for_what_an_engine_does_not_serve():
         (PARTLY, "", {"vLLM", "SGLang", "llama.cpp"}),
         (UNKNOWN, BY_SOURCE, {"vLLM", "SGLang", "llama.cpp"}),
         (UNKNOWN, f"{UNTRIED} olmo2", {"vLLM"}),
-        (UNKNOWN, "yarn was not tried", set()),
+        (UNKNOWN, "yarn is untested", set()),
         (WRONG, "", set()),
     ],
 )
 def test_lines_are_offered_for_what_was_tried_or_read(status, remark, engines):
     _, model = lines(Yarn(factor=4))
     rows = [Serving(engine, status, remark=remark) for engine in ENGINES]
-    assert set(unconverted_lines("SOURCE", model, rows)) == engines
+    assert set(source_commands("SOURCE", model, rows)) == engines
     for engine in ("vLLM", "SGLang", "llama.cpp"):  # Each by its own row.
         others = [Serving(name, WRONG) if name != engine else Serving(name, status, remark=remark) for name in ENGINES]
-        assert set(unconverted_lines("SOURCE", model, others)) == engines & {engine}
+        assert set(source_commands("SOURCE", model, others)) == engines & {engine}
 
 
 def test_an_untried_family_is_offered_to_vllm_alone():
     config = {"model_type": "olmo2", "max_position_embeddings": 512, "hidden_size": 64, "num_attention_heads": 4}
     plain = model_config({**config, "num_hidden_layers": 2, "rope_theta": 10000.0})
-    model = Recipe([Yarn(factor=4)]).resolved(plain).edit(plain)
-    assert set(unconverted_lines("SOURCE", model, serving_of(model))) == {"vLLM"}
+    model = Recipe([Yarn(factor=4)]).resolve(plain).edit(plain)
+    assert set(source_commands("SOURCE", model, serving_of(model))) == {"vLLM"}
 
 
 def test_where_they_are_told(run, yarn):

@@ -14,7 +14,7 @@ from ctxext import Recipe, convert
 from ctxext.checkpoint.auto_class import MULTIMODAL
 from ctxext.checkpoint.families import _THINKERS, FAMILIES
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.converters.engines import unconverted_lines
+from ctxext.converters.engines import source_commands
 from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
 from ctxext.methods import DynamicNtk, Llama3, Ntk, PositionInterpolation, Yarn
@@ -139,7 +139,7 @@ def test_a_flat_configuration_keeps_its_sections():
     model = model_config(FLAT)
     assert (model.rotary.rope_type, model.rotary.is_scaled) == ("default", False)
     for step in (Yarn(factor=4), Ntk(factor=4)):
-        written = step.resolved(model.rotary).edit(model).config
+        written = step.resolve(model.rotary).edit(model).config
         assert "text_config" not in written
         for key in ("rope_scaling", "rope_parameters"):
             assert written[key]["mrope_section"] == [2, 3, 3]
@@ -149,7 +149,7 @@ def test_a_flat_configuration_keeps_its_sections():
 def test_the_override_of_a_line_is_nested(tmp_path):
     source = multimodal_models.save(QUICK, tmp_path / "source")
     plan = make_plan(open_checkpoint(str(source)), Recipe([Yarn(factor=4)]))
-    line = unconverted_lines("SOURCE", plan.model, plan.serving)["vLLM"]
+    line = source_commands("SOURCE", plan.model, plan.serving)["vLLM"]
     override = json.loads(line.split("--hf-overrides '")[1].split("'")[0])
     assert override["text_config"]["max_position_embeddings"] == 256
     assert override["text_config"]["rope_parameters"]["factor"] == 4

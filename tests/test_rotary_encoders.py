@@ -77,7 +77,7 @@ def test_rules_of_layers_and_bases_are_the_classes():
 
 def test_methods_with_code_are_refused_with_the_reason(tmp_path):
     source = tiny_models.save("modernbert", tmp_path)
-    with pytest.raises(CtxextError, match=r"attend to both sides.*such as yarn") as error:
+    with pytest.raises(CtxextError, match=r"attention is bidirectional.*such as yarn") as error:
         make_plan(open_checkpoint(str(source)), Recipe([SelfExtend(factor=2)]))
     assert "modernbert" in error.value.message
 

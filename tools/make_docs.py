@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.geometry import KnownModel, known_models
-from ctxext.converters.engines import ENGINES, EXACT, TOLERANCE, measured, worst
+from ctxext.converters.engines import ENGINES, EXACT, TOLERANCE, read_measurements, worst_difference
 from ctxext.files.length import format_length
 from ctxext.files.strict import parse_yaml
 from ctxext.options import option_name
@@ -84,7 +84,7 @@ def _engines(method: type[Method]) -> str:
     rows: dict[str, list[str]] = next((entry for entry in _NOTES["carried"] if method.name in entry["names"]), {})
     names = [name for name in ENGINES[1:] if rows.get(name, ("",))[0] == EXACT]
     for name, variant in (("vLLM", "vLLM"), ("llama.cpp", "llama.cpp"), ("llama.cpp†", _METADATA), ("MLX", "MLX")):
-        difference = worst(method.name, variant)
+        difference = worst_difference(method.name, variant)
         if difference is not None and difference <= TOLERANCE:
             names.append(name)
     return ", ".join(names)
@@ -227,7 +227,7 @@ _ENGINES = ("vLLM", "llama.cpp", "llama.cpp with metadata", "MLX")
 
 def serving_page() -> str:
     """Return the text of docs/serving.md with its generated table of cells."""
-    text, data = (DOCS / "serving.md").read_text(encoding="utf-8"), measured()
+    text, data = (DOCS / "serving.md").read_text(encoding="utf-8"), read_measurements()
     before, _, rest = text.partition(_CELLS[0])
     _, _, after = rest.partition(_CELLS[1])
     versions = ", ".join(f"{name} {number}" for name, number in sorted(data["versions"].items()))

@@ -38,7 +38,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("recipes/encodings/rotary.py", "    text.pop(_ORIGINAL, None)\n", "", _OTHER_FILES),
     ("recipes/methods/llama3.py", "self.high_freq_factor <= self", "self.high_freq_factor < self", _OTHER_FILES),
     ("recipes/base.py", "self.target_length <= encoding", "self.target_length < encoding", _OTHER_FILES),
-    ("recipes/param.py", "if wanted is int and value != int(value):", "if False:", _FORMULAS),
+    ("recipes/param.py", "if expected is int and value != int(value):", "if False:", _FORMULAS),
     ("recipes/encodings/frequencies.py", ", span - 1)", ", span)", _FORMULAS),
     ("portable/mspoe.py", "min(math.ceil(last), 2 * size - 1)", "math.ceil(last)", _HEADS),
     ("portable/method.py", ' + inputs.get("cycle_offset", 0)', "", _HEADS),
@@ -931,7 +931,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "model_info(source, revision=None, files",
         _HUB,
     ),
-    ("converters/lengths.py", "key == wanted and place is not None", "key == wanted and place == 0", _NUMBER),
+    ("converters/lengths.py", "key == key_to_find and place is not None", "key == key_to_find and place == 0", _NUMBER),
     ("engines/vllm.py", "stop_token_ids=list(ends)", "stop_token_ids=list(ends)[:1]", _ASKED),
     (
         "finetune/chats.py",
@@ -1046,8 +1046,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "recipes/base.py",
-        "return self.target_length or round(self.stretch * encoding.trained_length)",
-        "return self.target_length or int(self.stretch * encoding.trained_length)",
+        "return self.target_length or round(self.scaling_factor * encoding.trained_length)",
+        "return self.target_length or int(self.scaling_factor * encoding.trained_length)",
         ("tests/recipes/test_proportions.py::test_the_reach_is_the_nearest_whole_number",),
     ),
     (

@@ -66,7 +66,7 @@ def test_a_factor_that_the_class_drops_is_refused(tmp_path):
     with pytest.raises(CtxextError, match="would differ from longrope"):
         convert(str(source), tmp_path / "own", Recipe([LongRope(**lists, attention_factor=1.5)]))
     config = json.loads((source / "config.json").read_text())
-    assert "takes no factor on cosine and sine" in MrRope.refusal(config, model_config(config).family)
+    assert "supports no factor on cos and sin" in MrRope.refusal(config, model_config(config).family)
 
 
 @pytest.mark.skipif(not IS_4, reason="transformers 5 gives each kind of layer its own base")
@@ -85,7 +85,7 @@ def test_nemotron_ignores_its_schedule_under_transformers_4(tmp_path):
 
 def test_a_model_of_70_billion_parameters_takes_no_memory():
     plain = model_config(LARGE)
-    recipe = Recipe([Yarn(factor=4)]).resolved(plain)
+    recipe = Recipe([Yarn(factor=4)]).resolve(plain)
     assert check_stock_rotation(recipe, LARGE, plain, recipe.edit(plain)) < 1e-6
     ((entry,),) = rotations(LARGE, [4096]).values()
     assert len(entry.frequencies) == 64

@@ -50,7 +50,7 @@ def converted(step, **changes):
     """What a step makes of a small Llama, and what the check is given."""
     source = {**LLAMA, **changes}
     plain = model_config(source)
-    recipe = Recipe([step]).resolved(plain)
+    recipe = Recipe([step]).resolve(plain)
     return recipe, source, plain, recipe.edit(plain)
 
 

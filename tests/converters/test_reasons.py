@@ -78,12 +78,15 @@ def test_an_encoder_whose_own_code_encodes_positions_otherwise(kind, positions, 
     assert family_of(config).positions == positions
     methods = reasons(config, tmp_path)
     assert all(methods.values())
-    assert "clipped" not in "".join(methods.values())
+    assert "distances, not positions" not in "".join(methods.values())
     assert f'position_embedding_type is "{kind}"' in family_of(config).reason
     if positions == "rotary":
         assert methods["yarn"] == family_of(config).reason
     assert family_of({**ROBERTA, "position_embedding_type": "absolute"}).reason == ""
-    assert "clipped" in reasons({**ROBERTA, "position_embedding_type": "relative_key"}, tmp_path / "two")["table"]
+    assert (
+        "distances, not positions"
+        in reasons({**ROBERTA, "position_embedding_type": "relative_key"}, tmp_path / "two")["table"]
+    )
 
 
 def test_a_rotary_model_has_no_table_of_distances(tmp_path):

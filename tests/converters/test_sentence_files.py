@@ -82,7 +82,7 @@ def test_inspect_shows_the_pipeline_and_what_cuts(tmp_path, run):
     shown = " ".join(run("inspect", source).output.split())
     assert "Transformer → Pooling (cls, mean); reads 6 tokens" in shown
     assert "sentence_bert_config.json says 6" in shown
-    assert "of which 6 were trained" in " ".join(run("inspect", source, "--original-length", 6).output.split())
+    assert "6 of them trained" in " ".join(run("inspect", source, "--original-length", 6).output.split())
 
 
 @pytest.mark.parametrize("lengths", [(6, 9), (9, 6)])
@@ -147,7 +147,7 @@ def test_a_table_of_which_fewer_rows_were_trained(fill, tmp_path):
 
 def test_what_no_table_holds_is_refused(tmp_path):
     source = make_encoder(tmp_path / "source")
-    for factor, words in ((2, "fewer than the 13"), (1.5, "reads 12 tokens, and this would leave 9")):
+    for factor, words in ((2, "fewer than the 13"), (1.5, "supports 12 tokens, but the result would have 9")):
         length = 13 if factor == 2 else 6
         with pytest.raises(CtxextError, match=words):
             convert(str(source), tmp_path / "out", Recipe([Table(factor=factor)]), original_length=length)

@@ -18,7 +18,7 @@ from checkpoints_to_serve import RECIPES, prompts
 from ctxext import Recipe, Settings, evaluate
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.convert import convert
-from ctxext.converters.engines import attn_factor, serving_of, unconverted_lines
+from ctxext.converters.engines import attn_factor, serving_of, source_commands
 from ctxext.evaluate.model import Loading
 from ctxext.gguf.convert import convert_gguf
 from ctxext.methods import Yarn
@@ -153,7 +153,7 @@ def test_its_converter_refuses_checkpoints_with_code(made, tmp_path, name):
 @pytest.mark.parametrize("name", ["pi", "ntk", "yarn", "ntk-by-parts"])
 def test_the_unconverted_checkpoint_is_served_as_the_converted_one(made, note, tmp_path, name):
     model = model_config(open_checkpoint(str(made(name))).config)
-    words = shlex.split(unconverted_lines("demo", model, serving_of(model))["llama.cpp"])[3:]
+    words = shlex.split(source_commands("demo", model, serving_of(model))["llama.cpp"])[3:]
     pairs = list(zip(words[::2], words[1::2], strict=True))
     told = {flag: value for flag, value in pairs if flag != "--override-kv"}
     metadata = dict(value.split("=") for flag, value in pairs if flag == "--override-kv")

@@ -7,7 +7,7 @@ import pytest
 from checkpoints_to_serve import LENGTHS, expected, largest, prompts
 from ctxext import Recipe, Settings, evaluate
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.converters.calibration import calibrated as calibrated_recipe
+from ctxext.converters.calibration import calibrate_recipe
 from ctxext.converters.convert import convert
 from ctxext.converters.engines import overrides
 from ctxext.converters.options import ConvertOptions
@@ -90,7 +90,7 @@ def test_chunks_and_shared_beginnings_change_nothing(made, note, options):
 def test_the_same_cells_as_transformers(made, note, tmp_path):
     calibrated = tmp_path / "calibrated"
     steps = MsPoE(schedule="by-parts", ratio_min=2, ratio_max=4, first_layer=0, head_order="calibrated")
-    recipe = calibrated_recipe(open_checkpoint("demo"), Recipe([steps]), ConvertOptions())
+    recipe = calibrate_recipe(open_checkpoint("demo"), Recipe([steps]), ConvertOptions())
     convert("demo", calibrated, recipe, check=False)
     models = [str(made("yarn")), str(calibrated)]
     settings = Settings(

@@ -123,7 +123,7 @@ def test_a_checkpoint_that_it_does_not_serve_is_refused(tmp_path, step, message)
 def test_the_longest_length_decides_what_it_has_positions_for(lengths):
     """For YaRN the table ends with its context length; a plain model gets as many as the longest length asks for."""
     demo = open_checkpoint("demo")
-    yarn = Recipe([Yarn(factor=2)]).resolved(model_config(demo.config)).edit(model_config(demo.config))
+    yarn = Recipe([Yarn(factor=2)]).resolve(model_config(demo.config)).edit(model_config(demo.config))
     served = CheckpointInfo("out", Checkpoint("out", demo.folder, yarn.config), 512, 1024)
     plain = CheckpointInfo("demo", demo, 512, 512)
     with pytest.raises(CtxextError, match="positions for 1024 tokens") if max(lengths) > 1024 else nullcontext():
@@ -161,13 +161,13 @@ def test_what_must_be_minded_is_said(tmp_path):
     factors = tuple([1.0] * 4 + [4.0] * 12)
     convert("demo", tmp_path / "out", Recipe([LongRope(factor=4, short_factor=(1.0,) * 16, long_factor=factors)]))
     report = evaluate([str(tmp_path / "out")], Settings(**SMALL), loading=ENGINE)
-    assert "long list is chosen once" in report["models"][0]["mind"]
+    assert "long list is used at any length" in report["models"][0]["mind"]
 
 
 def test_a_remark_on_a_checkpoint_that_is_served_exactly_need_not_be_minded():
     demo = open_checkpoint("demo")
     linear = (
-        Recipe([PositionInterpolation(factor=2)]).resolved(model_config(demo.config)).edit(model_config(demo.config))
+        Recipe([PositionInterpolation(factor=2)]).resolve(model_config(demo.config)).edit(model_config(demo.config))
     )
     info = CheckpointInfo("out", Checkpoint("out", demo.folder, linear.config), 512, 1024)
     assert serving_by_vllm(info.checkpoint).remark

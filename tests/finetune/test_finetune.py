@@ -236,8 +236,8 @@ def test_a_source_is_trained_within_its_window(tmp_path):
     assert model_config(config).is_extended is False
     card = (out / "README.md").read_text()
     assert "# stock, fine-tuned\n" in card
-    assert "What fine-tuning changed in `stock`; its context length stays at 32 tokens." in card
-    assert "extended" not in card.partition("## Load it")[0]
+    assert "Fine-tuned from `stock`. The context length is unchanged: 32 tokens." in card
+    assert "extended" not in card.partition("## Usage")[0]
     assert "trained within its context length" in (out / "adapter" / "README.md").read_text()
     assert (logits(load(out), length=32) - logits(load(source), length=32)).abs().max() > 1e-3
     assert [finding for finding in verify(str(out)) if finding.status == "failed"] == []

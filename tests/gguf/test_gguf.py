@@ -127,7 +127,7 @@ def test_llama_cpp_rotates_as_transformers(gguf, tmp_path, step):
         "rope_theta": 10000.0,
     }
     model = model_config(config)
-    wanted = Recipe([step]).resolved(model).edit(model).rotary
+    wanted = Recipe([step]).resolve(model).edit(model).rotary
     assert plain == pytest.approx(inverse_frequencies(wanted), rel=1e-6)
     assert attention == pytest.approx(attention_scaling(wanted), rel=1e-6)
     assert header.get("llama.context_length") == wanted.claimed_length
@@ -295,7 +295,7 @@ def test_divisors_in_a_later_part_are_its_schedule(split, tmp_path):
             first, tmp_path / f"{step.name}.gguf", Recipe([step]), replace_scaling=True, original_length=512
         ).out
         plain = model_config(open_gguf(first).unscaled_model.config, 512)
-        wanted = Recipe([step]).resolved(plain).edit(plain).rotary
+        wanted = Recipe([step]).resolve(plain).edit(plain).rotary
         written = struct.unpack("<8f", contents(tmp_path / f"{step.name}-00002-of-00002.gguf")[1][FACTORS])
         expected = [1.0] * 8
         if step.name == "mrrope":

@@ -209,7 +209,7 @@ def test_the_card_of_a_trained_checkpoint_says_how(extended):
     assert f"{command} --train-norms" in card.replace(" \\\n   ", "")
     assert "ctxext convert llama EXTENDED --method yarn --factor 4" in card
     assert "| trained | LoRA rank 4 |" in card
-    assert "![Loss of the training](loss.png)" in card
+    assert "![Training loss](loss.png)" in card
     assert "byte for byte" not in card
     assert "config-only" not in card
 

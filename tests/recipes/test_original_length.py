@@ -51,11 +51,11 @@ def test_a_length_given_stands_above_all(tmp_path):
 
 def test_the_shipped_recipes_give_what_they_cite():
     qwen = model_config(published("qwen3-8b")["config"])
-    rotary = load_recipe("qwen-yarn-x4").resolved(qwen).edit(qwen).rotary
+    rotary = load_recipe("qwen-yarn-x4").resolve(qwen).edit(qwen).rotary
     assert (rotary.parameters["original_max_position_embeddings"], rotary.context_length) == (32768, 131072)
     assert rotary.parameters["factor"] == 4.0
     llama = model_config(published("meta-llama-3-8b")["config"])
-    made = load_recipe("llama-3.1-128k").resolved(llama).edit(llama)
+    made = load_recipe("llama-3.1-128k").resolve(llama).edit(llama)
     cited = published("llama-3.1-8b")["config"]
     assert made.config["rope_scaling"] == cited["rope_scaling"]
     assert made.config["max_position_embeddings"] == cited["max_position_embeddings"]
@@ -100,7 +100,7 @@ def test_what_is_declared_and_what_was_trained_stay_apart(step, length, declares
 
 
 def test_less_than_it_declares_is_refused(llama, tmp_path):
-    with pytest.raises(CtxextError, match="declares 128 tokens, and this would leave 96"):
+    with pytest.raises(CtxextError, match="declares 128 tokens, but the result would have 96"):
         convert(str(llama), tmp_path / "out", Recipe([Yarn(factor=1.5)]), original_length=64)
     convert(str(llama), tmp_path / "out", Recipe([Yarn(factor=1.5)]), original_length=64, allow_shorter=True)
 
@@ -136,7 +136,7 @@ def test_a_dry_run_shows_cautions(run, tmp_path):
     source = make_llama(tmp_path / "llama", rope_scaling={"rope_type": "linear", "factor": 2.0})
     words = ["--method", "yarn", "--factor", "4", "--replace-scaling", "--original-length", "64", "--dry-run"]
     result = run("convert", source, *words)
-    assert "took away linear ×2 from 64 tokens" in " ".join(result.stderr.split())
+    assert "removed linear ×2 from 64 tokens" in " ".join(result.stderr.split())
     assert "from 128 tokens to 256" in " ".join(result.stderr.split())
 
 

@@ -270,12 +270,12 @@ def plan_data(plan: Plan, out: str | None) -> dict[str, Any]:
         "changes": [vars(change) for change in plan.changes],
         "rewritten": {tensor.name: list(tensor.shape) for tensor in plan.rewritten},
         "files": {
-            "written": plan.written,
+            "written": plan.written_files,
             "weights": [path.as_posix() for path in plan.weights],
             "copied": [path.as_posix() for path in plan.others],
         },
         "serving": [row.to_dict() for row in plan.serving],
-        "unconverted": dict(plan.unconverted),
+        "unconverted": dict(plan.source_commands),
         "cautions": list(plan.cautions),
     }
 
@@ -302,7 +302,7 @@ def _plan_lines(plan: Plan) -> list[Any]:
     table.add_row(bold("weights"), f"{len(plan.weights)} file(s), {size / 1e6:,.1f} MB, {changes}")
     table.add_row(bold("kept"), ", ".join(path.as_posix() for path in plan.others) or "-")
     table.add_row(bold("serves in"), serving_line(plan.serving))
-    return [table, *unconverted_text(plan.unconverted), "nothing written"]
+    return [table, *unconverted_text(plan.source_commands), "nothing written"]
 
 
 def _short(value: Any) -> str:

@@ -9,7 +9,7 @@ from ctxext.checkpoint.loading import choose_device, load_checkpoint
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.engines.vllm import Engine
 from ctxext.recipes.code.own_code import runs_only_own_code
-from ctxext.recipes.code.staging import staged
+from ctxext.recipes.code.staging import stage_checkpoint
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.verify.checks_process import cache_argument, cache_of
 
@@ -71,7 +71,7 @@ def compare_in_engine(
     prompts = [_prompt(length, checkpoint.config) for length in lengths.values()]
     by_name: dict[str, list[list[float]]] = {}
     for name, (folder, engine_options) in served.items():
-        with staged(open_checkpoint(str(folder)), foreign=foreign) as stage:
+        with stage_checkpoint(open_checkpoint(str(folder)), foreign=foreign) as stage:
             options = {**engine_options, **arguments}
             engine = Engine(stage.folder, length=reach, dtype="float32", trust=stage.trust, arguments=options)
         try:
@@ -105,7 +105,7 @@ def _read_expected(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], *, 
     import torch
 
     device = choose_device("auto")
-    with staged(checkpoint, foreign=foreign) as stage:
+    with stage_checkpoint(checkpoint, foreign=foreign) as stage:
         model = load_checkpoint(checkpoint, stage.folder, trust=stage.trust, dtype="fp32", device=device)
     with torch.inference_mode():
         return [_read(model, torch.tensor([ids], device=device)) for ids in prompts]

@@ -37,7 +37,7 @@ from ctxext.evaluate.scoring.prefix_cache import (
     sharing_works,
 )
 from ctxext.recipes.code.own_code import carries_code, check_pinned, needs_code, runs_only_own_code
-from ctxext.recipes.code.staging import staged
+from ctxext.recipes.code.staging import stage_checkpoint
 
 _MAX_ROWS = 32
 _SHARE = 0.4
@@ -281,7 +281,7 @@ def load_tokenizer(info: CheckpointInfo, loading: Loading) -> Any:
     hint = "Copy the tokenizer files of its source into its folder."
     message = f'The tokenizer of "{info.name}" cannot be loaded'
     with (
-        staged(info.checkpoint, foreign=runs_foreign_code(info, loading)) as stage,
+        stage_checkpoint(info.checkpoint, foreign=runs_foreign_code(info, loading)) as stage,
         explain_loading_errors(message, hint),
     ):
         return rename(open_tokenizer(stage.folder, trust_remote_code=stage.trust_tokenizer), info.checkpoint)
@@ -294,7 +294,7 @@ def load_model(info: CheckpointInfo, loading: Loading) -> LoadedModel:
     extra = {"attn_implementation": loading.attention} if loading.attention else {}
     # Only a kernel that the user names is fetched, and nothing that such a configuration names.
     fetches_kernel = (loading.attention or "eager") not in BUILT_IN and not hub_backbones(info.checkpoint.config)
-    with staged(info.checkpoint, foreign=runs_foreign_code(info, loading), kernels=fetches_kernel) as stage:
+    with stage_checkpoint(info.checkpoint, foreign=runs_foreign_code(info, loading), kernels=fetches_kernel) as stage:
         model = load_checkpoint(
             info.checkpoint, stage.folder, trust=stage.trust, dtype=loading.dtype, device=device, **extra
         )

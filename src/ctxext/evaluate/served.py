@@ -17,7 +17,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo, GgufInfo
 from ctxext.evaluate.model import LoadedModel, Loading, load_tokenizer, runs_foreign_code
 from ctxext.files.length import format_length
-from ctxext.recipes.code.staging import staged
+from ctxext.recipes.code.staging import stage_checkpoint
 from ctxext.recipes.encodings.rotary import ModelConfig, model_config
 
 NOT_WRITTEN = ("perplexity", "longppl", "short")
@@ -161,7 +161,7 @@ def load_served(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]) 
         encoder = Encoder(LlamaTokenizer(llama), chat_template=loading.chat_template)
         return ServedModel(info.name, llama, encoder, False)
     encoder = Encoder(load_tokenizer(info, loading), chat_template=loading.chat_template)
-    with staged(info.checkpoint, foreign=runs_foreign_code(info, loading)) as stage:
+    with stage_checkpoint(info.checkpoint, foreign=runs_foreign_code(info, loading)) as stage:
         engine = Engine(
             stage.folder,
             length=max(lengths),

@@ -10,7 +10,7 @@ import torch
 
 from ctxext.checkpoint.loading import forbid_downloads, quiet_transformers, without_hub
 from ctxext.checkpoint.opening import Checkpoint
-from ctxext.converters.calibration import head_scores, in_order, read_text, with_order
+from ctxext.converters.calibration import head_scores, order_heads, read_text, set_head_order
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.scoring.prefix_cache import is_static
@@ -44,13 +44,13 @@ class Workbench:
 
     def prepared(self, recipe: Recipe, progress: Progress | None = None) -> Recipe:
         """Return the recipe with every value that depends on the model filled in, a calibrated head order measured."""
-        recipe = recipe.resolved(self.plain)
+        recipe = recipe.resolve(self.plain)
         if not recipe.needs_calibration:
             return recipe
         encoder = self.stock.encoder
-        model = self.apply(in_order(recipe, "prompt")).model
+        model = self.apply(set_head_order(recipe, "prompt")).model
         scores = head_scores(model, encoder.tokenizer, read_text(None), self.plain.rotary.trained_length, progress)
-        return with_order(recipe, scores)
+        return order_heads(recipe, scores)
 
     def apply(self, recipe: Recipe) -> LoadedModel:
         """Return the model with a prepared recipe."""

@@ -25,7 +25,7 @@ from ctxext.errors import CtxextError
 from ctxext.finetune.attention import attend_by_document
 from ctxext.finetune.base import Base
 from ctxext.finetune.options import TrainingOptions
-from ctxext.recipes.code.staging import staged
+from ctxext.recipes.code.staging import stage_checkpoint
 from ctxext.recipes.encodings.rotary import provenance
 from ctxext.recipes.recipe import plain_config
 
@@ -40,7 +40,7 @@ def load_base(base: Base, options: TrainingOptions, *, config: Any = None) -> tu
         extra["quantization_config"] = _make_4bit_config(dtype)
     else:
         check_device(base.checkpoint, "cpu" if on_cpu else "cuda")
-    with staged(base.checkpoint) as stage:
+    with stage_checkpoint(base.checkpoint) as stage:
         with explain_loading_errors(f'"{base.checkpoint.name}" cannot be loaded'):
             tokenizer = rename(open_tokenizer(stage.folder), base.checkpoint)
         model = load_checkpoint(

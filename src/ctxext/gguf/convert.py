@@ -99,7 +99,7 @@ def plan_gguf(source: str | Path, recipe: Recipe, *, options: ConvertOptions) ->
             hint=f"GGUF files support {_SUPPORTED}. To use {names}, convert the checkpoint for transformers.",
         )
     start = _start(model, options)
-    recipe = recipe.resolved(start)
+    recipe = recipe.resolve(start)
     edited = recipe.edit(start)
     before, after = model.model.encoding.usable_length, edited.encoding.usable_length
     if after < before and not options.allow_shorter:
@@ -249,7 +249,7 @@ def check_methods(model: GgufModel) -> dict[str, str]:
             continue
         try:
             step = method.example_step(start.encoding)
-            schedule_of(step.adapted(start).resolved(start.encoding).edit(start).rotary, model.architecture)
+            schedule_of(step.adapt(start).resolve(start.encoding).edit(start).rotary, model.architecture)
             reasons[method.name] = ""
         except CtxextError as error:
             reasons[method.name] = error.message

@@ -41,7 +41,7 @@ def _rotation(model: GgufModel) -> GgufCheck:
     """Compare the file's rotation in llama.cpp with its recorded recipe, applied again to the unscaled model."""
     recipe = recipe_from_dict(model.recipe["recipe"], RECIPE_KEY)
     start = model.unscaled_model
-    edited = recipe.resolved(start).edit(start)
+    edited = recipe.resolve(start).edit(start)
     try:
         difference = check_rotation(model.files, model.architecture, edited)
     except CtxextError as error:

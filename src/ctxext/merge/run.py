@@ -24,7 +24,7 @@ from ctxext.converters.card import (
     declared_base,
     needs_file,
     render,
-    wrapped,
+    wrap_command,
 )
 from ctxext.converters.plan import cautions_of
 from ctxext.errors import CtxextError
@@ -81,7 +81,9 @@ def render_adapter_card(base: Checkpoint) -> str:
         lines += [f"A LoRA adapter for `{name}`, trained within its context length. Merge both with `ctxext merge`."]
     if record.get("recipe") and record.get("source"):
         recipe = recipe_from_dict(record["recipe"], "config.json")
-        command = wrapped(convert_command(str(record["source"]), record.get("revision"), recipe, name.split("/")[-1]))
+        command = wrap_command(
+            convert_command(str(record["source"]), record.get("revision"), recipe, name.split("/")[-1])
+        )
         lines += ["", f"That checkpoint is `{record['source']}` with {recipe.summary()}:", "", "```", command, "```"]
         if needs_file(recipe):
             text = yaml.safe_dump(recipe.to_dict(), sort_keys=False, width=100).rstrip()

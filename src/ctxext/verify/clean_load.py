@@ -20,7 +20,7 @@ from ctxext.files.content import as_json
 from ctxext.files.isolated import fault_within, last_line_of_errors, run_isolated
 from ctxext.files.packages import TESTED
 from ctxext.recipes.base import Method
-from ctxext.recipes.code.staging import staged
+from ctxext.recipes.code.staging import stage_checkpoint
 from ctxext.recipes.encodings.rotary import ModelConfig, Rotary
 from ctxext.recipes.methods.relation import Relation
 from ctxext.recipes.recipe import Recipe
@@ -61,7 +61,7 @@ def run_script(
     Raises:
         ScriptFailedError: the script failed for another reason.
     """
-    with staged(checkpoint, foreign=foreign) as stage, tempfile.TemporaryDirectory() as place:
+    with stage_checkpoint(checkpoint, foreign=foreign) as stage, tempfile.TemporaryDirectory() as place:
         path = Path(place) / "task.json"
         content = {**task, "folder": str(stage.folder.resolve()), "trust": stage.trust}
         path.write_text(as_json(content), encoding="utf-8")

@@ -9,7 +9,7 @@ from ctxext.checkpoint.families import FAMILIES, Family, family_of
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST, Progress, sha256_of
-from ctxext.recipes.code.own_code import making_sense, own_code, runs_only_own_code
+from ctxext.recipes.code.own_code import explain_broken_config, own_code, runs_only_own_code
 from ctxext.recipes.encodings.rotary import ModelConfig, model_config, provenance
 from ctxext.recipes.recipe import Recipe, plain_config, recipe_from_dict
 from ctxext.verify.clean_load import LoadReport, load_in_clean_process
@@ -80,25 +80,25 @@ class Subject:
     @cached_property
     def recipe(self) -> Recipe:
         """The recipe in config.json."""
-        with making_sense():
+        with explain_broken_config():
             return recipe_from_dict(provenance(self.checkpoint.config).get("recipe"), "config.json")
 
     @cached_property
     def model(self) -> ModelConfig:
         """The configuration in config.json, in the form that this version writes."""
-        with making_sense():
+        with explain_broken_config():
             return model_config(self.checkpoint.config)
 
     @cached_property
     def plain_model(self) -> ModelConfig:
         """The configuration before the recipe was applied."""
-        with making_sense():
+        with explain_broken_config():
             return plain_config(self.model)
 
     @cached_property
     def expected_model(self) -> ModelConfig:
         """The configuration that results from applying the recipe again."""
-        with making_sense():
+        with explain_broken_config():
             return self.recipe.edit(self.plain_model)
 
     @cached_property

@@ -20,7 +20,7 @@ class AdjustedBase(Scaling):
     kind = "base"
     neutral: ClassVar[Mapping[str, Any]] = {"factor": 1, "theta": 1e4}  # The base of most models.
     example: ClassVar[Mapping[str, Any]] = {"factor": 4, "theta": 3e5}
-    caution = "a raised base is meant to be trained with: fine-tune before you rely on it."
+    caution = "a raised base needs training: fine-tune the model before use."
 
     theta: float = param(help="The new RoPE base (rope_theta), for example 500000.", min=1.0, usual=5e5)
 

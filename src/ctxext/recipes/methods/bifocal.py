@@ -5,7 +5,7 @@ from typing import Any
 from ctxext.errors import CtxextError
 from ctxext.recipes.code.method import PORTABLE
 from ctxext.recipes.encodings.rotary import ModelConfig
-from ctxext.recipes.methods.relation import Relation, given, window_problem
+from ctxext.recipes.methods.relation import Relation, require, window_problem
 from ctxext.recipes.param import param
 
 
@@ -57,7 +57,7 @@ class Bifocal(Relation):
         """
         if self.groups and any(group < 1 or group != int(group) for group in self.groups):
             return "groups must be whole numbers of at least 1.", "Jet-Long's rule needs no --groups."
-        return window_problem(given(self.window), length)
+        return window_problem(require(self.window), length)
 
     def settings(self, model: ModelConfig) -> dict[str, Any]:
         """Return the parameters that the portable class reads, as plain JSON.

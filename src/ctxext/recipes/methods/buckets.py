@@ -30,9 +30,9 @@ class WiderBuckets(Reaching):
         """
         assert isinstance(model.encoding, Buckets)
         return (
-            "no distance was out of range before, as far ones share a bucket: any length ran. What wider buckets gain "
-            f"was not measured; inputs of more than {model.encoding.num_buckets // 4} tokens change, so train a little "
-            "and measure before and after."
+            "the source supports any length, as far distances share a bucket, and the benefit of wider buckets is not "
+            f"measured; inputs of more than {model.encoding.num_buckets // 4} tokens change, so fine-tune briefly and "
+            "measure before and after."
         )
 
     def edit(self, model: ModelConfig) -> ModelConfig:
@@ -47,6 +47,8 @@ class WiderBuckets(Reaching):
             )
         old = model.encoding
         assert isinstance(old, Buckets)
-        step = self.resolved(old)
-        wider = dataclasses.replace(old, distance=round(step.stretch * old.distance), context_length=step.reach(old))
+        step = self.resolve(old)
+        wider = dataclasses.replace(
+            old, distance=round(step.scaling_factor * old.distance), context_length=step.length_after(old)
+        )
         return model.with_encoding(wider)

@@ -39,7 +39,7 @@ class DistanceAware(CodeMethod):
     is_published = False
     is_experimental = True
     learned_tensors = (_WEIGHT,)
-    caution = "its weights start at zero and change nothing; ctxext finetune trains them beside LoRA."
+    caution = "its weights start at zero, without effect; ctxext finetune trains them together with LoRA."
 
     @classmethod
     def refusal(cls, config: Config, family: Family) -> str:
@@ -79,9 +79,7 @@ class DistanceAware(CodeMethod):
         zeros = bytes(2 * count * BITS["F32"] // 8)
         for layer in settings["layers"]:
             if len(names := sorted(attentions.get(layer, ()))) != 1:
-                problem = (
-                    f"several attentions: {', '.join(names)}" if names else "no attention that is known by its name"
-                )
+                problem = f"several attentions: {', '.join(names)}" if names else "no attention with a known name"
                 raise CtxextError(f"Layer {layer} has {problem}.", hint="Choose another method.")
             tensors.append(NewTensor(f"{names[0]}.{_WEIGHT}", home, "F32", None, (2, count), lambda _: iter([zeros])))
         return tuple(tensors)

@@ -48,7 +48,7 @@ class Llama3(Scaling):
 
         At factor 1 it keeps the plain schedule: blending a frequency with itself changes its last bit.
         """
-        if self.resolved(model.rotary).stretch == 1 and not model.rotary.is_scaled:
+        if self.resolve(model.rotary).scaling_factor == 1 and not model.rotary.is_scaled:
             return model.with_encoding(model.rotary)
         return super().edit(model)
 
@@ -58,7 +58,7 @@ class Llama3(Scaling):
         The rope type is `llama3`.
         """
         return {
-            "factor": self.stretch,
+            "factor": self.scaling_factor,
             "low_freq_factor": self.low_freq_factor,
             "high_freq_factor": self.high_freq_factor,
             "original_max_position_embeddings": rotary.trained_length,

@@ -52,5 +52,5 @@ class MrRope(Divided):
         for i in range(pairs):
             t = min(max(i - last_fast, 0), steps)
             done = t * (t + 1) / (steps * (steps + 1)) if self.variant == "pro" else t / steps
-            divisors.append(float(self.stretch**done))
+            divisors.append(float(self.scaling_factor**done))
         return divisors

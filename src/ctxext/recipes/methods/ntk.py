@@ -20,4 +20,4 @@ class Ntk(Scaling):
         """Return the RoPE base after scaling."""
         if rotary.dim <= 2:
             raise CtxextError("A head with one rotating pair has no base to raise.", hint="Use --method pi.")
-        return float(rotary.theta * self.stretch ** (rotary.span / (rotary.dim - 2)))
+        return float(rotary.theta * self.scaling_factor ** (rotary.span / (rotary.dim - 2)))

@@ -60,13 +60,13 @@ class NtkByParts(Scaling):
         fast = _BETA_FAST if self.beta_fast is None else self.beta_fast
         return fast, _BETA_SLOW if self.beta_slow is None else self.beta_slow
 
-    def resolved(self, encoding: Encoding) -> Self:
+    def resolve(self, encoding: Encoding) -> Self:
         """Return the step with every model-dependent parameter filled in.
 
         This includes the ends of its ramp.
         """
         fast, slow = self._ends
-        return dataclasses.replace(super().resolved(encoding), beta_fast=fast, beta_slow=slow)
+        return dataclasses.replace(super().resolve(encoding), beta_fast=fast, beta_slow=slow)
 
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
         """Return the schedule's parameters as transformers names them.
@@ -84,7 +84,7 @@ class NtkByParts(Scaling):
         """
         fast, slow = self._ends
         return {
-            "factor": self.stretch,
+            "factor": self.scaling_factor,
             "original_max_position_embeddings": rotary.trained_length,
             "beta_fast": fast,
             "beta_slow": slow,

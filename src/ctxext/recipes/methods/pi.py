@@ -25,4 +25,4 @@ class PositionInterpolation(Scaling):
 
         The rope type is `linear`.
         """
-        return {"factor": self.stretch}
+        return {"factor": self.scaling_factor}

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ctxext.recipes.encodings.learned import COMPUTED
-from ctxext.recipes.methods.fills import continued
+from ctxext.recipes.methods.fills import continue_sinusoids
 from ctxext.recipes.methods.table import Rows
 
 
@@ -19,11 +19,11 @@ class Range(Rows):
     encoding = "sinusoidal"
     layouts = COMPUTED
     may_be_absent = True
-    caution = "no position beyond the original context length was ever trained: the range grows, quality there falls."
+    caution = "positions beyond the original context length are untrained, and quality is lower there."
 
     def rows(self, raw: memoryview, dtype: str, width: int, special: int, new: int) -> Iterator[bytes]:
         """Return an iterator over the bytes of the longer table.
 
         It has the old rows unchanged, then the sinusoids of the positions after them.
         """
-        return continued(raw, dtype, width, special, new)
+        return continue_sinusoids(raw, dtype, width, special, new)

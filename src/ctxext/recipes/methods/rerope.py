@@ -3,7 +3,7 @@
 from typing import Any
 
 from ctxext.recipes.code.method import PORTABLE
-from ctxext.recipes.methods.relation import Relation, given, window_problem
+from ctxext.recipes.methods.relation import Relation, require, window_problem
 from ctxext.recipes.param import param
 
 
@@ -38,4 +38,4 @@ class ReRope(Relation):
 
         The window must leave something to regroup.
         """
-        return window_problem(given(self.window), length)
+        return window_problem(require(self.window), length)

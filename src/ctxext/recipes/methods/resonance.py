@@ -40,8 +40,8 @@ class Resonance(Divided):
         It turns the model's own wavelength into YaRN's rounded one.
         """
         plain = inverse_frequencies(rotary.with_parameters({"rope_type": "default"}))
-        if self.stretch == 1:
+        if self.scaling_factor == 1:
             return [1.0] * len(plain)
-        ramp = {"factor": self.stretch, "beta_fast": self.beta_fast, "beta_slow": self.beta_slow}
+        ramp = {"factor": self.scaling_factor, "beta_fast": self.beta_fast, "beta_slow": self.beta_slow}
         slowed = inverse_frequencies(rotary.with_parameters({"rope_type": "yarn", **ramp}))
         return [old * round(2 * math.pi / new) / (2 * math.pi) for old, new in zip(plain, slowed, strict=True)]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ctxext.recipes.code.method import PORTABLE
-from ctxext.recipes.methods.relation import Relation, given, window_problem
+from ctxext.recipes.methods.relation import Relation, require, window_problem
 from ctxext.recipes.param import param
 
 
@@ -43,13 +43,13 @@ class SelfExtend(Relation):
 
         A fixed group extends the context to w + (L - w) · G.
         """
-        window = given(self.window)
+        window = require(self.window)
         if problem := window_problem(window, length):
             return problem
         if self.group is not None and window + (length - window) * self.group < target:
             needed = -(-(target - window) // (length - window))
-            reach = window + (length - window) * self.group
-            return f"a window of {window} and a group of {self.group} reach {reach} tokens, not {target}.", (
-                f"--group {needed}, or leave it out: every row then uses the smallest that it needs."
+            longest = window + (length - window) * self.group
+            return f"a window of {window} and a group of {self.group} reach {longest} tokens, not {target}.", (
+                f"--group {needed}, or omit it to use the smallest group for each row."
             )
         return None

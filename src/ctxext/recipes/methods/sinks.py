@@ -3,7 +3,7 @@
 from typing import Any
 
 from ctxext.recipes.code.method import PORTABLE
-from ctxext.recipes.methods.relation import Relation, given
+from ctxext.recipes.methods.relation import Relation, require
 from ctxext.recipes.param import param
 
 
@@ -20,7 +20,7 @@ class Sinks(Relation):
     code = (PORTABLE / "sinks.py", *Relation.code)
     code_class = "Sinks"
     is_experimental = True
-    caution = "what lies between the first tokens and the recent ones is not read at all."
+    caution = "tokens between the first and the recent ones are not read."
 
     sinks: int = param(4, help="Number of first tokens that are always attended to.", min=1)
     window: int | None = param(
@@ -39,9 +39,9 @@ class Sinks(Relation):
 
         Sinks and window must fit into L.
         """
-        if self.sinks + given(self.window) > length:
+        if self.sinks + require(self.window) > length:
             return (
-                f"{self.sinks} sinks and a window of {self.window} are more than the {length} tokens that it reads.",
+                f"{self.sinks} sinks and a window of {self.window} exceed the context length of {length} tokens.",
                 f"--window {length - self.sinks}",
             )
         return None

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ctxext.recipes.code.method import PORTABLE
-from ctxext.recipes.methods.relation import Relation, given
+from ctxext.recipes.methods.relation import Relation, require
 from ctxext.recipes.param import param
 
 
@@ -21,7 +21,7 @@ class String(Relation):
     code = (PORTABLE / "string.py", *Relation.code)
     code_class = "String"
     is_experimental = True
-    example: ClassVar[Mapping[str, Any]] = {"factor": 1.2}  # Larger factors are out of its reach.
+    example: ClassVar[Mapping[str, Any]] = {"factor": 1.2}  # It does not support larger factors.
 
     shift: int | None = param(None, help="Distances up to this stay exact (S). Default: a third of L.", min=1)
     window: int | None = param(
@@ -42,10 +42,10 @@ class String(Relation):
 
         Distances up to L extend the context to L + S - w tokens.
         """
-        shift, window = given(self.shift), given(self.window)
+        shift, window = require(self.shift), require(self.window)
         if window > shift:
             return f'window "{window}" is above shift "{shift}".', f"--window {shift // 3}"
         if target > length + shift - window:
-            reach = length + shift - window
-            return f"a shift of {shift} reaches {reach} tokens, not {target}.", f"--target-length {reach}"
+            longest = length + shift - window
+            return f"a shift of {shift} reaches {longest} tokens, not {target}.", f"--target-length {longest}"
         return None

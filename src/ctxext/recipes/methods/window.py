@@ -3,7 +3,7 @@
 from typing import Any
 
 from ctxext.recipes.code.method import PORTABLE
-from ctxext.recipes.methods.relation import Relation, given
+from ctxext.recipes.methods.relation import Relation, require
 from ctxext.recipes.param import param
 
 
@@ -19,7 +19,7 @@ class Window(Relation):
     code = (PORTABLE / "window.py", PORTABLE / "sinks.py", *Relation.code)
     code_class = "Window"
     is_experimental = True
-    caution = "what lies before the window is not read at all, and without the first tokens many models break."
+    caution = "tokens before the window are not read, and many models fail without the first tokens."
 
     window: int | None = param(None, help="Number of recent tokens that are attended to. Default: L.", min=1)
 
@@ -35,6 +35,6 @@ class Window(Relation):
 
         The window must fit into L.
         """
-        if given(self.window) > length:
-            return f"a window of {self.window} is more than the {length} tokens that it reads.", f"--window {length}"
+        if require(self.window) > length:
+            return f"a window of {self.window} exceeds the context length of {length} tokens.", f"--window {length}"
         return None
