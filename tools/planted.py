@@ -420,8 +420,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "evaluate/report/findings.py",
-        "percent(shares[rest[-1]][0]), percent(shares[rest[0]][0])",
-        "percent(shares[rest[0]][0]), percent(shares[rest[-1]][0])",
+        "format_percent(shares[rest[-1]][0]), format_percent(shares[rest[0]][0])",
+        "format_percent(shares[rest[0]][0]), format_percent(shares[rest[-1]][0])",
         ("tests/evaluate/test_report_whole.py::test_many_models_are_told_by_their_ends",),
     ),
     (

@@ -211,14 +211,14 @@ def test_how_long_prompts_will_take(monkeypatch):
     infos = [SimpleNamespace(name=name, checkpoint=SimpleNamespace(config={})) for name in "ab"]
     monkeypatch.setattr(evaluate_run, "cost_of", lambda config: lambda length: length)
     pace = Meter([SimpleNamespace(info=info, measured_lengths=[]) for info in infos], None, 1)
-    assert pace.expected("a", [100]) == 0
+    assert pace.estimate_seconds("a", [100]) == 0
     pace.note("a", [100, 100], 4.0)
-    assert pace.expected("a", [100]) == 2.0
-    assert pace.expected("a", [200]) == 1.5 * 4.0, "a new length may cost more than its tokens say"
-    assert pace.expected("b", [100]) == 1.5 * 2.0, "so may another model"
+    assert pace.estimate_seconds("a", [100]) == 2.0
+    assert pace.estimate_seconds("a", [200]) == 1.5 * 4.0, "a new length may cost more than its tokens say"
+    assert pace.estimate_seconds("b", [100]) == 1.5 * 2.0, "so may another model"
     pace.note("b", [200], 20.0)
-    assert pace.expected("b", [100]) == pytest.approx(15.0), "its own pace first"
-    assert pace.expected("a", []) == 0
+    assert pace.estimate_seconds("b", [100]) == pytest.approx(15.0), "its own pace first"
+    assert pace.estimate_seconds("a", []) == 0
     pace.note("a", [], 1.0)
 
 
@@ -245,7 +245,7 @@ def test_positions_of_other_kinds_are_applied_as_they_are_converted(family, tmp_
     before = tiny_encodings.logits(stock, 12)
     for number, step in enumerate(OTHERS[family]):
         convert(source, tmp_path / str(number), step, check=False)
-        applied = bench.apply(bench.prepared(Recipe([step]))).model
+        applied = bench.apply(bench.prepare(Recipe([step]))).model
         assert torch.equal(
             tiny_encodings.logits(applied, 48), tiny_encodings.logits(loaded(tmp_path / str(number)), 48)
         )

@@ -69,7 +69,7 @@ def test_who_sees_all_finds_all_and_who_sees_half_that_half(words):
 
 def test_who_guesses_is_right_by_chance(words, monkeypatch):
     torch.manual_seed(0)
-    monkeypatch.setattr(similarity, "pooled", lambda _, texts: torch.randn(len(texts), 8))
+    monkeypatch.setattr(similarity, "pool_texts", lambda _, texts: torch.randn(len(texts), 8))
     task, model = Passages(), LoadedModel("dice", None, Encoder(words), can_share=False, kind="encoder")
     questions = make_questions(task, model.encoder, 64, range(400), SETTINGS)
     (_, right), *_ = task.score(model, questions, [0], generate=False)

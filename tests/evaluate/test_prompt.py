@@ -162,9 +162,9 @@ def test_a_long_text_is_tokenized_in_parts_to_the_same_tokens(kind, tokenizer, w
     text = "".join(sentence + rng.choice(ends) for sentence in islice(prose.sentences(rng), 300))
     whole = list(chosen(text, add_special_tokens=False)["input_ids"])
     calls = []
-    counted = encoding.tokenized
+    counted = encoding.tokenize
     monkeypatch.setattr(
-        encoding, "tokenized", lambda *given, **more: calls.append(len(given[1])) or counted(*given, **more)
+        encoding, "tokenize", lambda *given, **more: calls.append(len(given[1])) or counted(*given, **more)
     )
     monkeypatch.setattr(encoding, "_AT_ONCE", 2500)
     encoder = Encoder(chosen)

@@ -70,7 +70,7 @@ def test_what_has_no_mask_or_no_numbers_is_refused():
     model = bert()
     with torch.no_grad():
         model.bert.embeddings.word_embeddings.weight[TEXT[5]] = torch.nan
-    for score in (masked.losses_of, lambda loaded, ids: similarity.pooled(loaded, [ids])):
+    for score in (masked.losses_of, lambda loaded, ids: similarity.pool_texts(loaded, [ids])):
         with pytest.raises(CtxextError, match='"bert" returns logits that are not numbers'):
             score(loaded_with(model), TEXT)
 
@@ -87,7 +87,7 @@ def test_a_text_is_the_mean_of_its_states_with_length_one(monkeypatch, rows):
     texts = torch.randint(5, 60, (3, 9), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         means = model(texts).last_hidden_state.double().mean(1)
-    states = similarity.pooled(loaded_with(model), texts.tolist())
+    states = similarity.pool_texts(loaded_with(model), texts.tolist())
     torch.testing.assert_close(states, means / means.square().sum(1, keepdim=True).sqrt(), atol=1e-6, rtol=1e-6)
 
 
@@ -106,7 +106,7 @@ def test_the_right_passage_is_the_most_similar_one_by_more_than_rounding(monkeyp
     """Texts of one token, number 1 the query, and each as similar to it as is said."""
     states = {(1,): [1.0, 0.0], **{(2 + place,): [share, 1.0] for place, share in enumerate(likeness)}}
     monkeypatch.setattr(
-        similarity, "pooled", lambda _, texts: torch.tensor([states[tuple(t)] for t in texts], dtype=torch.float64)
+        similarity, "pool_texts", lambda _, texts: torch.tensor([states[tuple(t)] for t in texts], dtype=torch.float64)
     )
     bare = SimpleNamespace(pooler=Pooler(), encoder=SimpleNamespace(start=list, end=list))
     assert similarity.are_most_similar(bare, [([1], [[2], [3], [4]])] * 2) == [is_right] * 2

@@ -10,7 +10,7 @@ from itertools import accumulate, islice
 import pytest
 
 from ctxext.data import prose, records, texts
-from ctxext.data.encoding import Encoder, failures_in_one_line, split_question
+from ctxext.data.encoding import Encoder, explain_tokenizer_errors, split_question
 from ctxext.data.prompt import _hide
 from ctxext.data.records import read_records
 from ctxext.data.texts import read_corpus, read_texts
@@ -112,7 +112,7 @@ def test_a_haystack_begins_anywhere_and_goes_round():
     units = ["a", "b", "c", "d"]
     begun = set()
     for seed in range(40):
-        sentences = list(islice(prose.endless(units, random.Random(seed)), 11))
+        sentences = list(islice(prose.stream_sentences(units, random.Random(seed)), 11))
         start = units.index(sentences[0].strip())
         assert sentences == [" " + units[(start + at) % 4] for at in range(11)]
         begun.add(start)
@@ -183,12 +183,12 @@ def test_a_tokenizers_panic_is_told_and_what_ends_the_process_is_not():
         pass
 
     for error in (PanicException("index\nout"), ValueError("index\nout"), KeyError("index")):
-        with pytest.raises(CtxextError, match=r"^It fails: '?index'?$"), failures_in_one_line("It fails"):
+        with pytest.raises(CtxextError, match=r"^It fails: '?index'?$"), explain_tokenizer_errors("It fails"):
             raise error
     for error in (KeyboardInterrupt(), SystemExit(3)):
-        with pytest.raises(type(error)), failures_in_one_line("It fails"):
+        with pytest.raises(type(error)), explain_tokenizer_errors("It fails"):
             raise error
-    with pytest.raises(CtxextError, match="as it was"), failures_in_one_line("It fails"):
+    with pytest.raises(CtxextError, match="as it was"), explain_tokenizer_errors("It fails"):
         raise CtxextError("as it was")
 
 

@@ -30,13 +30,13 @@ _STATM = Path("/proc/self/statm")
 """The file in which Linux reports the mapped memory of a process, in pages."""
 
 
-def rendered(tokenizer: Any, messages: Sequence[Any], **more: Any) -> str:
+def render_chat(tokenizer: Any, messages: Sequence[Any], **more: Any) -> str:
     """Render a conversation as one text, with further variables of the template."""
     render = partial(tokenizer.apply_chat_template, messages, tokenize=False, **more)
     return _rendered(lambda: (str(render()), ()), messages, more)[0]
 
 
-def rendered_answers(tokenizer: Any, messages: Sequence[Any], **more: Any) -> tuple[str, Sequence[tuple[int, int]]]:
+def render_answers(tokenizer: Any, messages: Sequence[Any], **more: Any) -> tuple[str, Sequence[tuple[int, int]]]:
     """Render a conversation as one text, with the answers that the template marks by `{% generation %}`.
 
     Returns:
@@ -46,7 +46,7 @@ def rendered_answers(tokenizer: Any, messages: Sequence[Any], **more: Any) -> tu
 
     template = tokenizer.get_chat_template(None, more.get("tools"))
     if not _GENERATION.search(template):
-        return rendered(tokenizer, messages, **more), ()
+        return render_chat(tokenizer, messages, **more), ()
     given = {**tokenizer.special_tokens_map, **more, "chat_template": template, "return_assistant_tokens_mask": True}
 
     def render() -> tuple[str, Sequence[tuple[int, int]]]:

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ctxext.data.chat_template import rendered
+from ctxext.data.chat_template import render_chat
 from ctxext.errors import CtxextError
 
 _PANIC = "PanicException"
@@ -29,13 +29,13 @@ def open_tokenizer(folder: Path | str, **more: Any) -> Any:
             if type(error).__name__ != _PANIC:
                 raise
             raise _failed("The tokenizer cannot be loaded", error) from error
-        with failures_in_one_line("The tokenizer fails"):
+        with explain_tokenizer_errors("The tokenizer fails"):
             tokenizer(_TRIAL, verbose=False)
     return tokenizer
 
 
 @contextlib.contextmanager
-def failures_in_one_line(what: str) -> Iterator[None]:
+def explain_tokenizer_errors(what: str) -> Iterator[None]:
     """Turn any failure of a tokenizer into a CtxextError: its library may panic, and has no class for its errors."""
     try:
         yield
@@ -84,9 +84,9 @@ _MOST_CUTS = 16
 """Maximum of line ends, and of word ends, to try before the part is made longer."""
 
 
-def tokenized(tokenizer: Any, text: str | list[str], **more: Any) -> Any:
+def tokenize(tokenizer: Any, text: str | list[str], **more: Any) -> Any:
     """Return the `input_ids` of a text or of several texts."""
-    with failures_in_one_line("The tokenizer fails"):
+    with explain_tokenizer_errors("The tokenizer fails"):
         return tokenizer(text, verbose=False, **more)["input_ids"]
 
 
@@ -122,7 +122,7 @@ class Encoder:
         return ids
 
     def _in_one_call(self, text: str) -> list[int]:
-        return list(tokenized(self.tokenizer, text, add_special_tokens=False))
+        return list(tokenize(self.tokenizer, text, add_special_tokens=False))
 
     def _continued(self, text: str) -> list[int]:
         return self._in_context(text, self._in_one_call) if self._needs_anchor else self._in_one_call(text)
@@ -154,14 +154,14 @@ class Encoder:
     def start(self) -> list[int]:
         """Return the begin tokens that the tokenizer adds to every text."""
         bare = self._plain("a")
-        full = list(tokenized(self.tokenizer, "a"))
+        full = list(tokenize(self.tokenizer, "a"))
         at = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), 0)
         return full[:at]
 
     def end(self) -> list[int]:
         """Return the end tokens that the tokenizer adds to every text: none, or the end token of encoders."""
         bare = self._plain("a")
-        full = list(tokenized(self.tokenizer, "a"))
+        full = list(tokenize(self.tokenizer, "a"))
         return full[len(self.start()) + len(bare) :]
 
     def piece(self, text: str) -> list[int]:
@@ -182,7 +182,7 @@ class Encoder:
             self._known.clear()
         new = [text for text in dict.fromkeys(texts) if text not in self._known]
         if new and not self._needs_anchor:
-            encoded = tokenized(self.tokenizer, new, add_special_tokens=False)
+            encoded = tokenize(self.tokenizer, new, add_special_tokens=False)
             self._known.update((text, list(ids)) for text, ids in zip(new, encoded, strict=True))
         return [self.piece(text) for text in texts]
 
@@ -203,7 +203,7 @@ class Encoder:
             return [*self.start(), *self._plain(opening)], self.piece(question)
         asked, lead_in = split_question(question)
         messages = [{"role": "user", "content": f"{opening}{_MARK}{asked}"}]
-        text = rendered(self.tokenizer, messages, add_generation_prompt=True, enable_thinking=False)
+        text = render_chat(self.tokenizer, messages, add_generation_prompt=True, enable_thinking=False)
         head, mark, tail = text.partition(_MARK)
         if not mark:
             raise CtxextError(

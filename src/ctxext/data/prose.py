@@ -105,7 +105,7 @@ def read_haystack(path: Path) -> tuple[str, ...]:
     return units
 
 
-def endless(text: Sequence[str], rng: random.Random) -> Iterator[str]:
+def stream_sentences(text: Sequence[str], rng: random.Random) -> Iterator[str]:
     """Yield sentences with a leading space without end: of a text, from a random place on, or of the package.
 
     Args:

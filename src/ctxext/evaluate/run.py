@@ -211,11 +211,11 @@ class Run:
             for _, group in sorted(works.items(), key=lambda item: item[0]):
                 lengths_read = [_texts_read(set(work.keys) - done[name], models[name]) for name, work in group]
                 names = [name for name, _ in group]
-                if time.monotonic() + sum(map(meter.expected, names, lengths_read)) > self.end:
+                if time.monotonic() + sum(map(meter.estimate_seconds, names, lengths_read)) > self.end:
                     return
                 for (name, work), lengths in zip(group, lengths_read, strict=True):
                     began = time.monotonic()
-                    if began + meter.expected(name, lengths) > self.end:
+                    if began + meter.estimate_seconds(name, lengths) > self.end:
                         return
                     with self._peak_recorded(models[name]):
                         self._ask(models[name], work, done[name])
@@ -321,14 +321,14 @@ class Meter:
         is_long = left >= _LONG and math.isinf(self.end)
         advice = f", half of it with --samples {max(1, self.samples // 2)}" if is_long else ""
         left = max(0.0, min(left, self.end - now))
-        self._report(f"{label} ({in_words(left)} left{advice})", cost)
+        self._report(f"{label} ({format_duration(left)} left{advice})", cost)
 
     def note(self, model: str, lengths: Sequence[int], seconds: float) -> None:
         """Record the time of prompts that ran together."""
         if lengths:
             self._rates[model, max(lengths)] = seconds / self.cost(model, lengths)
 
-    def expected(self, model: str, lengths: Sequence[int]) -> float:
+    def estimate_seconds(self, model: str, lengths: Sequence[int]) -> float:
         """Estimate the seconds that prompts take: 0 before any ran, rather too many for a length new to the model."""
         longest = max(lengths, default=0)
         own = [rate for (name, _), rate in self._rates.items() if name == model]
@@ -361,7 +361,7 @@ def break_even(config: Mapping[str, Any]) -> float:
     return hidden * (2 * (heads + (key_heads or heads)) * head_dim + 3 * wide) / (heads * head_dim)
 
 
-def in_words(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return a time in seconds, minutes or hours."""
     if seconds < 2 * _MINUTE:
         return f"{seconds:.0f} s"

@@ -12,7 +12,7 @@ from ctxext.data.texts import kinds_of_text
 from ctxext.errors import CtxextError
 from ctxext.evaluate.tasks.base import RetrievalTask
 from ctxext.evaluate.tasks.documents import read_questions
-from ctxext.evaluate.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, expanded
+from ctxext.evaluate.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, expand_groups
 from ctxext.files.content import sha256_of
 from ctxext.files.length import read_words
 from ctxext.options import check_numbers, option, original_length_option, with_documented_options
@@ -92,7 +92,7 @@ class Settings:
         if isinstance(depths, str):
             object.__setattr__(self, "depths", parse_depths(depths))
         check_numbers(self)
-        object.__setattr__(self, "tasks", expanded(self.tasks))
+        object.__setattr__(self, "tasks", expand_groups(self.tasks))
         for task in self.tasks:
             if task not in TASKS:
                 raise CtxextError(f'There is no task "{task}".', hint=f"Tasks: {', '.join(NAMES)}.")

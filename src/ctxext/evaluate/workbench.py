@@ -42,7 +42,7 @@ class Workbench:
         self.plain = model_config(source.config, source.original_length)
         folder.mkdir()
 
-    def prepared(self, recipe: Recipe, progress: Progress | None = None) -> Recipe:
+    def prepare(self, recipe: Recipe, progress: Progress | None = None) -> Recipe:
         """Return the recipe with every value that depends on the model filled in, a calibrated head order measured."""
         recipe = recipe.resolved(self.plain)
         if not recipe.needs_calibration:

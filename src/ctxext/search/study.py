@@ -479,7 +479,7 @@ def _tried(
         return is_hopeless(measurement, ground.stock, standing.points, ground.options.keep_short)
 
     try:
-        recipe = ground.bench.prepared(space.recipe(parameters))
+        recipe = ground.bench.prepare(space.recipe(parameters))
         known = next((one for one in standing.trials if one.recipe and one.recipe.steps == recipe.steps), None)
         if known is not None:
             return recipe, known.measurement, ""

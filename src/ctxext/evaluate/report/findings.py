@@ -25,13 +25,13 @@ def findings(report: Report) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
-def pooled(cells: Sequence[dict[str, Any]]) -> tuple[float, float, float]:
+def pool_cells(cells: Sequence[dict[str, Any]]) -> tuple[float, float, float]:
     """Compute the share of correct answers over several cells, and its 95 % interval; questions may share a text."""
     correct, samples = sum(cell["correct"] for cell in cells), sum(cell["samples"] for cell in cells)
     return correct / max(samples, 1), *share_interval(texts_of(cells))
 
 
-def percent(share: float) -> str:
+def format_percent(share: float) -> str:
     """Write a share in whole percent, from 1 to 99 unless it is exactly 0 or 1."""
     value = round(100 * share)
     return str(min(99, max(1, value)) if 0 < share < 1 else value)
@@ -47,21 +47,21 @@ def _retrieval(name: str, tasks: Sequence[str], models: Sequence[dict[str, Any]]
         return f"{name}: nothing was found at any length."
     length = max(reached)
     at_length = {name: [cell for cell in cells if cell["length"] == length] for name, cells in by_model.items()}
-    shares = {name: pooled(cells) for name, cells in at_length.items() if cells}
+    shares = {name: pool_cells(cells) for name, cells in at_length.items() if cells}
     best, *others = sorted(shares, key=lambda name: shares[name][0], reverse=True)
     share, low, high = shares[best]
-    sentence = f"{name} at {length} tokens: {best} finds {percent(share)} % ({percent(low)}–{percent(high)})"
-    sentence += "".join(f", {name} {percent(shares[name][0])} %" for name in others[:_MAX_NAMED])
+    sentence = f"{name} at {length} tokens: {best} finds {format_percent(share)} % ({format_percent(low)}–{format_percent(high)})"
+    sentence += "".join(f", {name} {format_percent(shares[name][0])} %" for name in others[:_MAX_NAMED])
     if rest := others[_MAX_NAMED:]:
-        least, most = percent(shares[rest[-1]][0]), percent(shares[rest[0]][0])
+        least, most = format_percent(shares[rest[-1]][0]), format_percent(shares[rest[0]][0])
         others_in_words = "1 other" if len(rest) == 1 else f"{len(rest)} others"
         sentence += f", {others_in_words} {least if least == most else f'{least} to {most}'} %"
     weakest = min(at_length[best], key=lambda cell: cell["share"])
     strongest = max(at_length[best], key=lambda cell: cell["share"])
     if strongest["share"] - weakest["share"] >= _UNEVEN and weakest["depth"] is not None and len(tasks) == 1:
         sentence += (
-            f"; {best} is uneven: {percent(weakest['share'])} % at depth {round(100 * weakest['depth'])} %,"
-            f" {percent(strongest['share'])} % at depth {round(100 * strongest['depth'])} %"
+            f"; {best} is uneven: {format_percent(weakest['share'])} % at depth {round(100 * weakest['depth'])} %,"
+            f" {format_percent(strongest['share'])} % at depth {round(100 * strongest['depth'])} %"
         )
     return f"{sentence}; at {longest} tokens nothing was found." if longest > length else f"{sentence}."
 

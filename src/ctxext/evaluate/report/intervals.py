@@ -100,7 +100,7 @@ def paired_interval(texts: Sequence[Sequence[float]], confidence: float = 0.95) 
     return middle, _student(len(texts) - 1, confidence) * math.sqrt(variance)
 
 
-def together(comparisons: int) -> float:
+def adjust_confidence(comparisons: int) -> float:
     """Return the confidence of each of several intervals, so that at most 5 % of runs have any above 0 by chance.
 
     For one and two comparisons it is 95 %, of which half lies below 0; for more it is that of Bonferroni. With four and

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ctxext.evaluate.report import tables
 from ctxext.evaluate.report.colours import hexadecimal, ink, series_style, shade
-from ctxext.evaluate.report.findings import findings, percent, pooled
+from ctxext.evaluate.report.findings import findings, format_percent, pool_cells
 from ctxext.evaluate.report.report import HeatMap, Report, heat_map, tasks_of
 from ctxext.evaluate.tasks.perplexity import LongPerplexity, Short
 from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS, TASKS
@@ -65,7 +65,7 @@ def render_page(report: Report) -> str:
     environment = Environment(
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined, finalize=_escaped
     )
-    environment.filters |= {"safe": _Markup, "full_name": _full_name, "percent": percent, "shade": shade}
+    environment.filters |= {"safe": _Markup, "full_name": _full_name, "percent": format_percent, "shade": shade}
     environment.filters |= {"hexadecimal": hexadecimal, "ink": ink}
     template = resources.files("ctxext.evaluate.report").joinpath("page.html").read_text(encoding="utf-8")
     return environment.from_string(template).render(
@@ -152,7 +152,7 @@ def _summary(report: Report) -> dict[str, Any]:
     rows: dict[str, list[_Cell]] = {model["name"]: [] for model in models}
     for length in lengths:
         scores = {
-            model["name"]: pooled(cells)
+            model["name"]: pool_cells(cells)
             for model in models
             if (cells := [cell for cell in model["cells"] if cell["length"] == length])
         }
@@ -163,8 +163,8 @@ def _summary(report: Report) -> dict[str, Any]:
                 row.append(_Cell(-1, "–"))
             else:
                 share, low, high = score
-                interval = f"{percent(low)}–{percent(high)}"
-                row.append(_Cell(f"{share:.6f}", percent(share), interval, is_apart and score == first))
+                interval = f"{format_percent(low)}–{format_percent(high)}"
+                row.append(_Cell(f"{share:.6f}", format_percent(share), interval, is_apart and score == first))
     for model in models:
         row, effective, cost = rows[model["name"]], model.get("effective"), costs[model["name"]]
         if len(lengths) > 1:

@@ -12,7 +12,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from ctxext.evaluate.report.colours import hexadecimal, ink, series_style, shade
-from ctxext.evaluate.report.findings import percent
+from ctxext.evaluate.report.findings import format_percent
 from ctxext.evaluate.report.report import HeatMap, Report
 from ctxext.files.length import format_length
 
@@ -70,7 +70,7 @@ def _draw_heat_map(axes: "Axes", heat_map: HeatMap, model: Mapping[str, Any]) ->
         for y, share in enumerate(column):
             if not math.isnan(share):
                 colour = ink(shade(share))
-                axes.text(x, y, percent(share), ha="center", va="center", fontsize=7.5, color=colour)
+                axes.text(x, y, format_percent(share), ha="center", va="center", fontsize=7.5, color=colour)
     trained = model["trained_length"]
     beyond = [i for i, length in enumerate(lengths) if trained and length > trained]
     if beyond and beyond[0] > 0:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.evaluate.report.intervals import effective_samples, mean_interval, wilson_interval
-from ctxext.evaluate.tasks.base import Record, texts_asked
+from ctxext.evaluate.tasks.base import Record, list_text_numbers
 from ctxext.version import __version__
 
 Report = dict[str, Any]
@@ -154,7 +154,7 @@ def _cells(settings: dict[str, Any], records: Sequence[Record]) -> list[dict[str
     for task, length, depth in sorted(groups, key=lambda key: (order[key[0]], key[1], key[2] or 0.0)):
         group = groups[task, length, depth]
         answers = {sample: right for r in group for sample, right in zip(r["samples"], r["correct"], strict=True)}
-        texts = {sample: text for r in group for sample, text in zip(r["samples"], texts_asked(r), strict=True)}
+        texts = {sample: text for r in group for sample, text in zip(r["samples"], list_text_numbers(r), strict=True)}
         by_text: dict[int, list[float]] = {}
         for sample, right in sorted(answers.items()):
             by_text.setdefault(texts[sample], []).append(right)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ctxext.evaluate.report.findings import percent, pooled
+from ctxext.evaluate.report.findings import format_percent, pool_cells
 from ctxext.evaluate.report.report import Report
 from ctxext.files.length import format_length
 from ctxext.files.strict import in_markdown
@@ -34,8 +34,8 @@ class Table:
 
 def in_percent(cells: Sequence[dict[str, Any]]) -> tuple[str, str]:
     """Return the share of correct answers over several cells, and its 95 % interval."""
-    share, low, high = pooled(cells)
-    return percent(share), f"{percent(low)}–{percent(high)}"
+    share, low, high = pool_cells(cells)
+    return format_percent(share), f"{format_percent(low)}–{format_percent(high)}"
 
 
 def effective_text(effective: Mapping[str, Any] | None, longest: int) -> str:

@@ -30,7 +30,7 @@ def are_most_similar(loaded: LoadedModel, questions: Sequence[Question], long_te
     texts = list(
         dict.fromkeys(map(tuple, [*asked, *(chunk for passages in read for text in passages for chunk in text)]))
     )
-    vectors = dict(zip(texts, pooled(loaded, texts), strict=True))
+    vectors = dict(zip(texts, pool_texts(loaded, texts), strict=True))
     for query, passages in zip(asked, read, strict=True):
         similar = []
         for chunks in passages:
@@ -42,7 +42,7 @@ def are_most_similar(loaded: LoadedModel, questions: Sequence[Question], long_te
 
 
 @torch.inference_mode()
-def pooled(loaded: LoadedModel, texts: Sequence[Sequence[int]]) -> torch.Tensor:
+def pool_texts(loaded: LoadedModel, texts: Sequence[Sequence[int]]) -> torch.Tensor:
     """Return the vector of each text, of shape (texts, width), normalized; in float64 on the CPU.
 
     Args:

@@ -35,7 +35,7 @@ def keys_of(record: Record) -> list[Key]:
     return [Key(record["task"], record["length"], record["depth"], sample) for sample in record["samples"]]
 
 
-def texts_asked(record: Record) -> list[int]:
+def list_text_numbers(record: Record) -> list[int]:
     """Return the number of the text of each sample that a record covers; by default each sample has a separate text."""
     return list(record.get("texts") or record["samples"])
 

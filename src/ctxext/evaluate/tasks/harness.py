@@ -24,7 +24,7 @@ LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
 """Prompt lengths in tokens that the harness supports for RULER."""
 
 
-def expanded(tasks: Iterable[str]) -> tuple[str, ...]:
+def expand_groups(tasks: Iterable[str]) -> tuple[str, ...]:
     """Return the tasks and the tasks of groups, each once."""
     return tuple(dict.fromkeys(task for word in tasks for task in GROUPS.get(word, (word,))))
 
@@ -62,11 +62,11 @@ def check_harness(tasks: Sequence[str], lengths: Sequence[int] = ()) -> None:
     from lm_eval.tasks import TaskManager
 
     known = TaskManager().all_tasks
-    for task in expanded(tasks):
+    for task in expand_groups(tasks):
         if task not in known:
             raise CtxextError(f'lm-evaluation-harness has no task "{task}".', hint="lm_eval ls tasks lists them.")
     unknown = [length for length in lengths if length not in LENGTHS]
-    if unknown and set(expanded(tasks)) & set(ALL):
+    if unknown and set(expand_groups(tasks)) & set(ALL):
         raise CtxextError(
             f"RULER in lm-evaluation-harness has no figure for {unknown[0]} tokens.",
             hint=f"Choose --lengths from {', '.join(map(str, LENGTHS))}.",
@@ -87,7 +87,7 @@ def run_harness(
     Returns:
         The metrics of each task, and RULER's mean under the name of its set.
     """
-    names = expanded(tasks)
+    names = expand_groups(tasks)
     results: dict[str, dict[str, float]] = {}
     ruler = [task for task in names if task in ALL]
     others = [task for task in names if task not in ALL]

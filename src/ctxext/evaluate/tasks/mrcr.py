@@ -9,7 +9,7 @@ from itertools import islice
 
 from ctxext.data import prose
 from ctxext.data.prompt import Asked, Pieces, Prompt
-from ctxext.data.prose import endless
+from ctxext.data.prose import stream_sentences
 from ctxext.evaluate.tasks.base import RetrievalTask
 
 OPENING = (
@@ -40,7 +40,7 @@ class CoReference(RetrievalTask):
 
     def pieces(self, rng: random.Random) -> Pieces:
         """Draw the text of one question."""
-        sentences = endless(self.text, random.Random(rng.getrandbits(64)))
+        sentences = stream_sentences(self.text, random.Random(rng.getrandbits(64)))
         kind, topic = rng.choice(KINDS), rng.choice(prose.GOODS)
         texts = [_text(sentences) for _ in range(self.num_texts)]
         asked = rng.randrange(self.num_texts)

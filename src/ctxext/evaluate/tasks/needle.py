@@ -7,7 +7,7 @@ from itertools import repeat
 
 from ctxext.data import prose
 from ctxext.data.prompt import Asked, Pieces
-from ctxext.data.prose import endless, random_number
+from ctxext.data.prose import random_number, stream_sentences
 from ctxext.evaluate.tasks.base import RetrievalTask
 
 OPENING = (
@@ -80,7 +80,7 @@ class Needle(RetrievalTask):
 
     def _haystack(self, phrasing: Phrasing, asked: Sequence[str], rng: random.Random) -> Iterator[str]:
         if self.filler == "prose":
-            yield from endless(self.text, rng)
+            yield from stream_sentences(self.text, rng)
         for key in prose.different_names(rng, prose.object_name, len(prose.ADJECTIVES) * len(prose.OBJECTS)):
             if not key.startswith(tuple(asked)):
                 yield " " + phrasing.fact.format(key=key, value=random_number(rng, self.num_digits))
@@ -167,7 +167,7 @@ class Association(RetrievalTask):
         )
         return Pieces(
             opening=_ASSOCIATION_OPENING,
-            haystack=endless(self.text, random.Random(rng.getrandbits(64))),
+            haystack=stream_sentences(self.text, random.Random(rng.getrandbits(64))),
             needles=tuple(" " + fact.format(person=person) for (fact, _), person in zip(chosen, people, strict=True)),
             asks=asks,
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ctxext.data import prose
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Ask, Asked, Parts, Pieces, Prompt, lay_out
-from ctxext.data.prose import endless, random_number
+from ctxext.data.prose import random_number, stream_sentences
 from ctxext.evaluate.tasks.base import RetrievalTask, Scores
 from ctxext.evaluate.tasks.needle import PHRASINGS
 
@@ -78,7 +78,7 @@ class Passages(RetrievalTask):
         passages = []
         for fact in pieces.needles:
             parts = Parts(encoder.start(), [encoder.piece(fact)], [Ask([], [], ())])
-            text = Pieces("", endless(self.text, random.Random(seed)), (fact,), ())
+            text = Pieces("", stream_sentences(self.text, random.Random(seed)), (fact,), ())
             prompts = lay_out(text, parts, encoder, length - len(end), depths, random.Random(seed))
             passages.append([[*prompt.ids, *end] for prompt in prompts])
         query = (*encoder.document(pieces.asks[0].question), *end)
@@ -151,7 +151,7 @@ class Topics(Passages):
             mine = slice(first, first + count)
             facts = [encoder.piece(fact) for fact in pieces.needles[mine]]
             parts = Parts(encoder.start(), facts, [Ask([], [], ())] * count)
-            text = Pieces("", endless(self.text, random.Random(rng.getrandbits(64))), (), ())
+            text = Pieces("", stream_sentences(self.text, random.Random(rng.getrandbits(64))), (), ())
             laid = lay_out(text, parts, encoder, length - len(end), depths, random.Random(rng.getrandbits(64)))
             documents.append([[*prompt.ids, *end] for prompt in laid])
             about = [(*encoder.document(asked.question), *end) for asked in pieces.asks[mine]]

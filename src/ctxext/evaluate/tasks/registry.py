@@ -36,6 +36,6 @@ NAMES = tuple(dict.fromkeys(next((group for group in GROUPS if task in GROUPS[gr
 """Task names in help: groups instead of their tasks."""
 
 
-def expanded(names: Iterable[str]) -> tuple[str, ...]:
+def expand_groups(names: Iterable[str]) -> tuple[str, ...]:
     """Return the tasks, with groups replaced by their tasks."""
     return tuple(task for name in names for task in GROUPS.get(name, (name,)))

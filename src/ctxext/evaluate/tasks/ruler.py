@@ -95,7 +95,7 @@ class Niah(RulerTask):
 
     def _units(self, keys: list[str], rng: random.Random) -> Iterator[str]:
         if self.haystack == "prose":
-            yield from prose.endless(self.text, rng)
+            yield from prose.stream_sentences(self.text, rng)
         if self.haystack == "repeat":
             yield from repeat("\n" + FILLER.strip())
         while True:
