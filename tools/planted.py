@@ -851,7 +851,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "data/encoding.py",
-        "return self._continued(left + right) == self._continued(left) + self._continued(right)",
+        "return self._encode_rest(left + right) == self._encode_rest(left) + self._encode_rest(right)",
         "return True",
         ("tests/evaluate/test_prompt.py::test_a_cut_that_would_change_tokens_is_not_made",),
     ),

@@ -141,11 +141,11 @@ def test_a_tokenizer_that_makes_nothing_of_text_is_refused():
     """Loops that write until there are tokens enough would not end."""
     deaf = Encoder(made_of({"<s>": 0}))
     assert deaf.document("a b") == []
-    with pytest.raises(CtxextError, match="makes no token of"):
+    with pytest.raises(CtxextError, match="returns no tokens for"):
         read_corpus(None, deaf, count=1, length=8, most=8, seed=0)
-    with pytest.raises(CtxextError, match="makes no token of"):
+    with pytest.raises(CtxextError, match="returns no tokens for"):
         make_questions(PassKey(), deaf, 200, [0], Settings(depths=(0.5,)))
-    with pytest.raises(CtxextError, match="makes no token of"):
+    with pytest.raises(CtxextError, match="returns no tokens for"):
         next(iter(long_examples(made_of({"<s>": 0}), {64: 1}, seed=0)))
 
 
@@ -168,7 +168,7 @@ def test_a_long_text_is_tokenized_in_parts_to_the_same_tokens(kind, tokenizer, w
     )
     monkeypatch.setattr(encoding, "_AT_ONCE", 2500)
     encoder = Encoder(chosen)
-    assert encoder._plain(text) == whole
+    assert encoder._encode(text) == whole
     assert max(calls) < len(text) / 4
 
 
@@ -176,9 +176,9 @@ def test_a_long_text_without_a_place_to_cut_it(monkeypatch):
     monkeypatch.setattr(encoding, "_AT_ONCE", 1000)
     monkeypatch.setattr(encoding, "_MOST_AT_ONCE", 4000)
     encoder = Encoder(demo_tokenizer())
-    assert len(encoder._plain("x" * 3900)) > 900
-    with pytest.raises(CtxextError, match="goes on for 4000 characters without a place to cut it"):
-        encoder._plain("x" * 9000)
+    assert len(encoder._encode("x" * 3900)) > 900
+    with pytest.raises(CtxextError, match="4000 characters of a text contain no place to cut it"):
+        encoder._encode("x" * 9000)
 
 
 def test_a_cut_that_would_change_tokens_is_not_made(monkeypatch):
@@ -187,7 +187,7 @@ def test_a_cut_that_would_change_tokens_is_not_made(monkeypatch):
     tokenizer = Tokenizer(models.BPE(vocabulary, [(" ", " ")], unk_token="<unk>"))
     chosen = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
     monkeypatch.setattr(encoding, "_AT_ONCE", 1000)
-    assert Encoder(chosen)._plain("x  y" * 900) == [1, 4, 2] * 900
+    assert Encoder(chosen)._encode("x  y" * 900) == [1, 4, 2] * 900
 
 
 def demo_tokenizer():

@@ -101,11 +101,7 @@ def comparison_tables(report: "Report", width: int) -> Iterator[RenderableType]:
 def _cells(row: dict[str, Any]) -> list[str]:
     """Return the cells of one model."""
     found = row["found"]
-    share = (
-        f"{format_percent(found['share'])} ({format_percent(found['low'])}–{format_percent(found['high'])})"
-        if found
-        else "–"
-    )
+    share = "{} ({}–{})".format(*(format_percent(found[key]) for key in ("share", "low", "high"))) if found else "–"
     if "against" not in row:  # The unmodified model.
         loss = f"{row['loss_beyond']:.3f}" if row["loss_beyond"] is not None else "–"
         return [row["name"], share, loss, "", "", f"{row['peak'] / 1e9:.1f} GB" if row["peak"] else ""]

@@ -263,8 +263,8 @@ def estimate(
             reached[length] = reached.get(length, 0) + (spent <= left)
     if least > left:
         raise NothingMeasuredError(
-            f"The time is too short: {format_duration(max(0.0, left))} are left after loading, and one text for each of "
-            f"{models} models takes about {format_duration(least)}"
+            f"The time is too short: {format_duration(max(0.0, left))} are left after loading, and one text for each "
+            f"of {models} models takes about {format_duration(least)}"
             + (", with the calibration of a head order." if before else "."),
             hint="Give more --minutes, or fewer --methods, or shorter --lengths.",
         )
