@@ -95,7 +95,7 @@ def test_prompts_hold_their_needle_at_the_depth(encode, tokenizer, name):
         assert prompt is not None
         assert len(prompt.ids) == 512
         text = tokenizer.decode(prompt.ids)
-        assert text.endswith(task.pieces(random.Random(1)).asks[0].answer)
+        assert text.endswith(task.pieces(random.Random(1)).questions[0].answer)
         places.append(text.index(task.pieces(random.Random(1)).needles[0]))
     assert places == sorted(places)
     assert make_prompt(encode, [0], random.Random(1), 16, task, 0.5) is None

@@ -91,7 +91,7 @@ BAD = {
     ),
     "broken data": (["--task", "perplexity", "--data", "data.jsonl"], None, 'Line 2 of "data.jsonl" is not valid JSON'),
     "no text in data": (["--task", "short", "--data", "broken.jsonl"], None, "Line 1"),
-    "too little data": (["--task", "short", "--data", "little.txt"], None, "holds no document of 512 tokens"),
+    "too little data": (["--task", "short", "--data", "little.txt"], None, "contains no document of 512 tokens"),
     "not a parquet file": (["--task", "short", "--data", "data.parquet"], None, "is not a parquet file"),
     "no such depth": (["--depths", "a,b"], None, "not a list of depths"),
     "depth beyond": (["--depths", "0,150"], None, "share of the haystack"),

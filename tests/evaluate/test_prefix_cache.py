@@ -213,7 +213,7 @@ def test_special_tokens_are_no_part_of_what_is_written(task, monkeypatch):
     tokenizer = make_tokenizer()
     parts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (" 4", "2 ")]
     written = [*parts[0], tokenizer.eos_token_id, *parts[1]]
-    prompt = SimpleNamespace(answers=["42"], wanted=["42"])
+    prompt = SimpleNamespace(answers=["42"], required=["42"])
     monkeypatch.setattr(answers, "_written", lambda *_: iter([(0, [written])]))
     loaded = SimpleNamespace(encoder=SimpleNamespace(tokenizer=tokenizer))
     assert [*answers.generate_graded(loaded, [[prompt]], [0], task.grade)] == [(0, [1])]

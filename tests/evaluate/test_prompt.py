@@ -50,7 +50,7 @@ def test_prompts_have_the_exact_length_and_end_with_the_answer(tokenizer, task, 
     for number, question in enumerate(make_questions(task, encoder, length, range(2), settings)):
         pieces = task.fitting(encoder, length).pieces(random.Random(f"3 {task.name} {length} {number} question"))
         texts = [tokenizer.decode(prompt.ids) for prompt in question]
-        asks = pieces.asks
+        asks = pieces.questions
         num_texts = -(-4 // len(asks))
         asked_for = [(pieces.needles[n // num_texts], *asks[n // num_texts][:2]) for n in range(4)]
         for prompt, text, (_, wanted, expected) in zip(question, texts, asked_for, strict=True):
@@ -96,7 +96,7 @@ def test_pieces_of_a_tokenizer_that_marks_word_starts(word_start_tokenizer):
     assert text.startswith(f" {pieces.opening}")
     assert "  " not in text
     assert f".{pieces.needles[0]}" in text
-    assert text.endswith(pieces.asks[0].question + pieces.asks[0].answer)
+    assert text.endswith(pieces.questions[0].question + pieces.questions[0].answer)
     assert " \n" not in text
 
 

@@ -103,7 +103,7 @@ def test_each_question_is_answered_by_one_place_at_its_depth(task):
         assert len({text[:2000] for text in texts}) == 1, "all are about one text"
     pieces = task.pieces(random.Random(3))
     others = [*itertools.islice(pieces.haystack, 60)]
-    for needle, ask in zip(pieces.needles, pieces.asks, strict=True):
+    for needle, ask in zip(pieces.needles, pieces.questions, strict=True):
         answers = ask.answers or (ask.answer,)
         assert best_subspan_match(needle, answers)
         if task.name == "documents" and not task.questions:
@@ -131,4 +131,4 @@ def test_a_short_text_has_one_question():
 
 def test_questions_of_a_file_that_answer_each_other_are_not_asked_of_one_text():
     same = tuple(Question(one.question, ("Ann Lee",), QUESTIONS[0].documents) for one in QUESTIONS)
-    assert len(Documents(questions=same, num_needles=5).pieces(random.Random(0)).asks) == 1
+    assert len(Documents(questions=same, num_needles=5).pieces(random.Random(0)).questions) == 1

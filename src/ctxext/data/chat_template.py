@@ -47,10 +47,10 @@ def render_answers(tokenizer: Any, messages: Sequence[Any], **more: Any) -> tupl
     template = tokenizer.get_chat_template(None, more.get("tools"))
     if not _GENERATION.search(template):
         return render_chat(tokenizer, messages, **more), ()
-    variables = {**tokenizer.special_tokens_map, **more, "chat_template": template, "return_assistant_tokens_mask": True}
+    values = {**tokenizer.special_tokens_map, **more, "chat_template": template, "return_assistant_tokens_mask": True}
 
     def render() -> tuple[str, Sequence[tuple[int, int]]]:
-        (text,), (answers,) = render_jinja_template(conversations=[list(messages)], **variables)
+        (text,), (answers,) = render_jinja_template(conversations=[list(messages)], **values)
         return text, answers
 
     return _render_limited(render, messages, more)

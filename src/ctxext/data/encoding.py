@@ -92,7 +92,7 @@ def tokenize(tokenizer: Any, text: str | list[str], **more: Any) -> Any:
 
 def no_tokens(text: str) -> CtxextError:
     """Return the error for a tokenizer that returns no token for a text."""
-    return CtxextError(f'The tokenizer returns no tokens for "{text[:40]}".', hint="Check that its files belong to this model.")
+    return CtxextError(f'The tokenizer returns no tokens for "{text[:40]}".', hint=_HINT)
 
 
 class Encoder:
@@ -113,19 +113,19 @@ class Encoder:
 
     def _encode(self, text: str) -> list[int]:
         if len(text) <= _AT_ONCE:
-            return self._encode_at_once(text)
+            return self._encode_once(text)
         ids, begin = list[int](), 0
         while begin < len(text):
             end = self._find_end_of_part(text, begin)
-            ids += self._encode_rest(text[begin:end]) if begin else self._encode_at_once(text[:end])
+            ids += self._encode_rest(text[begin:end]) if begin else self._encode_once(text[:end])
             begin = end
         return ids
 
-    def _encode_at_once(self, text: str) -> list[int]:
+    def _encode_once(self, text: str) -> list[int]:
         return list(tokenize(self.tokenizer, text, add_special_tokens=False))
 
     def _encode_rest(self, text: str) -> list[int]:
-        return self._encode_after_anchor(text, self._encode_at_once) if self._needs_anchor else self._encode_at_once(text)
+        return self._encode_after_anchor(text, self._encode_once) if self._needs_anchor else self._encode_once(text)
 
     def _find_end_of_part(self, text: str, begin: int) -> int:
         """Return the end of the part of a long text that begins at `begin`."""

@@ -90,8 +90,8 @@ def make_prompt(
     """
     pieces = task.pieces(rng)
     needle, *distractors = [encode(needle) for needle in pieces.needles]
-    opening, answer = start + encode(pieces.opening), encode(pieces.asks[0].answer)
-    question = encode(pieces.asks[0].question) + answer
+    opening, answer = start + encode(pieces.opening), encode(pieces.questions[0].answer)
+    question = encode(pieces.questions[0].question) + answer
     room = length - len(opening) - len(needle) - sum(map(len, distractors)) - len(question)
     if room < 0:
         return None
@@ -131,19 +131,19 @@ def _split(units: list[list[int]], depth: float, may_cut: bool) -> tuple[list[in
 def _facts(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
     """Yield sentences with numbers, questions about them and some filler, in any order."""
     names = _names(rng, variety)
-    asks: list[tuple[str, str, str]] = []
+    questions: list[tuple[str, str, str]] = []
     phrasings = rng.sample(list(PHRASINGS.values()), rng.randint(1, len(PHRASINGS)))
     fact_share, filler_share = rng.uniform(0.2, 0.6), rng.uniform(0, 0.25)
     while True:
-        if not asks or rng.random() < fact_share:
+        if not questions or rng.random() < fact_share:
             key, value, phrasing = next(names), _number(rng, 5, variety), rng.choice(phrasings)
             yield " " + phrasing.fact.format(key=key, value=value), False
             question = "\n" + phrasing.question if rng.random() < 0.6 else " " + phrasing.fact.split(" {value}")[0]
-            asks.append((question.format(key=key), f" {value}", rng.choice([".", "\n", ".\n"])))
+            questions.append((question.format(key=key), f" {value}", rng.choice([".", "\n", ".\n"])))
         elif rng.random() < filler_share:
             yield " " + prose.sentence(rng), False
         else:
-            question, answer, end = rng.choice(asks)
+            question, answer, end = rng.choice(questions)
             yield question, False
             yield answer, True
             yield end, False

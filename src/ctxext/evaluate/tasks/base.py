@@ -181,7 +181,7 @@ class RetrievalTask(Task):
 
     def grade(self, text: str, prompt: Prompt) -> float:
         """Return the score of a generated answer, from 0 to 1: by default RULER's `string_match_all`."""
-        return share_of_substrings(text, prompt.wanted)
+        return share_of_substrings(text, prompt.required)
 
     def size(self, pieces: Pieces, encoder: Encoder) -> int:
         """Count the tokens of a question without its haystack."""

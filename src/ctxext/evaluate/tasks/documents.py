@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from ctxext.data import prose
 from ctxext.data.encoding import Encoder
-from ctxext.data.prompt import Asked, Pieces, Prompt
+from ctxext.data.prompt import Pieces, Prompt, QuestionText
 from ctxext.errors import CtxextError
 from ctxext.evaluate.tasks.base import RetrievalTask, leaves_room
 from ctxext.files.strict import read_text
@@ -112,15 +112,15 @@ class Documents(RetrievalTask):
         else:
             golds, made_up, others = self.made_up(rng, gold_numbers)
             drawn = [(question, answer, (answer.strip(),)) for question, answer in made_up]
-        asks = tuple(
-            Asked(self.ask_for.format(question=question), answer, answers) for question, answer, answers in drawn
+        questions = tuple(
+            QuestionText(self.ask_for.format(question=question), answer, answers) for question, answer, answers in drawn
         )
         gold_numbers += [next(numbers) for _ in golds[self.num_needles :]]
         return Pieces(
             opening=self.opening,
             haystack=(one.unit(number, self.document) for one, number in zip(others, numbers, strict=False)),
             needles=tuple(gold.unit(number, self.document) for gold, number in zip(golds, gold_numbers, strict=False)),
-            asks=asks,
+            questions=questions,
             padding="\n",
         )
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from ctxext.data.prompt import Asked, Pieces, Prompt
+from ctxext.data.prompt import Pieces, Prompt, QuestionText
 from ctxext.evaluate.tasks.base import RetrievalTask
 
 OPENING = """You will be given a graph as a list of directed edges. All nodes are at least degree 1. \
@@ -96,7 +96,7 @@ class GraphWalks(RetrievalTask):
             opening=OPENING,
             haystack=map(_line, others),
             needles=tuple(map(_line, edges)),
-            asks=(Asked(question, f" [{', '.join(listed)}]", wanted=tuple(listed)),),
+            questions=(QuestionText(question, f" [{', '.join(listed)}]", required=tuple(listed)),),
             padding="\n",
         )
 
@@ -117,7 +117,7 @@ class GraphWalks(RetrievalTask):
 
     def grade(self, text: str, prompt: Prompt) -> float:
         """Return F1 of the list in the line that the prompt began."""
-        return graphwalks_score(_ANSWER + text.split("\n")[0], prompt.wanted)
+        return graphwalks_score(_ANSWER + text.split("\n")[0], prompt.required)
 
 
 def graphwalks_score(text: str, correct: Collection[str]) -> float:

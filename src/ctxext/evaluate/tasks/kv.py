@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from ctxext.data.encoding import Encoder
-from ctxext.data.prompt import Asked, Pieces
+from ctxext.data.prompt import Pieces, QuestionText
 from ctxext.data.prose import random_number, random_uuid
 from ctxext.evaluate.tasks.base import RetrievalTask, leaves_room
 
@@ -38,16 +38,17 @@ class KeyValue(RetrievalTask):
         records = self.records(random.Random(rng.getrandbits(64)))
         first, last = next(records), next(records)
         needles = [next(records) for _ in range(self.num_needles)]
-        asks = tuple(
-            Asked(f' {_record(*last)}}}\n\nKey: "{key}"\nCorresponding value:', f' "{value}') for key, value in needles
+        questions = tuple(
+            QuestionText(f' {_record(*last)}}}\n\nKey: "{key}"\nCorresponding value:', f' "{value}')
+            for key, value in needles
         )
         return Pieces(
             opening=OPENING + "{" + _record(*first) + ",\n",
             haystack=(f" {_record(*other)},\n" for other in records),
             needles=tuple(f" {_record(*needle)},\n" for needle in needles),
-            asks=asks,
+            questions=questions,
             padding="\n",
-            asked=f'Key: "{needles[0][0]}"',
+            bare_question=f'Key: "{needles[0][0]}"',
         )
 
     def fitting(self, encoder: Encoder, length: int) -> Self:

@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 from itertools import islice
 
 from ctxext.data import prose
-from ctxext.data.prompt import Asked, Pieces, Prompt
+from ctxext.data.prompt import Pieces, Prompt, QuestionText
 from ctxext.data.prose import stream_sentences
 from ctxext.evaluate.tasks.base import RetrievalTask
 
@@ -54,13 +54,13 @@ class CoReference(RetrievalTask):
             opening=OPENING,
             haystack=_turns(sentences, (kind, topic), random.Random(rng.getrandbits(64))),
             needles=tuple(_turn(kind, topic, text) for text in texts),
-            asks=(Asked(question, f" {answer}", (answer,), (prefix,)),),
+            questions=(QuestionText(question, f" {answer}", (answer,), (prefix,)),),
             places=tuple(sorted(rng.random() for _ in texts)),
         )
 
     def grade(self, text: str, prompt: Prompt) -> float:
         """Return the ratio of matching text behind the prefix, 0 without it; a space may precede the answer."""
-        text, prefix = text.lstrip(), prompt.wanted[0]
+        text, prefix = text.lstrip(), prompt.required[0]
         if not text.startswith(prefix):
             return 0.0
         return SequenceMatcher(None, text.removeprefix(prefix), prompt.answers[0].removeprefix(prefix)).ratio()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import repeat
 
 from ctxext.data import prose
-from ctxext.data.prompt import Asked, Pieces
+from ctxext.data.prompt import Pieces, QuestionText
 from ctxext.data.prose import random_number, stream_sentences
 from ctxext.evaluate.tasks.base import RetrievalTask
 
@@ -72,8 +72,8 @@ class Needle(RetrievalTask):
             needles=tuple(
                 " " + phrasing.fact.format(key=key, value=value) for key, value in zip(keys, values, strict=True)
             ),
-            asks=tuple(
-                Asked("\n" + phrasing.question.format(key=key), f" {value}")
+            questions=tuple(
+                QuestionText("\n" + phrasing.question.format(key=key), f" {value}")
                 for key, value in zip(keys, values, strict=True)
             ),
         )
@@ -115,7 +115,7 @@ class PassKey(RetrievalTask):
             opening=PASSKEY_OPENING,
             haystack=repeat(FILLER),
             needles=(f" The pass key is {key}. Remember it. {key} is the pass key.",),
-            asks=(Asked("\nWhat is the pass key? The pass key is", f" {key}"),),
+            questions=(QuestionText("\nWhat is the pass key? The pass key is", f" {key}"),),
         )
 
 
@@ -161,13 +161,13 @@ class Association(RetrievalTask):
         chosen = rng.sample(PAIRS, self.num_people)
         first = rng.sample(prose.FIRST_NAMES, self.num_people)
         people = [f"{name} {rng.choice(prose.LAST_NAMES)}" for name in first]
-        asks = tuple(
-            Asked(f"\n{question} The full name of that person is", f" {person}")
+        questions = tuple(
+            QuestionText(f"\n{question} The full name of that person is", f" {person}")
             for (_, question), person in zip(chosen, people, strict=True)
         )
         return Pieces(
             opening=_ASSOCIATION_OPENING,
             haystack=stream_sentences(self.text, random.Random(rng.getrandbits(64))),
             needles=tuple(" " + fact.format(person=person) for (fact, _), person in zip(chosen, people, strict=True)),
-            asks=asks,
+            questions=questions,
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ctxext.data import prose
 from ctxext.data.encoding import Encoder
-from ctxext.data.prompt import Ask, Asked, Parts, Pieces, Prompt, lay_out
+from ctxext.data.prompt import EncodedQuestion, Parts, Pieces, Prompt, QuestionText, lay_out
 from ctxext.data.prose import random_number, stream_sentences
 from ctxext.evaluate.tasks.base import RetrievalTask, Scores
 from ctxext.evaluate.tasks.needle import PHRASINGS
@@ -63,7 +63,7 @@ class Passages(RetrievalTask):
         keys = prose.object_names(rng, self.num_passages)
         facts = [phrasing.fact.format(key=key, value=random_number(rng, self.num_digits)) for key in keys]
         question = phrasing.question.format(key=keys[0]).partition("?")[0] + "?"
-        return Pieces("", iter(()), tuple(f" {fact}" for fact in facts), (Asked(question, ""),))
+        return Pieces("", iter(()), tuple(f" {fact}" for fact in facts), (QuestionText(question, ""),))
 
     def size(self, pieces: Pieces, encoder: Encoder) -> int:
         """Count the tokens of the largest passage without any prose."""
@@ -77,11 +77,11 @@ class Passages(RetrievalTask):
         seed, end = rng.getrandbits(64), encoder.end()
         passages = []
         for fact in pieces.needles:
-            parts = Parts(encoder.start(), [encoder.piece(fact)], [Ask([], [], ())])
+            parts = Parts(encoder.start(), [encoder.piece(fact)], [EncodedQuestion([], [], ())])
             text = Pieces("", stream_sentences(self.text, random.Random(seed)), (fact,), ())
             prompts = lay_out(text, parts, encoder, length - len(end), depths, random.Random(seed))
             passages.append([[*prompt.ids, *end] for prompt in prompts])
-        query = (*encoder.document(pieces.asks[0].question), *end)
+        query = (*encoder.document(pieces.questions[0].question), *end)
         return [PassagePrompt(at_depth[0], 0, (), (), at_depth, (query,)) for at_depth in zip(*passages, strict=True)]
 
     def score(
@@ -133,8 +133,8 @@ class Topics(Passages):
     def pieces(self, rng: random.Random) -> Pieces:
         """Draw the sentences and questions about all topics, in the order in which documents and depths take them."""
         topics = rng.sample(list(TOPICS), len(TOPICS))
-        asks = tuple(Asked(f"What is known about {topic}?", "") for topic in topics)
-        return Pieces("", iter(()), tuple(f" {TOPICS[topic]}" for topic in topics), asks)
+        questions = tuple(QuestionText(f"What is known about {topic}?", "") for topic in topics)
+        return Pieces("", iter(()), tuple(f" {TOPICS[topic]}" for topic in topics), questions)
 
     def size(self, pieces: Pieces, encoder: Encoder) -> int:
         """Return the largest number of tokens that a document takes without any prose."""
@@ -150,11 +150,11 @@ class Topics(Passages):
         for first in range(0, _PASSAGES * count, count):
             mine = slice(first, first + count)
             facts = [encoder.piece(fact) for fact in pieces.needles[mine]]
-            parts = Parts(encoder.start(), facts, [Ask([], [], ())] * count)
+            parts = Parts(encoder.start(), facts, [EncodedQuestion([], [], ())] * count)
             text = Pieces("", stream_sentences(self.text, random.Random(rng.getrandbits(64))), (), ())
             laid = lay_out(text, parts, encoder, length - len(end), depths, random.Random(rng.getrandbits(64)))
             documents.append([[*prompt.ids, *end] for prompt in laid])
-            about = [(*encoder.document(asked.question), *end) for asked in pieces.asks[mine]]
+            about = [(*encoder.document(asked.question), *end) for asked in pieces.questions[mine]]
             num_texts = -(-len(depths) // count)
             queries.append([about[number // num_texts] for number in range(len(depths))])
         return [

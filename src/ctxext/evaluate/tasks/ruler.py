@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from ctxext.data import prose
 from ctxext.data.encoding import Encoder
-from ctxext.data.prompt import Asked, Pieces, Prompt, encode_parts
+from ctxext.data.prompt import Pieces, Prompt, QuestionText, encode_parts
 from ctxext.evaluate.tasks.base import RetrievalTask, share_of_substrings
 from ctxext.evaluate.tasks.documents import Documents, Passage, random_document
 from ctxext.evaluate.tasks.needle import FILLER
@@ -86,7 +86,7 @@ class Niah(RulerTask):
             needles=tuple(
                 gap + self._needle(key, value) for key, of_key in zip(keys, by_key, strict=True) for value in of_key
             ),
-            asks=(Asked(question, f" {', '.join(wanted)}.", wanted=wanted),),
+            questions=(QuestionText(question, f" {', '.join(wanted)}.", required=wanted),),
             padding="" if gap == " " else "\n",
         )
 
@@ -152,10 +152,10 @@ class RulerVariables(RulerTask):
             opening=f"{example}\n\n{start}{_NOISE.lstrip()}",
             haystack=repeat(_NOISE),
             needles=tuple(lines),
-            asks=(Asked(_NOISE + self._question(value), f" {' '.join(names)}", wanted=tuple(names)),),
+            questions=(QuestionText(_NOISE + self._question(value), f" {' '.join(names)}", required=tuple(names)),),
             padding="\n",
             places=tuple(sorted(rng.random() for _ in lines)),
-            asked=self._question(value).partition(" Answer:")[0].strip(),
+            bare_question=self._question(value).partition(" Answer:")[0].strip(),
         )
 
     def _chain(self, rng: random.Random, num_letters: int) -> tuple[list[str], list[str], str]:
@@ -209,7 +209,7 @@ class _RulerWords(RulerTask):
             opening=opening,
             haystack=chain(self._longest(seed), repeat("\n")),
             needles=(),
-            asks=(Asked(f"\nQuestion: {question}", answer(wanted), wanted=tuple(wanted)),),
+            questions=(QuestionText(f"\nQuestion: {question}", answer(wanted), required=tuple(wanted)),),
             padding="\n",
         )
 
