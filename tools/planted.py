@@ -148,8 +148,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "evaluate/tasks/documents.py",
-        "if one is not own\n",
-        "if one is own\n",
+        "if question is not source\n",
+        "if question is source\n",
         ("tests/evaluate/test_several_questions.py::test_each_question_is_answered_by_one_place_at_its_depth",),
     ),
     (

@@ -48,7 +48,7 @@ def test_prompts_have_the_exact_length_and_end_with_the_answer(tokenizer, task, 
     assert encoder.uses_chat == chat
     settings = Settings(depths=even_depths(4), seed=3)
     for number, question in enumerate(make_questions(task, encoder, length, range(2), settings)):
-        pieces = task.fitting(encoder, length).pieces(random.Random(f"3 {task.name} {length} {number} question"))
+        pieces = task.fit_to_length(encoder, length).pieces(random.Random(f"3 {task.name} {length} {number} question"))
         texts = [tokenizer.decode(prompt.ids) for prompt in question]
         asks = pieces.questions
         num_texts = -(-4 // len(asks))

@@ -125,8 +125,8 @@ def test_every_question_has_its_own_answers():
 def test_a_short_text_has_one_question():
     encoder = Encoder(make_tokenizer())
     for task in (KeyValue(num_needles=20), Documents(num_needles=20)):
-        assert task.fitting(encoder, 400).num_needles == 1
-        assert task.fitting(encoder, 20_000).num_needles == 20
+        assert task.fit_to_length(encoder, 400).num_needles == 1
+        assert task.fit_to_length(encoder, 20_000).num_needles == 20
 
 
 def test_questions_of_a_file_that_answer_each_other_are_not_asked_of_one_text():

@@ -217,7 +217,7 @@ def _documents(
     return tuple(
         work
         for task in tasks
-        for one in (apart if TASKS[task].tells_texts_apart else [reading])
+        for one in (apart if TASKS[task].separates_texts else [reading])
         for work in TASKS[task].documents_to_read(one)
     )
 

@@ -1,4 +1,4 @@
-"""Graph walks: breadth-first search and parents in a graph in the form of a list of edges."""
+"""Graph walks: breadth-first search and parent look-up in a list of edges."""
 
 import random
 import re
@@ -53,21 +53,20 @@ Edge = tuple[str, str]
 class GraphWalks(RetrievalTask):
     """Return the nodes at a distance from a node, or the parents of a node.
 
-    OpenAI's GraphWalks, https://huggingface.co/datasets/openai/graphwalks (MIT), as corrected in 2026: exactly at the
-    depth, and a node is no parent of itself. The graphs are random and their edges in random order. The edges that
-    decide the answer are spread over the whole list; the others begin elsewhere, so that they never change it, however
-    many fit. The answer's first line is begun for the model.
+    OpenAI's GraphWalks, https://huggingface.co/datasets/openai/graphwalks (MIT), as corrected in 2026: nodes at
+    exactly the depth, and no node is its own parent. Graphs are random, with edges in random order. The edges that
+    determine the answer are spread over the whole list. The others begin at other nodes and never change the answer.
+    The prompt ends with the beginning of the answer's line.
 
     Attributes:
-        max_depth: The largest depth of a breadth-first search; half of the questions are such, the others are about
-            parents.
-        max_nodes: The largest number of parents, and of edges from a node of a search.
+        max_depth: Maximum depth of a breadth-first search; half of the questions are searches.
+        max_nodes: Maximum number of parents, and of edges from a node of a search.
     """
 
     name: str = "graphwalks"
     description: str = (
-        "A list of the edges of a graph; asked for are the nodes exactly at a distance from a node, or its parents. "
-        "The score is F1 of the set that the model lists."
+        "The text is the list of edges of a graph. The answer is the set of nodes at an exact distance from a node, or "
+        "of its parents. The score is the F1 of the generated set."
     )
     shows: str = "following edges through a long list"
     is_written: bool = True
@@ -101,14 +100,14 @@ class GraphWalks(RetrievalTask):
         )
 
     def _search(self, root: str, depth: int, rng: random.Random) -> tuple[list[Edge], set[str]]:
-        """Draw the edges from a node up to a depth, some of them leading back, and the nodes exactly there."""
+        """Draw the edges from a node up to a depth, some of them leading back, and the nodes at exactly that depth."""
         edges, seen, layer = list[Edge](), {root}, [root]
         for _ in range(depth):
             following = [_name(rng) for _ in range(rng.randint(1, self.max_nodes))]
             for node in following:
                 edges.append((rng.choice(layer), node))
             edges.append((rng.choice(layer), rng.choice(sorted(seen))))
-            for node in layer:  # Every node above the last layer begins an edge, so `pieces` gives it no other.
+            for node in layer:  # Every node above the last layer begins an edge, so `pieces` adds no other.
                 if all(start != node for start, _ in edges):
                     edges.append((node, rng.choice(following)))
             seen |= {*following}
@@ -116,12 +115,12 @@ class GraphWalks(RetrievalTask):
         return list(dict.fromkeys(edges)), set(layer)
 
     def grade(self, text: str, prompt: Prompt) -> float:
-        """Return F1 of the list in the line that the prompt began."""
+        """Return the F1 score of the list in the line that the prompt begins."""
         return graphwalks_score(_ANSWER + text.split("\n")[0], prompt.required)
 
 
 def graphwalks_score(text: str, correct: Collection[str]) -> float:
-    """Return F1 of the list in the last line, "Final Answer: [a, b]": 0 without one, 1 if both lists are empty."""
+    """Return the F1 score of the list in the last line: 0 without a list, 1 if both lists are empty."""
     match = _LIST.search(text.rstrip("\n").split("\n")[-1])
     if match is None:
         return 0.0
@@ -131,7 +130,7 @@ def graphwalks_score(text: str, correct: Collection[str]) -> float:
 
 
 def _edges(rng: random.Random, targets: list[str]) -> Iterator[Edge]:
-    """Yield different edges from other nodes without end, now and then to one of the targets."""
+    """Yield endless different edges from other nodes, a tenth of them to one of the targets."""
     nodes, known = [_name(rng), _name(rng)], set[Edge]()
     while True:
         nodes.append(_name(rng))

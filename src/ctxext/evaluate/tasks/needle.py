@@ -46,15 +46,15 @@ class Needle(RetrievalTask):
     """Find one sentence in prose among others of the same form.
 
     Attributes:
-        num_needles: The number of facts in the text; the question is about the first, the others are distractors.
+        num_needles: Number of facts in the text; the question is about the first, the others are distractors.
         phrasing: A key of `PHRASINGS`, or "any" for a random one per question.
-        num_digits: The number of digits of each number.
-        filler: "prose", or "same" for sentences in the form of the facts, which large models of 2026 find hard
+        num_digits: Number of digits of each number.
+        filler: "prose", or "same" for sentences in the form of the facts, which are hard for large models of 2026
             (https://arxiv.org/abs/2605.23170).
     """
 
     name: str = "needle"
-    description: str = "A sentence that tells a number stands in a long text; the number is asked for at the end."
+    description: str = "A sentence in a long text states a number. The question at the end is about that number."
     shows: str = "finding a sentence in a long text"
     num_needles: int = 4
     phrasing: str = "magic"
@@ -78,11 +78,11 @@ class Needle(RetrievalTask):
             ),
         )
 
-    def _haystack(self, phrasing: Phrasing, asked: Sequence[str], rng: random.Random) -> Iterator[str]:
+    def _haystack(self, phrasing: Phrasing, keys: Sequence[str], rng: random.Random) -> Iterator[str]:
         if self.filler == "prose":
             yield from stream_sentences(self.text, rng)
         for key in prose.different_names(rng, prose.object_name, len(prose.ADJECTIVES) * len(prose.OBJECTS)):
-            if not key.startswith(tuple(asked)):
+            if not key.startswith(tuple(keys)):
                 yield " " + phrasing.fact.format(key=key, value=random_number(rng, self.num_digits))
 
 
@@ -95,16 +95,16 @@ FILLER = " The grass is green. The sky is blue. The sun is yellow. Here we go. T
 
 @dataclass(frozen=True, kw_only=True)
 class PassKey(RetrievalTask):
-    """Find a number stated once in a text that repeats itself.
+    """Find a number in a text that repeats itself.
 
-    The phrasing of Mohtashami and Jaggi, https://arxiv.org/abs/2305.16300.
+    The wording is that of Mohtashami and Jaggi, https://arxiv.org/abs/2305.16300.
 
     Attributes:
-        num_digits: Length of the pass key.
+        num_digits: Number of digits of the pass key.
     """
 
     name: str = "passkey"
-    description: str = "A pass key stands in a text that repeats itself; it is asked for at the end."
+    description: str = "A text that repeats itself contains a pass key. The question at the end is about the pass key."
     shows: str = "finding a pass key in a text that repeats itself"
     num_digits: int = 5
 
@@ -145,15 +145,15 @@ PAIRS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Association(RetrievalTask):
-    """Find a sentence that has no word in common with the question, so that only knowledge connects them.
+    """Find a sentence that shares no word with the question; only world knowledge connects them.
 
     Attributes:
-        num_people: The number of people in the text; the question is about the first.
+        num_people: Number of people in the text; the question is about the first.
     """
 
     name: str = "association"
-    description: str = "A person is told about in a long text, and asked for in words that the text does not use."
-    shows: str = "finding what is not asked for word by word"
+    description: str = "A sentence in a long text describes a person. The question uses other words than the text."
+    shows: str = "finding a fact that the question words differently"
     num_people: int = 4
 
     def pieces(self, rng: random.Random) -> Pieces:
