@@ -77,7 +77,7 @@ def no_weights(folder, _):
 
 PASSKEY = ["--task", "passkey", "--lengths", "300"]
 BAD = {
-    "beyond the window": (["--lengths", "300,600"], None, "reads 512 tokens, but a length of 600 was asked for"),
+    "beyond the window": (["--lengths", "300,600"], None, "supports 512 tokens, but a prompt length is 600"),
     "too short": (["--task", "kv", "--lengths", "64"], None, 'The task "kv" needs at least'),
     "empty haystack": (["--haystack", "empty.txt"], None, 'The haystack "empty.txt" is empty'),
     "no haystack": (["--haystack", "missing.txt"], None, "cannot be read"),
@@ -94,12 +94,12 @@ BAD = {
     "too little data": (["--task", "short", "--data", "little.txt"], None, "contains no document of 512 tokens"),
     "not a parquet file": (["--task", "short", "--data", "data.parquet"], None, "is not a parquet file"),
     "no such depth": (["--depths", "a,b"], None, "not a list of depths"),
-    "depth beyond": (["--depths", "0,150"], None, "share of the haystack"),
+    "depth beyond": (["--depths", "0,150"], None, "not between 0 and 100 %"),
     "no such length": (["--lengths", "4q"], None, '"4q" is not a length'),
     "no such device": (["--device", "abacus"], None, '"abacus" is not a device'),
     "nothing to resume": (["--resume"], None, "Which results are meant"),
     "no harness": (["--harness", "ruler"], None, "not installed"),
-    "several": (None, None, "is named twice"),
+    "several": (None, None, "is listed twice"),
 }
 
 

@@ -106,7 +106,7 @@ def test_a_comparison_goes_on_where_it_was(tiny, tmp_path, monkeypatch):
     whole = tiny(out=tmp_path / "out")
     lines = (tmp_path / "out" / "cells.jsonl").read_text().splitlines()
     (tmp_path / "out" / "cells.jsonl").write_text("\n".join(lines[: len(lines) // 2]) + "\n")
-    with pytest.raises(CtxextError, match="already holds results"):
+    with pytest.raises(CtxextError, match="already contains results"):
         tiny(out=tmp_path / "out")
     again = tiny(out=tmp_path / "out", resume=True)
     assert [figures(model)[0] for model in again["models"]] == [figures(model)[0] for model in whole["models"]]
@@ -121,7 +121,7 @@ def test_when_the_time_is_up_all_were_asked_the_same_and_the_rest_is_said(tiny, 
     clock = SimpleNamespace(monotonic=lambda: float(next(ticks)), perf_counter=lambda: 0.0)
     for module in (compare_run, evaluate_run):
         monkeypatch.setattr(module, "time", clock)
-    real = Run._ask
+    real = Run._measure
     monkeypatch.setattr(Run, "_ask", lambda *given: rounds.append(given) or real(*given))
     report = tiny(minutes=1)
     counts = {model["name"]: sum(cell["samples"] for cell in model["cells"]) for model in report["models"]}
@@ -203,8 +203,8 @@ def test_a_comparison_that_measured_nothing_ends_with_1(run, checkpoint, tmp_pat
 
 def test_the_texts_that_questions_read():
     keys = {Key("needle", 512, depth, sample) for depth in (0.0, 0.5, 1.0) for sample in (0, 1)}
-    assert evaluate_run._texts_read(keys, SimpleNamespace(can_share=True)) == [512, 512]
-    assert evaluate_run._texts_read(keys, SimpleNamespace(can_share=False)) == [512] * 6
+    assert evaluate_run._list_lengths_read(keys, SimpleNamespace(can_share=True)) == [512, 512]
+    assert evaluate_run._list_lengths_read(keys, SimpleNamespace(can_share=False)) == [512] * 6
 
 
 def test_how_long_prompts_will_take(monkeypatch):
@@ -212,14 +212,14 @@ def test_how_long_prompts_will_take(monkeypatch):
     monkeypatch.setattr(evaluate_run, "cost_of", lambda config: lambda length: length)
     pace = Meter([SimpleNamespace(info=info, measured_lengths=[]) for info in infos], None, 1)
     assert pace.estimate_seconds("a", [100]) == 0
-    pace.note("a", [100, 100], 4.0)
+    pace.record("a", [100, 100], 4.0)
     assert pace.estimate_seconds("a", [100]) == 2.0
     assert pace.estimate_seconds("a", [200]) == 1.5 * 4.0, "a new length may cost more than its tokens say"
     assert pace.estimate_seconds("b", [100]) == 1.5 * 2.0, "so may another model"
-    pace.note("b", [200], 20.0)
+    pace.record("b", [200], 20.0)
     assert pace.estimate_seconds("b", [100]) == pytest.approx(15.0), "its own pace first"
     assert pace.estimate_seconds("a", []) == 0
-    pace.note("a", [], 1.0)
+    pace.record("a", [], 1.0)
 
 
 OTHERS = {

@@ -199,10 +199,10 @@ def test_the_default_tasks_are_those_of_the_kind_and_others_are_refused(words, t
     assert default_tasks([masked, bare], Loading()) == ("passages",)
     assert default_tasks(["demo", masked], Loading()) == ("short",)
     for model, task in ((masked, "needle"), (masked, "perplexity"), (bare, "short"), (bare, "pseudo-perplexity")):
-        with pytest.raises(CtxextError, match=f'"{task}" cannot be asked of') as caught:
+        with pytest.raises(CtxextError, match=f'"{task}" does not support') as caught:
             evaluate([model], Settings(tasks=(task,)))
         assert "passages" in caught.value.hint
-    with pytest.raises(CtxextError, match='"passages" cannot be asked of "demo"'):
+    with pytest.raises(CtxextError, match='"passages" does not support "demo"'):
         evaluate(["demo"], Settings(tasks=("passages",)))
     assert default_tasks(["demo"], Loading()) == ("needle", "short")
     (info,) = open_infos([masked])
@@ -210,7 +210,7 @@ def test_the_default_tasks_are_those_of_the_kind_and_others_are_refused(words, t
         (Settings(tasks=("passages",), harness=("ruler-6",)), Loading(), "--harness"),
         (Settings(tasks=("passages",)), Loading(engine="vllm"), "--engine vllm"),
     ):
-        with pytest.raises(CtxextError, match=f"{what} is for causal language models"):
+        with pytest.raises(CtxextError, match=f"{what} supports only causal language models"):
             check_kind(info, settings, loading)
     report = evaluate([bare], Settings(tasks=("passages",), samples=1, depths=(0.5,)))
     assert report["models"][0]["kind"] == "encoder"

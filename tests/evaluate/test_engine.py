@@ -91,8 +91,8 @@ def test_engine_and_version_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "loading", "message"),
     [
-        ({"tasks": ("needle", "short", "perplexity")}, {}, "short and perplexity cannot be measured through vLLM"),
-        ({"harness": ("ruler-6",)}, {}, "--harness does not go through"),
+        ({"tasks": ("needle", "short", "perplexity")}, {}, "it cannot measure short and perplexity"),
+        ({"harness": ("ruler-6",)}, {}, "--harness cannot be combined with"),
         ({}, {"device": "cpu"}, "chooses device"),
         ({}, {"attention": "eager"}, "chooses device"),
     ],
@@ -172,7 +172,7 @@ def test_a_remark_on_a_checkpoint_that_is_served_exactly_need_not_be_minded():
     info = CheckpointInfo("out", Checkpoint("out", demo.folder, linear.config), 512, 1024)
     assert serving_by_vllm(info.checkpoint).remark
     model = load_served(info, ENGINE, (256,))
-    assert model.mind == ""
+    assert model.remark == ""
     assert "mind" not in model.facts()
     model.close()
 
@@ -200,8 +200,8 @@ def test_command_line(run, tmp_path):
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["settings"]["tasks"] == ["needle"]
     assert stub_vllm.made[0].options["tensor_parallel_size"] == 1
-    assert "is no JSON object" in error_of(run("eval", "demo", "--engine", "vllm", "--engine-args", "[1]"))
-    assert 'There is no engine "sglang"' in error_of(run("eval", "demo", "--engine", "sglang"))
+    assert "is not a JSON object" in error_of(run("eval", "demo", "--engine", "vllm", "--engine-args", "[1]"))
+    assert 'Unknown engine "sglang"' in error_of(run("eval", "demo", "--engine", "sglang"))
     assert "Name it with --engine vllm" in error_of(run("eval", "demo", "--engine-args", '{"seed": 1}'))
 
 

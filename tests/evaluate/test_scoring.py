@@ -193,7 +193,7 @@ def test_an_answer_counts_where_each_of_its_tokens_is_the_likeliest():
         logits[1, 1, 2] = bad
         with pytest.raises(CtxextError) as caught:
             are_exact(loaded_with(None), logits, ids, [3, 2, 1])
-        assert str(caught.value).splitlines()[0] == '"tiny" returns logits that are not numbers (NaN or infinite).'
+        assert str(caught.value).splitlines()[0] == '"tiny" returns NaN or infinite logits.'
 
 
 class Writer:

@@ -152,7 +152,7 @@ def test_texts_are_pooled_and_cut_as_the_files_say(pooling, tmp_path):
 def test_modules_that_need_more_are_refused_by_name(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     folder = make_encoder(tmp_path / "m", ("Transformer", "Pooling", "Dense"))
-    with pytest.raises(CtxextError, match=r"need modules of sentence-transformers: .*Dense"):
+    with pytest.raises(CtxextError, match=r"needs modules of sentence-transformers: .*Dense"):
         open_pooler(*open_infos([str(folder)]))
     (folder / "modules.json").write_text(json.dumps([{"type": "mine.Transformer", "path": ""}]))
     with pytest.raises(CtxextError, match=r"mine\.Transformer, which is no part"):

@@ -32,10 +32,10 @@ from ctxext.evaluate.tasks.retrieval import make_questions, num_questions
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"depths": ()}, "There are no depths"),
+        ({"depths": ()}, "--depths is empty"),
         ({"depths": (-0.01,)}, "A depth is a share"),
         *(({name: 0}, f"{name} must be at least 1") for name in ("samples", "num_needles", "stride", "batch_size")),
-        ({"kv_ids": "words"}, "not a kind of ids"),
+        ({"kv_ids": "words"}, "Unknown --kv-ids"),
     ],
 )
 def test_settings_that_mean_nothing(choices, message):
@@ -128,7 +128,7 @@ def test_only_the_same_run_is_gone_on_with(header, difference, tmp_path):
     ResultsLog(tmp_path).begin(json.loads(json.dumps(HEADER)), resume=True, overwrite=False)
     with pytest.raises(CtxextError) as refused:
         ResultsLog(tmp_path).begin(header, resume=True, overwrite=False)
-    assert f"as this run differs: {difference}." in refused.value.message
+    assert f"because this run differs: {difference}." in refused.value.message
 
 
 def line(model, sample, **more):
@@ -154,10 +154,10 @@ def test_each_process_has_a_file_and_all_of_them_are_read(tmp_path):
     assert [record["samples"] for record in first.records_of("one")] == [[1], [0]]
     assert {key.sample for key in first.done("one")} == {0, 1}
     assert second.done("two") == set()
-    with pytest.raises(CtxextError, match="already holds results"):
+    with pytest.raises(CtxextError, match="already contains results"):
         first.begin(HEADER, resume=False, overwrite=False)
     (tmp_path / "cells.jsonl").unlink()
-    with pytest.raises(CtxextError, match="already holds results"):
+    with pytest.raises(CtxextError, match="already contains results"):
         first.begin(HEADER, resume=False, overwrite=False)
     first.begin(HEADER, resume=False, overwrite=True)
     assert first.records() == []
@@ -364,7 +364,7 @@ def test_sources_are_read_from_where_they_are(tmp_path, monkeypatch):
         *({"source": name} for name in ("some/near", "demo", "gone", "some/other")),
         {},
     ]
-    sources = [plan._opened_source(info(folder=tmp_path / "made", noted=one), set()) for one in noted]
+    sources = [plan._open_source(info(folder=tmp_path / "made", noted=one), set()) for one in noted]
     assert sources == ["me/hub", "some/near", "demo", None, None, None]
     places = [str(tmp_path / name) for name in ("near", "gone", "other")]
     assert opened == [("me/hub", "abc"), (places[0], None), ("demo", None), (places[1], None), (places[2], None)]
@@ -401,7 +401,7 @@ def test_names_and_digests_of_checkpoints(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert [one.name for one in open_infos(["a/x", "b/x", "y"])] == ["a/x", "b/x", "y"]
     assert [one.name for one in open_infos([str(tmp_path / "y"), "a/x"])] == ["y", "x"]
-    with pytest.raises(CtxextError, match="is named twice"):
+    with pytest.raises(CtxextError, match="is listed twice"):
         open_infos(["y", "y"])
     (known,) = open_infos(["y"], original_length=64)
     assert known.checkpoint.original_length == 64
@@ -541,7 +541,7 @@ def test_where_an_engine_stops(generation, config, ends, tmp_path):
     if generation is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     content = {} if config is None else {"eos_token_id": config}
-    assert served._ends(Checkpoint("m", tmp_path, content)) == ends
+    assert served._read_ends(Checkpoint("m", tmp_path, content)) == ends
 
 
 def test_an_engine_is_given_prompts_without_their_answers():

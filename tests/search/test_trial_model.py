@@ -150,5 +150,5 @@ def test_a_model_with_other_weights_than_its_family_is_refused(tmp_path):
     source = tiny_models.save("llama", tmp_path / "source")
     bench = workbench(source, tmp_path)
     del bench.stock.model.model.layers[0].mlp.up_proj
-    with pytest.raises(CtxextError, match="cannot be tried"):
+    with pytest.raises(CtxextError, match="cannot be applied"):
         bench.apply(Recipe([Yarn(factor=4)]))
