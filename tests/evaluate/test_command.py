@@ -16,7 +16,7 @@ def test_the_tables_say_what_was_found(run, checkpoint, tmp_path):
     assert result.exit_code == 0, result.stderr
     for part in ("passkey", "kv", "300 tokens", "512 tokens", "0   50  100", "short", "perplexity"):
         assert part in result.stdout
-    assert "passkey: nothing was found at any length." in result.stdout
+    assert "passkey: no correct answers at any length." in result.stdout
     assert str(out / "report.html") in result.stderr
     report = json.loads((out / "report.json").read_text())
     assert [cell["depth"] for cell in report["models"][0]["cells"][:3]] == [0.0, 0.5, 1.0]

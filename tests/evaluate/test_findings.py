@@ -36,7 +36,7 @@ def test_rulers_thirteen_are_one_sentence():
         texts = [[text, number % 2, 1] for text in range(10)]
         model["cells"].append({**one, "share": number % 2, "texts": texts})
     assert findings({"models": [model]}) == [
-        "RULER, its thirteen tasks at 4096 tokens: a finds 46 % (38–55).",
+        "RULER (13 tasks) at 4096 tokens: a finds 46 % (38–55).",
         "kv at 4096 tokens: a finds 100 % (72–100).",
     ]
     model["cells"] = model["cells"][1:]
@@ -45,9 +45,9 @@ def test_rulers_thirteen_are_one_sentence():
 
 def test_lengths_at_which_nothing_was_found_are_told():
     (sentence,) = findings(asked({"a": {512: (10, 10), 1024: (0, 0)}}))
-    assert sentence == "needle at 512 tokens: a finds 100 % (80–100); at 1024 tokens nothing was found."
+    assert sentence == "needle at 512 tokens: a finds 100 % (80–100); no correct answers at 1024 tokens."
     (sentence,) = findings(asked({"a": {512: (0, 0)}}))
-    assert sentence == "needle: nothing was found at any length."
+    assert sentence == "needle: no correct answers at any length."
 
 
 @pytest.mark.parametrize(("width", "is_told"), [(256, True), (512, False), (1024, False)])
@@ -57,8 +57,8 @@ def test_a_curve_that_is_coarser_than_the_context_is_passed_over(width, is_told)
     sentences = findings(report_of(["a"], [record]))
     assert sentences == (
         [
-            "Loss on long text, from the last half of the original context length to the last half of the text: "
-            "a falls (-0.50) nats per token."
+            "Loss in the last half of long texts, in nats per token against the last half of the original context "
+            "length: a -0.50."
         ]
         if is_told
         else []

@@ -175,8 +175,8 @@ def test_sentences_of_the_whole():
         "100 % at depth 50 %."
     )
     assert text == (
-        "Loss on long text, from the last half of the original context length to the last half of the text: "
-        "stock falls (-0.50), ext<i> falls (-1.00), other falls (-1.50) nats per token."
+        "Loss in the last half of long texts, in nats per token against the last half of the original context length: "
+        "stock -0.50, ext<i> -1.00, other -1.50."
     )
     assert cost == (
         "Cost at the original context length, in nats per token against the source: "
@@ -187,9 +187,9 @@ def test_sentences_of_the_whole():
 @pytest.mark.parametrize(
     ("losses", "figures"),
     [
-        ([9.0, 1.0, 1.0, 1.02], "stays (+0.01)"),
-        ([9.0, 2.0, 1.0, 1.5], "falls (-0.75)"),
-        ([9.0, 1.0, 2.0, 1.5], "rises (+0.75)"),
+        ([9.0, 1.0, 1.0, 1.02], "+0.01 (unchanged)"),
+        ([9.0, 2.0, 1.0, 1.5], "-0.75."),
+        ([9.0, 1.0, 2.0, 1.5], "+0.75."),
     ],
 )
 def test_what_the_second_half_of_a_text_does(losses, figures):
@@ -207,7 +207,7 @@ def findings_of(buckets, length=1024):
 
 def test_points_with_more_tokens_count_for_more():
     (sentence,) = findings_of([[0.0, 255], [256.0, 256], [256.0, 256], [3 * 64.0, 64]])
-    assert "rises (+0.40)" in sentence
+    assert "+0.40." in sentence
 
 
 def test_many_models_are_told_by_their_ends():
@@ -227,7 +227,14 @@ def test_the_summary_row_by_row():
     page = render_page(report())
     summary = page[page.index('id="summary"') : page.index("</table>")]
     head, stock, extended, other = shown(summary)
-    assert head == ["model", "256 tokens", "512 tokens", "1k tokens", "effective length", "cost inside, nats"]
+    assert head == [
+        "model",
+        "256 tokens",
+        "512 tokens",
+        "1k tokens",
+        "effective length",
+        "cost at original length, nats",
+    ]
     assert stock == ["stock", "98 (57–99)", "50 (13–87)", "–", stock[4], "–"]
     assert extended == ["ext<i>", "88 (47–98)", "75 (26–96)", "62 (19–92)", extended[4], "+0.333"]
     assert other[:4] == ["other", "28 (6–68)", "0 (0–56)", "0 (0–56)"]
@@ -314,7 +321,7 @@ def test_curves_in_the_table_look_as_in_the_picture():
 @pytest.mark.parametrize(
     ("data", "named"),
     [
-        (None, "made-up prose of the package"),
+        (None, "generated prose of the package"),
         ("some/set", "Text: some/set."),
         ({"name": "my<.txt", "sha256": "0"}, "my&lt;.txt"),
     ],

@@ -333,10 +333,8 @@ class Meter:
         longest = max(lengths, default=0)
         of_model = [rate for (name, _), rate in self._rates.items() if name == model]
         at_length = [rate for (_, length), rate in self._rates.items() if length == longest]
-        rate = self._rates.get((model, longest)) or _UNSEEN * max(
-            of_model or at_length or self._rates.values(), default=0.0
-        )
-        return rate * self.cost(model, lengths)
+        highest = max(of_model or at_length or self._rates.values(), default=0.0)
+        return (self._rates.get((model, longest)) or _UNSEEN * highest) * self.cost(model, lengths)
 
     def _report(self, label: str, cost: int) -> None:
         self.reached += cost

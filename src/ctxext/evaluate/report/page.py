@@ -1,4 +1,4 @@
-"""The files of a report: report.html, a single file with the tables, heat maps and curves, and the files next to it."""
+"""The files of a report: report.html, with tables, heat maps and curves, report.json, and pictures."""
 
 import base64
 import json
@@ -22,15 +22,15 @@ from ctxext.files.packages import install_command, is_installed
 
 _LONG_NAME = 24
 _COMMON = 0.8
-"""Share of the names from which a common part of the names is omitted."""
+"""Minimum share of the names with the same part, which is then omitted."""
 _SEPARATORS = re.compile(r"[-_]+")
 _MAX_NAMED, _MAX_TITLE = 3, 60
 
 
 def write_report(report: Report, folder: Path) -> list[Path]:
-    """Write report.json, report.html and the pictures, in this order; each file appears whole or not at all.
+    """Write report.json, report.html and the pictures, in this order, each file atomically.
 
-    Without matplotlib there are no picture files; the heat maps of report.html do not need it.
+    Without matplotlib there are no picture files, but report.html has heat maps.
     """
     files = {"report.json": (json.dumps(report, indent=2, ensure_ascii=False) + "\n").encode()}
     files["report.html"] = render_page(report).encode()
@@ -63,7 +63,7 @@ def render_page(report: Report) -> str:
     engines = {"vllm": "vLLM", "xllamacpp": "llama.cpp by xllamacpp"}
     ran = "".join(f", {name} {versions[package]}" for package, name in engines.items() if versions.get(package))
     environment = Environment(
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined, finalize=_escaped
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined, finalize=_escape
     )
     environment.filters |= {"safe": _Markup, "full_name": _full_name, "percent": format_percent, "shade": shade}
     environment.filters |= {"hexadecimal": hexadecimal, "ink": ink}
@@ -77,7 +77,7 @@ def render_page(report: Report) -> str:
         tasks=[_task(report, task) for task in tasks_of(report)],
         perplexity=_perplexity(report),
         picture=_losses(report),
-        tables=[_longppl(report), _short(report), _harness(report)],
+        tables=[_longppl(report), _original_length(report), _harness(report)],
         models=_models(report),
         settings=_settings(report),
         version=versions["ctxext"],
@@ -85,11 +85,11 @@ def render_page(report: Report) -> str:
 
 
 class _Markup(str):
-    """Text that is HTML already."""
+    """Text that is already HTML."""
 
 
-def _escaped(value: Any) -> str:
-    """Escape a value for the page, unless it is HTML already."""
+def _escape(value: Any) -> str:
+    """Escape a value for the page, unless it is already HTML."""
     return value if isinstance(value, _Markup) else escape(str(value))
 
 
@@ -101,27 +101,27 @@ def _with_short_names(report: Report) -> Report:
 
 
 def short_names(names: Sequence[str]) -> dict[str, str]:
-    """Shorten names to the parts that differ, without the owner; a single name and names that are all short are kept.
+    """Shorten names to the parts that differ, without the owner, unless all names are short.
 
-    A name that consists of common parts alone only loses its owner. If two names become the same, all keep their
-    common parts, or stay whole if that is not enough.
+    A name of only common parts loses just its owner. If two names become equal, all keep their common parts, or also
+    the owner if necessary.
     """
     if len(names) < 2 or max(map(len, names)) <= _LONG_NAME:
         return {name: name for name in names}
     bare = {name: name.rpartition("/")[2] for name in names}
     counts = Counter(part for name in bare.values() for part in set(_SEPARATORS.split(name)))
-    short = {}
+    shortened = {}
     for name, without_owner in bare.items():
         parts = [part for part in _SEPARATORS.split(without_owner) if counts[part] < _COMMON * len(names)]
-        short[name] = "-".join(parts) or without_owner
-    for candidate in (short, bare):
+        shortened[name] = "-".join(parts) or without_owner
+    for candidate in (shortened, bare):
         if len(set(candidate.values())) == len(names):
             return candidate
     return {name: name for name in names}
 
 
 def _full_name(model: Mapping[str, Any]) -> _Markup:
-    """Return a short name, with the whole name below it if they differ."""
+    """Format a short name, with the full name below it if they differ."""
     name, whole = escape(model["name"]), escape(model["whole"])
     return _Markup(f'{name}<br><span class="soft whole">{whole}</span>' if whole != name else name)
 
@@ -131,7 +131,7 @@ def _code(text: str) -> _Markup:
 
 
 class _Cell(NamedTuple):
-    """A cell of the summary, with the value that its column is sorted by."""
+    """A cell of the summary, with the sort value of its column."""
 
     value: Any
     text: str
@@ -140,7 +140,7 @@ class _Cell(NamedTuple):
 
 
 def _summary(report: Report) -> dict[str, Any]:
-    """Return the table of every model by prompt length; empty without retrieval tasks."""
+    """Return the table of models by prompt length; empty without retrieval tasks."""
     models = [model for model in report["models"] if model["cells"]]
     if not models:
         return {}
@@ -148,7 +148,7 @@ def _summary(report: Report) -> dict[str, Any]:
     lengths = sorted({cell["length"] for model in models for cell in model["cells"]})
     costs = {model["name"]: (model["short"] or {}).get("against") for model in models}
     head = ["model", *(f"{format_length(length)} tokens" for length in lengths)]
-    head += ["effective length"] * (len(lengths) > 1) + ["cost inside, nats"] * any(costs.values())
+    head += ["effective length"] * (len(lengths) > 1) + ["cost at original length, nats"] * any(costs.values())
     rows: dict[str, list[_Cell]] = {model["name"]: [] for model in models}
     for length in lengths:
         scores = {
@@ -157,14 +157,14 @@ def _summary(report: Report) -> dict[str, Any]:
             if (cells := [cell for cell in model["cells"] if cell["length"] == length])
         }
         first, *others = sorted(scores.values(), reverse=True)
-        is_apart = bool(others) and first[1] > max(high for _, _, high in others)
+        is_best = bool(others) and first[1] > max(high for _, _, high in others)
         for name, row in rows.items():
             if (score := scores.get(name)) is None:
                 row.append(_Cell(-1, "–"))
             else:
                 share, low, high = score
                 interval = f"{format_percent(low)}–{format_percent(high)}"
-                row.append(_Cell(f"{share:.6f}", format_percent(share), interval, is_apart and score == first))
+                row.append(_Cell(f"{share:.6f}", format_percent(share), interval, is_best and score == first))
     for model in models:
         row, effective, cost = rows[model["name"]], model.get("effective"), costs[model["name"]]
         if len(lengths) > 1:
@@ -187,9 +187,9 @@ def _task(report: Report, task: str) -> dict[str, Any]:
     is_written = report["settings"]["generate"] or (kind is not None and kind.is_written)
     description = kind.description if kind else ""
     if task == "needle" and settings.get("filler") == "same":
-        description += " The text is made of nothing but such sentences."
+        description += " The text consists only of such sentences."
     if settings.get("repeat_question"):
-        description += " The question was asked before the text too."
+        description += " The question is also before the text."
     effective_lengths = []
     for model in scores.models:
         effective = (model.get("effective") or {}).get("tasks", {}).get(task)
@@ -207,7 +207,7 @@ def _task(report: Report, task: str) -> dict[str, Any]:
 
 
 def _map(scores: HeatMap, length: int) -> list[tuple[Any, ...]]:
-    """Return each model's name, its cells at a length, one for each depth, and its share with the interval."""
+    """Return for each model its name, its cells at a length by depth, and its share with the interval."""
     rows = []
     for model in scores.models:
         cells = scores.row(model, length)
@@ -229,7 +229,7 @@ def _counts(scores: HeatMap) -> tables.Table:
         ]
         for (name, _, _), cell in scores.cells.items()
     ]
-    return tables.Table("", ["model", "tokens", "depth", "right", "share", "95 % interval"], rows)
+    return tables.Table("", ["model", "tokens", "depth", "correct", "share", "95 % interval"], rows)
 
 
 def _models(report: Report) -> tables.Table:
@@ -244,7 +244,7 @@ def _models(report: Report) -> tables.Table:
         ]
         for model in report["models"]
     ]
-    head = ["model", "recipe", "original context length", "context length", "computed in", "digest"]
+    head = ["model", "recipe", "original context length", "context length", "dtype, attention, device", "digest"]
     return tables.Table("Models", head, rows)
 
 
@@ -272,7 +272,7 @@ def _longppl(report: Report) -> tables.Table:
 
 
 def _line(number: int) -> _Markup:
-    """Return a line in the colour and dashes of a model's curve."""
+    """Draw a line in the colour and dashes of a model's curve."""
     colour, dashes = series_style(number)
     pattern = ",".join(f"{2 * part:g}" for part in dashes)
     dash = f' stroke-dasharray="{pattern}"' if pattern else ""
@@ -284,17 +284,17 @@ def _line(number: int) -> _Markup:
 
 def _data_name(report: Report) -> str:
     data = report["settings"]["data"]
-    return data["name"] if isinstance(data, dict) else data or "made-up prose of the package, from a small grammar"
+    return data["name"] if isinstance(data, dict) else data or "generated prose of the package"
 
 
-def _short(report: Report) -> tables.Table:
+def _original_length(report: Report) -> tables.Table:
     rows = []
     for model in report["models"]:
-        if short := model["short"]:
-            change, interval = tables.change_in_loss(short)
-            against = short["against"]["model"] if change else "–"
+        if measured := model["short"]:
+            change, interval = tables.change_in_loss(measured)
+            against = measured["against"]["model"] if change else "–"
             change = f"{change} ({interval})" if interval else change or "–"
-            figures = [short["length"], f"{short['perplexity']:.3f}", change]
+            figures = [measured["length"], f"{measured['perplexity']:.3f}", change]
             rows.append([model["name"], *figures, report["names"].get(against, against)])
     head = ["model", "tokens", "perplexity", "loss against source, nats per token", "source"]
     note = f"{Short.description} Text: {_data_name(report)}."
@@ -314,7 +314,7 @@ def _settings(report: Report) -> tables.Table:
 
 
 def _losses(report: Report) -> dict[str, Any]:
-    """Return losses by position as a picture in both themes; the browser's setting decides which is shown."""
+    """Draw losses by position in both themes; the browser selects one."""
     curves = [model["perplexity"] for model in report["models"] if model["perplexity"]]
     picture = dict.fromkeys(("light", "dark", "width", "description", "install"), "")
     picture["stride"] = report["settings"]["stride"] if curves and "sliding" in curves[0] else ""
@@ -328,11 +328,11 @@ def _losses(report: Report) -> dict[str, Any]:
             return picture
         picture["width"] = round(figure.get_size_inches()[0] * 96)
         picture[theme] = "data:image/png;base64," + base64.b64encode(as_png(figure)).decode()
-    return {**picture, "description": _described(report)}
+    return {**picture, "description": _describe_losses(report)}
 
 
-def _described(report: Report) -> str:
-    """Describe the losses by position: of each model at the start, at the original context length, and at the end."""
+def _describe_losses(report: Report) -> str:
+    """Describe each model's loss at the start, at the original context length, and at the end."""
     texts = []
     for model in report["models"]:
         if model["perplexity"]:
