@@ -432,7 +432,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "evaluate/report/report.py",
-        'if source["length"] == short["length"]:',
+        'if source["length"] == measured["length"]:',
         "if source:",
         ("tests/evaluate/test_report_whole.py::test_the_cost_is_told_against_the_source_at_the_same_length_alone",),
     ),
@@ -516,7 +516,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "evaluate/report/page.py",
-        'against = short["against"]["model"] if change else "–"',
+        'against = measured["against"]["model"] if change else "–"',
         'against = model["name"] if change else "–"',
         ("tests/evaluate/test_report_whole.py::test_the_other_tables_of_the_page",),
     ),

@@ -350,7 +350,7 @@ def cost_of(config: Mapping[str, Any]) -> Callable[[int], int]:
 
 
 def break_even(config: Mapping[str, Any]) -> float:
-    """Compute the prompt length at which attention scores cost as much as all other operations."""
+    """Compute the prompt length where attention scores cost as much as all other operations."""
     family = FAMILIES.get(str(config.get("model_type")))
     keys = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
     sizes = [read(config, family, key) if family else None for key in keys]

@@ -148,7 +148,7 @@ def _summary(report: Report) -> dict[str, Any]:
     lengths = sorted({cell["length"] for model in models for cell in model["cells"]})
     costs = {model["name"]: (model["short"] or {}).get("against") for model in models}
     head = ["model", *(f"{format_length(length)} tokens" for length in lengths)]
-    head += ["effective length"] * (len(lengths) > 1) + ["cost at original length, nats"] * any(costs.values())
+    head += ["effective length"] * (len(lengths) > 1) + ["cost, nats"] * any(costs.values())
     rows: dict[str, list[_Cell]] = {model["name"]: [] for model in models}
     for length in lengths:
         scores = {

@@ -72,9 +72,9 @@ def figures(by_length: Mapping[str, Any], lengths: Sequence[int]) -> list[str]:
     return ["–" if figure is None else f"{figure['perplexity']:.2f}" for figure in measured]
 
 
-def change_in_loss(short: Mapping[str, Any]) -> tuple[str, str]:
+def change_in_loss(measured: Mapping[str, Any]) -> tuple[str, str]:
     """Format the loss at the original context length against the source, and its interval; empty if unknown."""
-    against = short.get("against")
+    against = measured.get("against")
     if not against:
         return "", ""
     interval = f"{against['low']:+z.4f} to {against['high']:+z.4f}" if against["low"] is not None else ""
