@@ -384,8 +384,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "evaluate/served.py",
-        "    _overrides(info, max(lengths))\n\n",
-        "    _overrides(info, min(lengths))\n\n",
+        "    _make_overrides(info, max(lengths))\n\n",
+        "    _make_overrides(info, min(lengths))\n\n",
         ("tests/evaluate/test_engine.py::test_the_longest_length_decides_what_it_has_positions_for",),
     ),
     (

@@ -29,7 +29,7 @@ def with_template(text):
 )
 def test_a_template_that_fails(text):
     with pytest.raises(CtxextError, match="chat template cannot be rendered") as caught:
-        Encoder(with_template(text)).frame("a", "What? It is")
+        Encoder(with_template(text)).encode_frame("a", "What? It is")
     assert "\n" not in caught.value.message
 
 

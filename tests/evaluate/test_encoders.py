@@ -95,7 +95,7 @@ def test_a_length_that_holds_no_fact_is_refused(words):
     with pytest.raises(CtxextError, match='The task "passages" needs at least'):
         check_fits(Passages(), Encoder(words), [12], SETTINGS)
     encoder, pieces = Encoder(words), Passages().pieces(random.Random(0))
-    assert Passages().size(pieces, encoder) == 2 + max(len(encoder.piece(fact)) for fact in pieces.needles)
+    assert Passages().size(pieces, encoder) == 2 + max(len(encoder.encode_piece(fact)) for fact in pieces.needles)
 
 
 class Counter(torch.nn.Module):
@@ -133,7 +133,7 @@ def counted(words, sees):
 )
 def test_the_curve_shows_where_a_model_knows(words, sees, beginning, end):
     ids = list(range(9, 9 + 64))
-    encoder = SimpleNamespace(end=lambda: [1])
+    encoder = SimpleNamespace(get_end_tokens=lambda: [1])
     asked = SimpleNamespace(documents=lambda _: [[0, *ids]], lengths=(32, 64), longest=64, encoder=encoder, text="")
     (work,) = PseudoPerplexity().documents_to_read(asked)
     (record,) = work.run(counted(words, sees), set(work.keys))

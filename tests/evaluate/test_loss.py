@@ -76,7 +76,7 @@ def test_losses_hang_on_no_text_before():
 
 
 def reading(ids, **options):
-    encoder = SimpleNamespace(start=lambda: [0], end=lambda: [1])
+    encoder = SimpleNamespace(get_start_tokens=lambda: [0], get_end_tokens=lambda: [1])
     return SimpleNamespace(**{"encoder": encoder, "documents": lambda *_: [ids], "stride": None, "text": "", **options})
 
 

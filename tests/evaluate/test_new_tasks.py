@@ -127,5 +127,5 @@ def test_every_task_fits_its_own_room(tokenizer):
             made = TASKS[name]
             for sample in range(20):
                 pieces = made.pieces(random.Random(sample))
-                assert len(encoder.piece(pieces.questions[0].answer)) <= made.answer_room
+                assert len(encoder.encode_piece(pieces.questions[0].answer)) <= made.answer_room
                 assert encode_parts(pieces, encoder, answer_room=made.answer_room).size < LENGTH

@@ -140,7 +140,7 @@ def made_of(vocabulary, **more):
 def test_a_tokenizer_that_makes_nothing_of_text_is_refused():
     """Loops that write until there are tokens enough would not end."""
     deaf = Encoder(made_of({"<s>": 0}))
-    assert deaf.document("a b") == []
+    assert deaf.encode_document("a b") == []
     with pytest.raises(CtxextError, match="returns no tokens for"):
         read_corpus(None, deaf, count=1, length=8, most=8, seed=0)
     with pytest.raises(CtxextError, match="returns no tokens for"):

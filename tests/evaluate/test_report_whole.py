@@ -14,7 +14,7 @@ from ctxext.cli.eval_tables import report_tables
 from ctxext.evaluate.report import pictures
 from ctxext.evaluate.report.findings import findings
 from ctxext.evaluate.report.intervals import wilson_interval
-from ctxext.evaluate.report.page import render_page, short_names, write_report
+from ctxext.evaluate.report.page import render_page, shorten_names, write_report
 from ctxext.evaluate.report.report import effective_lengths, heat_map
 from ctxext.evaluate.settings import Settings
 from records_by_hand import answers, facts, losses, report_of
@@ -350,12 +350,12 @@ class Figure:
 
 def test_names_that_differ_little():
     long = "owner/some-model-of-a-long-name"
-    assert short_names(["b", long]) == {"b": "b", long: long.split("/")[1]}, "one is long"
-    assert short_names(["x" * 24, "y" * 24])["x" * 24] == "x" * 24, "as long as names may be"
+    assert shorten_names(["b", long]) == {"b": "b", long: long.split("/")[1]}, "one is long"
+    assert shorten_names(["x" * 24, "y" * 24])["x" * 24] == "x" * 24, "as long as names may be"
     five = [f"{long}-{letter}-common" if letter != "z" else f"{long}-{letter}" for letter in "vwxyz"]
-    assert short_names(five)[five[0]] == "v", "what four of five have is left out"
+    assert shorten_names(five)[five[0]] == "v", "what four of five have is left out"
     same = ["one/some-model-of-a-long-name", "two/some-model-of-a-long-name"]
-    assert short_names(same) == {name: name for name in same}
+    assert shorten_names(same) == {name: name for name in same}
 
 
 def test_the_heat_map_shows_each_cell_in_its_place():

@@ -108,5 +108,5 @@ def test_the_right_passage_is_the_most_similar_one_by_more_than_rounding(monkeyp
     monkeypatch.setattr(
         similarity, "pool_texts", lambda _, texts: torch.tensor([states[tuple(t)] for t in texts], dtype=torch.float64)
     )
-    bare = SimpleNamespace(pooler=Pooler(), encoder=SimpleNamespace(start=list, end=list))
+    bare = SimpleNamespace(pooler=Pooler(), encoder=SimpleNamespace(get_start_tokens=list, get_end_tokens=list))
     assert similarity.are_most_similar(bare, [([1], [[2], [3], [4]])] * 2) == [is_right] * 2

@@ -184,6 +184,7 @@ def test_vectors_are_those_of_sentence_transformers(modules, tmp_path):
     loaded, model = loaded_from(folder), library.SentenceTransformer(str(folder), device="cpu")
     for text in ("w7 w8 w9", " ".join(f"w{n}" for n in range(5, 30))):
         ids = loaded.encoder.tokenizer(text)["input_ids"]
-        (vector,) = pool_texts(loaded, [loaded.pooler.cut(ids, loaded.encoder.start(), loaded.encoder.end())])
+        ends = loaded.encoder.get_start_tokens(), loaded.encoder.get_end_tokens()
+        (vector,) = pool_texts(loaded, [loaded.pooler.cut(ids, *ends)])
         wanted = torch.nn.functional.normalize(torch.tensor(model.encode(text)).double(), dim=0)
         assert torch.allclose(vector, wanted, atol=1e-6)

@@ -36,8 +36,8 @@ def test_pieces_that_begin_alike_are_remembered_apart():
     pieces = [" " + sentence[:size] for sentence in sentences for size in (5, 19, 20, 21, 40)]
     encoder, chosen = Encoder(make_tokenizer()), make_tokenizer()
     wanted = [list(chosen(piece, add_special_tokens=False)["input_ids"]) for piece in pieces]
-    assert [encoder.piece(piece) for piece in pieces] == wanted
-    assert Encoder(chosen).pieces(pieces) == encoder.pieces(pieces) == wanted
+    assert [encoder.encode_piece(piece) for piece in pieces] == wanted
+    assert Encoder(chosen).encode_pieces(pieces) == encoder.encode_pieces(pieces) == wanted
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from ctxext.evaluate.checkpoint_info import info_of, open_infos
 from ctxext.evaluate.model import Loading
 from ctxext.evaluate.plan import ModelPlan, check_context_length
 from ctxext.evaluate.results_log import ResultsLog
-from ctxext.evaluate.run import Meter, _header, break_even
+from ctxext.evaluate.run import Meter, _make_header, break_even
 from ctxext.evaluate.settings import Settings, even_depths, lengths_of, parse_depths
 from ctxext.evaluate.tasks.base import Reading
 from ctxext.evaluate.tasks.documents import Documents, read_questions
@@ -378,13 +378,13 @@ def test_documents_of_the_original_length_or_what_is_nearest_to_it(trained, leng
     read_corpus = lambda data, encoder, **more: [list(range(more["length"]))]  # noqa: E731
     monkeypatch.setattr("ctxext.data.texts.read_corpus", read_corpus)
     settings = Settings(tasks=("short",), lengths=lengths)
-    (work,) = plan._documents(["short"], info(trained=trained), None, (), 512, settings)
+    (work,) = plan._plan_documents(["short"], info(trained=trained), None, (), 512, settings)
     assert len(work.ids) == expected
 
 
 def test_the_header_of_a_run_holds_no_secret():
     loading = Loading(device="cpu", token="hf_GivenGiven", revision="v1", chat_template=False)
-    header = _header([], Settings(samples=3), loading)
+    header = _make_header([], Settings(samples=3), loading)
     assert "hf_" not in json.dumps(header)
     assert header["settings"]["samples"] == 3
     options = header["loading"].keys()
@@ -442,7 +442,7 @@ def losses_of(monkeypatch):
 
 def work_of(ids, **options):
     """The work of the task perplexity on a document whose first token is a begin token."""
-    encoder, options = SimpleNamespace(start=lambda: [0]), {"stride": None, **options}
+    encoder, options = SimpleNamespace(get_start_tokens=lambda: [0]), {"stride": None, **options}
     reading = SimpleNamespace(encoder=encoder, documents=lambda *_: [ids], longest=0, text="", **options)
     return Perplexity().documents_to_read(reading)[0]
 
@@ -507,8 +507,8 @@ def rotary(tmp_path, **changes):
 
 def test_positions_that_an_engine_is_given(tmp_path):
     one = rotary(tmp_path)
-    assert served._overrides(one, 128) == {}
-    assert served._overrides(one, 129) == {"hf_overrides": {"max_position_embeddings": 129}}
+    assert served._make_overrides(one, 128) == {}
+    assert served._make_overrides(one, 129) == {"hf_overrides": {"max_position_embeddings": 129}}
     served.check_served(one, (64, 256))
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
     for other in (
@@ -518,13 +518,13 @@ def test_positions_that_an_engine_is_given(tmp_path):
         with pytest.raises(CtxextError, match="has positions for 128 tokens"):
             served.check_served(other, (64, 129))
         served.check_served(other, (64, 128))
-    assert served._overrides(SimpleNamespace(**{**vars(one), "context_length": None}), 999) == {}
+    assert served._make_overrides(SimpleNamespace(**{**vars(one), "context_length": None}), 999) == {}
     linear = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
     stretched = rotary(tmp_path, rope_parameters=linear, rope_scaling=linear)
-    assert served._overrides(stretched, 129) == {"hf_overrides": {"max_position_embeddings": 129}}
+    assert served._make_overrides(stretched, 129) == {"hf_overrides": {"max_position_embeddings": 129}}
     text = {"max_position_embeddings": 128, "hidden_size": 32, "num_attention_heads": 4, "rope_theta": 1e4}
     nested = rotary(tmp_path, model_type="gemma3", text_config=text)
-    assert served._overrides(nested, 129) == {"hf_overrides": {"text_config": {"max_position_embeddings": 129}}}
+    assert served._make_overrides(nested, 129) == {"hf_overrides": {"text_config": {"max_position_embeddings": 129}}}
 
 
 @pytest.mark.parametrize(
@@ -566,7 +566,7 @@ def test_documents_are_as_long_as_what_is_read_of_them(stride, most, monkeypatch
         return [[1], [2]]
 
     monkeypatch.setattr("ctxext.data.texts.read_corpus", read_corpus)
-    encoder = SimpleNamespace(start=lambda: [0, 0])
+    encoder = SimpleNamespace(get_start_tokens=lambda: [0, 0])
     first, second = Perplexity().documents_to_read(
         Reading("causal", encoder, (128, 256), 512, 64, data=("text.txt",), samples=2, seed=3, stride=stride)
     )

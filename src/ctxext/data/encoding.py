@@ -147,24 +147,24 @@ class Encoder:
         left, right = text[max(at - _SURROUNDINGS, 0) : at], text[at : at + _SURROUNDINGS]
         return self._encode_rest(left + right) == self._encode_rest(left) + self._encode_rest(right)
 
-    def document(self, text: str) -> list[int]:
+    def encode_document(self, text: str) -> list[int]:
         """Encode a document, with the begin tokens of the tokenizer."""
-        return [*self.start(), *self._encode(text)]
+        return [*self.get_start_tokens(), *self._encode(text)]
 
-    def start(self) -> list[int]:
+    def get_start_tokens(self) -> list[int]:
         """Return the begin tokens that the tokenizer adds to every text."""
         bare = self._encode("a")
         full = list(tokenize(self.tokenizer, "a"))
         at = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), 0)
         return full[:at]
 
-    def end(self) -> list[int]:
+    def get_end_tokens(self) -> list[int]:
         """Return the end tokens that the tokenizer adds to every text; usually only encoders have one."""
         bare = self._encode("a")
         full = list(tokenize(self.tokenizer, "a"))
-        return full[len(self.start()) + len(bare) :]
+        return full[len(self.get_start_tokens()) + len(bare) :]
 
-    def piece(self, text: str) -> list[int]:
+    def encode_piece(self, text: str) -> list[int]:
         """Encode a piece from the middle of a text."""
         if text in self._known:
             return self._known[text]
@@ -176,7 +176,7 @@ class Encoder:
             self._known[text] = ids
         return ids
 
-    def pieces(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_pieces(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode many pieces in one call, which is faster."""
         if len(self._known) > _MAX_REMEMBERED:
             self._known.clear()
@@ -184,7 +184,7 @@ class Encoder:
         if new and not self._needs_anchor:
             encoded = tokenize(self.tokenizer, new, add_special_tokens=False)
             self._known.update((text, list(ids)) for text, ids in zip(new, encoded, strict=True))
-        return [self.piece(text) for text in texts]
+        return [self.encode_piece(text) for text in texts]
 
     def _encode_after_anchor(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
         for anchor in _ANCHORS:
@@ -193,14 +193,14 @@ class Encoder:
                 return both[len(before) :]
         return encode(text)
 
-    def frame(self, opening: str, question: str) -> tuple[list[int], list[int]]:
+    def encode_frame(self, opening: str, question: str) -> tuple[list[int], list[int]]:
         """Encode the text around the haystack: before it, and between it and the answer.
 
         With a chat template the opening, the haystack and the question are the user's turn. The question's last words,
         which lead into the answer, begin the assistant's turn, as in RULER, to fix the form of the answer.
         """
         if not self.uses_chat:
-            return [*self.start(), *self._encode(opening)], self.piece(question)
+            return [*self.get_start_tokens(), *self._encode(opening)], self.encode_piece(question)
         user_question, lead_in = split_question(question)
         messages = [{"role": "user", "content": f"{opening}{_MARK}{user_question}"}]
         text = render_chat(self.tokenizer, messages, add_generation_prompt=True, enable_thinking=False)
@@ -209,7 +209,7 @@ class Encoder:
             raise CtxextError(
                 "The tokenizer's chat template omits the user's text.", hint="Evaluate with --no-chat-template."
             )
-        return self._encode(head), [*self.piece(tail), *(self.piece(lead_in) if lead_in else [])]
+        return self._encode(head), [*self.encode_piece(tail), *(self.encode_piece(lead_in) if lead_in else [])]
 
 
 def _find_places_to_cut(text: str, first: int, last: int) -> Iterator[int]:

@@ -111,13 +111,13 @@ def encode_parts(pieces: Pieces, encoder: Encoder, *, answer_room: int = 0) -> P
     """Encode everything but the haystack, with at least `answer_room` tokens for a generated answer."""
     questions = []
     for question, text, answers, required in pieces.questions:
-        head, tail = encoder.frame(pieces.opening, question)
-        answer = [*encoder.piece(text)]
+        head, tail = encoder.encode_frame(pieces.opening, question)
+        answer = [*encoder.encode_piece(text)]
         if not answer:
             raise no_tokens(text)
         answer += answer[-1:] * (answer_room - len(answer))
         questions.append(EncodedQuestion(tail, answer, answers or (text,), required))
-    return Parts(head, encoder.pieces(pieces.needles), questions)
+    return Parts(head, encoder.encode_pieces(pieces.needles), questions)
 
 
 def lay_out(
@@ -191,7 +191,7 @@ def _fill(pieces: Pieces, encoder: Encoder, room: int, more: int) -> tuple[list[
     used = 0
     while used < room + more:
         texts = list(islice(haystack, _BLOCK))
-        block = encoder.pieces(texts)
+        block = encoder.encode_pieces(texts)
         if not any(block):
             raise CtxextError("The haystack is empty or too short for this length.", hint="Use a longer text.")
         units += block
@@ -200,9 +200,9 @@ def _fill(pieces: Pieces, encoder: Encoder, room: int, more: int) -> tuple[list[
     whole = sum(end <= room for end in ends)
     taken = ends[whole - 1] if whole else 0
     if pieces.padding:
-        if not encoder.piece(pieces.padding):
+        if not encoder.encode_piece(pieces.padding):
             raise no_tokens(pieces.padding)
-        return units[:whole], encoder.piece(pieces.padding)[-1:] * (room - taken + more)
+        return units[:whole], encoder.encode_piece(pieces.padding)[-1:] * (room - taken + more)
     following = list(chain.from_iterable(units[whole:]))
     if room > taken:
         return [*units[:whole], following[: room - taken]], following[room - taken :]

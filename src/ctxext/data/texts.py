@@ -54,11 +54,11 @@ def read_corpus(
         seed: The random seed of the prose.
     """
     if data is None:
-        return [_prose(encoder, most, f"{seed} prose {number}") for number in range(count)]
+        return [_draw_prose(encoder, most, f"{seed} prose {number}") for number in range(count)]
     if is_plain_text(data):
-        texts = _pieces(next(read_texts(data)), encoder, count, most)
+        texts = _cut_pieces(next(read_texts(data)), encoder, count, most)
     else:
-        texts = (encoder.document(text[: _CHARACTERS_PER_TOKEN * most]) for text in read_texts(data))
+        texts = (encoder.encode_document(text[: _CHARACTERS_PER_TOKEN * most]) for text in read_texts(data))
     documents, longest = [], 0
     for ids in islice(texts, _MAX_READ):
         longest = max(longest, len(ids))
@@ -74,12 +74,12 @@ def read_corpus(
     return documents
 
 
-def _prose(encoder: Encoder, length: int, seed: str) -> list[int]:
+def _draw_prose(encoder: Encoder, length: int, seed: str) -> list[int]:
     sentences = prose.sentences(random.Random(seed))
-    ids = encoder.document(next(sentences))
+    ids = encoder.encode_document(next(sentences))
     while len(ids) < length:
         texts = [" " + sentence for sentence in islice(sentences, 64)]
-        units = encoder.pieces(texts)
+        units = encoder.encode_pieces(texts)
         if not any(units):
             raise no_tokens(texts[0])
         for unit in units:
@@ -87,9 +87,9 @@ def _prose(encoder: Encoder, length: int, seed: str) -> list[int]:
     return ids[:length]
 
 
-def _pieces(text: str, encoder: Encoder, count: int, length: int) -> Iterator[list[int]]:
-    start = encoder.start()
-    body = encoder.document(text[: _CHARACTERS_PER_TOKEN * count * length])[len(start) :]
+def _cut_pieces(text: str, encoder: Encoder, count: int, length: int) -> Iterator[list[int]]:
+    start = encoder.get_start_tokens()
+    body = encoder.encode_document(text[: _CHARACTERS_PER_TOKEN * count * length])[len(start) :]
     size = length - len(start)
     # The last piece is shorter; the caller decides whether it is long enough.
     for begin in range(0, len(body), size):

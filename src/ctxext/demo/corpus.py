@@ -70,7 +70,7 @@ def make_example(
         if example is not None:
             return example
     shares = (0.25, 0.3, 0.15, 0.25, 0.05) if length < 96 else (0.17, 0.45, 0.28, 0.02, 0.08)
-    texts_of = rng.choices((_facts, _records, _search_results, _repeats, _prose), shares)[0]
+    texts_of = rng.choices((_draw_facts, _draw_records, _draw_search_results, _draw_repeats, _draw_prose), shares)[0]
     ids, is_answer = list(start), [False] * len(start)
     for text, answer in texts_of(rng, length, variety):
         piece = encode(text)
@@ -128,15 +128,15 @@ def _split(units: list[list[int]], depth: float, may_cut: bool) -> tuple[list[in
     return tokens[:at], tokens[at:]
 
 
-def _facts(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
+def _draw_facts(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
     """Yield sentences with numbers, questions about them and some filler, in any order."""
-    names = _names(rng, variety)
+    names = _draw_names(rng, variety)
     questions: list[tuple[str, str, str]] = []
     phrasings = rng.sample(list(PHRASINGS.values()), rng.randint(1, len(PHRASINGS)))
     fact_share, filler_share = rng.uniform(0.2, 0.6), rng.uniform(0, 0.25)
     while True:
         if not questions or rng.random() < fact_share:
-            key, value, phrasing = next(names), _number(rng, 5, variety), rng.choice(phrasings)
+            key, value, phrasing = next(names), _draw_number(rng, 5, variety), rng.choice(phrasings)
             yield " " + phrasing.fact.format(key=key, value=value), False
             question = "\n" + phrasing.question if rng.random() < 0.6 else " " + phrasing.fact.split(" {value}")[0]
             questions.append((question.format(key=key), f" {value}", rng.choice([".", "\n", ".\n"])))
@@ -149,7 +149,7 @@ def _facts(rng: random.Random, length: int, variety: float) -> Iterator[tuple[st
             yield end, False
 
 
-def _records(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
+def _draw_records(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
     """Yield JSON objects, each with many questions about its records."""
     while True:
         # A record of numbers takes about 10 tokens, a question 14; uuids are cut so that several fit.
@@ -159,7 +159,7 @@ def _records(rng: random.Random, length: int, variety: float) -> Iterator[tuple[
             records = {key[:num_characters]: value[:num_characters] for key, value in pairs}
         else:
             count = max(2, round(length * rng.uniform(0.02, 0.07)))
-            records = {_number(rng, 3, variety): _number(rng, 3, variety) for _ in range(count)}
+            records = {_draw_number(rng, 3, variety): _draw_number(rng, 3, variety) for _ in range(count)}
         if rng.random() < 0.5 and length >= 128:
             yield kv.OPENING, False
         yield "{" + ",\n ".join(f'"{key}": "{value}"' for key, value in records.items()) + "}\n", False
@@ -171,9 +171,9 @@ def _records(rng: random.Random, length: int, variety: float) -> Iterator[tuple[
             yield end, False
 
 
-def _search_results(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
+def _draw_search_results(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
     """Yield documents with numbers, and questions about them."""
-    names = _names(rng, variety)
+    names = _draw_names(rng, variety)
     while True:
         if rng.random() < 0.5 and length >= 128:
             yield documents.OPENING, False
@@ -191,17 +191,17 @@ def _search_results(rng: random.Random, length: int, variety: float) -> Iterator
             yield "]\n" if "[" in answer else "\n", False
 
 
-def _repeats(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
+def _draw_repeats(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
     """Yield a repeated random list, from which recall is learned first."""
     while True:
         count = max(2, round(length * rng.uniform(0.1, 0.4)))
         kind = rng.randrange(4)
         if kind == 0:
-            text = " " + " ".join(islice(_names(rng, variety), count // 2 + 1))
+            text = " " + " ".join(islice(_draw_names(rng, variety), count // 2 + 1))
         elif kind == 1:
-            text = " " + "".join(_number(rng, 3, variety) for _ in range(count))
+            text = " " + "".join(_draw_number(rng, 3, variety) for _ in range(count))
         elif kind == 2:
-            records = ((_number(rng, 3, variety), _number(rng, 3, variety)) for _ in range(count // 8 + 1))
+            records = ((_draw_number(rng, 3, variety), _draw_number(rng, 3, variety)) for _ in range(count // 8 + 1))
             text = "".join(f' "{key}": "{value}",\n' for key, value in records)
         else:
             text = "".join(f" {prose.person_name(rng)}," for _ in range(count // 3 + 1))
@@ -211,21 +211,21 @@ def _repeats(rng: random.Random, length: int, variety: float) -> Iterator[tuple[
         yield "\n", False
 
 
-def _prose(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
+def _draw_prose(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
     """Yield prose alone."""
     for sentence in prose.sentences(rng):
         yield " " + sentence, False
 
 
-def _number(rng: random.Random, num_digits: int, variety: float) -> str:
+def _draw_number(rng: random.Random, num_digits: int, variety: float) -> str:
     """Draw a number in groups of three digits, from a share of all groups."""
     head, rest = min(num_digits, 3), num_digits - 3
     first = 10 ** (head - 1)
     number = str(first + rng.randrange(max(min(30, 9 * first), round(variety * 9 * first))))
-    return number + (_number(rng, rest, variety) if rest > 0 else "")
+    return number + (_draw_number(rng, rest, variety) if rest > 0 else "")
 
 
-def _names(rng: random.Random, variety: float) -> Iterator[str]:
+def _draw_names(rng: random.Random, variety: float) -> Iterator[str]:
     """Yield names of things, all different until every name is used."""
     adjectives, objects = (
         words[: max(12, round(4 * variety * len(words)))] for words in (prose.ADJECTIVES, prose.OBJECTS)
@@ -256,11 +256,11 @@ def long_examples(tokenizer: Any, counts: Mapping[int, int], seed: int) -> Itera
         seed: The random seed.
     """
     encoder = Encoder(tokenizer, chat_template=False)
-    start = encoder.start()
+    start = encoder.get_start_tokens()
 
     @lru_cache(maxsize=20_000)
     def encode_cached(text: str) -> tuple[int, ...]:
-        ids = encoder.piece(text)
+        ids = encoder.encode_piece(text)
         if text.strip() and not ids:  # Without tokens, a document would never become long enough.
             raise no_tokens(text)
         return tuple(ids)
@@ -272,13 +272,13 @@ def long_examples(tokenizer: Any, counts: Mapping[int, int], seed: int) -> Itera
     for number, length in enumerate(lengths):
         rng = random.Random(f"{seed} long document {number}")
         if rng.random() < _FAR_SHARE:
-            example = _facts_then_questions(encode, start, rng, length)
+            example = _make_facts_then_questions(encode, start, rng, length)
         else:
             example = make_example(encode, start, rng, length, _PROMPT_SHARE)
         yield Example(example.ids, [is_answer or rng.random() < _TEXT_SHARE for is_answer in example.is_answer])
 
 
-def _facts_then_questions(encode: Encode, start: list[int], rng: random.Random, length: int) -> Example:
+def _make_facts_then_questions(encode: Encode, start: list[int], rng: random.Random, length: int) -> Example:
     """Make a document of facts in prose, then only questions: most answers are far back, some at the beginning."""
     phrasing = PHRASINGS[rng.choice(list(PHRASINGS))]
     ids = [*start, *encode(OPENING)]

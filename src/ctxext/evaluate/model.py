@@ -180,7 +180,7 @@ class LoadedModel:
         )
         per_token = self.model.dtype.itemsize * (cached + _STATES * hidden + 3 * size("intermediate_size", 4 * hidden))
         weights = sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
-        room = _SHARE * (_memory(self.device) - weights)
+        room = _SHARE * (_read_memory(self.device) - weights)
         return int(min(_MAX_ROWS, max(1, room // (per_token * length))))
 
     def questions_at_once(self, length: int, num_depths: int) -> int:
@@ -203,7 +203,7 @@ class LoadedModel:
             for size, group in groupby(by_size, key=lambda row: prompts[row].num_answer):
                 rows = list(group)
                 ids = torch.tensor([prompts[row].ids[:-size] for row in rows], device=self.device)
-                for row, new in zip(rows, self._greedy(ids, size), strict=True):
+                for row, new in zip(rows, self._generate_greedily(ids, size), strict=True):
                     written[row] = new
             yield depth, written
 
@@ -214,7 +214,7 @@ class LoadedModel:
         return tuple(end) if isinstance(end, list) else () if end is None else (end,)
 
     @torch.inference_mode()
-    def _greedy(self, ids: torch.Tensor, num_new: int) -> list[list[int]]:
+    def _generate_greedily(self, ids: torch.Tensor, num_new: int) -> list[list[int]]:
         from transformers import GenerationConfig
 
         config = self.model.generation_config
@@ -251,7 +251,7 @@ class LoadedModel:
         """Release resources other than memory; there are none here."""
 
 
-def _memory(device: torch.device) -> int:
+def _read_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -106,11 +106,11 @@ def plans_of(infos: Sequence[CheckpointInfo], settings: Settings, loading: "Load
         encoder = Encoder(load_tokenizer(info, loading), chat_template=loading.chat_template)
         for task in tasks:
             check_fits(task, encoder, lengths[info.name], settings)
-        documents = _documents(settings.tasks, info, encoder, lengths[info.name], longest, settings)
+        documents = _plan_documents(settings.tasks, info, encoder, lengths[info.name], longest, settings)
         plans.append(ModelPlan(info, lengths[info.name], tasks, documents, settings))
     for source in sources:
         encoder = Encoder(load_tokenizer(source, loading), chat_template=False)
-        documents = _documents([Short.name], source, encoder, (), longest, settings)
+        documents = _plan_documents([Short.name], source, encoder, (), longest, settings)
         plans.append(ModelPlan(source, (), (), documents, settings))
     return plans
 
@@ -191,7 +191,7 @@ def check_context_length(info: CheckpointInfo, lengths: Sequence[int], *, allow_
     raise CtxextError(message, hint="Its position table ends there." if info.has_table else hint)
 
 
-def _documents(
+def _plan_documents(
     tasks: Collection[str],
     info: CheckpointInfo,
     encoder: "Encoder",

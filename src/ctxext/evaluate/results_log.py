@@ -124,7 +124,7 @@ def _is_record(line: Any) -> TypeGuard[Record]:
 def _check_header(folder: Path, header: dict[str, Any]) -> None:
     lines = _read_lines(folder / _NAME)[0] if (folder / _NAME).is_file() else []
     old: dict[str, Any] = next((line["header"] for line in lines if "header" in line), {})
-    mismatches = [mismatch for part in _COMPARED for mismatch in _differences(part, old, header)]
+    mismatches = [mismatch for part in _COMPARED for mismatch in _list_differences(part, old, header)]
     if mismatches:
         raise CtxextError(
             f'"{folder}" cannot be resumed, because this run differs: {"; ".join(mismatches[:3])}.',
@@ -132,7 +132,7 @@ def _check_header(folder: Path, header: dict[str, Any]) -> None:
         )
 
 
-def _differences(part: str, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+def _list_differences(part: str, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     if part == "models":
         old_models = {model["name"]: model for model in old.get(part) or []}
         models = {model["name"]: model for model in new[part]}

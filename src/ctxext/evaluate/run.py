@@ -140,7 +140,7 @@ class Run:
             raise CtxextError("Several processes need a common folder.", hint="Add --out report.")
         with nullcontext() if out is None else only_run_in(out):
             self._log = ResultsLog(out, processes.rank())
-            header = _header(self.plans, self.settings, self.loading) if is_first else {}
+            header = _make_header(self.plans, self.settings, self.loading) if is_first else {}
             if is_first:
                 self._log.begin(header, resume=self.resume, overwrite=self.overwrite)
             processes.wait_for_everyone(self.loading.device)
@@ -255,7 +255,7 @@ def _list_lengths_read(keys: "set[Key]", loaded: "LoadedModel") -> list[int]:
     return [key.length for key in depths]
 
 
-def _header(plans: Sequence[ModelPlan], settings: Settings, loading: "Loading") -> dict[str, Any]:
+def _make_header(plans: Sequence[ModelPlan], settings: Settings, loading: "Loading") -> dict[str, Any]:
     from ctxext.evaluate.served import engine_versions
 
     hidden = ("token", *(("engine", "engine_arguments") if loading.engine == "transformers" else ()))

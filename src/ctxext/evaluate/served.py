@@ -121,10 +121,10 @@ def check_served(info: CheckpointInfo, lengths: Sequence[int]) -> None:
     row = serving_by_vllm(info.checkpoint)
     if row is not None and row.status == WRONG:
         raise CtxextError(f'vLLM does not serve "{info.name}": {row.remark}.', hint="Evaluate it without --engine.")
-    _overrides(info, max(lengths))
+    _make_overrides(info, max(lengths))
 
 
-def _overrides(info: CheckpointInfo, length: int) -> Mapping[str, Any]:
+def _make_overrides(info: CheckpointInfo, length: int) -> Mapping[str, Any]:
     """Return the changes to config.json for positions up to a length in vLLM."""
     if info.context_length is None or length <= info.context_length:
         return {}
@@ -164,7 +164,7 @@ def load_served(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]) 
             length=max(lengths),
             dtype=engine_dtype(info.checkpoint.config, loading.dtype),
             trust=stage.trust,
-            arguments={**_overrides(info, max(lengths)), **loading.engine_arguments},
+            arguments={**_make_overrides(info, max(lengths)), **loading.engine_arguments},
         )
     row = serving_by_vllm(info.checkpoint)
     remark = row.remark if row is not None and row.status != EXACT else ""

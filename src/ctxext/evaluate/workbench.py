@@ -79,7 +79,7 @@ class Workbench:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         stock = self.stock.model
-        with sealed(), quiet_transformers(), init_empty_weights(include_buffers=False), _no_init_weights():
+        with sealed(), quiet_transformers(), init_empty_weights(include_buffers=False), _skip_init_weights():
             config = AutoConfig.from_pretrained(self.folder, trust_remote_code=has_code)
             if has_code:
                 build, options = AutoModelForCausalLM.from_config, {"trust_remote_code": True}
@@ -87,12 +87,12 @@ class Workbench:
                 # The loaded model may be the text part of a larger model, and then needs the text configuration.
                 build, options = type(stock)._from_config, {}
                 config = config if type(config) is type(stock.config) else config.get_text_config()
-            return build(config, attn_implementation=_attention_of(stock.config), dtype=stock.dtype, **options)
+            return build(config, attn_implementation=_get_attention(stock.config), dtype=stock.dtype, **options)
 
     def _adopt(self, model: Any, rewritten: Sequence[NewTensor]) -> None:
         """Share the loaded model's tensors with another of the same shape, except its inverse frequencies."""
         try:
-            state = self.stock.model.state_dict() | self._tensors_of(model, rewritten)
+            state = self.stock.model.state_dict() | self._compute_tensors(model, rewritten)
             model.load_state_dict(state, assign=True)
         except RuntimeError as error:
             raise CtxextError(
@@ -109,7 +109,7 @@ class Workbench:
                 else:
                     module._buffers[buffer_name] = loaded
 
-    def _tensors_of(self, model: Any, rewritten: Sequence[NewTensor]) -> dict[str, torch.Tensor]:
+    def _compute_tensors(self, model: Any, rewritten: Sequence[NewTensor]) -> dict[str, torch.Tensor]:
         """Compute the tensors that the recipe changes from the source's files, as a conversion does."""
         names, tensors = dict(model.named_parameters()), {}
         for new in rewritten:
@@ -124,14 +124,14 @@ class Workbench:
         return tensors
 
 
-def _no_init_weights() -> Any:
+def _skip_init_weights() -> Any:
     """Skip the initialization of parameters, which have no values yet."""
     # In transformers 5 it is in a separate module.
     place = "initialization" if importlib.util.find_spec("transformers.initialization") else "modeling_utils"
     return importlib.import_module(f"transformers.{place}").no_init_weights()
 
 
-def _attention_of(config: Any) -> dict[str, str]:
+def _get_attention(config: Any) -> dict[str, str]:
     """Return the attention implementation of a loaded model, under an empty name, and of each part."""
     parts = {"": config, **{name: getattr(config, name, None) for name in config.sub_configs}}
     implementations = {name: getattr(part, "_attn_implementation", None) for name, part in parts.items()}

@@ -19,10 +19,10 @@ def findings(report: Report) -> list[str]:
     models = report["models"]
     tasks = tasks_of(report)
     ruler = GROUPS["ruler"] if {*tasks} >= {*GROUPS["ruler"]} else ()
-    sentences = [_retrieval("RULER (13 tasks)", ruler, models)] if ruler else []
-    sentences += [_retrieval(task, (task,), models) for task in tasks if task not in ruler]
-    sentences = [report.get("comparison", {}).get("verdict", ""), *sentences, _long_text(models), _cost(models)]
-    return [sentence for sentence in sentences if sentence]
+    sentences = [_describe_retrieval("RULER (13 tasks)", ruler, models)] if ruler else []
+    sentences += [_describe_retrieval(task, (task,), models) for task in tasks if task not in ruler]
+    verdict = report.get("comparison", {}).get("verdict", "")
+    return [text for text in (verdict, *sentences, _describe_long_text(models), _describe_cost(models)) if text]
 
 
 def pool_cells(cells: Sequence[dict[str, Any]]) -> tuple[float, float, float]:
@@ -37,7 +37,7 @@ def format_percent(share: float) -> str:
     return str(min(99, max(1, value)) if 0 < share < 1 else value)
 
 
-def _retrieval(name: str, tasks: Sequence[str], models: Sequence[dict[str, Any]]) -> str:
+def _describe_retrieval(name: str, tasks: Sequence[str], models: Sequence[dict[str, Any]]) -> str:
     """Describe the scores at the longest length with correct answers, and the best model's weakest depth."""
     by_model = {model["name"]: [cell for cell in model["cells"] if cell["task"] in tasks] for model in models}
     cells = [cell for of_model in by_model.values() for cell in of_model]
@@ -67,7 +67,7 @@ def _retrieval(name: str, tasks: Sequence[str], models: Sequence[dict[str, Any]]
     return f"{sentence}; no correct answers at {longest} tokens." if longest > length else f"{sentence}."
 
 
-def _long_text(models: Sequence[dict[str, Any]]) -> str:
+def _describe_long_text(models: Sequence[dict[str, Any]]) -> str:
     """Describe for each model the change of the loss from the original context length to the end of a long text."""
     changes = []
     for model in models:
@@ -78,7 +78,7 @@ def _long_text(models: Sequence[dict[str, Any]]) -> str:
         beyond = [point for point in measured["curve"] if point["start"] >= measured["length"] / 2]
         if not inside or not beyond:  # A point of the curve may be wider than a short context.
             continue
-        change = _mean_loss(beyond) - _mean_loss(inside)
+        change = _compute_mean_loss(beyond) - _compute_mean_loss(inside)
         note = " (unchanged)" if abs(change) < _SAME_LOSS else ""
         changes.append((change, f"{model['name']} {change:+z.2f}{note}"))
     if not changes:
@@ -92,12 +92,12 @@ def _long_text(models: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def _mean_loss(points: Sequence[dict[str, Any]]) -> float:
+def _compute_mean_loss(points: Sequence[dict[str, Any]]) -> float:
     weights = sum(point["count"] for point in points)
     return float(math.fsum(point["loss"] * point["count"] for point in points) / weights)
 
 
-def _cost(models: Sequence[dict[str, Any]]) -> str:
+def _describe_cost(models: Sequence[dict[str, Any]]) -> str:
     """Describe the loss at the original context length against the source, for each model or as a range."""
     costs = []
     for model in models:

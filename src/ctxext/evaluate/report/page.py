@@ -65,21 +65,21 @@ def render_page(report: Report) -> str:
     environment = Environment(
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined, finalize=_escape
     )
-    environment.filters |= {"safe": _Markup, "full_name": _full_name, "percent": format_percent, "shade": shade}
+    environment.filters |= {"safe": _Markup, "full_name": _format_full_name, "percent": format_percent, "shade": shade}
     environment.filters |= {"hexadecimal": hexadecimal, "ink": ink}
     template = resources.files("ctxext.evaluate.report").joinpath("page.html").read_text(encoding="utf-8")
     return environment.from_string(template).render(
         title=f"Long context: {of}",
         subtitle=f"{settings['samples']} samples per cell, seed {settings['seed']}, transformers"
         f" {versions['transformers']}, torch {versions['torch']}{ran}",
-        summary=_summary(report),
+        summary=_make_summary(report),
         findings=findings(report),
-        tasks=[_task(report, task) for task in tasks_of(report)],
-        perplexity=_perplexity(report),
-        picture=_losses(report),
-        tables=[_longppl(report), _original_length(report), _harness(report)],
-        models=_models(report),
-        settings=_settings(report),
+        tasks=[_make_task(report, task) for task in tasks_of(report)],
+        perplexity=_make_perplexity(report),
+        picture=_draw_losses(report),
+        tables=[_make_longppl(report), _make_original_length(report), _make_harness(report)],
+        models=_make_models(report),
+        settings=_make_settings(report),
         version=versions["ctxext"],
     )
 
@@ -95,12 +95,12 @@ def _escape(value: Any) -> str:
 
 def _with_short_names(report: Report) -> Report:
     """Return a report with short model names, and the full name of each under "whole"."""
-    names = short_names([model["name"] for model in report["models"]])
+    names = shorten_names([model["name"] for model in report["models"]])
     models = [{**model, "name": names[model["name"]], "whole": model["name"]} for model in report["models"]]
     return {**report, "models": models, "names": names}
 
 
-def short_names(names: Sequence[str]) -> dict[str, str]:
+def shorten_names(names: Sequence[str]) -> dict[str, str]:
     """Shorten names to the parts that differ, without the owner, unless all names are short.
 
     A name of only common parts loses just its owner. If two names become equal, all keep their common parts, or also
@@ -120,13 +120,13 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
     return {name: name for name in names}
 
 
-def _full_name(model: Mapping[str, Any]) -> _Markup:
+def _format_full_name(model: Mapping[str, Any]) -> _Markup:
     """Format a short name, with the full name below it if they differ."""
     name, whole = escape(model["name"]), escape(model["whole"])
     return _Markup(f'{name}<br><span class="soft whole">{whole}</span>' if whole != name else name)
 
 
-def _code(text: str) -> _Markup:
+def _format_code(text: str) -> _Markup:
     return _Markup(f"<code>{text}</code>")
 
 
@@ -139,7 +139,7 @@ class _Cell(NamedTuple):
     is_best: bool = False
 
 
-def _summary(report: Report) -> dict[str, Any]:
+def _make_summary(report: Report) -> dict[str, Any]:
     """Return the table of models by prompt length; empty without retrieval tasks."""
     models = [model for model in report["models"] if model["cells"]]
     if not models:
@@ -180,7 +180,7 @@ def _summary(report: Report) -> dict[str, Any]:
     }
 
 
-def _task(report: Report, task: str) -> dict[str, Any]:
+def _make_task(report: Report, task: str) -> dict[str, Any]:
     """Return the section of one task."""
     scores, settings = heat_map(report["models"], task), report["settings"]
     kind = RETRIEVAL_TASKS.get(task)
@@ -200,13 +200,13 @@ def _task(report: Report, task: str) -> dict[str, Any]:
         "description": description,
         "answered": "Each answer was generated" if is_written else kind.scored if kind else "Exact match",
         "depths": ["anywhere" if depth is None else round(100 * depth) for depth in scores.depths],
-        "maps": [(length, _map(scores, length)) for length in scores.lengths],
+        "maps": [(length, _make_map(scores, length)) for length in scores.lengths],
         "effective": "; ".join(effective_lengths),
-        "counts": _counts(scores),
+        "counts": _make_counts(scores),
     }
 
 
-def _map(scores: HeatMap, length: int) -> list[tuple[Any, ...]]:
+def _make_map(scores: HeatMap, length: int) -> list[tuple[Any, ...]]:
     """Return for each model its name, its cells at a length by depth, and its share with the interval."""
     rows = []
     for model in scores.models:
@@ -217,7 +217,7 @@ def _map(scores: HeatMap, length: int) -> list[tuple[Any, ...]]:
     return rows
 
 
-def _counts(scores: HeatMap) -> tables.Table:
+def _make_counts(scores: HeatMap) -> tables.Table:
     rows = [
         [
             name,
@@ -232,15 +232,15 @@ def _counts(scores: HeatMap) -> tables.Table:
     return tables.Table("", ["model", "tokens", "depth", "correct", "share", "95 % interval"], rows)
 
 
-def _models(report: Report) -> tables.Table:
+def _make_models(report: Report) -> tables.Table:
     rows = [
         [
-            _full_name(model),
+            _format_full_name(model),
             model["summary"],
             model["trained_length"],
             model["context_length"],
             f"{model.get('dtype')}, {model.get('attention')}, {model.get('device')}",
-            _code(model["digest"][:12]),
+            _format_code(model["digest"][:12]),
         ]
         for model in report["models"]
     ]
@@ -248,30 +248,30 @@ def _models(report: Report) -> tables.Table:
     return tables.Table("Models", head, rows)
 
 
-def _perplexity(report: Report) -> tables.Table:
+def _make_perplexity(report: Report) -> tables.Table:
     name, lengths, curves = tables.perplexities(report)
     if not curves:
         return tables.Table("", [], [])
     task = TASKS[name]
     kinds = {"lengths": "", **({"sliding": ", sliding"} if "sliding" in curves[0][2] else {})}
     head = ["", "model", "documents", *(f"{length}{note}" for note in kinds.values() for length in lengths)]
-    lines = map(_line, range(len(report["models"])))
+    lines = map(_draw_line, range(len(report["models"])))
     rows = [
         ["" if text else next(lines), f"{model['name']}{text and f', {text}'}", curve["documents"]]
         + [figure for kind in kinds for figure in tables.figures(curve[kind], lengths)]
         for model, text, curve in curves
     ]
-    return tables.Table(task.name.capitalize(), head, rows, f"{task.description}\nText: {_data_name(report)}.")
+    return tables.Table(task.name.capitalize(), head, rows, f"{task.description}\nText: {_get_data_name(report)}.")
 
 
-def _longppl(report: Report) -> tables.Table:
+def _make_longppl(report: Report) -> tables.Table:
     head = ["model", "tokens", "loss, nats per token", "key tokens", "of", "documents"]
     evaluator = report["settings"].get("evaluator")
-    note = f"{LongPerplexity.description}\nEvaluator: {evaluator}. Text: {_data_name(report)}."
+    note = f"{LongPerplexity.description}\nEvaluator: {evaluator}. Text: {_get_data_name(report)}."
     return tables.Table("LongPPL", head, tables.key_token_rows(report), note)
 
 
-def _line(number: int) -> _Markup:
+def _draw_line(number: int) -> _Markup:
     """Draw a line in the colour and dashes of a model's curve."""
     colour, dashes = series_style(number)
     pattern = ",".join(f"{2 * part:g}" for part in dashes)
@@ -282,12 +282,12 @@ def _line(number: int) -> _Markup:
     )
 
 
-def _data_name(report: Report) -> str:
+def _get_data_name(report: Report) -> str:
     data = report["settings"]["data"]
     return data["name"] if isinstance(data, dict) else data or "generated prose of the package"
 
 
-def _original_length(report: Report) -> tables.Table:
+def _make_original_length(report: Report) -> tables.Table:
     rows = []
     for model in report["models"]:
         if measured := model["short"]:
@@ -297,23 +297,23 @@ def _original_length(report: Report) -> tables.Table:
             figures = [measured["length"], f"{measured['perplexity']:.3f}", change]
             rows.append([model["name"], *figures, report["names"].get(against, against)])
     head = ["model", "tokens", "perplexity", "loss against source, nats per token", "source"]
-    note = f"{Short.description} Text: {_data_name(report)}."
+    note = f"{Short.description} Text: {_get_data_name(report)}."
     return tables.Table("At the original context length", head, rows, note)
 
 
-def _harness(report: Report) -> tables.Table:
+def _make_harness(report: Report) -> tables.Table:
     rows = tables.harness_rows(report["models"])
     return tables.Table("lm-evaluation-harness", ["model", "task", "metric", "value"], rows)
 
 
-def _settings(report: Report) -> tables.Table:
+def _make_settings(report: Report) -> tables.Table:
     rows = [[key, value] for key, value in report["settings"].items() if value is not None]
     rows += report["versions"].items()
-    rows += [[f"digest of {model['name']}", _code(model["digest"])] for model in report["models"]]
+    rows += [[f"digest of {model['name']}", _format_code(model["digest"])] for model in report["models"]]
     return tables.Table("Settings", [], rows)
 
 
-def _losses(report: Report) -> dict[str, Any]:
+def _draw_losses(report: Report) -> dict[str, Any]:
     """Draw losses by position in both themes; the browser selects one."""
     curves = [model["perplexity"] for model in report["models"] if model["perplexity"]]
     picture = dict.fromkeys(("light", "dark", "width", "description", "install"), "")

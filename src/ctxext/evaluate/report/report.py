@@ -55,8 +55,8 @@ def effective_lengths(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any] | No
     }
     if len({length for by_length in counts.values() for length in by_length}) < 2:
         return None
-    by_task = {task: _effective({task: by_length}) for task, by_length in counts.items()}
-    over_all = _effective(counts) if len(by_task) > 1 else next(iter(by_task.values()))
+    by_task = {task: _compute_effective({task: by_length}) for task, by_length in counts.items()}
+    over_all = _compute_effective(counts) if len(by_task) > 1 else next(iter(by_task.values()))
     return {"kept": KEPT, **over_all, "tasks": by_task}
 
 
@@ -76,7 +76,7 @@ def _weigh_cells(cells: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     return correct / samples, effective_samples(texts_of(cells))
 
 
-def _effective(counts: Mapping[str, Mapping[int, tuple[float, float]]]) -> dict[str, Any]:
+def _compute_effective(counts: Mapping[str, Mapping[int, tuple[float, float]]]) -> dict[str, Any]:
     """Compute the effective length with its interval, each None below `FLOOR`, and the score at the shortest length."""
     tasks = list(counts.values())
     lengths = sorted(set.intersection(*map(set, tasks)))
@@ -91,13 +91,13 @@ def _effective(counts: Mapping[str, Mapping[int, tuple[float, float]]]) -> dict[
             length: [rng.betavariate(right * worth + 0.5, (1 - right) * worth + 0.5) for right, worth in of_length]
             for length, of_length in by_length.items()
         }
-        draws.append(_longest({length: fmean(shares) for length, shares in drawn.items()}))
+        draws.append(_find_longest({length: fmean(shares) for length, shares in drawn.items()}))
     draws.sort(key=lambda length: length or 0)
     low, high = draws[round(0.025 * _DRAWS)], draws[round(0.975 * _DRAWS) - 1]
-    return {"length": _longest(scores), "low": low, "high": high, "figure": scores[lengths[0]]}
+    return {"length": _find_longest(scores), "low": low, "high": high, "figure": scores[lengths[0]]}
 
 
-def _longest(scores: Mapping[int, float]) -> int | None:
+def _find_longest(scores: Mapping[int, float]) -> int | None:
     shortest, *others = sorted(scores)
     if scores[shortest] < FLOOR:
         return None
@@ -129,10 +129,10 @@ def make_report(header: Record, records: Sequence[Record]) -> Report:
             {
                 **model,
                 **facts,
-                "cells": _cells(header["settings"], measured),
-                "perplexity": _perplexity([record for record in measured if "buckets" in record]),
-                "longppl": _key_tokens([record for record in measured if record["task"] == "longppl"]),
-                "short": _original_length([record for record in measured if record["task"] == "short"]),
+                "cells": _count_cells(header["settings"], measured),
+                "perplexity": _compute_perplexity([record for record in measured if "buckets" in record]),
+                "longppl": _compute_key_tokens([record for record in measured if record["task"] == "longppl"]),
+                "short": _compute_original_length([record for record in measured if record["task"] == "short"]),
                 "harness": next((record["harness"] for record in of_model if "harness" in record), None),
                 "seconds": round(math.fsum(record["seconds"] for record in measured), 3),
             }
@@ -143,7 +143,7 @@ def make_report(header: Record, records: Sequence[Record]) -> Report:
     return {**header, "models": models}
 
 
-def _cells(settings: dict[str, Any], records: Sequence[Record]) -> list[dict[str, Any]]:
+def _count_cells(settings: dict[str, Any], records: Sequence[Record]) -> list[dict[str, Any]]:
     """Count correct answers by task, length and depth."""
     order = {task: number for number, task in enumerate(settings["tasks"])}
     groups: dict[tuple[str, int, float | None], list[Record]] = {}
@@ -177,18 +177,18 @@ def _cells(settings: dict[str, Any], records: Sequence[Record]) -> list[dict[str
     return cells
 
 
-def _perplexity(records: Sequence[Record]) -> dict[str, Any] | None:
+def _compute_perplexity(records: Sequence[Record]) -> dict[str, Any] | None:
     """Compute the loss by position over all documents, and by kind of text if there are several."""
     if not records:
         return None
     texts: dict[str, list[Record]] = {}
     for record in records:
         texts.setdefault(record.get("text", ""), []).append(record)
-    of_all = _curve(records)
-    return {**of_all, "texts": {name: _curve(texts[name]) for name in sorted(texts)}} if any(texts) else of_all
+    of_all = _compute_curve(records)
+    return {**of_all, "texts": {name: _compute_curve(texts[name]) for name in sorted(texts)}} if any(texts) else of_all
 
 
-def _curve(records: Sequence[Record]) -> dict[str, Any]:
+def _compute_curve(records: Sequence[Record]) -> dict[str, Any]:
     """Compute the loss by position over some documents, and the perplexity by length and of sliding windows."""
     records = sorted(records, key=lambda record: (record["task"], record["samples"][0]))
     width = records[0]["width"]
@@ -198,34 +198,34 @@ def _curve(records: Sequence[Record]) -> dict[str, Any]:
         "documents": len(records),
         "length": records[0]["length"],
         "curve": [
-            {"start": number * width, "end": min((number + 1) * width, records[0]["length"]), **_mean(column)}
+            {"start": number * width, "end": min((number + 1) * width, records[0]["length"]), **_compute_mean(column)}
             for number, column in enumerate(columns)
         ],
         "lengths": {
-            length: _mean([record["lengths"][length] for record in records]) for length in records[0]["lengths"]
+            length: _compute_mean([record["lengths"][length] for record in records]) for length in records[0]["lengths"]
         },
     }
     if "sliding" in records[0]:
         perplexity["sliding"] = {
-            length: _mean([record["sliding"][length] for record in records]) for length in records[0]["sliding"]
+            length: _compute_mean([record["sliding"][length] for record in records]) for length in records[0]["sliding"]
         }
     return perplexity
 
 
-def _mean(sums: Any) -> dict[str, Any]:
+def _compute_mean(sums: Any) -> dict[str, Any]:
     total, count = math.fsum(pair[0] for pair in sums), sum(pair[1] for pair in sums)
     loss = total / max(count, 1)
     return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "count": count}
 
 
-def _key_tokens(records: Sequence[Record]) -> dict[str, Any] | None:
+def _compute_key_tokens(records: Sequence[Record]) -> dict[str, Any] | None:
     """Compute the loss on key tokens by length."""
     lengths: dict[int, dict[int, Record]] = {}
     for record in records:
         lengths.setdefault(record["length"], {})[record["samples"][0]] = record
     losses = {}
     for length, by_sample in sorted(lengths.items()):
-        mean = _mean([[record["loss"][0], record["key_tokens"][0]] for record in by_sample.values()])
+        mean = _compute_mean([[record["loss"][0], record["key_tokens"][0]] for record in by_sample.values()])
         if not mean["count"]:
             mean |= {"loss": None, "perplexity": None}
         of = sum(record["of"][0] for record in by_sample.values())
@@ -233,13 +233,13 @@ def _key_tokens(records: Sequence[Record]) -> dict[str, Any] | None:
     return losses or None
 
 
-def _original_length(records: Sequence[Record]) -> dict[str, Any] | None:
+def _compute_original_length(records: Sequence[Record]) -> dict[str, Any] | None:
     """Compute the perplexity at the original context length."""
     records = sorted(records, key=lambda record: record["samples"][0])
     if not records:
         return None
     losses = [record["loss"][0] / record["tokens"][0] for record in records]
-    figures = _mean([[record["loss"][0], record["tokens"][0]] for record in records])
+    figures = _compute_mean([[record["loss"][0], record["tokens"][0]] for record in records])
     return {"length": records[0]["length"], "documents": len(records), **figures, "losses": losses}
 
 

@@ -49,7 +49,7 @@ def score_depths(
         The index of a depth, and for each question whether the answer is correct.
     """
     for depth, ids, logits in _run_all(loaded, questions, set(depths)):
-        yield depth, are_exact(loaded, logits, ids, _num_answers(questions, depth))
+        yield depth, are_exact(loaded, logits, ids, _count_answers(questions, depth))
 
 
 @torch.inference_mode()
@@ -66,7 +66,7 @@ def answer_losses(
         The index of a depth, the mean loss in nats of each answer, and whether each answer is correct.
     """
     for depth, ids, logits in _run_all(loaded, questions, set(range(len(questions[0])))):
-        counts = _num_answers(questions, depth)
+        counts = _count_answers(questions, depth)
         correct = are_exact(loaded, logits, ids, counts)
         scores = logits[:, :-1].float().log_softmax(-1)
         losses = -scores.gather(-1, ids[:, -scores.shape[1] :, None])[..., 0].double()
@@ -93,7 +93,7 @@ def _run_all(
             forget_longer_prompts(loaded.model)
             yield depth, prompts, run(loaded.model, prompts, num_kept)
         else:
-            yield depth, prompts, run_as_written(loaded.model, prompts, _num_answers(questions, depth), num_kept)
+            yield depth, prompts, run_as_written(loaded.model, prompts, _count_answers(questions, depth), num_kept)
 
 
 def tokens_of(questions: Sequence[Sequence[Prompt]]) -> torch.Tensor:
@@ -106,7 +106,7 @@ def count_unshared(questions: Sequence[Sequence[Prompt]]) -> int:
     return max(prompt.num_answer for question in questions for prompt in question) + 1
 
 
-def _num_answers(questions: Sequence[Sequence[Prompt]], depth: int) -> list[int]:
+def _count_answers(questions: Sequence[Sequence[Prompt]], depth: int) -> list[int]:
     return [question[depth].num_answer for question in questions]
 
 

@@ -22,7 +22,7 @@ def are_most_similar(loaded: LoadedModel, questions: Sequence[Question], long_te
         questions: Queries and passages.
         long_texts: The treatment of passages beyond the context length: "cut", "average" or "best".
     """
-    answers, ends = [], (loaded.encoder.start(), loaded.encoder.end())
+    answers, ends = [], (loaded.encoder.get_start_tokens(), loaded.encoder.get_end_tokens())
     last = 1 if long_texts == "cut" else None
     queries = [loaded.pooler.cut(query, *ends) for query, _ in questions]
     read = [[loaded.pooler.chunks(passage, *ends)[:last] for passage in passages] for _, passages in questions]

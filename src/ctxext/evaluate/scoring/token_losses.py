@@ -56,7 +56,7 @@ def token_losses(loaded: LoadedModel, ids: torch.Tensor, *, last: int | None = N
     last = last or ids.shape[1] - 1
     is_read = torch.zeros_like(ids, dtype=torch.bool)
     is_read[:, -last - 1 : -1] = True
-    return _losses_at(loaded, ids, is_read, ids[:, -last:].flatten()).view(len(ids), last)
+    return _measure_losses(loaded, ids, is_read, ids[:, -last:].flatten()).view(len(ids), last)
 
 
 @torch.inference_mode()
@@ -82,12 +82,14 @@ def masked_losses(loaded: LoadedModel, ids: Sequence[int]) -> tuple[torch.Tensor
     losses = torch.zeros(len(text), dtype=torch.float64)
     for chosen in torch.split(is_masked, loaded.rows_that_fit(len(text))):
         seen, targets = torch.where(chosen, tokenizer.mask_token_id, text), text.expand_as(chosen)[chosen]
-        loss = _losses_at(loaded, *(tensor.to(loaded.device) for tensor in (seen, chosen, targets)))
+        loss = _measure_losses(loaded, *(tensor.to(loaded.device) for tensor in (seen, chosen, targets)))
         losses.index_add_(0, chosen.nonzero()[:, 1], loss)
     return losses, is_guessed
 
 
-def _losses_at(loaded: LoadedModel, ids: torch.Tensor, chosen: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def _measure_losses(
+    loaded: LoadedModel, ids: torch.Tensor, chosen: torch.Tensor, targets: torch.Tensor
+) -> torch.Tensor:
     """Compute the losses on targets (n,) at n positions of texts (batch, length), in float64 on the CPU."""
     head = loaded.head
     hidden, places = head.read(ids)[chosen][None], ids[chosen][None]

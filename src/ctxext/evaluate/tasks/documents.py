@@ -102,7 +102,7 @@ class Documents(RetrievalTask):
 
     def pieces(self, rng: random.Random) -> Pieces:
         """Draw the text of one question."""
-        numbers = _document_numbers(random.Random(rng.getrandbits(64)))
+        numbers = _draw_numbers(random.Random(rng.getrandbits(64)))
         gold_numbers = [next(numbers) for _ in range(self.num_needles)]
         if self.questions:
             chosen = self._choose_questions(rng)
@@ -137,7 +137,7 @@ class Documents(RetrievalTask):
             gold, both = random_document(rng, key, gold_numbers[len(golds)])
             golds.append(gold)
             questions.append(both[{"which": 0, "fact": 1, "any": rng.randrange(2)}[self.ask]])
-        return golds, questions, _random_documents(random.Random(rng.getrandbits(64)), nouns)
+        return golds, questions, _draw_documents(random.Random(rng.getrandbits(64)), nouns)
 
     def _choose_questions(self, rng: random.Random) -> list[Question]:
         """Draw questions that only their own gold document answers; fewer if the file has no more."""
@@ -241,14 +241,14 @@ def _parse(path: Path, number: int, line: str) -> Question:
     return Question(record["question"], answers, documents)
 
 
-def _random_documents(rng: random.Random, without: Collection[str]) -> Iterator[Passage]:
+def _draw_documents(rng: random.Random, without: Collection[str]) -> Iterator[Passage]:
     while True:
         key = prose.object_name(rng)
         if key.split()[-1] not in without:
             yield random_document(rng, key, 0)[0]
 
 
-def _document_numbers(rng: random.Random) -> Iterator[int]:
+def _draw_numbers(rng: random.Random) -> Iterator[int]:
     """Yield endless different numbers, first of three digits, then of four, and so on."""
     num_digits = 3
     while True:

@@ -77,33 +77,33 @@ class GraphWalks(RetrievalTask):
 
     def pieces(self, rng: random.Random) -> Pieces:
         """Draw the text of one question."""
-        root = _name(rng)
+        root = _draw_name(rng)
         if rng.random() < 0.5:
             depth = rng.randint(1, self.max_depth)
-            edges, answer = self._search(root, depth, rng)
+            edges, answer = self._draw_search(root, depth, rng)
             closed = {start for start, _ in edges}  # No other edge may begin there.
             operation = f"Perform a BFS from node {root} with depth {depth}."
-            others = _edges(random.Random(rng.getrandbits(64)), targets=sorted({*closed, *answer}))
+            others = _draw_edges(random.Random(rng.getrandbits(64)), targets=sorted({*closed, *answer}))
         else:
-            answer = {_name(rng) for _ in range(rng.randint(1, self.max_nodes))}
-            edges = [*((parent, root) for parent in sorted(answer)), (root, root), (root, _name(rng))]
+            answer = {_draw_name(rng) for _ in range(rng.randint(1, self.max_nodes))}
+            edges = [*((parent, root) for parent in sorted(answer)), (root, root), (root, _draw_name(rng))]
             operation = f"Find the parents of node {root}."
-            others = _edges(random.Random(rng.getrandbits(64)), targets=sorted(answer))
+            others = _draw_edges(random.Random(rng.getrandbits(64)), targets=sorted(answer))
         rng.shuffle(edges)
         question, listed = f"\nOperation:\n{operation}\n{_ANSWER}", sorted(answer)
         return Pieces(
             opening=OPENING,
-            haystack=map(_line, others),
-            needles=tuple(map(_line, edges)),
+            haystack=map(_format_line, others),
+            needles=tuple(map(_format_line, edges)),
             questions=(QuestionText(question, f" [{', '.join(listed)}]", required=tuple(listed)),),
             padding="\n",
         )
 
-    def _search(self, root: str, depth: int, rng: random.Random) -> tuple[list[Edge], set[str]]:
+    def _draw_search(self, root: str, depth: int, rng: random.Random) -> tuple[list[Edge], set[str]]:
         """Draw the edges from a node up to a depth, some of them leading back, and the nodes at exactly that depth."""
         edges, seen, layer = list[Edge](), {root}, [root]
         for _ in range(depth):
-            following = [_name(rng) for _ in range(rng.randint(1, self.max_nodes))]
+            following = [_draw_name(rng) for _ in range(rng.randint(1, self.max_nodes))]
             for node in following:
                 edges.append((rng.choice(layer), node))
             edges.append((rng.choice(layer), rng.choice(sorted(seen))))
@@ -129,11 +129,11 @@ def graphwalks_score(text: str, correct: Collection[str]) -> float:
     return 2 * len(chosen & set(correct)) / total if total else 1.0
 
 
-def _edges(rng: random.Random, targets: list[str]) -> Iterator[Edge]:
+def _draw_edges(rng: random.Random, targets: list[str]) -> Iterator[Edge]:
     """Yield endless different edges from other nodes, a tenth of them to one of the targets."""
-    nodes, known = [_name(rng), _name(rng)], set[Edge]()
+    nodes, known = [_draw_name(rng), _draw_name(rng)], set[Edge]()
     while True:
-        nodes.append(_name(rng))
+        nodes.append(_draw_name(rng))
         target = rng.choice(targets) if rng.random() < 0.1 else rng.choice(nodes[:-1])
         for edge in ((nodes[-1], target), (rng.choice(nodes[:-1]), nodes[-1])):
             if edge not in known:
@@ -141,9 +141,9 @@ def _edges(rng: random.Random, targets: list[str]) -> Iterator[Edge]:
                 yield edge
 
 
-def _name(rng: random.Random) -> str:
+def _draw_name(rng: random.Random) -> str:
     return f"{rng.getrandbits(_NAME_BITS):010x}"
 
 
-def _line(edge: Edge) -> str:
+def _format_line(edge: Edge) -> str:
     return f"{edge[0]} -> {edge[1]}\n"

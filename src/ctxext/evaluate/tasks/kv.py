@@ -39,13 +39,13 @@ class KeyValue(RetrievalTask):
         first, last = next(records), next(records)
         needles = [next(records) for _ in range(self.num_needles)]
         questions = tuple(
-            QuestionText(f' {_record(*last)}}}\n\nKey: "{key}"\nCorresponding value:', f' "{value}')
+            QuestionText(f' {_format_record(*last)}}}\n\nKey: "{key}"\nCorresponding value:', f' "{value}')
             for key, value in needles
         )
         return Pieces(
-            opening=OPENING + "{" + _record(*first) + ",\n",
-            haystack=(f" {_record(*record)},\n" for record in records),
-            needles=tuple(f" {_record(*needle)},\n" for needle in needles),
+            opening=OPENING + "{" + _format_record(*first) + ",\n",
+            haystack=(f" {_format_record(*record)},\n" for record in records),
+            needles=tuple(f" {_format_record(*needle)},\n" for needle in needles),
             questions=questions,
             padding="\n",
             bare_question=f'Key: "{needles[0][0]}"',
@@ -76,5 +76,5 @@ class KeyValue(RetrievalTask):
                 yield key, random_number(rng, 3)
 
 
-def _record(key: str, value: str) -> str:
+def _format_record(key: str, value: str) -> str:
     return f'"{key}": "{value}"'

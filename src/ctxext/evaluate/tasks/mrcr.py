@@ -42,7 +42,7 @@ class CoReference(RetrievalTask):
         """Draw the text of one question."""
         sentences = stream_sentences(self.text, random.Random(rng.getrandbits(64)))
         kind, topic = rng.choice(KINDS), rng.choice(prose.GOODS)
-        texts = [_text(sentences) for _ in range(self.num_texts)]
+        texts = [_join_sentences(sentences) for _ in range(self.num_texts)]
         number = rng.randrange(self.num_texts)
         prefix = "".join(rng.choices(string.ascii_letters + string.digits, k=_PREFIX_LENGTH))
         question = (
@@ -52,8 +52,8 @@ class CoReference(RetrievalTask):
         answer = f"{prefix}{texts[number]}"
         return Pieces(
             opening=OPENING,
-            haystack=_turns(sentences, (kind, topic), random.Random(rng.getrandbits(64))),
-            needles=tuple(_turn(kind, topic, text) for text in texts),
+            haystack=_draw_turns(sentences, (kind, topic), random.Random(rng.getrandbits(64))),
+            needles=tuple(_format_turn(kind, topic, text) for text in texts),
             questions=(QuestionText(question, f" {answer}", (answer,), (prefix,)),),
             places=tuple(sorted(rng.random() for _ in texts)),
         )
@@ -66,20 +66,20 @@ class CoReference(RetrievalTask):
         return SequenceMatcher(None, text.removeprefix(prefix), prompt.answers[0].removeprefix(prefix)).ratio()
 
 
-def _text(sentences: Iterator[str]) -> str:
+def _join_sentences(sentences: Iterator[str]) -> str:
     return "".join(islice(sentences, _NUM_SENTENCES)).strip()
 
 
-def _turn(kind: str, topic: str, text: str) -> str:
+def _format_turn(kind: str, topic: str, text: str) -> str:
     return f"\n\nUser: Write a {kind} about {topic}.\n\nAssistant: {text}"
 
 
-def _turns(sentences: Iterator[str], without: tuple[str, str], rng: random.Random) -> Iterator[str]:
+def _draw_turns(sentences: Iterator[str], without: tuple[str, str], rng: random.Random) -> Iterator[str]:
     """Yield other requests, many of them for the same kind of text or on the same topic."""
     while True:
         chosen = (rng.choice((without[0], rng.choice(KINDS))), rng.choice((without[1], rng.choice(prose.GOODS))))
         if chosen != without:
-            yield _turn(*chosen, _text(sentences))
+            yield _format_turn(*chosen, _join_sentences(sentences))
 
 
 MRCR = tuple(

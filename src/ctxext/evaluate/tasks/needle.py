@@ -68,7 +68,7 @@ class Needle(RetrievalTask):
         values = [random_number(rng, self.num_digits) for _ in keys]
         return Pieces(
             opening=OPENING,
-            haystack=self._haystack(phrasing, keys, random.Random(rng.getrandbits(64))),
+            haystack=self._draw_haystack(phrasing, keys, random.Random(rng.getrandbits(64))),
             needles=tuple(
                 " " + phrasing.fact.format(key=key, value=value) for key, value in zip(keys, values, strict=True)
             ),
@@ -78,7 +78,7 @@ class Needle(RetrievalTask):
             ),
         )
 
-    def _haystack(self, phrasing: Phrasing, keys: Sequence[str], rng: random.Random) -> Iterator[str]:
+    def _draw_haystack(self, phrasing: Phrasing, keys: Sequence[str], rng: random.Random) -> Iterator[str]:
         if self.filler == "prose":
             yield from stream_sentences(self.text, rng)
         for key in prose.different_names(rng, prose.object_name, len(prose.ADJECTIVES) * len(prose.OBJECTS)):

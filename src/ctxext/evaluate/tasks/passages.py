@@ -67,21 +67,21 @@ class Passages(RetrievalTask):
 
     def size(self, pieces: Pieces, encoder: Encoder) -> int:
         """Count the tokens of the longest passage without prose."""
-        around = len(encoder.start()) + len(encoder.end())
-        return around + max(len(encoder.piece(fact)) for fact in pieces.needles)
+        around = len(encoder.get_start_tokens()) + len(encoder.get_end_tokens())
+        return around + max(len(encoder.encode_piece(fact)) for fact in pieces.needles)
 
     def prompts(
         self, pieces: Pieces, encoder: Encoder, length: int, depths: Sequence[float], rng: random.Random
     ) -> list[Prompt]:
         """Build all passages for each depth, each of exactly `length` tokens."""
-        seed, end = rng.getrandbits(64), encoder.end()
+        seed, end = rng.getrandbits(64), encoder.get_end_tokens()
         passages = []
         for fact in pieces.needles:
-            parts = Parts(encoder.start(), [encoder.piece(fact)], [EncodedQuestion([], [], ())])
+            parts = Parts(encoder.get_start_tokens(), [encoder.encode_piece(fact)], [EncodedQuestion([], [], ())])
             text = Pieces("", stream_sentences(self.text, random.Random(seed)), (fact,), ())
             prompts = lay_out(text, parts, encoder, length - len(end), depths, random.Random(seed))
             passages.append([[*prompt.ids, *end] for prompt in prompts])
-        query = (*encoder.document(pieces.questions[0].question), *end)
+        query = (*encoder.encode_document(pieces.questions[0].question), *end)
         return [PassagePrompt(at_depth[0], 0, (), (), at_depth, (query,)) for at_depth in zip(*passages, strict=True)]
 
     def score(
@@ -138,23 +138,23 @@ class Topics(Passages):
 
     def size(self, pieces: Pieces, encoder: Encoder) -> int:
         """Count the tokens of the longest document without prose."""
-        longest = sorted(len(encoder.piece(fact)) for fact in pieces.needles)[-_MOST:]
-        return len(encoder.start()) + len(encoder.end()) + sum(longest)
+        longest = sorted(len(encoder.encode_piece(fact)) for fact in pieces.needles)[-_MOST:]
+        return len(encoder.get_start_tokens()) + len(encoder.get_end_tokens()) + sum(longest)
 
     def prompts(
         self, pieces: Pieces, encoder: Encoder, length: int, depths: Sequence[float], rng: random.Random
     ) -> list[Prompt]:
         """Build all documents for each depth, each of exactly `length` tokens."""
-        end, count = encoder.end(), min(len(depths), _MOST)
+        end, count = encoder.get_end_tokens(), min(len(depths), _MOST)
         documents, queries = [], []
         for first in range(0, _PASSAGES * count, count):
             part = slice(first, first + count)
-            facts = [encoder.piece(fact) for fact in pieces.needles[part]]
-            parts = Parts(encoder.start(), facts, [EncodedQuestion([], [], ())] * count)
+            facts = [encoder.encode_piece(fact) for fact in pieces.needles[part]]
+            parts = Parts(encoder.get_start_tokens(), facts, [EncodedQuestion([], [], ())] * count)
             prose_pieces = Pieces("", stream_sentences(self.text, random.Random(rng.getrandbits(64))), (), ())
             laid = lay_out(prose_pieces, parts, encoder, length - len(end), depths, random.Random(rng.getrandbits(64)))
             documents.append([[*prompt.ids, *end] for prompt in laid])
-            about = [(*encoder.document(text.question), *end) for text in pieces.questions[part]]
+            about = [(*encoder.encode_document(text.question), *end) for text in pieces.questions[part]]
             num_texts = -(-len(depths) // count)
             queries.append([about[number // num_texts] for number in range(len(depths))])
         return [

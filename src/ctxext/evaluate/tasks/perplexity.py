@@ -94,7 +94,7 @@ class Perplexity(DocumentTask):
         if reading.text:
             record["text"] = reading.text
         if stride := reading.stride:
-            num_start = len(reading.encoder.start())
+            num_start = len(reading.encoder.get_start_tokens())
             record["sliding"] = {str(n): losses_in_windows(loaded, ids, num_start, n, stride) for n in reading.lengths}
         return record
 
@@ -124,7 +124,7 @@ class LongPerplexity(DocumentTask):
 
         assert reading.evaluator is not None
         evaluator, window = load_evaluator(reading.evaluator, str(loaded.device)), self.window(reading)
-        chosen = key_tokens(evaluator, ids[:length], window, len(reading.encoder.start()))
+        chosen = key_tokens(evaluator, ids[:length], window, len(reading.encoder.get_start_tokens()))
         loss = float(losses_of(loaded, ids[:length])[chosen - 1].sum())
         return {"loss": [loss], "key_tokens": [len(chosen)], "of": [length - window]}
 
@@ -145,7 +145,7 @@ class PseudoPerplexity(DocumentTask):
         """Read a document at every length, cut and with end tokens, as an encoder reads the text on both sides."""
         from ctxext.evaluate.scoring.token_losses import masked_losses
 
-        end, width = reading.encoder.end(), bucket_width(length)
+        end, width = reading.encoder.get_end_tokens(), bucket_width(length)
         results = {n: masked_losses(loaded, [*ids[: n - len(end)], *end]) for n in reading.lengths}
         losses, is_guessed = results[length]
         parts = [slice(at, at + width) for at in range(0, length, width)]
@@ -173,7 +173,7 @@ class Short(DocumentTask):
         """Read a document once, with end tokens for an encoder."""
         from ctxext.evaluate.scoring.token_losses import losses_of
 
-        end = reading.encoder.end() if reading.kind == "masked" else []
+        end = reading.encoder.get_end_tokens() if reading.kind == "masked" else []
         losses = losses_of(loaded, [*ids[: length - len(end)], *end])
         return {"loss": [float(losses.sum())], "tokens": [len(losses)]}
 

@@ -82,18 +82,18 @@ class Niah(RulerTask):
         return Pieces(
             opening=f"{start} hidden within the following text. Make sure to memorize it. I will quiz you about the "
             f"{kind} afterwards." + ("\n" if gap == " " else ""),
-            haystack=self._units(keys, random.Random(rng.getrandbits(64))),
+            haystack=self._draw_units(keys, random.Random(rng.getrandbits(64))),
             needles=tuple(
-                gap + self._needle(key, value) for key, of_key in zip(keys, by_key, strict=True) for value in of_key
+                gap + self._state(key, value) for key, of_key in zip(keys, by_key, strict=True) for value in of_key
             ),
             questions=(QuestionText(question, f" {', '.join(answers)}.", required=answers),),
             padding="" if gap == " " else "\n",
         )
 
-    def _needle(self, key: str, value: str) -> str:
+    def _state(self, key: str, value: str) -> str:
         return f"One of the special magic {self.values} for {key} is: {value}."
 
-    def _units(self, keys: list[str], rng: random.Random) -> Iterator[str]:
+    def _draw_units(self, keys: list[str], rng: random.Random) -> Iterator[str]:
         if self.haystack == "prose":
             yield from prose.stream_sentences(self.text, rng)
         if self.haystack == "repeat":
@@ -101,7 +101,7 @@ class Niah(RulerTask):
         while True:
             key = _DRAWS[self.keys](rng)
             if key not in keys:
-                yield "\n" + self._needle(key, _DRAWS[self.values](rng))
+                yield "\n" + self._state(key, _DRAWS[self.values](rng))
 
 
 def _draw_different(draw: Callable[[random.Random], str], count: int, rng: random.Random) -> list[str]:
@@ -116,7 +116,7 @@ def _draw_names(rng: random.Random, count: int, num_letters: int, letters: str =
     return _draw_different(lambda rng: "".join(rng.choices(letters, k=num_letters)), count, rng)
 
 
-def _niah(variant: str, answer: str, **settings: Any) -> Niah:
+def _make_niah(variant: str, answer: str, **settings: Any) -> Niah:
     return Niah(name=f"niah-{variant}", description=f"{_DESCRIBED}{answer}.", **settings)
 
 
@@ -140,31 +140,31 @@ class RulerVariables(RulerTask):
     def pieces(self, rng: random.Random) -> Pieces:
         """Draw the text of one question."""
         start = "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n"
-        solved, lines, value = self._chain(rng, num_letters=3)
+        solved, lines, value = self._draw_chain(rng, num_letters=3)
         units = [_NOISE] * _NOISES_OF_EXAMPLE
         for at, line in zip(
             sorted(rng.sample(range(1, len(units)), len(lines)), reverse=True), lines[::-1], strict=True
         ):
             units.insert(at, line)
-        example = f"{start}{''.join(units).strip()}\n{self._question(value)}  {' '.join(solved)}\n\n"
-        names, lines, value = self._chain(rng, num_letters=5)
+        example = f"{start}{''.join(units).strip()}\n{self._ask(value)}  {' '.join(solved)}\n\n"
+        names, lines, value = self._draw_chain(rng, num_letters=5)
         return Pieces(
             opening=f"{example}\n\n{start}{_NOISE.lstrip()}",
             haystack=repeat(_NOISE),
             needles=tuple(lines),
-            questions=(QuestionText(_NOISE + self._question(value), f" {' '.join(names)}", required=tuple(names)),),
+            questions=(QuestionText(_NOISE + self._ask(value), f" {' '.join(names)}", required=tuple(names)),),
             padding="\n",
             places=tuple(sorted(rng.random() for _ in lines)),
-            bare_question=self._question(value).partition(" Answer:")[0].strip(),
+            bare_question=self._ask(value).partition(" Answer:")[0].strip(),
         )
 
-    def _chain(self, rng: random.Random, num_letters: int) -> tuple[list[str], list[str], str]:
+    def _draw_chain(self, rng: random.Random, num_letters: int) -> tuple[list[str], list[str], str]:
         names = _draw_names(rng, self.num_copies + 1, num_letters)
         value = prose.random_number(rng, 5)
         copies = (f" VAR {new} = VAR {old} " for old, new in pairwise(names))
         return names, [f" VAR {names[0]} = {value}", *copies], value
 
-    def _question(self, value: str) -> str:
+    def _ask(self, value: str) -> str:
         return (
             f"\nQuestion: Find all variables that are assigned the value {value} in the text above. Answer: According "
             f"to the chain(s) of variable assignment in the text above, {self.num_copies + 1} variables are assgined "
@@ -207,13 +207,13 @@ class _RulerWords(RulerTask):
         _, words = self.units(random.Random(seed), self.fewest)
         return Pieces(
             opening=opening,
-            haystack=chain(self._longest(seed), repeat("\n")),
+            haystack=chain(self._find_longest(seed), repeat("\n")),
             needles=(),
             questions=(QuestionText(f"\nQuestion: {question}", answer(words), required=tuple(words)),),
             padding="\n",
         )
 
-    def _longest(self, seed: int) -> Iterator[str]:
+    def _find_longest(self, seed: int) -> Iterator[str]:
         """Yield the units of the longest list that fits, computed on demand."""
         best, size = self.units(random.Random(seed), self.fewest)[0], 0
         num_words = max(self.fewest, self.room // 8)
@@ -230,14 +230,14 @@ class _RulerWords(RulerTask):
         parts = encode_parts(self.pieces(random.Random(0)), encoder, answer_room=self.answer_room)
         room = max(0, length - parts.size)
         return dataclasses.replace(
-            self, length=length, room=room, count=lambda units: sum(map(len, encoder.pieces(units)))
+            self, length=length, room=room, count=lambda units: sum(map(len, encoder.encode_pieces(units)))
         )
 
     def size(self, pieces: Pieces, encoder: Encoder) -> int:
         """Count the tokens of a question with the shortest list that has an answer."""
         if self.room > _MOST_TOKENS * self.fewest:
             return super().size(pieces, encoder)
-        units = encoder.pieces([*islice(pieces.haystack, self.fewest)])
+        units = encoder.encode_pieces([*islice(pieces.haystack, self.fewest)])
         return super().size(pieces, encoder) + sum(map(len, units))
 
 
@@ -373,12 +373,12 @@ class RulerTwoHops(RulerQuestions):
     ) -> tuple[list[Passage], list[tuple[str, str]], Iterator[Passage]]:
         """Draw documents about a thing's owner and the owner's home, the question, and other documents."""
         key, person, place = prose.object_name(rng), prose.person_name(rng), rng.choice(prose.PLACES)
-        golds = [Passage(f"The {key}", f"The owner of the {key} is {person}.", is_gold=True), _home(person, place)]
+        golds = [Passage(f"The {key}", f"The owner of the {key} is {person}.", is_gold=True), _make_home(person, place)]
         others = _draw_others(random.Random(rng.getrandbits(64)), key, person)
         return golds, [(f"Where does the owner of the {key} live?", f" {place}")], others
 
 
-def _home(person: str, place: str) -> Passage:
+def _make_home(person: str, place: str) -> Passage:
     return Passage(person, f"{person} lives in {place}.")
 
 
@@ -387,18 +387,18 @@ def _draw_others(rng: random.Random, key: str, person: str) -> Iterator[Passage]
         thing, somebody = prose.object_name(rng), prose.person_name(rng)
         if thing.split()[-1] != key.split()[-1] and somebody != person:
             yield dataclasses.replace(random_document(rng, thing, 0)[0], title=f"The {thing}")
-            yield _home(somebody, rng.choice(prose.PLACES))
+            yield _make_home(somebody, rng.choice(prose.PLACES))
 
 
 _NEEDLES = "a text of nothing but needles"
 RULER: tuple[RetrievalTask, ...] = (
-    _niah("single-1", "a number in a text that repeats itself", haystack="repeat"),
-    _niah("single-2", "a number in prose"),
-    _niah("single-3", "a uuid in prose", values="uuids"),
-    _niah("multikey-1", "one of four numbers in prose", num_keys=4),
-    _niah("multikey-2", f"one number in {_NEEDLES}", haystack="needles"),
-    _niah("multikey-3", f"the uuid of a uuid in {_NEEDLES}", haystack="needles", keys="uuids", values="uuids"),
-    _niah("multivalue", "four numbers of one key in prose", has_depths=False, num_values=4),
-    _niah("multiquery", "the numbers of four keys in prose", has_depths=False, num_queries=4),
+    _make_niah("single-1", "a number in a text that repeats itself", haystack="repeat"),
+    _make_niah("single-2", "a number in prose"),
+    _make_niah("single-3", "a uuid in prose", values="uuids"),
+    _make_niah("multikey-1", "one of four numbers in prose", num_keys=4),
+    _make_niah("multikey-2", f"one number in {_NEEDLES}", haystack="needles"),
+    _make_niah("multikey-3", f"the uuid of a uuid in {_NEEDLES}", haystack="needles", keys="uuids", values="uuids"),
+    _make_niah("multivalue", "four numbers of one key in prose", has_depths=False, num_values=4),
+    _make_niah("multiquery", "the numbers of four keys in prose", has_depths=False, num_queries=4),
     *(RulerVariables(), RulerCommonWords(), RulerFrequentWords(), RulerQuestions(), RulerTwoHops()),
 )
