@@ -143,7 +143,7 @@ def lay_out(
     room = length - parts.size
     if room < 0:
         raise too_short(length, parts.size)
-    # Questions differ by a few tokens. All have the same haystack; shorter questions have more filler behind it.
+    # Questions differ by a few tokens. All have the same haystack; more filler follows it before shorter questions.
     longest = max(ask.size for ask in parts.questions)
     units, rest = _fill(pieces, encoder, room, longest - min(ask.size for ask in parts.questions))
     anywhere = [rng.random() for _ in parts.needles]

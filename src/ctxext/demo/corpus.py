@@ -212,7 +212,7 @@ def _draw_repeats(rng: random.Random, length: int, variety: float) -> Iterator[t
 
 
 def _draw_prose(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
-    """Yield prose alone."""
+    """Yield only prose."""
     for sentence in prose.sentences(rng):
         yield " " + sentence, False
 

@@ -95,7 +95,7 @@ FILLER = " The grass is green. The sky is blue. The sun is yellow. Here we go. T
 
 @dataclass(frozen=True, kw_only=True)
 class PassKey(RetrievalTask):
-    """Find a number in a text that repeats itself.
+    """Find a number in a repetitive text.
 
     The wording is that of Mohtashami and Jaggi, https://arxiv.org/abs/2305.16300.
 
@@ -104,8 +104,8 @@ class PassKey(RetrievalTask):
     """
 
     name: str = "passkey"
-    description: str = "A text that repeats itself contains a pass key. The question at the end is about the pass key."
-    shows: str = "finding a pass key in a text that repeats itself"
+    description: str = "A repetitive text contains a pass key. The question at the end is about the pass key."
+    shows: str = "finding a pass key in a repetitive text"
     num_digits: int = 5
 
     def pieces(self, rng: random.Random) -> Pieces:

@@ -392,7 +392,7 @@ def _draw_others(rng: random.Random, key: str, person: str) -> Iterator[Passage]
 
 _NEEDLES = "a text of nothing but needles"
 RULER: tuple[RetrievalTask, ...] = (
-    _make_niah("single-1", "a number in a text that repeats itself", haystack="repeat"),
+    _make_niah("single-1", "a number in a repetitive text", haystack="repeat"),
     _make_niah("single-2", "a number in prose"),
     _make_niah("single-3", "a uuid in prose", values="uuids"),
     _make_niah("multikey-1", "one of four numbers in prose", num_keys=4),
