@@ -93,7 +93,7 @@ def tiny(checkpoint):
 
 def test_all_is_asked_of_one_copy_of_the_weights(tiny, tmp_path, monkeypatch):
     loaded = []
-    monkeypatch.setattr(Run, "_ask", lambda run, model, work, done: loaded.append(model.model.lm_head.weight))
+    monkeypatch.setattr(Run, "_measure", lambda run, model, work, done: loaded.append(model.model.lm_head.weight))
     report = tiny()
     assert {weight.data_ptr() for weight in loaded} == {loaded[0].data_ptr()}
     assert [row["name"] for row in report["comparison"]["models"]] == [STOCK, "yarn", "self-extend", "table"]
@@ -110,7 +110,7 @@ def test_a_comparison_goes_on_where_it_was(tiny, tmp_path, monkeypatch):
         tiny(out=tmp_path / "out")
     again = tiny(out=tmp_path / "out", resume=True)
     assert [figures(model)[0] for model in again["models"]] == [figures(model)[0] for model in whole["models"]]
-    monkeypatch.setattr(Run, "_ask", None)
+    monkeypatch.setattr(Run, "_measure", None)
     assert tiny(out=tmp_path / "out", resume=True)["comparison"]["verdict"] == again["comparison"]["verdict"]
 
 
@@ -122,7 +122,7 @@ def test_when_the_time_is_up_all_were_asked_the_same_and_the_rest_is_said(tiny, 
     for module in (compare_run, evaluate_run):
         monkeypatch.setattr(module, "time", clock)
     real = Run._measure
-    monkeypatch.setattr(Run, "_ask", lambda *given: rounds.append(given) or real(*given))
+    monkeypatch.setattr(Run, "_measure", lambda *given: rounds.append(given) or real(*given))
     report = tiny(minutes=1)
     counts = {model["name"]: sum(cell["samples"] for cell in model["cells"]) for model in report["models"]}
     assert 0 < min(counts.values()) <= max(counts.values()) < 8
@@ -156,7 +156,7 @@ def slow(monkeypatch):
 def test_what_does_not_fit_is_refused_before_it_is_asked(tiny, slow, monkeypatch, run, checkpoint, tmp_path):
     now, pace = slow
     pace[0] = 0.5
-    monkeypatch.setattr(Run, "_ask", None)
+    monkeypatch.setattr(Run, "_measure", None)
     with pytest.raises(NothingMeasuredError, match=r"and one text for each of 3 models takes about 1\d min"):
         tiny(minutes=2)
     assert now[0] < 60, "some tokens are enough to know"
@@ -168,7 +168,7 @@ def test_what_does_not_fit_is_refused_before_it_is_asked(tiny, slow, monkeypatch
 
 def test_what_fits_is_estimated_first(tiny, slow, monkeypatch):
     told, (now, pace) = [], slow
-    monkeypatch.setattr(Run, "_ask", lambda *given: None)
+    monkeypatch.setattr(Run, "_measure", lambda *given: None)
     pace[0] = 0.02
     tiny(minutes=30, tell=told.append)
     assert told[0].startswith("All of it takes about ")
@@ -195,7 +195,7 @@ def test_a_text_is_read_once_for_all_depths_where_they_share_a_cache(can_share, 
 def test_a_comparison_that_measured_nothing_ends_with_1(run, checkpoint, tmp_path, monkeypatch):
     words = ["--target-length", "1k", "--methods", "yarn", "--task", "passkey", "--lengths", "320", "--samples", "1"]
     assert run("compare", checkpoint, *words, "--out", tmp_path / "out").exit_code == 0
-    monkeypatch.setattr(Run, "_ask", lambda *given: None)
+    monkeypatch.setattr(Run, "_measure", lambda *given: None)
     result = run("compare", checkpoint, *words, "--out", tmp_path / "none")
     assert "Nothing was measured" in result.stdout
     assert result.exit_code == 1

@@ -56,8 +56,8 @@ def test_every_eighth_token_is_masked_at_once(monkeypatch, rows):
 
 @pytest.mark.parametrize(("text", "passes"), [([0, 7, 8, 9, 1], 3), ([0, 1], 1), (TEXT, 8)])
 def test_no_more_passes_than_there_are_tokens_to_guess(monkeypatch, text, passes):
-    seen, real = [], masked._losses_at
-    monkeypatch.setattr(masked, "_losses_at", lambda *given: seen.append(given[1]) or real(*given))
+    seen, real = [], masked._measure_losses
+    monkeypatch.setattr(masked, "_measure_losses", lambda *given: seen.append(given[1]) or real(*given))
     losses, is_guessed = masked.masked_losses(loaded_with(bert()), text)
     assert torch.cat(seen).shape == (passes, len(text))
     assert (losses > 0).tolist() == is_guessed.tolist()

@@ -39,9 +39,11 @@ def refusal(result):
 
 
 def test_the_same_questions_and_cells_as_the_checkpoint(demo, tmp_path, monkeypatch):
-    asked, greedy = [], LoadedModel._greedy
+    asked, greedy = [], LoadedModel._generate_greedily
     monkeypatch.setattr(
-        LoadedModel, "_greedy", lambda loaded, ids, size: asked.extend(ids.tolist()) or greedy(loaded, ids, size)
+        LoadedModel,
+        "_generate_greedily",
+        lambda loaded, ids, size: asked.extend(ids.tolist()) or greedy(loaded, ids, size),
     )
     settings = Settings(tasks=("needle", "kv"), lengths=(256,), depths=(1.0,), samples=1)
     report = evaluate([demo], settings, loading=LLAMA, out=tmp_path / "out")
