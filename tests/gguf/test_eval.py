@@ -39,10 +39,10 @@ def refusal(result):
 
 
 def test_the_same_questions_and_cells_as_the_checkpoint(demo, tmp_path, monkeypatch):
-    asked, greedy = [], LoadedModel._generate_greedily
+    asked, greedy = [], LoadedModel._decode
     monkeypatch.setattr(
         LoadedModel,
-        "_generate_greedily",
+        "_decode",
         lambda loaded, ids, size: asked.extend(ids.tolist()) or greedy(loaded, ids, size),
     )
     settings = Settings(tasks=("needle", "kv"), lengths=(256,), depths=(1.0,), samples=1)

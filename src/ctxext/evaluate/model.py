@@ -203,7 +203,7 @@ class LoadedModel:
             for size, group in groupby(by_size, key=lambda row: prompts[row].num_answer):
                 rows = list(group)
                 ids = torch.tensor([prompts[row].ids[:-size] for row in rows], device=self.device)
-                for row, new in zip(rows, self._generate_greedily(ids, size), strict=True):
+                for row, new in zip(rows, self._decode(ids, size), strict=True):
                     written[row] = new
             yield depth, written
 
@@ -214,7 +214,7 @@ class LoadedModel:
         return tuple(end) if isinstance(end, list) else () if end is None else (end,)
 
     @torch.inference_mode()
-    def _generate_greedily(self, ids: torch.Tensor, num_new: int) -> list[list[int]]:
+    def _decode(self, ids: torch.Tensor, num_new: int) -> list[list[int]]:
         from transformers import GenerationConfig
 
         config = self.model.generation_config
