@@ -55,7 +55,7 @@ def test_converted_models_beside_their_source(run, checkpoint, tmp_path):
     assert beside["name"] == "tiny", "its source is read for comparison without being named"
     assert beside["cells"] == []
     assert stretched["short"]["against"]["model"] == "tiny"
-    assert "last half of the text: stretched" in result.stdout
+    assert "original context length: stretched" in result.stdout
     assert "against the source: stretched" in result.stdout
 
 
@@ -82,7 +82,7 @@ BAD = {
     "empty haystack": (["--haystack", "empty.txt"], None, 'The haystack "empty.txt" is empty'),
     "no haystack": (["--haystack", "missing.txt"], None, "cannot be read"),
     "no tokenizer": (PASSKEY, no_tokenizer, "has no tokenizer"),
-    "not a number": (PASSKEY, not_a_number, "logits that are not numbers"),
+    "not a number": (PASSKEY, not_a_number, "NaN or infinite logits"),
     "no weights": (PASSKEY, no_weights, "cannot be loaded"),
     "broken documents": (
         ["--task", "documents", "--documents", "broken.jsonl"],

@@ -202,7 +202,7 @@ def test_command_line(run, tmp_path):
     assert stub_vllm.made[0].options["tensor_parallel_size"] == 1
     assert "is not a JSON object" in error_of(run("eval", "demo", "--engine", "vllm", "--engine-args", "[1]"))
     assert 'Unknown engine "sglang"' in error_of(run("eval", "demo", "--engine", "sglang"))
-    assert "Name it with --engine vllm" in error_of(run("eval", "demo", "--engine-args", '{"seed": 1}'))
+    assert "Add --engine vllm" in error_of(run("eval", "demo", "--engine-args", '{"seed": 1}'))
 
 
 def test_without_it_one_line_and_a_hint(monkeypatch, run):

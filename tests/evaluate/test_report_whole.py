@@ -285,7 +285,7 @@ def test_the_other_tables_of_the_page():
     expected = [f"{e**2.5:.2f}", None, f"{e ** (19 / 6):.2f}", f"{e:.2f}"]
     for number, row in enumerate(rows):
         assert row[1:] == [NAMES[number], "2", expected[0], f"{e ** (1 + number):.2f}", *expected[2:]]
-    assert "moves on by 64 tokens" in section(page, "Perplexity")
+    assert "with a stride of 64 tokens" in section(page, "Perplexity")
     head, *rows = shown(section(page, "At the original context length"))
     assert rows == [
         ["stock", "512", f"{e ** (750 / 350):.3f}", "–", "–"],

@@ -33,7 +33,7 @@ from ctxext.evaluate.tasks.retrieval import make_questions, num_questions
     ("choices", "message"),
     [
         ({"depths": ()}, "--depths is empty"),
-        ({"depths": (-0.01,)}, "A depth is a share"),
+        ({"depths": (-0.01,)}, "not between 0 and 100 %"),
         *(({name: 0}, f"{name} must be at least 1") for name in ("samples", "num_needles", "stride", "batch_size")),
         ({"kv_ids": "words"}, "Unknown --kv-ids"),
     ],
@@ -342,7 +342,7 @@ def test_each_model_is_asked_at_its_lengths_or_beyond_at_those_of_all(planned):
 
 
 def test_only_who_allows_it_asks_beyond_a_context_length(planned):
-    with pytest.raises(CtxextError, match='"first" reads 1024 tokens, but a length of 2048'):
+    with pytest.raises(CtxextError, match='"first" supports 1024 tokens, but a prompt length is 2048'):
         planned(Loading(), lengths=(2048,))
     assert planned(Loading(), lengths=(2048,), allow_beyond=True)[0] == {"first": (2048,), "second": (2048,)}
 
@@ -515,7 +515,7 @@ def test_positions_that_an_engine_is_given(tmp_path):
         rotary(tmp_path, rope_parameters=yarn, rope_scaling=yarn),
         SimpleNamespace(**{**vars(one), "has_table": True}),
     ):
-        with pytest.raises(CtxextError, match="has positions for 128 tokens"):
+        with pytest.raises(CtxextError, match="supports only 128 tokens"):
             served.check_served(other, (64, 129))
         served.check_served(other, (64, 128))
     assert served._make_overrides(SimpleNamespace(**{**vars(one), "context_length": None}), 999) == {}
