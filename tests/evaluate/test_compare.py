@@ -273,7 +273,7 @@ def test_stock_mpt_is_not_asked_beyond_the_biases_that_it_computes(tmp_path):
     source = tiny_encodings.save_tokenizer(tiny_encodings.save("mpt", tmp_path / "mpt", more={"max_seq_len": 128}))
     report = compare(str(source), target_length=256, methods=("ntk-alibi",), tasks=("perplexity",), samples=2)
     assert [model["lengths"] for model in report["models"]] == [[128], [128, 256]]
-    with pytest.raises(CtxextError, match="reads 128 tokens"):
+    with pytest.raises(CtxextError, match="supports 128 tokens"):
         evaluate(str(source), Settings(tasks=("perplexity",), lengths=(256,), allow_beyond=True))
 
 

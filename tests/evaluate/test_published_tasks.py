@@ -284,7 +284,7 @@ def test_groups_are_their_tasks_and_help_names_groups():
     assert "mrcr" in NAMES
     assert "niah-single-1" not in NAMES
     assert Settings(tasks=("needle",), filler="same").retrieval_tasks() == [Needle(filler="same")]
-    with pytest.raises(CtxextError, match='no filler "other"'):
+    with pytest.raises(CtxextError, match='Unknown --filler "other"'):
         Settings(filler="other")
     with pytest.raises(CtxextError, match="cannot be combined with --haystack"):
         Settings(filler="same", haystack=Path("book.txt"))

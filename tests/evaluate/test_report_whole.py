@@ -187,7 +187,7 @@ def test_sentences_of_the_whole():
 @pytest.mark.parametrize(
     ("losses", "figures"),
     [
-        ([9.0, 1.0, 1.0, 1.02], "+0.01 (unchanged)"),
+        ([9.0, 1.0, 1.0, 1.02], "+0.01 (unchanged)."),
         ([9.0, 2.0, 1.0, 1.5], "-0.75."),
         ([9.0, 1.0, 2.0, 1.5], "+0.75."),
     ],
@@ -196,7 +196,7 @@ def test_what_the_second_half_of_a_text_does(losses, figures):
     """Of a text twice as long as the context; of a shorter one nothing is said."""
     buckets = [[loss * 256, 256] for loss in losses]
     (sentence,) = findings_of(buckets)
-    assert sentence.endswith(f": stock {figures} nats per token.")
+    assert sentence.endswith(f": stock {figures}")
     assert findings_of(buckets, length=1023) == []
 
 

@@ -155,7 +155,7 @@ def test_modules_that_need_more_are_refused_by_name(tmp_path, monkeypatch):
     with pytest.raises(CtxextError, match=r"needs modules of sentence-transformers: .*Dense"):
         open_pooler(*open_infos([str(folder)]))
     (folder / "modules.json").write_text(json.dumps([{"type": "mine.Transformer", "path": ""}]))
-    with pytest.raises(CtxextError, match=r"mine\.Transformer, which is no part"):
+    with pytest.raises(CtxextError, match=r"mine\.Transformer, which does not belong"):
         open_pooler(*open_infos([str(folder)]))
 
 

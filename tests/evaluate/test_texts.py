@@ -21,13 +21,13 @@ from hand_made import make_tokenizer
 class Letters:
     """An encoder to which every letter is a token, and which begins every document with two of its own."""
 
-    def start(self):
+    def get_start_tokens(self):
         return [0, 1]
 
-    def document(self, text):
+    def encode_document(self, text):
         return [0, 1, *map(ord, text)]
 
-    def pieces(self, given):
+    def encode_pieces(self, given):
         return [[*map(ord, text)] for text in given]
 
 

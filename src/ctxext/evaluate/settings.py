@@ -105,7 +105,7 @@ class Settings:
             if place is not None:
                 check_place(place)
         if not self.depths:
-            raise CtxextError("--depths is empty.", hint="Add at least one depth.")
+            raise CtxextError("--depths is empty.", hint="Add at least one depth with --depths.")
         if any(not 0 <= depth <= 1 for depth in self.depths):
             raise CtxextError("A depth is not between 0 and 100 %.", hint="For example: --depths 0,50,100.")
         if self.kv_ids not in ("uuid", "number"):
