@@ -227,7 +227,7 @@ def test_greedy_decoding_takes_none_of_the_checkpoint_s_settings_but_its_tokens(
     assert asked["settings"] is not settings_before
     assert writer.generation_config is settings_before
     logits[0, 1] = torch.nan
-    with pytest.raises(CtxextError, match="not numbers"):
+    with pytest.raises(CtxextError, match="NaN or infinite"):
         loaded_with(writer)._decode(tokens(2, 6), 2)
 
 
