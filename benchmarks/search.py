@@ -44,7 +44,7 @@ def clock() -> float:
 
 def in_place(bench: Workbench, eval_set: EvalSet, recipe: Recipe) -> Measurement:
     """Measure a recipe as a search does, on the loaded model."""
-    return measure(bench.apply(bench.prepared(recipe)), eval_set)
+    return measure(bench.apply(bench.prepare(recipe)), eval_set)
 
 
 def converted(eval_set: EvalSet, recipe: Recipe, place: Path) -> Measurement:

@@ -148,14 +148,14 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "evaluate/tasks/documents.py",
-        "if one is not own\n",
-        "if one is own\n",
+        "if question is not source\n",
+        "if question is source\n",
         ("tests/evaluate/test_several_questions.py::test_each_question_is_answered_by_one_place_at_its_depth",),
     ),
     (
         "data/prompt.py",
-        "prompts.append(Prompt(ids, len(ask.answer), ask.answers, ask.wanted))",
-        "prompts.append(Prompt(ids, len(ask.answer), parts.asks[0].answers, ask.wanted))",
+        "prompts.append(Prompt(ids, len(ask.answer), ask.answers, ask.required))",
+        "prompts.append(Prompt(ids, len(ask.answer), parts.questions[0].answers, ask.required))",
         ("tests/evaluate/test_several_questions.py::test_every_question_has_its_own_answers",),
     ),
     (
@@ -384,8 +384,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "evaluate/served.py",
-        "    _overrides(info, max(lengths))\n\n",
-        "    _overrides(info, min(lengths))\n\n",
+        "    _make_overrides(info, max(lengths))\n\n",
+        "    _make_overrides(info, min(lengths))\n\n",
         ("tests/evaluate/test_engine.py::test_the_longest_length_decides_what_it_has_positions_for",),
     ),
     (
@@ -420,8 +420,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "evaluate/report/findings.py",
-        "percent(shares[rest[-1]][0]), percent(shares[rest[0]][0])",
-        "percent(shares[rest[0]][0]), percent(shares[rest[-1]][0])",
+        "format_percent(shares[rest[-1]][0]), format_percent(shares[rest[0]][0])",
+        "format_percent(shares[rest[0]][0]), format_percent(shares[rest[-1]][0])",
         ("tests/evaluate/test_report_whole.py::test_many_models_are_told_by_their_ends",),
     ),
     (
@@ -432,7 +432,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "evaluate/report/report.py",
-        'if source["length"] == short["length"]:',
+        'if source["length"] == measured["length"]:',
         "if source:",
         ("tests/evaluate/test_report_whole.py::test_the_cost_is_told_against_the_source_at_the_same_length_alone",),
     ),
@@ -516,7 +516,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "evaluate/report/page.py",
-        'against = short["against"]["model"] if change else "–"',
+        'against = measured["against"]["model"] if change else "–"',
         'against = model["name"] if change else "–"',
         ("tests/evaluate/test_report_whole.py::test_the_other_tables_of_the_page",),
     ),
@@ -851,7 +851,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "data/encoding.py",
-        "return self._continued(left + right) == self._continued(left) + self._continued(right)",
+        "return self._encode_rest(left + right) == self._encode_rest(left) + self._encode_rest(right)",
         "return True",
         ("tests/evaluate/test_prompt.py::test_a_cut_that_would_change_tokens_is_not_made",),
     ),

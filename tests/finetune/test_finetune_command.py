@@ -101,7 +101,7 @@ def test_an_evaluation_that_fails_leaves_the_training(base, data, tmp_path, monk
     ("words", "message"),
     [
         (("--data", "nowhere.txt"), "There is no file"),
-        (("--data", "nowhere"), "neither a file nor a data set"),
+        (("--data", "nowhere"), "neither a file nor an accessible data set"),
         ((), "--data is missing"),
         # It does not fit into the 32 tokens that this base was trained on.
         (("--data", "{data}", "--eval", "needle"), 'task "needle" needs at least'),

@@ -196,9 +196,9 @@ def test_a_folder_gives_its_training_split(tmp_path, tokenizer):
     assert {document.ids[0] for document in documents_of(tokenizer, folder)} == {5}
     assert {document.ids[0] for document in documents_of(tokenizer, folder, split="test")} == {6}
     (folder / "train.jsonl").unlink()
-    with pytest.raises(CtxextError, match='no split "train"; it has: test') as caught:
+    with pytest.raises(CtxextError, match=r'no split "train"\. Splits: test') as caught:
         list(documents_of(tokenizer, folder))
-    assert caught.value.hint == "Name one: --split test"
+    assert caught.value.hint == "Choose one: --split test"
 
 
 def test_a_page_named_test_is_not_all_that_a_folder_gives(tmp_path, tokenizer):

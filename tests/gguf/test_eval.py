@@ -39,9 +39,11 @@ def refusal(result):
 
 
 def test_the_same_questions_and_cells_as_the_checkpoint(demo, tmp_path, monkeypatch):
-    asked, greedy = [], LoadedModel._greedy
+    asked, greedy = [], LoadedModel._decode
     monkeypatch.setattr(
-        LoadedModel, "_greedy", lambda loaded, ids, size: asked.extend(ids.tolist()) or greedy(loaded, ids, size)
+        LoadedModel,
+        "_decode",
+        lambda loaded, ids, size: asked.extend(ids.tolist()) or greedy(loaded, ids, size),
     )
     settings = Settings(tasks=("needle", "kv"), lengths=(256,), depths=(1.0,), samples=1)
     report = evaluate([demo], settings, loading=LLAMA, out=tmp_path / "out")
@@ -60,18 +62,18 @@ def test_the_same_questions_and_cells_as_the_checkpoint(demo, tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("demo.gguf",), "is a GGUF file, which llama.cpp runs. Add --engine llama.cpp"),
+        (("demo.gguf",), "is a GGUF file, which needs llama.cpp. Add --engine llama.cpp"),
         (("demo", "--engine", "llama.cpp"), '"demo" is none'),
         (
             ("demo.gguf", "--engine", "llama.cpp", "--task", "needle,short"),
-            "short cannot be measured through llama.cpp",
+            "llama.cpp only generates answers: it cannot measure short",
         ),
         (("demo.gguf", "--engine", "llama.cpp", "--lengths", "1k"), "reads 512 tokens"),
-        (("demo.gguf", "--engine", "llama.cpp", "--lengths", "1k", "--allow-beyond"), "512 tokens, and none beyond"),
-        (("demo.gguf", "--engine", "llama.cpp", "--harness", "ruler-6"), "does not go through --engine"),
+        (("demo.gguf", "--engine", "llama.cpp", "--lengths", "1k", "--allow-beyond"), "supports only 512 tokens"),
+        (("demo.gguf", "--engine", "llama.cpp", "--harness", "ruler-6"), "cannot be combined with --engine"),
         (("demo.gguf", "--engine", "llama.cpp", "--device", "cpu"), "llama.cpp chooses device"),
         (("none.gguf", "--engine", "llama.cpp"), "There is no file"),
-        (("demo.gguf", "./demo.gguf", "--engine", "llama.cpp"), "is named twice"),
+        (("demo.gguf", "./demo.gguf", "--engine", "llama.cpp"), "is listed twice"),
         (
             ("demo.gguf", "--engine", "llama.cpp", "--lengths", "256", "--engine-args", '{"colour": 1}'),
             'does not accept 1 for "colour"',

@@ -430,7 +430,7 @@ def test_what_others_are_compared_with_is_asked_more(is_start, short, loss, stop
         return measured()
 
     monkeypatch.setattr(study, "measure", measure)
-    bench = SimpleNamespace(prepared=lambda recipe: recipe, apply=lambda recipe: recipe.summary())
+    bench = SimpleNamespace(prepare=lambda recipe: recipe, apply=lambda recipe: recipe.summary())
     space = SimpleNamespace(recipe=lambda parameters: Recipe([Ntk(factor=parameters["factor"])]))
     standing = Standing("", points=[point(0, 0.5, 0.015)])
     study._try_recipe(ground_of(bench), space, {"factor": 3}, standing, is_start, lambda: looked.append(1))

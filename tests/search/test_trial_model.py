@@ -107,9 +107,9 @@ def check_applied(model_type, tmp_path, tenth=None):
         wanted = converted(source, tmp_path / name, recipe)
         if wanted is None:
             with pytest.raises(CtxextError):
-                bench.apply(bench.prepared(recipe))
+                bench.apply(bench.prepare(recipe))
             continue
-        applied = logits(bench.apply(bench.prepared(recipe)).model)
+        applied = logits(bench.apply(bench.prepare(recipe)).model)
         assert same(applied, wanted), name
         num_carried += 1
         changed += not same(applied, before)
@@ -138,7 +138,7 @@ def test_16_bit_models_keep_their_frequencies_in_32(tmp_path):
 
 def test_a_calibrated_order_is_the_one_that_converting_measures(bench, source, tmp_path):
     recipe = Recipe([Yarn(factor=4), MsPoE(head_order="calibrated", first_layer=0, ratio_max=3.0)])
-    prepared = bench.prepared(recipe)
+    prepared = bench.prepare(recipe)
     assert prepared.steps[-1].ranks is not None
     done = convert(str(source), tmp_path / "out", recipe, check=False)
     assert prepared.to_dict() == done.plan.recipe.to_dict()
@@ -150,5 +150,5 @@ def test_a_model_with_other_weights_than_its_family_is_refused(tmp_path):
     source = tiny_models.save("llama", tmp_path / "source")
     bench = workbench(source, tmp_path)
     del bench.stock.model.model.layers[0].mlp.up_proj
-    with pytest.raises(CtxextError, match="cannot be tried"):
+    with pytest.raises(CtxextError, match="cannot be applied"):
         bench.apply(Recipe([Yarn(factor=4)]))

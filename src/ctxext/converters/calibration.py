@@ -20,7 +20,7 @@ from ctxext.checkpoint.loading import (
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters.options import ConvertOptions
 from ctxext.converters.plan import make_plan
-from ctxext.data.encoding import open_tokenizer, tokenized
+from ctxext.data.encoding import open_tokenizer, tokenize
 from ctxext.errors import CtxextError
 from ctxext.files import strict
 from ctxext.files.content import Progress
@@ -131,7 +131,7 @@ def head_scores(
 
     stage = f"calibrating the head order ({model.device.type}, {str(model.dtype).removeprefix('torch.')})"
     most = _NUM_SEQUENCES * min(trained_length, _MAX_LENGTH)
-    ids = tokenized(tokenizer, text[: _CHARACTERS_PER_TOKEN * most], return_tensors="pt")[0]
+    ids = tokenize(tokenizer, text[: _CHARACTERS_PER_TOKEN * most], return_tensors="pt")[0]
     length = min(trained_length, _MAX_LENGTH, len(ids) // _NUM_SEQUENCES)
     if length < _MIN_LENGTH:
         raise CtxextError(

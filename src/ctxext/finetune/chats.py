@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ctxext.data.chat_template import rendered, rendered_answers
+from ctxext.data.chat_template import render_answers, render_chat
 from ctxext.errors import CtxextError
 
 Record = Mapping[str, Any]
@@ -292,7 +292,7 @@ class ChatReader:
 
     def _renders(self, messages: Messages) -> bool:
         try:
-            return self._has_template and _OTHER in rendered(self.tokenizer, messages)
+            return self._has_template and _OTHER in render_chat(self.tokenizer, messages)
         except CtxextError:
             return False
 
@@ -324,7 +324,7 @@ class ChatReader:
             raise BadRecord(f"cannot be rendered with the chat template: {reason[0] if reason else ''}") from error
 
     def _split(self, messages: Messages, more: Record, learned: Sequence[int]) -> list[tuple[str, bool]]:
-        text, marked = rendered_answers(self.tokenizer, self._adapt_content(messages), **more)
+        text, marked = render_answers(self.tokenizer, self._adapt_content(messages), **more)
         missing = [name for name, partial in _PARTIAL.items() if self._omits(text, (messages, more), partial)]
         if "calls of tools" in missing:
             # An answer that only calls tools is rendered as nothing.
@@ -351,7 +351,7 @@ class ChatReader:
         return [{**message, _CONTENT: _make_parts(message[_CONTENT])} for message in messages]
 
     def _render(self, messages: Messages, more: Record, **others: Any) -> str:
-        return rendered(self.tokenizer, self._adapt_content(messages), **more, **others)
+        return render_chat(self.tokenizer, self._adapt_content(messages), **more, **others)
 
     def _omits(
         self,
@@ -376,7 +376,7 @@ class ChatReader:
         spans, done = {}, 0
         for number in answers:
             # Add the start of the next answer, because some templates also mark the end of the text.
-            part = rendered_answers(
+            part = render_answers(
                 self.tokenizer, self._adapt_content(messages[: number + 1]), **more, add_generation_prompt=True
             )
             end = len(part[1]) if number < answers[-1] else len(marked)

@@ -306,16 +306,16 @@ class Documents:
             BadRecord: The record has nothing to learn.
         """
         if TEXT in record:
-            return Document(self._encoder.document(record[TEXT]))
+            return Document(self._encoder.encode_document(record[TEXT]))
         tokenizer = self._encoder.tokenizer
         is_chat = MESSAGES in record and (PROMPT not in record or bool(getattr(tokenizer, "chat_template", None)))
         parts = self.chats.split(record) if is_chat else [(record[PROMPT], False), (record[COMPLETION], True)]
         # The end token is learned with the answer: without it, a model does not learn to stop.
         end = [] if is_chat or tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        ids = [] if is_chat else self._encoder.start()
+        ids = [] if is_chat else self._encoder.get_start_tokens()
         marks = [False] * len(ids)
         for text, is_answer in parts:
-            tokens = [*self._encoder.piece(text), *(end if is_answer else [])]
+            tokens = [*self._encoder.encode_piece(text), *(end if is_answer else [])]
             ids = ids + tokens
             marks += [is_answer] * len(tokens)
         return Document(ids, marks if self._options.learn == "answers" else None)

@@ -211,7 +211,7 @@ def run_gradient_search(ground: Ground) -> Standing:
         measurement = measure(bench.apply(recipe), ground.eval_set)
         trials.append(Trial(len(trials), published, recipe, measurement, "", time.monotonic() - began))
 
-    add(bench.prepared(Recipe([Yarn(factor=options.target_length / bench.plain.rotary.trained_length)])), "yarn")
+    add(bench.prepare(Recipe([Yarn(factor=options.target_length / bench.plain.rotary.trained_length)])), "yarn")
     reserve = 0.0
     if math.isfinite(ground.end):
         each = trials[0].seconds + 2 * ground.stock_seconds

@@ -166,7 +166,7 @@ def _check_time(
     """
     if math.isinf(end):
         return
-    from ctxext.evaluate.run import cost_of, in_words
+    from ctxext.evaluate.run import cost_of, format_duration
 
     documents, length = trial_set.documents.shape
     texts = trial_set.num_questions * (1 if stock.can_share else trial_set.num_depths)
@@ -177,7 +177,7 @@ def _check_time(
     if 2 * each > left:
         raise NothingMeasuredError(
             f"{options.minutes or DEFAULT_MINUTES:g} minutes are too short: the unmodified model and one recipe take "
-            f"about {in_words(2 * each)}, and {in_words(max(0.0, left))} are left after loading.",
+            f"about {format_duration(2 * each)}, and {format_duration(max(0.0, left))} are left after loading.",
             hint="Raise --minutes, or measure less: --samples 4, shorter --lengths.",
         )
 

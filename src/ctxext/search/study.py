@@ -481,7 +481,7 @@ def _try_recipe(
         return is_hopeless(measurement, ground.stock, standing.points, ground.options.keep_short)
 
     try:
-        recipe = ground.bench.prepared(space.recipe(parameters))
+        recipe = ground.bench.prepare(space.recipe(parameters))
         earlier = next((done for done in standing.trials if done.recipe and done.recipe.steps == recipe.steps), None)
         if earlier is not None:
             return recipe, earlier.measurement, ""
