@@ -3,7 +3,7 @@
 Any function may raise it for an input that it refuses; docstrings repeat this only in the public Python API.
 """
 
-from ctxext.redaction import redacted
+from ctxext.redaction import redact
 
 
 class CtxextError(Exception):
@@ -15,7 +15,7 @@ class CtxextError(Exception):
     """
 
     def __init__(self, message: str, hint: str = "") -> None:
-        self.message, self.hint = redacted(message), redacted(hint)
+        self.message, self.hint = redact(message), redact(hint)
         super().__init__(self.message)
 
 

@@ -43,7 +43,7 @@ def remember_arguments(words: Sequence[str]) -> None:
             remember(word.partition("=")[2].strip())
 
 
-def redacted(text: str) -> str:
+def redact(text: str) -> str:
     """Return a text without anything that is, or looks like, a token or the password of a URL."""
     for secret in sorted(_given, key=len, reverse=True):
         text = text.replace(secret, "…")
@@ -69,7 +69,7 @@ class RedactedStream:
 
     def write(self, text: str) -> Any:
         """Write a text without its secrets; the pieces between terminal styles are redacted separately."""
-        return self.stream.write("".join(map(redacted, _STYLE.split(text))))
+        return self.stream.write("".join(map(redact, _STYLE.split(text))))
 
     def writelines(self, lines: Sequence[str]) -> None:
         """Write several texts."""

@@ -157,7 +157,7 @@ def test_a_stopped_search_is_not_told_to_start_again(monkeypatch, run, tmp_path)
         told[0]()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ctxext.cli.search.answered_at_once", at_once)
+    monkeypatch.setattr("ctxext.cli.search.exit_on_interrupt", at_once)
     monkeypatch.setattr("ctxext.cli.search.search", stopped)
     words = ["search", "demo", str(out), "--target-length", "2k", "--trials", "3"]
     monkeypatch.setattr(sys, "argv", ["ctxext", *words, "--overwrite"])

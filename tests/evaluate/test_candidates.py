@@ -4,7 +4,7 @@ import pytest
 
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.methods import build_recipe
-from ctxext.compare.candidates import DEFAULTS, CompareOptions, candidates_of, doubled
+from ctxext.compare.candidates import DEFAULTS, CompareOptions, candidates_of, double_lengths
 from ctxext.errors import CtxextError
 from ctxext.methods import MsPoE, SelfExtend, Yarn
 from ctxext.recipes.recipe import recipe_of
@@ -105,10 +105,10 @@ def test_other_encodings_have_methods_of_their_own(family, names, tmp_path):
 
 
 def test_the_lengths_are_the_doubles_of_the_original():
-    assert doubled(512, 2048) == (512, 1024, 2048)
-    assert doubled(512, 1500) == (512, 1024, 1500)
-    assert doubled(512, 256) == (256,)
-    assert doubled(None, 4096) == (4096,)
+    assert double_lengths(512, 2048) == (512, 1024, 2048)
+    assert double_lengths(512, 1500) == (512, 1024, 1500)
+    assert double_lengths(512, 256) == (256,)
+    assert double_lengths(None, 4096) == (4096,)
 
 
 @pytest.mark.parametrize(

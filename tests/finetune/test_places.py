@@ -19,8 +19,8 @@ SHORT = dataclasses.replace(QUICK, steps=1)
 HOLD = """
 import sys, time
 from pathlib import Path
-from ctxext.files.output_directory import locked
-with locked(Path(sys.argv[1])):
+from ctxext.files.output_directory import lock_output
+with lock_output(Path(sys.argv[1])):
     print("in", flush=True)
     time.sleep(60)
 """

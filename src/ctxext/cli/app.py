@@ -18,7 +18,7 @@ from ctxext.cli.help import Command, print_help, read_plainly
 from ctxext.cli.interrupts import INTERRUPTED
 from ctxext.cli.output import in_one_line, print_error, visible
 from ctxext.errors import CtxextError
-from ctxext.redaction import RedactedStream, redacted, remember_arguments
+from ctxext.redaction import RedactedStream, redact, remember_arguments
 from ctxext.version import __version__
 
 TRACEBACK = "CTXEXT_TRACEBACK"
@@ -55,7 +55,7 @@ def as_error(error: BaseException) -> CtxextError:
     if isinstance(error, OSError) and error.strerror:
         file = f'"{error.filename}": ' if error.filename else ""
         return CtxextError(f"{file}{error.strerror}.", hint=f"Check the place and its permissions. {where}")
-    said = ": ".join(part for part in (type(error).__name__, in_one_line(redacted(str(error)), _SHORT)) if part)
+    said = ": ".join(part for part in (type(error).__name__, in_one_line(redact(str(error)), _SHORT)) if part)
     return CtxextError(
         f"{FAULT}: {said} ({_origin(error)}).",
         hint=f"Please report it with what {TRACEBACK}=1 shows and, if you may, the file that leads to it.",
@@ -69,7 +69,7 @@ def _origin(error: BaseException) -> str:
     return "{}:{}".format(*inside[-1]) if inside else "outside the package"
 
 
-def tell_everywhere() -> None:
+def install_exception_hooks() -> None:
     """Handle exceptions in threads and finalizers in the same way."""
     threading.excepthook = lambda raised: _print_beside(raised.exc_value)
     sys.unraisablehook = lambda raised: _print_beside(raised.exc_value)
@@ -209,8 +209,8 @@ def main() -> None:
     """Run the command line; every error becomes one line, a hint and exit code 1."""
     os.environ.setdefault("USE_HUB_KERNELS", "NO")  # transformers 5 would fetch kernels that a checkpoint names.
     remember_arguments(sys.argv)
-    _make_streams_take_everything()
-    tell_everywhere()
+    _make_streams_safe()
+    install_exception_hooks()
     try:
         try:
             app()
@@ -236,7 +236,7 @@ def main() -> None:
         sys.exit(1)
 
 
-def _make_streams_take_everything() -> None:
+def _make_streams_safe() -> None:
     """Make streams accept every character and a closed stream harmless, and redact secrets in them."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)

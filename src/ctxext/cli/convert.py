@@ -18,7 +18,7 @@ from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.inspect import serving_line, unconverted_text
 from ctxext.cli.methods import build_recipe, help_of_convert, method_parameters
 from ctxext.cli.options import SourceArgument, complete_method, complete_recipe, takes_options
-from ctxext.cli.output import Output, bold, done_line, marked
+from ctxext.cli.output import Output, bold, done_line, mark_line
 from ctxext.converters.convert import convert as run
 from ctxext.converters.convert import plan_conversion
 from ctxext.converters.options import Calibration, ConvertOptions
@@ -29,7 +29,7 @@ from ctxext.evaluate.loading import Loading
 from ctxext.files.length import format_length
 from ctxext.files.output_directory import check_out
 from ctxext.files.packages import is_installed, untested_notice
-from ctxext.files.tensor_files import grouped
+from ctxext.files.tensor_files import format_tensor_names
 from ctxext.gguf import is_gguf
 from ctxext.options import HubOptions, option, option_name
 from ctxext.recipes.recipe import Recipe, recipe_from_dict
@@ -146,12 +146,12 @@ def convert(
     lengths = f"{trained} → {reach} tokens" if reach != trained else f"{trained} tokens as before"
     checked = []
     if (verification := done.verification) is not None and verification.skipped:
-        checked = [marked("-", "yellow", f"not verified: {verification.skipped}")]
+        checked = [mark_line("-", "yellow", f"not verified: {verification.skipped}")]
     elif verification is not None:
         is_rotation = verification.of == "frequencies"
         how = "the installed transformers rotates" if is_rotation else "in a clean process: logits"
         says = f"verified, {how} as the method says (largest difference {verification.difference:.0e})"
-        checked = [marked("✓", "green", says)]
+        checked = [mark_line("✓", "green", says)]
     lines: list[RenderableType] = [
         done_line(done.out, f"{plan.recipe.summary()}   {lengths}   weights {written.how}   {seconds:.2f} s"),
         *checked,
@@ -295,7 +295,7 @@ def _plan_lines(plan: Plan) -> list[Any]:
     size = sum(plan.source.size_of(path) for path in plan.weights)
     added = [tensor.name for tensor in plan.rewritten if tensor.old_shape is None]
     tensors = [str(tensor) for tensor in plan.rewritten if tensor.old_shape is not None]
-    tensors += [f"{grouped(added)}, which are new"] if added else []
+    tensors += [f"{format_tensor_names(added)}, which are new"] if added else []
     changes = "unchanged"
     if plan.recipe.rewrites_weights:
         changes += f" but for {', '.join(tensors) or 'what the method writes, once they are fetched'}"

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ctxext.cli.options import SourceArgument, takes_options
-from ctxext.cli.output import Output, done_line, marked
+from ctxext.cli.output import Output, done_line, mark_line
 from ctxext.errors import CtxextError
 from ctxext.files.output_directory import OverwriteOptions
 from ctxext.options import HubOptions
@@ -43,9 +43,9 @@ def export(
     output.note("llama.cpp's converter is writing the weights")
     done = export_gguf(source, out, options=options, llama_cpp=llama_cpp, outtype=outtype, **vars(hub))
     checked = (
-        marked("-", "yellow", "the schedule is as llama.cpp's converter wrote it: this architecture was not tried")
+        mark_line("-", "yellow", "the schedule is as llama.cpp's converter wrote it: this architecture was not tried")
         if done.difference is None
-        else marked("✓", "green", f"llama.cpp rotates as the checkpoint (relative difference {done.difference:.0e})")
+        else mark_line("✓", "green", f"llama.cpp rotates as the checkpoint (relative difference {done.difference:.0e})")
     )
     seconds = time.perf_counter() - started
     output.result(

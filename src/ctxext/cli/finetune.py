@@ -17,7 +17,7 @@ from ctxext.evaluate.settings import Settings
 from ctxext.files.content import Progress
 from ctxext.files.output_directory import short_name
 from ctxext.files.packages import install_command
-from ctxext.files.processes import Terminated, alone, num_processes, raised_when_terminated, rank
+from ctxext.files.processes import Terminated, alone, num_processes, raise_on_sigterm, rank
 from ctxext.finetune.documents import TrainingData
 from ctxext.finetune.options import Reporter, RunOptions, TrainingOptions, presets
 from ctxext.options import option
@@ -150,7 +150,7 @@ def finetune(
         return
     if preset and (first := presets()[preset].convert):
         output.note(f"preset {preset} is for a model that was made by: {first}")
-    with raised_when_terminated(), output.progress("") as progress:
+    with raise_on_sigterm(), output.progress("") as progress:
         try:
             done = run_module.finetune(
                 model,

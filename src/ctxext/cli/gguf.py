@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from ctxext.cli.output import Output, bold, done_line, marked
+from ctxext.cli.output import Output, bold, done_line, mark_line
 from ctxext.converters.options import ConvertOptions
 from ctxext.errors import CtxextError
 from ctxext.files.length import format_length
@@ -46,7 +46,7 @@ def convert_file(
     lengths = f"{encoding.trained_length} → {encoding.usable_length} tokens"
     lines = [
         done_line(done.out, f"{plan.recipe.summary()}   {lengths}   {seconds:.2f} s"),
-        marked("✓", "green", f"llama.cpp rotates as the method says (relative difference {done.difference:.0e})"),
+        mark_line("✓", "green", f"llama.cpp rotates as the method says (relative difference {done.difference:.0e})"),
         Text(f"  {_tensors_text(plan)}"),
     ]
     data = {**plan_data(plan, str(done.out)), "difference": done.difference, "seconds": round(seconds, 3)}

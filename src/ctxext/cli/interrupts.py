@@ -14,7 +14,7 @@ _PATIENCE = 1.0
 
 
 @contextlib.contextmanager
-def answered_at_once(tell: Callable[[], None]) -> Iterator[None]:
+def exit_on_interrupt(tell: Callable[[], None]) -> Iterator[None]:
     """Make Ctrl-C end the process within about a second, for work that may stop anywhere without loss.
 
     Python raises KeyboardInterrupt between two operations of the main thread. One operation on a large model may take

@@ -103,7 +103,7 @@ def _parameter(owner: type, field: "dataclasses.Field[Any]", option: Option) -> 
     return keyword(field.name, Annotated[hint, declared], default=default)
 
 
-def built(owner: type, given: Mapping[str, Any]) -> Any:
+def build_options(owner: type, given: Mapping[str, Any]) -> Any:
     """Create a dataclass from command-line values; raise if a required option is missing."""
     options = options_of(owner)
     values = {name: given[name] for name in options if given.get(name) not in (None, (), [])}
@@ -151,7 +151,7 @@ def takes_options(
 
         @functools.wraps(function)
         def command(**given: Any) -> None:
-            objects = {name: built(owner, given) for name, owner in owners.items()}
+            objects = {name: build_options(owner, given) for name, owner in owners.items()}
             function(**objects, **{name: value for name, value in given.items() if name not in taken})
 
         ordered = sorted(parameters.values(), key=place)

@@ -66,7 +66,7 @@ def done_line(name: Any, rest: str) -> Text:
     return Text.assemble(("✓", "green"), " ", (str(name), "bold"), f"   {rest}")
 
 
-def marked(mark: str, colour: str, rest: str) -> Text:
+def mark_line(mark: str, colour: str, rest: str) -> Text:
     """Return a line that begins with a coloured mark."""
     return Text.assemble((mark, colour), f" {rest}")
 

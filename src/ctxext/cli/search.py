@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ctxext.cli.interrupts import answered_at_once
+from ctxext.cli.interrupts import exit_on_interrupt
 from ctxext.cli.options import SourceArgument, takes_options
 from ctxext.cli.output import Output, done_line, resuming_command
 from ctxext.evaluate.loading import Loading
@@ -141,7 +141,7 @@ def search_(
             words = [word.replace(kept.storage, shown_storage(kept.storage)) for word in words]
         output.next_step(*words, why="Stopped; go on with")
 
-    with answered_at_once(tell_how_to_go_on):
+    with exit_on_interrupt(tell_how_to_go_on):
         result = search(
             source,
             options,

@@ -92,11 +92,11 @@ class CompareOptions(Settings):
     def settings(self, tasks: Sequence[str], trained_length: int | None) -> Settings:
         """Return the settings of the evaluation, the same for every model; these tasks unless the user named some."""
         asked = {field.name: getattr(self, field.name) for field in dataclasses.fields(Settings)}
-        lengths = self.lengths or doubled(trained_length, self.target_length)
+        lengths = self.lengths or double_lengths(trained_length, self.target_length)
         return Settings(**{**asked, "tasks": self.tasks or tuple(tasks), "lengths": lengths, "allow_beyond": True})
 
 
-def doubled(trained_length: int | None, target_length: int) -> tuple[int, ...]:
+def double_lengths(trained_length: int | None, target_length: int) -> tuple[int, ...]:
     """Return the original context length and its doubles up to a target, which is among them."""
     lengths, length = {target_length}, trained_length or target_length
     while length < target_length:

@@ -172,7 +172,7 @@ def _what_failed(error: Exception) -> tuple[int, str]:
 
 
 @contextlib.contextmanager
-def locked(out: Path) -> Iterator[None]:
+def lock_output(out: Path) -> Iterator[None]:
     """Keep other processes, and other threads of this one, from writing an output until the block ends.
 
     The lock is `.NAME.ctxext-lock` next to the output and is removed afterwards. The thread with the lock may acquire
@@ -218,7 +218,7 @@ def only_run_in(out: Path) -> Iterator[None]:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CtxextError(f'"{out}" cannot be made: {error.strerror}.', hint="Choose another place.") from error
-    with locked(out):
+    with lock_output(out):
         yield
 
 
@@ -261,7 +261,7 @@ def output_directory(out: Path, sources: Iterable[Path], options: OverwriteOptio
 def staging_directory(out: Path) -> Iterator[Path]:
     """Lock OUT and yield an empty folder next to it, for `give_name`."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    with locked(out), beside(out) as place:
+    with lock_output(out), beside(out) as place:
         work = place / place.name  # Not the same name in every run: transformers caches modules by it.
         work.mkdir()
         yield work

@@ -93,7 +93,7 @@ def raise_terminated(number: int, frame: FrameType | None) -> None:
 
 
 @contextlib.contextmanager
-def raised_when_terminated() -> Iterator[None]:
+def raise_on_sigterm() -> Iterator[None]:
     """Make SIGTERM raise `Terminated` for the duration of the context, unless the program has its own handler."""
     is_default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if not is_default or threading.current_thread() is not threading.main_thread():

@@ -289,7 +289,7 @@ _EXPECTED = {
 """Expected values in error messages, by pydantic's type of error."""
 
 
-def checked(
+def check_schema(
     content: Mapping[str, Any],
     schema: Schema,
     name: str,
@@ -327,17 +327,17 @@ def check_config(config: Mapping[str, Any], name: str = "config.json") -> None:
     """Check the keys of a config.json that are used, with the language model's part and the schedules inside it."""
     inner = config.get("text_config")
     if "auto_map" in config and "ctxext_code" in {*config, *(inner if isinstance(inner, dict) else ())}:
-        checked(config, _CARRIED_CODE, name)
+        check_schema(config, _CARRIED_CODE, name)
     for prefix, part in (("", config), *((("text_config.", inner),) if isinstance(inner, dict) else ())):
-        checked(part, CONFIG, name, prefix)
+        check_schema(part, CONFIG, name, prefix)
         for key in ("rope_scaling", "rope_parameters"):
             schedule = part.get(key)
             if not isinstance(schedule, dict):
                 continue
-            checked(schedule, SCALING, name, f"{prefix}{key}.")
+            check_schema(schedule, SCALING, name, f"{prefix}{key}.")
             for kind, nested in schedule.items():
                 if isinstance(nested, dict):
-                    checked(nested, SCALING, name, f"{prefix}{key}.{kind}.")
+                    check_schema(nested, SCALING, name, f"{prefix}{key}.{kind}.")
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -348,7 +348,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if path.name == "config.json":
         check_config(content, str(path))
     elif path.name in SCHEMAS:
-        checked(content, SCHEMAS[path.name], str(path))
+        check_schema(content, SCHEMAS[path.name], str(path))
     return content
 
 

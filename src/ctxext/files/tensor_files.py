@@ -151,7 +151,7 @@ def _shorter(path: Path) -> CtxextError:
     return CtxextError(f'"{path.name}" became shorter while it was read.', hint="Run the same command again.")
 
 
-def grouped(names: Sequence[str]) -> str:
+def format_tensor_names(names: Sequence[str]) -> str:
     """Return tensor names in one line, those that differ only in the layer's number once with their count."""
     counts = Counter(re.sub(r"\.\d+\.", ".*.", name) for name in names)
     return ", ".join(f"{name} × {count}" if count > 1 else name for name, count in counts.items())

@@ -17,7 +17,7 @@ from ctxext.files.content import Progress
 from ctxext.notebook import table
 from ctxext.options import accepts_options
 from ctxext.publish.upload_plan import PushOptions, UploadPlan, adapter_in, pack, pack_adapter, seal
-from ctxext.redaction import redacted
+from ctxext.redaction import redact
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -102,7 +102,7 @@ def _of_status(error: Exception, name: str) -> CtxextError:
 
 def _clean(text: str) -> str:
     """Return a message on one line, with tokens redacted."""
-    return redacted(" ".join(text.split()))
+    return redact(" ".join(text.split()))
 
 
 @dataclass(frozen=True)

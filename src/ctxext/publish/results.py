@@ -17,7 +17,7 @@ from ctxext.evaluate.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, expand
 from ctxext.files.schemas import read_json_object
 from ctxext.files.strict import in_markdown
 from ctxext.options import option_name, options_of
-from ctxext.redaction import redacted
+from ctxext.redaction import redact
 
 _ASKED = (
     *("num_needles", "kv_ids", "stride", "haystack", "data", "documents", "filler", "generate", "allow_beyond"),
@@ -156,7 +156,7 @@ def read_report(folder: Path) -> Report:
     if any(value != value for value in _leaves(report["models"])):
         raise CtxextError(f'"{path}" is not a report of ctxext eval (it contains NaN).', hint="Evaluate again.")
     texts = (value for value in _leaves([report["settings"], report.get("loading")]) if isinstance(value, str))
-    if any(redacted(text) != text for text in texts):
+    if any(redact(text) != text for text in texts):
         raise CtxextError(
             f'The settings in "{path}" hold a password or a token, which would be published.',
             hint="Change that password, and evaluate again without it.",

@@ -11,7 +11,7 @@ from ctxext.checkpoint.opening import Checkpoint, claimed_lengths, is_loadable
 from ctxext.checkpoint.other_files import LENGTHS
 from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST, Progress, has_stamp, same_value, sha256_of
-from ctxext.files.tensor_files import grouped, read_tensors
+from ctxext.files.tensor_files import format_tensor_names, read_tensors
 from ctxext.recipes.code.layout import HEADS
 from ctxext.recipes.code.own_code import CODE_FILES
 from ctxext.recipes.encodings.rotary import is_readable, provenance
@@ -206,13 +206,15 @@ def check_against(subject: Subject) -> Finding | None:
     gone, added = sorted(source_tensors.keys() - tensors.keys()), sorted(tensors.keys() - source_tensors.keys())
     if not changed and not gone and not added:
         return Finding(name, PASSED, f'all {len(tensors)} tensors are those of "{source.name}", bit for bit')
-    differences = [f"{len(changed)} of {len(tensors)} tensors differ: {grouped(changed)}"] if changed else []
+    differences = (
+        [f"{len(changed)} of {len(tensors)} tensors differ: {format_tensor_names(changed)}"] if changed else []
+    )
     differences += [f"missing: {listed(gone)}"] if gone else []
     differences += [f"added: {listed(added)}"] if added else []
     planned = subject.new_tensors
     if planned and sorted(changed + added) == planned and not gone:
         kept = f'the other {len(tensors) - len(planned)} tensors are those of "{source.name}", bit for bit'
-        return Finding(name, PASSED, f"written anew, as the recipe says: {grouped(planned)}; {kept}")
+        return Finding(name, PASSED, f"written anew, as the recipe says: {format_tensor_names(planned)}; {kept}")
     is_trained = bool(training_of(subject)) and not gone and not added
     return Finding(name, PASSED if is_trained else FAILED, ("trained; " if is_trained else "") + "; ".join(differences))
 
