@@ -443,7 +443,7 @@ def test_a_result_is_asked_the_same_as_its_base(run, tmp_path, monkeypatch):
     monkeypatch.setattr(import_module("ctxext.evaluate.plan"), "plan_questions", lambda *given: planned.append(given))
     monkeypatch.setattr(import_module("ctxext.finetune.run"), "finetune", lambda *given, **more: SimpleNamespace())
     results = []
-    monkeypatch.setattr("ctxext.cli.finetune.tell_result", lambda *given, **more: results.append(more))
+    monkeypatch.setattr("ctxext.cli.finetune.print_result", lambda *given, **more: results.append(more))
     planned, asked = [], []
 
     def evaluate(models, settings, *, loading, out, progress):

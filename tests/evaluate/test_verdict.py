@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from ctxext.compare.candidates import Candidate
-from ctxext.compare.verdict import comparison, measured
+from ctxext.compare.verdict import collect_results, compare_results
 from ctxext.evaluate.settings import Settings
 from records_by_hand import answers, facts, losses, report_of
 
@@ -56,14 +56,14 @@ def judged(records, names=("yarn", "dca"), refused=(), samples=TEXTS, reach=TARG
         )
         for name in ("stock", *names)
     ]
-    return comparison(report, records, candidates, plans)
+    return compare_results(report, records, candidates, plans)
 
 
 def test_a_stretch_that_begins_at_the_length_is_beyond_it():
     record = document("yarn", "perplexity", 0, 0.0)
     record["buckets"] = [[512.0 * n, 512] for n in range(4)]
-    assert measured([record], TRAINED).losses == {("", 0): 2.0}
-    assert measured([record], TRAINED + 1).losses == {("", 0): 2.5}
+    assert collect_results([record], TRAINED).losses == {("", 0): 2.0}
+    assert collect_results([record], TRAINED + 1).losses == {("", 0): 2.5}
 
 
 def test_the_one_that_finds_surely_more_is_taken():
@@ -249,8 +249,8 @@ def test_the_more_methods_the_wider_their_intervals():
 
 
 def test_only_texts_that_both_were_asked_are_compared():
-    stock = measured(cells("stock", 0.0, samples=range(4)), TRAINED)
-    yarn = measured(cells("yarn", 1.0), TRAINED)
+    stock = collect_results(cells("stock", 0.0, samples=range(4)), TRAINED)
+    yarn = collect_results(cells("yarn", 1.0), TRAINED)
     assert yarn.finds_more(stock).texts == 4
     assert yarn.times(stock) is None, "their records cover other samples"
 

@@ -113,7 +113,7 @@ def convert(
             check_out(out, open_checkpoint(source, **vars(hub)).folder, options)
         loading = Loading(device=calibration.device, dtype=calibration.dtype, **vars(hub))
         length = options.original_length
-        steps = _searched_recipe(source, given, budget, loading, output, original_length=length)
+        steps = _search_recipe(source, given, budget, loading, output, original_length=length)
     else:
         steps = build_recipe(method or [], recipe, given)
         if method:
@@ -128,7 +128,7 @@ def convert(
     if dry_run:
         plan = plan_conversion(source, out, steps, options=options, tell=output.note, **vars(hub))
         output.result(plan_data(plan, None), *_plan_lines(plan))
-        for caution in (*plan.cautions, *_untested(plan)):
+        for caution in (*plan.cautions, *_version_warnings(plan)):
             output.warning(caution)
         return
     with output.progress("") as progress:
@@ -158,7 +158,7 @@ def convert(
         f"  serves in  {serving_line(plan.serving)}",
     ]
     output.result(data, *lines)
-    for caution in (*plan.cautions, *written.notes, *_untested(plan)):
+    for caution in (*plan.cautions, *written.notes, *_version_warnings(plan)):
         output.warning(caution)
     if auto_class(plan.model.config) in KINDS:
         models = (done.out,) if plan.recipe.rewrites_weights else (source, done.out)  # The source's table is shorter.
@@ -176,7 +176,7 @@ def _wants_search(methods: Sequence[str], budget: Budget) -> bool:
     return _AUTO in methods
 
 
-def _searched_recipe(
+def _search_recipe(
     source: str,
     given: Mapping[str, Any],
     budget: Budget,
@@ -252,7 +252,7 @@ def _searched_recipe(
     return recipe_from_dict(next(row["recipe"] for row in content["models"] if row["name"] == best), best)
 
 
-def _untested(plan: Plan) -> list[str]:
+def _version_warnings(plan: Plan) -> list[str]:
     """Return a warning if the result carries code and the installed transformers is newer than the tested ones."""
     notice = untested_notice() if plan.recipe.needs_code else ""
     return [f"{notice}; ctxext verify checks the result's code under other versions."] if notice else []
@@ -289,7 +289,7 @@ def _plan_lines(plan: Plan) -> list[Any]:
         if change.file != file:
             file = change.file
             table.add_row(bold(file))
-        old, new = (_short(value) for value in (change.old, change.new))
+        old, new = (_shorten(value) for value in (change.old, change.new))
         old, new = "(not there)" if change.old is None else old, "(removed)" if change.new is None else new
         table.add_row(f"  {change.key}", f"{old} → {new}")
     size = sum(plan.source.size_of(path) for path in plan.weights)
@@ -305,9 +305,9 @@ def _plan_lines(plan: Plan) -> list[Any]:
     return [table, *unconverted_text(plan.unconverted), "nothing written"]
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} {_short(entry)}" for key, entry in value.items()) + "}"
+        return "{" + ", ".join(f"{key} {_shorten(entry)}" for key, entry in value.items()) + "}"
     if isinstance(value, list):
-        return f"({len(value)} entries)" if len(value) > 6 else "[" + ", ".join(map(_short, value)) + "]"
+        return f"({len(value)} entries)" if len(value) > 6 else "[" + ", ".join(map(_shorten, value)) + "]"
     return str(value)

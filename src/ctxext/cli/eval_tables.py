@@ -23,12 +23,12 @@ def report_tables(report: Report, width: int) -> Iterator[RenderableType]:
     yield from heat_maps(report, width)
     if any(model.get("effective") for model in models):
         yield Text()
-        yield from _effective(report, width)
+        yield from _tabulate_effective(report, width)
     key_tokens = ("tokens", "loss on key tokens", "key tokens", "of", "documents")
     for table in (
-        _perplexity(report),
+        _tabulate_perplexity(report),
         tables.Table("longppl", key_tokens, tables.key_token_rows(report)),
-        _short(report),
+        _tabulate_short(report),
         tables.Table("harness", ("task", "metric", "value"), tables.harness_rows(models)),
     ):
         if table.rows:
@@ -79,7 +79,7 @@ def _cut(name: str, width: int) -> str:
     return name if len(name) < width else "…" + name[-(width - 2) :]
 
 
-def _effective(report: Report, width: int) -> Iterator[RichTable]:
+def _tabulate_effective(report: Report, width: int) -> Iterator[RichTable]:
     """Yield each model's effective length, overall and per task: as many columns as fit, the others below."""
     models, tasks = report["models"], tasks_of(report)
     longest = max(cell["length"] for model in models for cell in model["cells"])
@@ -102,7 +102,7 @@ def _width(texts: Sequence[str]) -> int:
     return max(map(len, texts)) + 2
 
 
-def _perplexity(report: Report) -> tables.Table:
+def _tabulate_perplexity(report: Report) -> tables.Table:
     (task, lengths, curves), rows = tables.perplexities(report), []
     stride = report["settings"].get("stride")
     kinds = {"lengths": ""}
@@ -115,7 +115,7 @@ def _perplexity(report: Report) -> tables.Table:
     return tables.Table(task, ("documents", *(f"{length} tokens" for length in lengths)), rows)
 
 
-def _short(report: Report) -> tables.Table:
+def _tabulate_short(report: Report) -> tables.Table:
     rows = []
     for model in report["models"]:
         if short := model["short"]:

@@ -41,7 +41,7 @@ def with_step_lines(output: Output, progress: Progress) -> Progress:
     return show
 
 
-def tell_plan(output: Output, plan: "Plan") -> None:
+def print_plan(output: Output, plan: "Plan") -> None:
     """Print the memory and time of a training, and remedies if it does not fit."""
     from ctxext.finetune.trainer import span
 
@@ -61,7 +61,7 @@ def tell_plan(output: Output, plan: "Plan") -> None:
             output.note(f"  {remedy}")
 
 
-def tell_result(output: Output, done: "Finetuned", model: str, out: Path, *, merge: bool, report: Any) -> None:
+def print_result(output: Output, done: "Finetuned", model: str, out: Path, *, merge: bool, report: Any) -> None:
     """Show the result and the next command."""
     from ctxext.finetune.run import CURVE
 
@@ -146,7 +146,7 @@ def finetune(
             warnings.filterwarnings("ignore", category=FutureWarning)
             reader, tell = chosen.reader(training), output.note
             plan = plan_of(model, reader, training, merge=run.merge, revision=run.revision, token=run.token, tell=tell)
-        tell_plan(output, plan)
+        print_plan(output, plan)
         return
     if preset and (first := presets()[preset].convert):
         output.note(f"preset {preset} is for a model that was made by: {first}")
@@ -176,7 +176,7 @@ def finetune(
     except CtxextError:
         output.note(f"{out} is complete; it is its evaluation that failed")
         raise
-    tell_result(output, done, model, out, merge=run.merge, report=report)
+    print_result(output, done, model, out, merge=run.merge, report=report)
 
 
 def _questions(tasks: str, model: str, training: TrainingOptions, run: RunOptions) -> tuple[Settings, Loading]:

@@ -33,7 +33,7 @@ def convert_file(
         plan = plan_gguf(source, recipe, options=options)
         table = Table.grid(padding=(0, 2))
         for key, (old, new) in plan.changes.items():
-            table.add_row(f"  {key}", f"{_shown(old)} → {_shown(new)}")
+            table.add_row(f"  {key}", f"{_format_value(old)} → {_format_value(new)}")
         content = plan_data(plan, None)
         output.result(content, bold(plan.source.path.name), table, f"  {_tensors_text(plan)}", "nothing written")
         for caution in plan.cautions:
@@ -79,7 +79,7 @@ def _tensors_text(plan: GgufPlan) -> str:
     return f"{count} tensors as they are{added}"
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None:
         return "(not there)"
     return f"{value:.8g}" if isinstance(value, float) else str(value)

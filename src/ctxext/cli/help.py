@@ -24,9 +24,9 @@ class Command(typer.core.TyperCommand):
     """A command with help that hides advanced options; `--help-all` shows them too."""
 
     @property
-    def advanced(self) -> Collection[str]:
+    def advanced_options(self) -> Collection[str]:
         """The names of parameters that only `--help-all` shows."""
-        return getattr(self.callback, "advanced", ())
+        return getattr(self.callback, "advanced_options", ())
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters, including the help option."""
@@ -90,9 +90,9 @@ def print_help(
     words: Sequence[str] = ctx.meta.get(_WORDS, ())
     note = getattr(command.callback, "help_for", None)
     sections, hidden = note(words, everything) if note else ((), frozenset())
-    advanced: Collection[str] = getattr(command, "advanced", ())
+    advanced_options: Collection[str] = getattr(command, "advanced_options", ())
     if not everything:
-        hidden = {*hidden, *advanced}
+        hidden = {*hidden, *advanced_options}
     parameters = command.get_params(ctx)
     shown = [parameter for parameter in parameters if not parameter.hidden and parameter.name not in hidden]
     named = [(one.required, _name_of(one)) for one in command.params if one.param_type_name == "argument"]
@@ -105,7 +105,7 @@ def print_help(
     for title, rows in every:
         for line in section(title, rows, console):
             console.print(line)
-    if advanced and not everything:
+    if advanced_options and not everything:
         console.print("\n--help-all shows more options.")
     if command.epilog:
         console.print(f"\n{command.epilog}")

@@ -57,7 +57,7 @@ def methods(
     for method in METHODS:
         if experimental or not method.is_experimental:
             names = ", ".join((method.name, *method.aliases))
-            groups.setdefault(f"Carried by {carried_by(method)}", []).append((names, summary_of(method)))
+            groups.setdefault(f"Carried by {describe_storage(method)}", []).append((names, summary_of(method)))
     lines = [line for title, rows in groups.items() for line in section(title, rows, output.stdout)]
     left_out = [] if experimental else [f"\nexperimental, by name alike: {' '.join(experimental_names())}"]
     output.result({"methods": [method_data(method) for method in METHODS]}, *lines, *left_out)
@@ -74,7 +74,7 @@ def summary_of(method: type[Method]) -> str:
     return (inspect.getdoc(method) or "").splitlines()[0]
 
 
-def carried_by(method: type[Method]) -> str:
+def describe_storage(method: type[Method]) -> str:
     """Return the files of a checkpoint that contain the method."""
     if method.kind == "table":
         return "config.json and the table in the weights"
@@ -89,7 +89,7 @@ def method_data(method: type[Method]) -> dict[str, object]:
         "title": method.title,
         "summary": summary_of(method),
         "paper": method.paper,
-        "carried_by": carried_by(method),
+        "carried_by": describe_storage(method),
         "experimental": method.is_experimental,
         "options": {field.name: limits_of(field).describe() for field in options_of(method)},
         "caution": method.caution,
@@ -166,7 +166,7 @@ def build_recipe(methods: Sequence[str], recipe: str | None, options: Mapping[st
         content = load_recipe(recipe).to_dict()
     else:
         content = {"steps": [{"method": method_named(name).name} for name in methods]}
-    values = {name: _parsed(name, value) for name, value in options.items()}
+    values = {name: _parse_value(name, value) for name, value in options.items()}
     for name, value in values.items():
         owners = option_owners()[name]
         takers = [step for step in content["steps"] if method_named(step["method"]) in owners]
@@ -195,7 +195,7 @@ def build_recipe(methods: Sequence[str], recipe: str | None, options: Mapping[st
     return steps
 
 
-def _parsed(name: str, value: Any) -> Any:
+def _parse_value(name: str, value: Any) -> Any:
     """Return an option's value as in a recipe file: lengths as numbers, files as their lists."""
     if name.endswith("_length"):
         return parse_length(value)

@@ -160,7 +160,7 @@ def takes_options(
             ordered.append(keyword("help_all", HelpAllOption, default=False))
         command.__signature__ = signature.replace(parameters=ordered)  # type: ignore[attr-defined]
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in ordered}
-        command.advanced, command.help_for = advanced, help_for  # type: ignore[attr-defined]
+        command.advanced_options, command.help_for = advanced, help_for  # type: ignore[attr-defined]
         kept = {name for name, option in options.items() if option.kept}
         command.kept = kept | {"help_all"}  # type: ignore[attr-defined]
         return command

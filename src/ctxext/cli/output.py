@@ -43,10 +43,10 @@ class SafeConsole(Console):
 
 def visible(text: str) -> str:
     """Return a text with control characters escaped as in Python."""
-    return _UNSEEN.sub(lambda match: _written(match[0]), text)
+    return _UNSEEN.sub(lambda match: _escape_character(match[0]), text)
 
 
-def _written(character: str) -> str:
+def _escape_character(character: str) -> str:
     return f"\\u{ord(character):04x}" if ord(character) > 0xFF else f"\\x{ord(character):02x}"
 
 

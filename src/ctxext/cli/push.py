@@ -38,7 +38,7 @@ def push(
     from ctxext.publish.push import prepare, send
 
     if dry_run:
-        _show(output, prepare(folder, repository, options, read_weights=False))
+        _print_plan(output, prepare(folder, repository, options, read_weights=False))
         return
     if output.quiet or output.as_json or not output.stderr.is_terminal:
         disable_progress_bars()
@@ -56,7 +56,7 @@ def push(
     output.next_step("ctxext", "verify", repository, *branch, why="Anyone can check it")
 
 
-def _show(output: Output, plan: UploadPlan) -> None:
+def _print_plan(output: Output, plan: UploadPlan) -> None:
     for warning in plan.warnings:
         output.warning(warning)
     lines = [f"{size:>14,}  {name}" for name, size in plan.sizes.items()]

@@ -139,7 +139,7 @@ def candidates_of(
     if isinstance(methods, Mapping):
         contents = {name: (recipe_of(recipe).to_dict(), "") for name, recipe in methods.items()}
     elif methods:
-        contents = {_short(name, methods): _named(name) for name in dict.fromkeys(methods)}
+        contents = {_shorten_name(name, methods): _read_recipe(name) for name in dict.fromkeys(methods)}
     else:
         positions = family_of(source.config).positions
         if positions not in DEFAULTS:
@@ -156,7 +156,7 @@ def candidates_of(
     return candidates
 
 
-def _short(name: str, names: Sequence[str]) -> str:
+def _shorten_name(name: str, names: Sequence[str]) -> str:
     """Return the name of a recipe file without its folder and ending, unless another file has the same name."""
     stems = [_stem(other) for other in dict.fromkeys(names)]
     return _stem(name) if stems.count(_stem(name)) == 1 else name
@@ -166,7 +166,7 @@ def _stem(name: str) -> str:
     return Path(name).stem if name.endswith((".yaml", ".yml")) else name
 
 
-def _named(name: str) -> tuple[dict[str, Any], str]:
+def _read_recipe(name: str) -> tuple[dict[str, Any], str]:
     """Return the content of a recipe by its name, and its file or preset; empty for a method."""
     if name.lower() not in BY_NAME and (name in presets() or Path(name).is_file()):
         return load_recipe(name).to_dict(), name

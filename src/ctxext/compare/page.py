@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ctxext.compare.verdict import engines_of, inside_of, signed
+from ctxext.compare.verdict import engines_of, format_difference, inside_of
 from ctxext.evaluate.report.findings import percent, pooled
 from ctxext.evaluate.report.report import HeatMap, Report, heat_map, tasks_of
 from ctxext.evaluate.report.tables import Table, in_percent
@@ -15,7 +15,7 @@ PAGE, BENCH = "comparison.md", "bench.jsonl"
 """The files next to report.json."""
 
 
-def markdown(report: Report) -> str:
+def format_markdown(report: Report) -> str:
     """Write the verdict, a table for each task by length and depth, and the cost of each method, as Markdown."""
     content, settings = report["comparison"], report["settings"]
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
@@ -30,7 +30,7 @@ def markdown(report: Report) -> str:
     head = ("against stock", "found, points", "loss beyond", "cost inside", "time", "memory", "served in")
     rows = [_cost(row) for row in content["models"] if row.get("against") or row.get("beyond")]
     lines += ["", _table(head, rows)]
-    if (apart := beyond_by_text(content["models"], signed)).rows:
+    if (apart := beyond_by_text(content["models"], format_difference)).rows:
         lines += ["", _table(("loss beyond, against stock", *apart.head), apart.rows)]
     refused = [
         in_markdown(f"- {row['name']} does not apply: {row['refused']}") for row in content["models"] if row["refused"]
@@ -66,7 +66,11 @@ def _task(scores: HeatMap) -> str:
 
 
 def _cost(row: Mapping[str, Any]) -> list[str]:
-    points = signed(row["against"], 0, 100), signed(row["beyond"]), signed(inside_of(row))
+    points = (
+        format_difference(row["against"], 0, 100),
+        format_difference(row["beyond"]),
+        format_difference(inside_of(row)),
+    )
     return [row["name"], *points, *ratios(row), ", ".join(engines_of(row))]
 
 
@@ -74,7 +78,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return Table("", head, rows).as_markdown("|---" * len(head) + "|")
 
 
-def bench(report: Report) -> str:
+def format_bench(report: Report) -> str:
     """Write one line of JSON for each method, for comparisons with other devices and models."""
     rows = {row["name"]: row for row in report["comparison"]["models"]}
     return "".join(json.dumps(_bench_line(report, model, rows[model["name"]])) + "\n" for model in report["models"])

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxext.compare.candidates import STOCK, Candidate, CompareOptions, candidates_of
-from ctxext.compare.page import BENCH, PAGE, bench, markdown
-from ctxext.compare.verdict import comparison
+from ctxext.compare.page import BENCH, PAGE, format_bench, format_markdown
+from ctxext.compare.verdict import compare_results
 from ctxext.converters.calibration import calibrated_lengths
 from ctxext.errors import CtxextError, NothingMeasuredError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo, open_infos
@@ -139,8 +139,8 @@ def compare(
         if tell is not None:
             tell(sentence)
     with tempfile.TemporaryDirectory() as folder:
-        applied, candidates = _applied(info, stock, candidates, Path(folder) / Path(folder).name, progress)
-        plans = [_reached(dataclasses.replace(asked, info=dataclasses.replace(info, name=STOCK)), info)]
+        applied, candidates = _apply_candidates(info, stock, candidates, Path(folder) / Path(folder).name, progress)
+        plans = [_limit_to_context(dataclasses.replace(asked, info=dataclasses.replace(info, name=STOCK)), info)]
         plans += [dataclasses.replace(asked, info=named) for named, _ in applied]
         models = {STOCK: dataclasses.replace(stock, name=STOCK), **{named.name: model for named, model in applied}}
 
@@ -149,7 +149,7 @@ def compare(
                 "source": info.name,
                 "target_length": options.target_length,
                 "minutes": options.minutes,
-                **comparison(report, records, candidates, plans),
+                **compare_results(report, records, candidates, plans),
             }
 
         run = Run(
@@ -168,8 +168,8 @@ def compare(
         )
         report = run.report()
         if out is not None and report:
-            write_whole(out / PAGE, markdown(report).encode())
-            write_whole(out / BENCH, bench(report).encode())
+            write_whole(out / PAGE, format_markdown(report).encode())
+            write_whole(out / BENCH, format_bench(report).encode())
         return report
 
 
@@ -178,7 +178,7 @@ def _begin(progress: Progress | None, stage: str) -> None:
         progress(stage, 0, 1)
 
 
-def _applied(
+def _apply_candidates(
     info: CheckpointInfo,
     stock: "LoadedModel",
     candidates: Sequence[Candidate],
@@ -217,7 +217,7 @@ def _applied(
     return applied, judged
 
 
-def _reached(entry: ModelPlan, info: CheckpointInfo) -> ModelPlan:
+def _limit_to_context(entry: ModelPlan, info: CheckpointInfo) -> ModelPlan:
     """Return the part of a plan that the unmodified model can read: all of it unless a table of positions ends."""
     reach = info.context_length
     if not info.has_table or reach is None:

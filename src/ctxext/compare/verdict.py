@@ -99,7 +99,7 @@ class Measured:
         return math.fsum(self.seconds[record] for record in shared) / theirs if theirs else None
 
 
-def measured(records: Sequence[Record], trained_length: int | None, lengths: Sequence[int] = ()) -> Measured:
+def collect_results(records: Sequence[Record], trained_length: int | None, lengths: Sequence[int] = ()) -> Measured:
     """Collect the results of one model from its records; `lengths` are its planned prompt lengths."""
     answers: dict[_Text, dict[tuple[float | None, int], float]] = {}
     losses, seconds, peaks = dict[tuple[str, int], float](), dict[tuple[Any, ...], float](), []
@@ -120,7 +120,7 @@ def measured(records: Sequence[Record], trained_length: int | None, lengths: Seq
     return Measured(answers, losses, seconds, max(peaks, default=None), far)
 
 
-def comparison(
+def compare_results(
     report: Report, records: Sequence[Record], candidates: Sequence[Candidate], plans: Sequence[ModelPlan]
 ) -> dict[str, Any]:
     """Compare the models of a report: a row for the unmodified model and each candidate, and the method to take."""
@@ -128,7 +128,9 @@ def comparison(
     trained = by_name[STOCK]["trained_length"]
     lengths = {entry.info.name: entry.lengths for entry in plans}
     figures = {
-        name: measured([record for record in records if record.get("model") == name], trained, lengths.get(name, ()))
+        name: collect_results(
+            [record for record in records if record.get("model") == name], trained, lengths.get(name, ())
+        )
         for name in by_name
     }
     stock = figures[STOCK]
@@ -227,7 +229,7 @@ def _choice(
             if name == best or not any(worse and worse.low > 0 for worse in (behind[name], fewer[name]))
         ]
         taken = min(alike, key=price)
-        drop = signed(losses[taken].to_dict())
+        drop = format_difference(losses[taken].to_dict())
         more = f"reads on beyond {trained_length} tokens with {drop} nats per token against stock"
         if found:
             more += f" ({shares[taken]} found, stock {shares[STOCK]}: not apart)"
@@ -237,10 +239,10 @@ def _choice(
         nearest = max(found, key=lambda name: found[name].mean)
         gain, texts = found[nearest], found[nearest].texts
         of_texts = f"{texts} text{'' if texts == 1 else 's'}"
-        sentence = f"nearest comes {nearest}, which finds {signed(gain.to_dict(), 0, 100)} points more on {of_texts}"
+        sentence = f"nearest comes {nearest}, which finds {format_difference(gain.to_dict(), 0, 100)} points more on {of_texts}"
     elif losses:
         nearest = min(losses, key=lambda name: losses[name].mean)
-        loss = signed(losses[nearest].to_dict())
+        loss = format_difference(losses[nearest].to_dict())
         sentence = f"nearest comes {nearest}, with {loss} nats per token beyond {trained_length} tokens"
     else:
         measured_inside = any(mine.answers for mine in asked.values())
@@ -257,8 +259,8 @@ def _sentence(
     if cost is not None:
         parts.append(f"it costs {f'{cost:+z.3f} nats per token' if cost else 'nothing'} at {trained_length} tokens")
     if engines := engines_of(rows[taken]):
-        parts.append(f"it runs in {_listed(engines)}")
-    sentence = _listed(parts)
+        parts.append(f"it runs in {_join_words(engines)}")
+    sentence = _join_words(parts)
     others = {name: inside_of(rows[name]).get("difference") for name in alike if name != taken}
     if others:
         named = [name if price is None else f"{name} ({price:+z.3f})" for name, price in others.items()]
@@ -291,7 +293,7 @@ def _share(cells: Sequence[dict[str, Any]], trained_length: int | None) -> str:
     return f"{share} % ({interval})"
 
 
-def signed(difference: Mapping[str, Any] | None, decimals: int = 3, times: int = 1) -> str:
+def format_difference(difference: Mapping[str, Any] | None, decimals: int = 3, times: int = 1) -> str:
     """Format a difference with its interval, multiplied by `times`."""
     if not difference:
         return "–"
@@ -301,7 +303,7 @@ def signed(difference: Mapping[str, Any] | None, decimals: int = 3, times: int =
     return f"{text} ({times * difference['low']:+z.{decimals}f} to {times * difference['high']:+z.{decimals}f})"
 
 
-def _listed(words: Sequence[str]) -> str:
+def _join_words(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
@@ -320,7 +322,7 @@ def _beyond_stock(plans: Sequence[ModelPlan]) -> list[str]:
     lengths = sorted({length for entry in plans for length in entry.lengths if length > reach})
     if not lengths:
         return []
-    further = _listed([str(length) for length in lengths])
+    further = _join_words([str(length) for length in lengths])
     told = f"stock reads no more than {reach} tokens, so no difference tells of {further} tokens"
     return [f"{told}: there the methods stand beside each other alone."]
 

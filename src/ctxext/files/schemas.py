@@ -320,7 +320,7 @@ def check_schema(
     limits = fault.get("ctx", {})
     limits = {name: f"{limit:g}" if isinstance(limit, float) else limit for name, limit in limits.items()}
     expected = _EXPECTED.get(fault["type"], fault["msg"].removeprefix("Input should be ")).format(**limits)
-    raise CtxextError(f'"{name}": "{key}" is {_shown(fault["input"])}, expected {expected}.')
+    raise CtxextError(f'"{name}": "{key}" is {_quote_value(fault["input"])}, expected {expected}.')
 
 
 def check_config(config: Mapping[str, Any], name: str = "config.json") -> None:
@@ -352,6 +352,6 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def _shown(value: Any) -> str:
+def _quote_value(value: Any) -> str:
     text = " ".join(repr(value).split())
     return f'"{text if len(text) <= 60 else text[:60] + "…"}"'

@@ -57,7 +57,7 @@ def parse_json(text: str, name: str, *, constants: bool = True) -> Any:
             raise CtxextError(f'"{name}" has the key "{double}" twice.', hint="Keep one of the two.")
         return content
 
-    def whole(digits: str) -> int:
+    def parse_digits(digits: str) -> int:
         if len(digits) > _MAX_DIGITS:
             raise CtxextError(f'"{name}" holds a number of {len(digits)} digits.')
         return int(digits)
@@ -69,7 +69,7 @@ def parse_json(text: str, name: str, *, constants: bool = True) -> Any:
 
     try:
         content = json.loads(
-            text.removeprefix("\ufeff"), object_pairs_hook=once, parse_int=whole, parse_constant=constant
+            text.removeprefix("\ufeff"), object_pairs_hook=once, parse_int=parse_digits, parse_constant=constant
         )
     except json.JSONDecodeError as error:
         raise CtxextError(f'"{name}" is not valid JSON: {error.msg} in line {error.lineno}.') from error

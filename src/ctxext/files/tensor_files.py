@@ -61,7 +61,7 @@ def read_safetensors_header(path: Path) -> dict[str, Any]:
         Tensor name to its dtype, shape and offsets.
     """
 
-    def broken(fault: str = "") -> CtxextError:
+    def invalid_header(fault: str = "") -> CtxextError:
         reason = f": {fault}" if fault else ""
         return CtxextError(
             f'"{path.name}" is truncated or not a safetensors file{reason}.', hint="Download the file again."
@@ -71,19 +71,19 @@ def read_safetensors_header(path: Path) -> dict[str, Any]:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
-            raise broken()
+            raise invalid_header()
         try:
             text = file.read(length).decode()
         except UnicodeDecodeError as error:
-            raise broken() from error
+            raise invalid_header() from error
     if not text.lstrip(_JSON_SPACES).startswith("{"):
-        raise broken()
+        raise invalid_header()
     header = parse_json(text, path.name, constants=False)
     notes = header.pop("__metadata__", None)
     if notes is not None and not (isinstance(notes, dict) and all(isinstance(note, str) for note in notes.values())):
-        raise broken('"__metadata__" is not an object of strings')
+        raise invalid_header('"__metadata__" is not an object of strings')
     if fault := _fault_of(header, size - 8 - length):
-        raise broken(fault)
+        raise invalid_header(fault)
     return header  # type: ignore[no-any-return]
 
 

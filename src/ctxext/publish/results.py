@@ -29,7 +29,7 @@ FOLDER = "report"
 """The folder of a report's files inside the repository."""
 
 
-def _retrieval(report: Report, task: str) -> tables.Table:
+def _tabulate_retrieval(report: Report, task: str) -> tables.Table:
     """Return a table of right answers by model and length, pooled over depths, with the weakest depth."""
     rows = []
     for model in report["models"]:
@@ -43,7 +43,7 @@ def _retrieval(report: Report, task: str) -> tables.Table:
     return tables.Table(task, ["model", "tokens", "% right", "95 % interval", "% right at the weakest depth"], rows)
 
 
-def _effective(report: Report) -> tables.Table:
+def _tabulate_effective(report: Report) -> tables.Table:
     """Return a table of each model's effective length; it has no rows for a single length.
 
     Up to its effective length a model keeps most of its score at the shortest length.
@@ -62,14 +62,14 @@ def _effective(report: Report) -> tables.Table:
     return tables.Table("effective length", ["model", *tasks], rows, note)
 
 
-def _perplexity(report: Report) -> tables.Table:
+def _tabulate_perplexity(report: Report) -> tables.Table:
     """Return a table of perplexity over all texts, by length."""
     task, lengths, curves = tables.perplexities(report)
     rows = [[model["name"], *tables.figures(curve["lengths"], lengths)] for model, text, curve in curves if not text]
     return tables.Table(task, [f"{task} over the first", *(f"{length} tokens" for length in lengths)], rows)
 
 
-def _short(report: Report) -> tables.Table:
+def _tabulate_short(report: Report) -> tables.Table:
     """Return a table of perplexity at the original context length, with the difference from the source."""
     shorts = [(model["name"], model["short"]) for model in report["models"] if model["short"]]
     rows = [[name, f"{short['perplexity']:.3f}", *tables.change_in_loss(short)] for name, short in shorts]
@@ -77,14 +77,14 @@ def _short(report: Report) -> tables.Table:
     return tables.Table("At the original context length", head, rows)
 
 
-def _section(table: tables.Table, picture: str = "") -> str:
+def _format_section(table: tables.Table, picture: str = "") -> str:
     """Format a table with its title, its note and its picture; empty if it has no rows."""
     rule = f"| --- |{' ---: |' * (len(table.head) - 1)}"
     parts = [f"### {in_markdown(table.title)}", in_markdown(table.note), table.as_markdown(rule), picture]
     return "\n\n".join(part for part in parts if part) if table.rows else ""
 
 
-def _picture(stem: str, label: str, pictures: Sequence[str]) -> str:
+def _link_picture(stem: str, label: str, pictures: Sequence[str]) -> str:
     """Return a link to the picture with this name, or with this name and a model; empty if the report has none."""
     named = [name for name in pictures if name == f"{stem}.png"]
     named += [name for name in pictures if name.startswith(f"{stem}-")]
@@ -192,19 +192,22 @@ def files_of(folder: Path, body: str = "") -> list[Path]:
     return [path for name in ("report.json", "report.html") if (path := folder / name).is_file()] + known
 
 
-def measured(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) -> Measured:
+def build_results(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) -> Measured:
     """Return the results section of a card, from a report, with links to its uploaded pictures."""
     with explain_malformed("report.json"):
         summary = "\n".join(f"- {in_markdown(sentence)}" for sentence in findings(report))
-        named = {**report, "models": [_named(model, entry) for model in report["models"]]}
+        named = {**report, "models": [_label_model(model, entry) for model in report["models"]]}
         harness = [row[1:] for row in tables.harness_rows([entry])]
         parts = [
             f"`{in_markdown(entry['name'])}` is the name under which this checkpoint was measured.\n\n{summary}",
-            *(_section(_retrieval(named, task), _picture(task, task, pictures)) for task in tasks_of(report)),
-            _section(_effective(named)),
-            _section(_perplexity(named), _picture("perplexity", "Loss by position", pictures)),
-            _section(_short(named)),
-            _section(tables.Table("lm-evaluation-harness", ["task", "metric", "value"], harness)),
+            *(
+                _format_section(_tabulate_retrieval(named, task), _link_picture(task, task, pictures))
+                for task in tasks_of(report)
+            ),
+            _format_section(_tabulate_effective(named)),
+            _format_section(_tabulate_perplexity(named), _link_picture("perplexity", "Loss by position", pictures)),
+            _format_section(_tabulate_short(named)),
+            _format_section(tables.Table("lm-evaluation-harness", ["task", "metric", "value"], harness)),
             conditions(report, entry),
         ]
         return Measured(
@@ -215,7 +218,7 @@ def measured(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) 
         )
 
 
-def _named(model: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
+def _label_model(model: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return a model named by its name and recipe, in bold if the card describes it."""
     name = f"{model['name']} ({model['summary']})"
     return {**model, "name": f"**{name}**" if model["digest"] == entry["digest"] else name}

@@ -16,7 +16,7 @@ from ctxext.files.output_directory import explain_disk_errors, write_whole
 from ctxext.files.schemas import read_json_object
 from ctxext.finetune.options import TrainingOptions
 from ctxext.options import option, option_name, options_of, with_documented_options
-from ctxext.publish.results import FOLDER, command_of, entry_of, files_of, measured, read_report
+from ctxext.publish.results import FOLDER, build_results, command_of, entry_of, files_of, read_report
 from ctxext.verify.file_checks import CARD, check_weights
 from ctxext.verify.run import READING, failures, run_checks
 from ctxext.verify.subject import Subject, training_of
@@ -134,7 +134,7 @@ def pack(
         content, checkpoint = read_report(report), subject.checkpoint
         stripped = _AsMeasured(checkpoint.name, checkpoint.folder, checkpoint.config)
         digests = [info_of("this", version).digest for version in (stripped, checkpoint)]
-        results = measured(content, entry_of(content, digests), [path.name for path in files_of(report)])
+        results = build_results(content, entry_of(content, digests), [path.name for path in files_of(report)])
         files = files_of(report, results.body)
         _check_links(report, files)
     texts = {f"{FOLDER}/{path.name}": path.read_bytes() for path in files}
