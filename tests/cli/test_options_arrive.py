@@ -202,7 +202,7 @@ def test_a_folder_is_chosen_where_none_is_named(arrived):
 def test_a_run_that_others_join_must_name_its_folder(run, monkeypatch, words, processes):
     monkeypatch.setenv("WORLD_SIZE", processes)
     result = run("eval", "one", "--task", "needle", *words)
-    assert result.exception.message == "Which results are meant?"
+    assert result.exception.message == "Missing option --out."
 
 
 def test_search(arrived):
@@ -242,7 +242,7 @@ def test_a_search_that_was_stopped_goes_on_as_it_was(run, arrived, monkeypatch):
     first, named = arrived(line, "ctxext.cli.search.search")
     monkeypatch.setattr("sys.argv", ["ctxext", *map(str, line)])
     monkeypatch.setattr(import_module("ctxext.cli.search"), "search", stopped)
-    (shown,) = [one for one in run(*line).stderr.splitlines() if one.startswith("Stopped; go on with: ctxext ")]
+    (shown,) = [one for one in run(*line).stderr.splitlines() if one.startswith("Stopped. Resume with: ctxext ")]
     again, more = arrived(shlex.split(shown)[5:], "ctxext.cli.search.search")
     assert again == first
     assert {**more, "watch": None} == {**named, "watch": None, "resume": True}

@@ -15,7 +15,7 @@ def test_inspect_tells_what_the_files_say(run, llama):
     result = run("inspect", llama)
     assert result.exit_code == 0
     assert "default schedule, theta 10000 · 8 dimensions" in result.stdout
-    assert "4 heads, 2 KV heads of 8" in result.stdout
+    assert "4 heads, 2 KV heads of size 8" in result.stdout
     assert "files agree" in result.stdout
     assert "2 of 4 pairs never complete a rotation in 128 tokens" in " ".join(result.stdout.split())
     data = json.loads(run("inspect", llama, "--json").stdout)

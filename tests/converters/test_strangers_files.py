@@ -148,7 +148,7 @@ def test_a_length_that_config_json_does_not_name_is_said(run, llama, tmp_path):
     assert message in run("convert", llama, tmp_path / "out2", "-m", "yarn", "--factor", "2").stderr
     assert message in (tmp_path / "out2" / "README.md").read_text()
     said = " ".join(run("inspect", llama).stdout.split())
-    assert "config.json names none: this is the default of its configuration class" in said
+    assert "not in config.json: the default of its configuration class" in said
     assert json.loads(run("inspect", llama, "--json").stdout)["default_length"] == 2048
 
 

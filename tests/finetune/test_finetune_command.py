@@ -92,7 +92,7 @@ def test_an_evaluation_that_fails_leaves_the_training(base, data, tmp_path, monk
     words = ("finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "--eval", "short")
     result = CliRunner().invoke(app, [str(word) for word in words])
     assert isinstance(result.exception, CtxextError)
-    assert "is complete; it is its evaluation that failed" in result.stderr
+    assert "was written, but its evaluation failed" in result.stderr
     assert (tmp_path / "out" / "finetune.json").is_file()
     assert counts == [1]
 
@@ -143,7 +143,7 @@ def test_interrupted_and_resumed(base, data, tmp_path):
     assert folder.exists()
 
 
-@pytest.mark.parametrize(("processes", "says"), [("1", "go on with"), ("2", "go on under the same launcher with")])
+@pytest.mark.parametrize(("processes", "says"), [("1", "Resume with"), ("2", "Resume under the same launcher with")])
 def test_a_launcher_s_words_are_not_the_command_s(base, data, tmp_path, monkeypatch, processes, says):
     """Each process knows its own part of what was typed."""
 

@@ -44,7 +44,7 @@ def test_the_published_numbers_reach_the_run(options_of, name):
     assert {key: getattr(options, key) for key in PUBLISHED[name]} == PUBLISHED[name]
     changed = {key for key, value in vars(options).items() if value != getattr(TrainingOptions(), key)}
     assert changed <= {word.replace("-", "_") for word in presets()[name].options}
-    note = f"preset {name} is for a model that was made by: ctxext convert SOURCE BASE"
+    note = f"Preset {name} expects a model created by: ctxext convert SOURCE BASE"
     assert (note in result.stderr) == (name != "read-inside")
 
 

@@ -935,7 +935,7 @@ def test_the_commands(gguf, tmp_path, run, monkeypatch):
     assert {"key": "llama.rope.scaling.type", "old": None, "new": "yarn"} in plan["changes"]
     assert not (tmp_path / "m-yarn-2k.gguf").exists()
     result = run("convert", "m.gguf", "--method", "yarn", "--factor", "4")
-    assert "llama.cpp rotates as the method says" in result.stdout
+    assert "llama.cpp check passed" in result.stdout
     assert "llama-server -m m-yarn-2k.gguf -c 2048" in " ".join(result.stderr.split())
     assert "yarn ×4" in run("inspect", "m-yarn-2k.gguf").stdout
     assert json.loads(run("verify", "m-yarn-2k.gguf", "--against", "m.gguf", "--json").stdout)["passed"]

@@ -98,7 +98,7 @@ def test_a_broken_connection_then_the_same_command(commands, server, extended):
     assert held(server) == {**local(extended), "notes.txt": b"mine"}
     assert len(asked(server, "PUT /objects/")) == sent == 1  # What had arrived was not sent twice.
     assert again == 0
-    assert "all there already" in output
+    assert "already up to date" in output
     assert len(server.commits) == 1
 
 
