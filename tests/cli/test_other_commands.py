@@ -80,7 +80,7 @@ def test_experimental_methods_are_used_by_name_and_shown_when_asked_for(run, lla
     rows = {line.split()[0].rstrip(",") for line in shown.splitlines() if re.match(r"  \S", line)}
     assert not rows & EXPERIMENTAL
     assert {"yarn", "ntk-alibi", "mspoe"} <= rows
-    assert "experimental, by name alike: resonance cope string" in " ".join(shown.split())
+    assert "Experimental methods: resonance, cope, string" in " ".join(shown.split())
     data = json.loads(run("methods", "--json").stdout)["methods"]
     assert {entry["name"] for entry in data if entry["experimental"]} == EXPERIMENTAL
     inspected = " ".join(run("inspect", llama).stdout.split())

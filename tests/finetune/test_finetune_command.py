@@ -153,7 +153,7 @@ def test_a_launcher_s_words_are_not_the_command_s(base, data, tmp_path, monkeypa
 
     monkeypatch.setattr(finetune_run, "finetune", stopped)
     monkeypatch.setenv("WORLD_SIZE", processes)
-    assert f"Stopped; {says}: " in run("finetune", base, tmp_path / "out", "--data", data).stderr
+    assert f"Stopped. {says}: " in run("finetune", base, tmp_path / "out", "--data", data).stderr
 
 
 def test_a_dry_run_trains_nothing(base, data, tmp_path):
@@ -215,9 +215,9 @@ def test_a_run_is_written_as_a_file_that_runs_again(base, data, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("stpes: 3", 'an option "stpes" that there is not'),
+        ("stpes: 3", 'Unknown option "stpes" in'),
         ("quiet: true", 'an option "quiet"'),
-        ("- steps", "holds no options"),
+        ("- steps", "contains no options"),
         ("steps: [", "not valid YAML"),
     ],
 )

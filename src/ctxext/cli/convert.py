@@ -302,7 +302,7 @@ def _plan_lines(plan: Plan) -> list[Any]:
     table.add_row(bold("weights"), f"{len(plan.weights)} file(s), {size / 1e6:,.1f} MB, {changes}")
     table.add_row(bold("copied"), ", ".join(path.as_posix() for path in plan.others) or "-")
     table.add_row(bold("engines"), serving_line(plan.serving))
-    return [table, *unconverted_text(plan.unconverted), "dry run: nothing was written"]
+    return [table, *unconverted_text(plan.unconverted), "nothing was written"]
 
 
 def _shorten(value: Any) -> str:

@@ -145,6 +145,4 @@ def _propose(report: "Report", source: str, output: Output) -> None:
         output.next_step("ctxext", "eval", source, *words, why="Evaluate the whole context")
     else:
         target = format_length(max(longest, 2 * context_length))
-        output.next_step(
-            "ctxext", "compare", source, "--target-length", target, why="Compare the methods that extend it"
-        )
+        output.next_step("ctxext", "compare", source, "--target-length", target, why="Compare methods that extend it")

@@ -50,7 +50,7 @@ def print_plan(output: Output, plan: "Plan") -> None:
     verdict = "" if plan.fits else "   does not fit"
     output.result(
         plan.to_dict(),
-        f"sequences  {plan.data.num_sequences:,} × {plan.options.sequence_length:,} tokens, {plan.num_tokens:,} in total",
+        f"sequences  {plan.data.num_sequences:,} × {plan.options.sequence_length:,}, {plan.num_tokens:,} tokens",
         f"trained    {plan.num_trained:,} parameters ({share:.1f} %)",
         f"memory     about {peak:.1f} of {available:.1f} GiB at the peak{verdict}",
         f"time       about {plan.seconds_per_step:.1f} s per step, {span(plan.seconds)} in total",

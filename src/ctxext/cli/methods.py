@@ -268,6 +268,6 @@ def help_of_convert(words: Sequence[str], everything: bool) -> tuple[list[tuple[
     rows = [(m.name, summary_of(m).split(". ")[0].rstrip(".") + ".") for m in METHODS if not m.is_experimental]
     more = (
         "NAME",
-        "ctxext convert --method NAME --help shows the options of a method, --help-all those of all methods.",
+        "Show a method's options with ctxext convert --method NAME --help, all options with --help-all.",
     )
     return [("Methods", [*rows, more])], hidden

@@ -15,9 +15,7 @@ from ctxext.publish.upload_plan import PushOptions, UploadPlan, total
 @takes_options(without=("verbose",))
 def push(
     folder: Annotated[Path, typer.Argument(metavar="OUT", help="A converted checkpoint.")],
-    repository: Annotated[
-        str, typer.Argument(metavar="USER/NAME", help="The repository; created if it does not exist.")
-    ],
+    repository: Annotated[str, typer.Argument(metavar="USER/NAME", help="Repository; created if it does not exist.")],
     *,
     options: PushOptions,
     dry_run: Annotated[

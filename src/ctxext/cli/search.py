@@ -69,7 +69,7 @@ def points_table(points: "list[Point]", stock: "Measurement | None") -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("recipe", overflow="fold")
     lengths = points[0].trial.measurement.lengths if points and points[0].trial.measurement else ()
-    for name in ("answer loss", "original context length", *(f"found at {length}" for length in lengths)):
+    for name in ("loss of answers", "original context length", *(f"found at {length}" for length in lengths)):
         table.add_column(name, justify="right")
     for point in points:
         measurement = point.trial.measurement
@@ -117,9 +117,7 @@ def search_(
     source: SourceArgument,
     out: Annotated[
         Path,
-        typer.Argument(
-            metavar="RECIPE", help="Recipe file to write. NAME.png and NAME.db are saved in the same folder."
-        ),
+        typer.Argument(metavar="RECIPE", help="Recipe file to write. NAME.png and NAME.db are saved next to it."),
     ] = Path("best.yaml"),
     *,
     options: SearchOptions,
@@ -189,15 +187,15 @@ def verdict(result: Found, options: SearchOptions) -> str:
         assert check.winner_answers is not None, "a winner was measured"
         gain, half = check.gain
         first = (
-            f"No recipe is significantly better than the unmodified model. On unseen prompts, the best one changes the "
-            f"answer loss by {-gain:+z.4f} ± {half:.4f} and finds {check.winner_answers.share:.0%} of the needles; the "
-            f"unmodified model finds {check.stock.share:.0%}."
+            f"No recipe is significantly better than the unmodified model. On unseen prompts, the best changes the "
+            f"loss of an answer by {-gain:+z.4f} ± {half:.4f} and finds {check.winner_answers.share:.0%} of the needles; "
+            f"the unmodified model finds {check.stock.share:.0%}."
         )
     else:
         gain, half = check.gain
         rise, spread = check.rise
         first = (
-            f"{result.recipe.summary()} lowers the answer loss by {gain:.3f} ± {half:.3f} on unseen prompts and "
+            f"{result.recipe.summary()} lowers the loss of an answer by {gain:.3f} ± {half:.3f} on unseen prompts and "
             f"changes the loss at the original context length by {100 * rise:+z.2f} ± {100 * spread:.2f} %."
         )
     return f"{first} {_more(check)}".strip()
@@ -215,7 +213,7 @@ def _more(check: "Check") -> str:
     why = (
         f"but changes {cost}, more than the limit of {100 * check.keep_short:g} %."
         if rise + spread > check.keep_short
-        else f"but its answer loss is higher. It changes {cost}."
+        else f"but the loss of its answers is higher. It changes {cost}."
     )
     ours = f" instead of {check.winner_answers.share:.1%}" if check.winner_answers else ""
     return (

@@ -52,9 +52,7 @@ def verify(
     ] = None,
     engine_args: Annotated[
         str | None,
-        typer.Option(
-            "--engine-args", metavar="JSON", help="Arguments of vllm.LLM; max_model_len shortens the prompts."
-        ),
+        typer.Option("--engine-args", metavar="JSON", help="Arguments of vllm.LLM. max_model_len shortens prompts."),
     ] = None,
     hub: HubOptions,
     output: Output,
