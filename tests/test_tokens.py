@@ -45,7 +45,7 @@ def test_what_no_token_has_is_refused_without_showing_it(given):
 )
 def test_a_token_that_is_refused_is_hidden_from_then_on(given, monkeypatch):
     """Whatever fails next may show it, whole or the piece before its line end."""
-    monkeypatch.setattr("ctxext.redaction._given", set())
+    monkeypatch.setattr("ctxext.redaction._secrets", set())
     with pytest.raises(CtxextError, match="characters that no token has"):
         hub_token(given)
     for piece in given.split():
@@ -227,7 +227,7 @@ def test_no_secret_is_shown_wherever_it_stands(words, tmp_path, monkeypatch, cap
 @pytest.fixture
 def no_memory(monkeypatch):
     """Nothing is known of tokens of other tests."""
-    monkeypatch.setattr(redaction, "_given", set())
+    monkeypatch.setattr(redaction, "_secrets", set())
 
 
 @pytest.mark.parametrize(
@@ -273,4 +273,4 @@ def test_the_longest_secret_goes_first_and_short_words_stay(no_memory):
 )
 def test_tokens_of_a_command_line_are_remembered_wherever_they_stand(words, hidden, no_memory):
     redaction.remember_arguments(words)
-    assert redaction._given == set(hidden)
+    assert redaction._secrets == set(hidden)

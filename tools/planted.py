@@ -55,7 +55,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "answers.rise(stock)[0] <= keep_short",
         _SEARCH,
     ),
-    ("redaction.py", 'return _LOOKS_LIKE_ONE.sub(r"\\1…", text)', "return text", _TOKENS),
+    ("redaction.py", 'return _TOKEN.sub(r"\\1…", text)', "return text", _TOKENS),
     ("redaction.py", "map(redact, _STYLE.split(text))", "_STYLE.split(text)", _TERMINAL),
     ("errors.py", "redact(message)", "message", _TOKENS),
     ("cli/app.py", "redact(str(error))", "str(error)", ("tests/cli/test_faults.py",)),

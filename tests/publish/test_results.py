@@ -93,7 +93,7 @@ def test_perplexity_by_length_and_the_cost_inside(content):
 def test_effective_lengths_stand_beside_each_other(content):
     effective = table(content, "effective length")
     assert [row[0] for row in rows(effective)] == ["demo (demo's)", "**mine (mine's)**"]
-    assert "its own figure at 256 tokens" in effective
+    assert "score at 256 tokens" in effective
     for entry in content["models"]:
         entry["effective"] = None
     assert table(content, "effective length") == ""
@@ -119,23 +119,23 @@ def test_the_hub_s_model_index_has_every_figure_of_this_model_alone(content):
 
 def test_what_was_not_measured_is_said(content):
     missing = build_results(content, mine(content), PICTURES).missing
-    assert missing[0] == "Beyond 512 tokens: the context length is 1024."
+    assert missing[0] == "Lengths beyond 512 tokens; the context length is 1024."
     assert "Finding a pass key in a text that repeats itself (`passkey`)." in missing
     assert not [line for line in missing if "(`needle`)" in line or "(`perplexity`)" in line or "(`short`)" in line]
     assert not [line for line in missing if "(`passages`)" in line], "that is for encoders"
-    assert [line.split()[0] for line in missing[-3:]] == ["Free", "Needles", "Anything"]
+    assert [line.split()[0] for line in missing[-3:]] == ["Free", "Needles", "Other"]
     assert [line for line in missing if "(`ruler`)" in line] == ["RULER (`ruler`)."]
     one = {**mine(content), "cells": [{**mine(content)["cells"][0], "task": "ruler-cwe"}]}
     assert not [line for line in build_results(content, one, PICTURES).missing if "(`ruler" in line]
     within = {**mine(content), "context_length": 512}
-    assert not [line for line in build_results(content, within, PICTURES).missing if line.startswith("Beyond")]
+    assert not [line for line in build_results(content, within, PICTURES).missing if line.startswith("Lengths beyond")]
     nothing = {**mine(content), "cells": [], "perplexity": None, "short": None}
     lines = build_results(content, nothing, PICTURES).missing
-    assert lines[0] == "Any length: the context length is 1024 tokens."
+    assert lines[0] == "All lengths; the context length is 1024 tokens."
     assert lines[-1].startswith("Anything else")
     assert not [line for line in lines if line.startswith(("Free generation", "Needles in natural"))]
     written = report(generate=True, haystack={"name": "book.txt", "sha256": "0"})
-    assert [line.split()[0] for line in build_results(written, mine(written), []).missing[-1:]] == ["Anything"]
+    assert [line.split()[0] for line in build_results(written, mine(written), []).missing[-1:]] == ["Other"]
     assert not [
         line for line in build_results(written, mine(written), []).missing if line.startswith(("Free", "Needles in"))
     ]
@@ -221,6 +221,6 @@ def test_what_is_read_and_which_files_go_along(tmp_path):
 def test_a_report_whose_settings_hold_a_password_is_not_published(content, data, tmp_path):
     content["settings"] = {**content["settings"], "data": data}
     (tmp_path / "report.json").write_text(json.dumps(content))
-    with pytest.raises(CtxextError, match="hold a password or a token") as caught:
+    with pytest.raises(CtxextError, match="contain a password or a token") as caught:
         read_report(tmp_path)
     assert "hunter2" not in str(caught.value) + caught.value.hint

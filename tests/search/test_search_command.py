@@ -48,7 +48,7 @@ def studied(folder):
 
 FAR = ("--target-length", "640")
 BAD = {
-    "no target": ((), None, "How far should the model reach?"),
+    "no target": ((), None, "Missing option --target-length."),
     "target inside": (("--target-length", "320"), None, "trained to 320 tokens already"),
     "no such method": ((*FAR, "--methods", "yarm"), None, 'no method "yarm"'),
     "no time": ((*FAR, "--minutes", "0"), None, "minutes must be above 0"),

@@ -46,7 +46,7 @@ def test_a_password_is_not_shown():
 
 
 def test_a_password_that_was_shown_is_taken_out_of_what_the_driver_says(monkeypatch):
-    monkeypatch.setattr(redaction, "_given", set())
+    monkeypatch.setattr(redaction, "_secrets", set())
     shown_storage("postgresql://me:correct-horse@host/db")
     assert redact('FATAL: no user "me" with correct-horse') == 'FATAL: no user "me" with …'
 

@@ -187,9 +187,9 @@ def verdict(result: Found, options: SearchOptions) -> str:
         assert check.winner_answers is not None, "a winner was measured"
         gain, half = check.gain
         first = (
-            f"No recipe is significantly better than the unmodified model. On unseen prompts, the best changes the "
-            f"loss of an answer by {-gain:+z.4f} ± {half:.4f} and finds {check.winner_answers.share:.0%} of the needles; "
-            f"the unmodified model finds {check.stock.share:.0%}."
+            "No recipe is significantly better than the unmodified model. On unseen prompts, the best changes the loss "
+            f"of an answer by {-gain:+z.4f} ± {half:.4f} and finds {check.winner_answers.share:.0%} of the needles, "
+            f"the unmodified model {check.stock.share:.0%}."
         )
     else:
         gain, half = check.gain
