@@ -69,7 +69,7 @@ def test_one_output_by_any_of_its_names_is_one(tmp_path, monkeypatch):
         before = descriptors()
         for name in ("place/out", "link/../place/out", tmp_path / "place" / "out"):
             told = refused(Path(name))
-            assert told.startswith(f'"{tmp_path}/place/out" is being written by another run')
+            assert told.startswith(f'Another process is writing "{tmp_path}/place/out"')
             assert re.search(rf"run \(process {os.getpid()} on \w+\)\.$", told)
         assert descriptors() == before, "a refusal leaves no file open"
         assert refused(Path("place/other")) is None
@@ -85,7 +85,7 @@ def test_who_holds_a_lock_is_told_in_words_of_ours_alone(said, tmp_path):
 def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path):
     (tmp_path / "precious").write_text("precious")
     (tmp_path / ".out.ctxext-lock").symlink_to(tmp_path / "precious")
-    with pytest.raises(CtxextError, match="cannot be written to"), lock_output(tmp_path / "out"):
+    with pytest.raises(CtxextError, match="is not writable"), lock_output(tmp_path / "out"):
         pass
     assert (tmp_path / "precious").read_text() == "precious"
 
@@ -96,7 +96,7 @@ def test_a_full_disk_takes_no_lock_away(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "write_text", full)
     with lock_output(tmp_path / "out"):
-        assert "is being written by another run." in refused(tmp_path / "out")
+        assert f'Another process is writing "{tmp_path / "out"}".' in refused(tmp_path / "out")
 
 
 def test_names_that_leave_room_for_more():

@@ -285,7 +285,7 @@ def test_push(arrived, monkeypatch):
     assert given == (plan, "me/name", options)
     assert named.pop("token") == TOKEN
     assert all(map(callable, named.values()))
-    assert named.keys() == {"progress", "tell"}
+    assert named.keys() == {"progress", "notify"}
 
 
 def test_one_thing_is_asked_of_push_at_a_time(arrived):

@@ -166,7 +166,7 @@ def test_two_runs_do_not_share_a_folder(run, checkpoint, tmp_path):
         assert other.stdout.readline() == b"held\n"
         result = run("eval", checkpoint, *words)
         assert result.exit_code == 1
-        assert "is being written by another run" in str(result.exception)
+        assert "Another process is writing" in str(result.exception)
         assert not (tmp_path / "new" / "o").exists()
         other.stdin.close()
         other.wait()

@@ -886,7 +886,7 @@ def test_a_failed_run_leaves_nothing(gguf, tmp_path, monkeypatch):
 
     source = gguf()
     monkeypatch.setattr(converting, "copy_range", full)
-    with pytest.raises(CtxextError, match="no space left"):
+    with pytest.raises(CtxextError, match="No space left"):
         convert_gguf(source, tmp_path / "out.gguf", Recipe([Yarn(factor=4)]))
     assert [path.name for path in tmp_path.iterdir() if ".gguf" in path.name] == ["m.gguf"]
 
@@ -897,7 +897,7 @@ def test_a_full_disk_is_seen_before_anything_is_written(gguf, tmp_path, monkeypa
     convert_gguf(source, tmp_path / "out.gguf", Recipe([Yarn(factor=4)]))
     size = source.stat().st_size
     monkeypatch.setattr(converting, "copy_range", lambda *given: pytest.fail("It was written to."))
-    with pytest.raises(CtxextError, match="no space left"):
+    with pytest.raises(CtxextError, match="No space left"):
         convert_gguf(source, tmp_path / "b.gguf", Recipe([Yarn(factor=4)]))
 
 

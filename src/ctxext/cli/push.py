@@ -46,7 +46,7 @@ def push(
         plan = prepare(folder, repository, options, progress=progress)
         for warning in plan.warnings:
             output.warning(warning)
-        done = send(plan, repository, options, token=hub.token, progress=progress, tell=output.note)
+        done = send(plan, repository, options, token=hub.token, progress=progress, notify=output.note)
     content = {"repository": repository, **vars(done), "others": list(done.others)}
     news = total(done.sizes) if done.is_new else f"{total(done.sizes)}, already up to date"
     output.result(content, Text.assemble(("✓", "green"), f" {repository}   {news}   {done.url}"))

@@ -30,7 +30,7 @@ _MESSAGES: Mapping[int, tuple[str, str]] = {
     403: ('No write access to "{name}".', LOG_IN),
     404: ('"{name}" does not exist on the Hub, or the token has no access to it.', LOG_IN),
     409: ('"{name}" is being changed by another client.', "Run the same command again."),
-    413: ("The upload is too large for the Hub: {reason}", ""),
+    413: ("The upload is too large: {reason}", ""),
     429: ("Too many requests to the Hub.", "Wait a few minutes, then run the same command again."),
 }
 _AGAIN = "Run the same command again; uploaded files are not sent twice."
@@ -191,7 +191,7 @@ def send(
     *,
     token: str | None = None,
     progress: Progress | None = None,
-    tell: Callable[[str], None] | None = None,
+    notify: Callable[[str], None] | None = None,
 ) -> Push:
     """Write the planned files into the folder and upload it; see `push` for the arguments."""
     from huggingface_hub import HfApi
@@ -205,17 +205,17 @@ def send(
         with hub_errors_in_one_line(plan.base):
             api.model_info(plan.base)
     # Fail on immediate rejections by the Hub before large files are read.
-    _call_with_retries(lambda: _open(api, repository, options), tell)
+    _call_with_retries(lambda: _open(api, repository, options), notify)
     if not plan.is_adapter:
         seal(plan, progress)
-        return _call_with_retries(lambda: _upload(api, plan.folder, repository, options), tell)
+        return _call_with_retries(lambda: _upload(api, plan.folder, repository, options), notify)
     with tempfile.TemporaryDirectory() as place:  # A recorded checkpoint must not change.
         for name, content in plan.contents.items():
             (Path(place) / name).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
-        return _call_with_retries(lambda: _upload(api, Path(place), repository, options), tell)
+        return _call_with_retries(lambda: _upload(api, Path(place), repository, options), notify)
 
 
-def _call_with_retries(action: Callable[[], _Result], tell: Callable[[str], None] | None) -> _Result:
+def _call_with_retries(action: Callable[[], _Result], notify: Callable[[str], None] | None) -> _Result:
     """Call a function and retry if the connection breaks; uploaded files are not sent twice."""
     for attempt in range(1, _ATTEMPTS):
         try:
@@ -223,8 +223,8 @@ def _call_with_retries(action: Callable[[], _Result], tell: Callable[[str], None
         except CtxextError as error:
             if error.hint != _AGAIN:  # The same command would fail again.
                 raise
-            if tell is not None:
-                tell(f"{error.message} Retrying ({attempt} of {_ATTEMPTS - 1}).")
+            if notify is not None:
+                notify(f"{error.message} Retrying ({attempt} of {_ATTEMPTS - 1}).")
             time.sleep(2.0**attempt)
     return action()
 
