@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.geometry import KnownModel, known_models
-from ctxext.cli.methods import describe_storage, summary_of
+from ctxext.cli.methods import carried_by, summary_of
 from ctxext.converters.engines import TOLERANCE, measured
 from ctxext.files.length import format_length
 from ctxext.options import option_name
@@ -54,7 +54,7 @@ def _table(methods: list[type[Method]]) -> list[str]:
     return [
         "| method | what it does | carried by | paper |",
         "|---|---|---|---|",
-        *(f"| [`{m.name}`](#{m.name}) | {summary_of(m)} | {describe_storage(m)} | <{m.paper}> |" for m in methods),
+        *(f"| [`{m.name}`](#{m.name}) | {summary_of(m)} | {carried_by(m)} | <{m.paper}> |" for m in methods),
     ]
 
 
@@ -90,7 +90,7 @@ def _searched(values: tuple[Any, ...]) -> str:
 def _by_keys(method: type[Method]) -> list[str]:
     """Return the line with a method's kind and its form in the checkpoint, for methods without code."""
     if method.encoding != "rotary":
-        return [f"Kind: {method.kind}. Carried by {describe_storage(method)}."]
+        return [f"Kind: {method.kind}. Carried by {carried_by(method)}."]
     rope_type = getattr(method, "rope_type", "default")
     carried = "`rope_theta` alone" if rope_type == "default" else f"the rope type `{rope_type}`"
     return [f"Kind: {method.kind}. Carried by {carried}, in both dialects of config.json."]

@@ -266,6 +266,6 @@ def test_how_long_it_would_take_is_said_where_something_was_not_asked_at_all():
     """By hand: 2 depths of one text took stock 1500 s each, so one text takes both models 2 × 2 × 25 minutes."""
     lines = [{**line, "seconds": 1500.0} for line in cells("stock", 0.0, samples=range(1))]
     content = judged(lines, ("yarn",))
-    assert content["not_reached"][0] == "needle: time ran out before any question was asked at 2048 tokens."
+    assert content["not_reached"][0] == "needle: time ran out before the first question at 2048 tokens."
     assert "takes about 100 minutes for all methods" in content["not_reached"][1]
     assert content["verdict"].startswith("No method was measured.")

@@ -57,7 +57,7 @@ def methods(
     for method in METHODS:
         if experimental or not method.is_experimental:
             names = ", ".join((method.name, *method.aliases))
-            groups.setdefault(f"Stored in {describe_storage(method)}", []).append((names, summary_of(method)))
+            groups.setdefault(f"Stored in {carried_by(method)}", []).append((names, summary_of(method)))
     lines = [line for title, rows in groups.items() for line in section(title, rows, output.stdout)]
     others = [] if experimental else [f"\nExperimental methods: {', '.join(experimental_names())}"]
     output.result({"methods": [method_data(method) for method in METHODS]}, *lines, *others)
@@ -74,11 +74,11 @@ def summary_of(method: type[Method]) -> str:
     return (inspect.getdoc(method) or "").splitlines()[0]
 
 
-def describe_storage(method: type[Method]) -> str:
+def carried_by(method: type[Method]) -> str:
     """Return the parts of a checkpoint that contain the method."""
     if method.kind == "table":
-        return "config.json and the position table in the weights"
-    return "modeling code in the checkpoint" if method.needs_code() else "config.json"
+        return "config.json and the table in the weights"
+    return "code in the checkpoint" if method.needs_code() else "config.json"
 
 
 def method_data(method: type[Method]) -> dict[str, object]:
@@ -89,7 +89,7 @@ def method_data(method: type[Method]) -> dict[str, object]:
         "title": method.title,
         "summary": summary_of(method),
         "paper": method.paper,
-        "carried_by": describe_storage(method),
+        "carried_by": carried_by(method),
         "experimental": method.is_experimental,
         "options": {field.name: limits_of(field).describe() for field in options_of(method)},
         "caution": method.caution,

@@ -84,7 +84,7 @@ def used_options(context: typer.Context) -> str:
 
 
 def _read_first(flag: str, callback: Callable[..., Any], text: str) -> Any:
-    """Declare an option that is read before the options whose defaults it changes."""
+    """Declare an option that is read before the options with defaults that it changes."""
     return typer.Option(flag, help=text, is_eager=True, callback=callback, show_default=False)
 
 

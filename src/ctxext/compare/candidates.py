@@ -64,7 +64,7 @@ class CompareOptions(Settings):
     num_needles: int = option(
         5,
         help="For needle, kv and documents: facts hidden in each text. A text is read once for as many depths.",
-        panel="What is asked",
+        panel="Task options",
         flags=("--needles",),
         min=1,
     )

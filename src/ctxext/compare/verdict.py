@@ -164,7 +164,8 @@ def compare_results(
     by_row = {row["name"]: row for row in rows}
     taken, nearest, sentence = _choose_method(by_row, shares, gains, losses, results, stock, trained, confidence)
     missing = [*_beyond_stock(plans), *_not_reached(plans, figures)]
-    if any(" before any " in sentence for sentence in missing) and (minutes := _minutes_of_a_round(plans, records)):
+    is_unmeasured = any(" before the first " in sentence for sentence in missing)
+    if is_unmeasured and (minutes := _minutes_of_a_round(plans, records)):
         missing.append(
             f"One question of each kind takes about {minutes} minute{'' if minutes == 1 else 's'} for all methods. "
             "Increase --minutes, or use fewer --methods or --lengths."
@@ -353,12 +354,10 @@ def _not_reached(plans: Sequence[ModelPlan], figures: Mapping[str, Measured]) ->
     for task, by_length in counts.items():
         for length, count in by_length.items():
             if count < samples:
-                progress = (
-                    f"after {count} of {samples} questions per depth" if count else "before any question was asked"
-                )
-                sentences.append(f"{task}: time ran out {progress} at {length} tokens.")
+                state = f"after {count} of {samples} questions per depth" if count else "before the first question"
+                sentences.append(f"{task}: time ran out {state} at {length} tokens.")
     for task, read in unread.items():
         if read < samples:
-            state = f"after {read} of {samples} documents" if read else "before any document was read"
+            state = f"after {read} of {samples} documents" if read else "before the first document"
             sentences.append(f"{task}: time ran out {state}.")
     return sentences

@@ -79,7 +79,7 @@ def same_value(old: Any, new: Any) -> bool:
 
 
 def keys_that_differ(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return the keys whose values differ between a record and new content, compared as JSON."""
+    """Return the keys with different values in a record and in new content, compared as JSON."""
     new = json.loads(json.dumps(new))
     return [key for key in {**old, **new} if old.get(key) != new.get(key)]
 
