@@ -243,7 +243,7 @@ def test_a_search_that_was_stopped_goes_on_as_it_was(run, arrived, monkeypatch):
     monkeypatch.setattr("sys.argv", ["ctxext", *map(str, line)])
     monkeypatch.setattr(import_module("ctxext.cli.search"), "search", stopped)
     (shown,) = [one for one in run(*line).stderr.splitlines() if one.startswith("Stopped. Resume with: ctxext ")]
-    again, more = arrived(shlex.split(shown)[5:], "ctxext.cli.search.search")
+    again, more = arrived(shlex.split(shown)[4:], "ctxext.cli.search.search")
     assert again == first
     assert {**more, "watch": None} == {**named, "watch": None, "resume": True}
 

@@ -132,7 +132,7 @@ def test_what_was_not_measured_is_said(content):
     nothing = {**mine(content), "cells": [], "perplexity": None, "short": None}
     lines = build_results(content, nothing, PICTURES).missing
     assert lines[0] == "All lengths; the context length is 1024 tokens."
-    assert lines[-1].startswith("Anything else")
+    assert lines[-1].startswith("Other languages")
     assert not [line for line in lines if line.startswith(("Free generation", "Needles in natural"))]
     written = report(generate=True, haystack={"name": "book.txt", "sha256": "0"})
     assert [line.split()[0] for line in build_results(written, mine(written), []).missing[-1:]] == ["Other"]
@@ -196,7 +196,7 @@ def test_conditions(content):
 
 def test_a_report_is_about_a_checkpoint_as_it_stands(content):
     assert entry_of(content, ["c" * 64, "a" * 64])["name"] == "demo"
-    with pytest.raises(CtxextError, match='measured "demo", "mine", but not this'):
+    with pytest.raises(CtxextError, match='contains "demo", "mine", but not this'):
         entry_of(content, ["c" * 64])
 
 

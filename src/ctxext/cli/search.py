@@ -122,7 +122,7 @@ def search_(
     *,
     options: SearchOptions,
     loading: Loading,
-    storage: StudyOptions,
+    study_options: StudyOptions,
     output: Output,
 ) -> None:
     """Search for the best recipe for a model without training, and write it to a recipe file.
@@ -132,14 +132,14 @@ def search_(
 
     ctxext search my-model best.yaml --target-length 32k --methods yarn,mspoe --data my-texts.jsonl
     """
-    place = storage.place(out)
+    place = study_options.place(out)
 
     def print_resume_command() -> None:
         if options.gradient or (place.path is not None and not place.path.exists()):
             return
         words = resuming_command()
-        if storage.storage:  # Hide the password in the URL.
-            words = [word.replace(storage.storage, shown_storage(storage.storage)) for word in words]
+        if study_options.storage:  # Hide the password in the URL.
+            words = [word.replace(study_options.storage, shown_storage(study_options.storage)) for word in words]
         output.next_step(*words, why="Stopped. Resume with")
 
     with exit_on_interrupt(print_resume_command):
@@ -148,8 +148,8 @@ def search_(
             options,
             out=out,
             study=place,
-            resume=storage.resume,
-            overwrite=storage.overwrite,
+            resume=study_options.resume,
+            overwrite=study_options.overwrite,
             loading=loading,
             watch=watching(output),
         )
