@@ -63,12 +63,12 @@ class CompareOptions(Settings):
     )
     num_needles: int = option(
         5,
-        help="For needle, kv and documents: facts hidden in each text. A text is read once for as many depths.",
+        help="needle, kv, documents: facts hidden in each text; one reading serves as many depths.",
         panel="Task options",
         flags=("--needles",),
         min=1,
     )
-    samples: int = option(8, help="Questions per depth and length, and number of documents.", min=1)
+    samples: int = option(8, help="Number of questions per length and depth, and of documents.", min=1)
     lengths: tuple[int, ...] = option(
         (),
         help="Prompt lengths, for example 4k,32k. Default: the original context length and doublings up to the target.",
