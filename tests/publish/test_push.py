@@ -114,7 +114,16 @@ def test_what_is_refused_is_told_in_one_line_and_no_token_is_shown(commands, ser
         ("push", extended, "me/tiny", "--token", "hf_bro\nken"): "characters that no token has",
         ("push", extended, "me/tiny"): "No Hub token",
         ("push", extended, "me/tiny", "--token", TOKEN, "--private"): "exists and is public",
-        ("push", extended, "me/tiny", "--token", TOKEN, "--create-pr", "--revision", "v2"): "cannot be combined with --revision",
+        (
+            "push",
+            extended,
+            "me/tiny",
+            "--token",
+            TOKEN,
+            "--create-pr",
+            "--revision",
+            "v2",
+        ): "combined with --revision",
     }
     before = None
     for (line, wanted), (code, out, err) in zip(lines.items(), commands(*lines), strict=True):
