@@ -150,7 +150,8 @@ def convert(
     elif verification is not None:
         is_rotation = verification.of == "frequencies"
         subject = "frequencies in the installed transformers" if is_rotation else "logits in a clean process"
-        text = f"verified: {subject} match the method (largest difference {verification.difference:.0e})"
+        difference = f"largest difference {verification.difference:.0e}" if verification.difference else "identical"
+        text = f"verified: {subject} match the method ({difference})"
         checks = [mark_line("✓", "green", text)]
     lines: list[RenderableType] = [
         done_line(done.out, f"{plan.recipe.summary()}   {lengths}   weights {written.how}   {seconds:.2f} s"),
