@@ -17,7 +17,7 @@ from ctxext.evaluate.settings import Settings
 from ctxext.files.content import Progress
 from ctxext.files.output_directory import short_name
 from ctxext.files.packages import install_command
-from ctxext.files.processes import Terminated, alone, num_processes, raise_on_sigterm, rank
+from ctxext.files.processes import Terminated, num_processes, raise_on_sigterm, rank, run_alone
 from ctxext.finetune.documents import TrainingData
 from ctxext.finetune.options import Reporter, RunOptions, TrainingOptions, presets
 from ctxext.options import option
@@ -197,7 +197,7 @@ def _evaluate(model: str, out: Path, questions: tuple[Settings, Loading], output
     from ctxext.evaluate.run import evaluate
 
     settings, loading = questions
-    with alone(), output.progress("evaluating") as progress:
+    with run_alone(), output.progress("evaluating") as progress:
         report = evaluate([model, str(out)], settings, loading=loading, out=out / "evaluation", progress=progress)
     for table in report_tables(report, output.stderr.width):
         output.note(table)

@@ -35,9 +35,7 @@ def convert_file(
         for key, (old, new) in plan.changes.items():
             table.add_row(f"  {key}", f"{_format_value(old)} → {_format_value(new)}")
         content = plan_data(plan, None)
-        output.result(
-            content, bold(plan.source.path.name), table, f"  {_tensors_text(plan)}", "dry run: nothing was written"
-        )
+        output.result(content, bold(plan.source.path.name), table, f"  {_tensors_text(plan)}", "nothing was written")
         for caution in plan.cautions:
             output.warning(caution)
         return

@@ -38,7 +38,7 @@ def wait_for_everyone(device: str) -> None:
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
+def run_alone() -> Iterator[None]:
     """Run as a single process for the duration of the context, even under a launcher."""
     before = {name: os.environ.pop(name) for name in ("RANK", "WORLD_SIZE") if name in os.environ}
     try:
