@@ -36,12 +36,12 @@ def shown(value) -> str:
         ('{"x": 1, "a": 1, "b": 1, "b": 2, "a": 2}', 'key "b" twice'),
         ('{"a": "\\ud800"}', "lone surrogate"),
         ('[{"\\udfff": 1}]', "lone surrogate"),
-        (nested(65), "deeper than 64 levels"),
-        (nested(65, '"\\u0041"'), "deeper than 64 levels"),
-        (nested(33, "1", '{"a":[', "]}"), "deeper than 64 levels"),
-        ("[" * 200_000, "deeper than 64 levels|not valid JSON"),
-        ("1" * 401, "a number of 401 digits"),
-        ("1" * 5000, "a number of 5000 digits"),
+        (nested(65), "more than 64 levels"),
+        (nested(65, '"\\u0041"'), "more than 64 levels"),
+        (nested(33, "1", '{"a":[', "]}"), "more than 64 levels"),
+        ("[" * 200_000, "more than 64 levels|not valid JSON"),
+        ("1" * 401, "a number with 401 digits"),
+        ("1" * 5000, "a number with 5000 digits"),
         ('{"a":\n ', "not valid JSON: Expecting value in line 2"),
     ],
     ids=shown,
@@ -84,16 +84,16 @@ def aliased(count) -> str:
         (BOMB, "has more than 16 YAML aliases"),
         ("a: 1\na: 2", 'key "a" twice'),
         ("x: 1\na: 1\nb: 1\nb: 2\na: 2", 'key "b" twice'),
-        (nested(65), "deeper than 64 levels"),
-        (nested(500, begin="[\n"), "deeper than 64 levels"),
-        ("a: &a " + nested(40) + "\nb: " + nested(40, "*a"), "deeper than 64 levels"),
+        (nested(65), "more than 64 levels"),
+        (nested(500, begin="[\n"), "more than 64 levels"),
+        ("a: &a " + nested(40) + "\nb: " + nested(40, "*a"), "more than 64 levels"),
         ("a: [", "not valid YAML"),
         ("a: !!int ''", "not valid YAML"),
         ("a: !!bool maybe", "not valid YAML: 'maybe'"),
         ("a: 2001-99-99", "not valid YAML: month must be in 1..12"),
         ("a: !!python/object/apply:os.system [ls]", "not valid YAML"),
         ('a: "\\ud800"', "lone surrogate"),
-        ("a: &a [*a]", "deeper than 64 levels"),
+        ("a: &a [*a]", "more than 64 levels"),
     ],
     ids=shown,
 )
@@ -103,7 +103,9 @@ def test_yaml_that_nobody_needs(text, message):
     assert caught.value.message.startswith('"x.yaml" ')
 
 
-@pytest.mark.parametrize(("length", "message"), [(4_000_000, "not valid YAML"), (4_000_001, "larger than 4 MB")])
+@pytest.mark.parametrize(
+    ("length", "message"), [(4_000_000, "not valid YAML"), (4_000_001, "larger than the limit of 4 MB")]
+)
 def test_the_largest_yaml_that_is_looked_at(length, message):
     with pytest.raises(CtxextError, match=message):
         parse_yaml("\x01" * length, "x.yaml")  # Its first character is refused, without a look at the others.
@@ -155,7 +157,7 @@ def test_a_bomb_in_a_card_is_left_out(llama, tmp_path):
 def test_files_larger_than_any(tmp_path):
     (tmp_path / "config.json").touch()
     os.truncate(tmp_path / "config.json", 200_000_001)
-    with pytest.raises(CtxextError, match="larger than 200 MB"):
+    with pytest.raises(CtxextError, match="larger than the limit of 200 MB"):
         read_text(tmp_path / "config.json")
 
 

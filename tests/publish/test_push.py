@@ -170,7 +170,7 @@ def test_options_that_contradict_each_other(extended):
     with pytest.raises(CtxextError, match="cannot be combined with --revision"):
         prepare(extended, "me/tiny", PushOptions(create_pr=True, revision="v2"))
     assert prepare(extended, "me/tiny", PushOptions(create_pr=True, revision="main")).names
-    with pytest.raises(CtxextError, match="no evaluation results"):
+    with pytest.raises(CtxextError, match="combined with --report"):
         prepare(extended, "me/tiny", PushOptions(adapter=True, report=extended))
 
 

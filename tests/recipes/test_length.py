@@ -26,7 +26,7 @@ def test_refused(text):
 def test_longer_than_any_context(text):
     with pytest.raises(CtxextError, match="tokens are above the limit") as caught:
         parse_length(text)
-    assert caught.value.hint == f"At most {LONGEST}."
+    assert caught.value.hint == f"Use at most {LONGEST}."
     assert parse_length("10000000000") == 10**10 == LONGEST
 
 
