@@ -197,7 +197,7 @@ def test_a_comparison_that_measured_nothing_ends_with_1(run, checkpoint, tmp_pat
     assert run("compare", checkpoint, *words, "--out", tmp_path / "out").exit_code == 0
     monkeypatch.setattr(Run, "_ask", lambda *given: None)
     result = run("compare", checkpoint, *words, "--out", tmp_path / "none")
-    assert "Nothing was measured" in result.stdout
+    assert "No method was measured" in result.stdout
     assert result.exit_code == 1
 
 
@@ -294,7 +294,7 @@ def test_the_command_shows_what_the_report_holds(run, checkpoint, tmp_path):
     again = run("compare", checkpoint, *words, "--resume", "--json", "-q")
     assert json.loads(again.stdout)["comparison"]["verdict"] == report["comparison"]["verdict"]
     assert again.stderr == ""
-    assert "How far should" in run("compare", checkpoint).exception.message
+    assert "Missing option --target-length" in run("compare", checkpoint).exception.message
 
 
 @pytest.mark.thorough

@@ -74,7 +74,7 @@ def test_an_option_of_a_preset_or_a_file_can_be_left_out(options_of, tmp_path):
         options, _ = options_of(*words)
         assert (options.start_length, options.train_norms, options.rank) == (None, False, 16)
         assert options.positions == "pose"
-    with pytest.raises(CtxextError, match='"--without" has an option "start-lenght"') as refused:
+    with pytest.raises(CtxextError, match='Unknown option "start-lenght" in "--without"') as refused:
         options_of(*given, "--without", "start-lenght")
     assert refused.value.hint == 'Did you mean "start-length"?'
 
