@@ -79,7 +79,7 @@ def test_what_is_not_the_old_length_stays_byte_for_byte(text, llama, tmp_path):
     ("content", "message"),
     [
         (b'{"x": "\xe9"}', "is not valid UTF-8: invalid byte at position 7"),
-        (b'{"truncation": {"max_length": 64}, "truncation": null}', 'contains the key "truncation" twice'),
+        (b'{"truncation": {"max_length": 64}, "truncation": null}', 'has the key "truncation" twice'),
         (b'{"truncation"', "is not valid JSON"),
         (b'{"truncation": {"max_length": 64]', "is not valid JSON"),
         (b'{"x": ' + b"[" * 100_000, "is not valid JSON"),
@@ -186,9 +186,9 @@ def test_one_number_is_replaced_and_every_other_character_stays(seed):
 @pytest.mark.parametrize("keys", [("a",), ("b", "a")])
 def test_a_key_on_the_way_that_stands_there_twice_is_refused(keys):
     inner = '"a": 1, "c": [{"a": 3}], "a": 2'
-    with pytest.raises(CtxextError, match=r'"x" contains the key "a" twice'):
+    with pytest.raises(CtxextError, match=r'"x" has the key "a" twice'):
         with_number(f"{{{inner}}}" if len(keys) == 1 else f'{{"b": {{{inner}}}}}', "x", keys, 7)
-    with pytest.raises(CtxextError, match=r'"x" contains the key "b" twice'):
+    with pytest.raises(CtxextError, match=r'"x" has the key "b" twice'):
         with_number('{"b": {"a": 1}, "b": {}}', "x", ("b", "a"), 7)
     assert with_number('{"c": 1, "c": 2, "a": 3}', "x", ("a",), 7) == '{"c": 1, "c": 2, "a": 7}'
 

@@ -613,7 +613,7 @@ def test_a_schedule_without_an_original_length_asks_for_it(gguf, tmp_path, run):
         with pytest.raises(CtxextError, match="does not say from which length") as caught:
             plan_gguf(path, Recipe([Yarn(factor=8)]), replace_scaling=True)
         assert ("--original-length 128." in caught.value.hint) == (path == linear)
-        assert "--original-length can" in " ".join(run("inspect", path).stdout.split())
+        assert "with --original-length" in " ".join(run("inspect", path).stdout.split())
         plan = plan_gguf(path, Recipe([Yarn(factor=16)]), replace_scaling=True, original_length=128)
         assert plan.header.get("llama.context_length") == 2048
         now = open_gguf(path).model.encoding.usable_length

@@ -54,7 +54,7 @@ def parse_json(text: str, name: str, *, constants: bool = True) -> Any:
         content = dict(pairs)
         if len(content) < len(pairs):
             duplicate = _first_duplicate([key for key, _ in pairs])
-            raise CtxextError(f'"{name}" contains the key "{duplicate}" twice.', hint="Remove one of them.")
+            raise CtxextError(f'"{name}" has the key "{duplicate}" twice.', hint="Remove one of them.")
         return content
 
     def parse_digits(digits: str) -> int:
@@ -98,7 +98,7 @@ def parse_yaml(text: str, name: str) -> Any:
         _check_events(yaml.parse(text, Loader=yaml.SafeLoader), name)
         content = yaml.load(text, Loader=_strict_loader())
     except _DuplicateKeyError as error:
-        raise CtxextError(f'"{name}" contains the key "{error.args[0]}" twice.', hint="Remove one of them.") from error
+        raise CtxextError(f'"{name}" has the key "{error.args[0]}" twice.', hint="Remove one of them.") from error
     except (yaml.YAMLError, *_OF_VALUES) as error:
         raise CtxextError(f'"{name}" is not valid YAML: {" ".join(str(error).split())}') from error
     check_characters(content, f'"{name}"')
