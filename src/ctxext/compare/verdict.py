@@ -351,13 +351,13 @@ def _not_reached(plans: Sequence[ModelPlan], figures: Mapping[str, Measured]) ->
             unread[name] = min(read, unread.get(name, read))
     samples = plans[0].settings.samples
     sentences = []
-    for task, by_length in counts.items():
+    for name, by_length in counts.items():
         for length, count in by_length.items():
             if count < samples:
                 state = f"after {count} of {samples} questions per depth" if count else "before the first question"
-                sentences.append(f"{task}: time ran out {state} at {length} tokens.")
-    for task, read in unread.items():
+                sentences.append(f"{name}: time ran out {state} at {length} tokens.")
+    for name, read in unread.items():
         if read < samples:
             state = f"after {read} of {samples} documents" if read else "before the first document"
-            sentences.append(f"{task}: time ran out {state}.")
+            sentences.append(f"{name}: time ran out {state}.")
     return sentences
