@@ -68,7 +68,7 @@ def newest_releases():
 @pytest.mark.parametrize(("transformers", "code"), [("", 1), ("99.1.0", 0)])
 def test_make_newer_runs_the_tests_only_if_a_release_is_newer(transformers, code, monkeypatch, capsys):
     newest = newest_releases()
-    found = newest.tested() | ({"transformers": transformers} if transformers else {})
+    found = newest.read_tested_versions() | ({"transformers": transformers} if transformers else {})
     report = {"install": [{"metadata": {"name": name, "version": version}} for name, version in found.items()]}
     done = subprocess.CompletedProcess([], 0, json.dumps(report))
     monkeypatch.setattr(newest.subprocess, "run", lambda *_, **__: done)

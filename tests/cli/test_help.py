@@ -92,7 +92,7 @@ def test_the_example_of_a_method_runs(method, run):
 def test_mspoe_says_first_what_differs_from_its_paper(run, tmp_path):
     text = " ".join(run("methods", "mspoe").stdout.split())
     assert text.index("unlike the paper") < text.index("summary ")
-    for words in ("--recipe mspoe-paper", "0 of 30", "found 26 and stock 27", "0.635", "0.013"):
+    for words in ("--recipe mspoe-paper", "0 of 30", "found 26 and raised", "source found 27", "0.635", "0.013"):
         assert words in text
     measured = Path(__file__).parents[2] / "docs" / "results" / "smollm2.md"
     rows = {row.split("|")[1].strip(): row for row in measured.read_text().splitlines() if row.count("|") > 4}

@@ -363,7 +363,7 @@ def test_each_option_of_a_conversion_does_its_part(monkeypatch):
 
     record("open_checkpoint", checkpoint)
     record("check_out", None)
-    record("calibrated", recipe)
+    record("calibrate_recipe", recipe)
     monkeypatch.setattr(import_module("ctxext.converters.convert"), "make_plan", arriving)
     fields = {"overwrite": True, "replace_scaling": True, "allow_shorter": True, "original_length": 4096}
     options = ConvertOptions(**fields)
@@ -373,7 +373,7 @@ def test_each_option_of_a_conversion_does_its_part(monkeypatch):
         assert planned.value.args == ((checkpoint, recipe), {"replace_scaling": True, "allow_shorter": True})
         assert calls["open_checkpoint"] == (("some",), {**GIVEN, "original_length": 4096})
         assert calls["check_out"] == ((Path("out"), Path("folder"), options), {})
-        assert calls["calibrated"] == ((checkpoint, waiting, options, None), {})
+        assert calls["calibrate_recipe"] == ((checkpoint, waiting, options, None), {})
     with pytest.raises(Arrived) as planned:
         plan_conversion("some", "out", recipe, options=options, **GIVEN)
     assert planned.value.args == ((checkpoint, recipe), {"replace_scaling": True, "allow_shorter": True})

@@ -195,7 +195,7 @@ def test_links_fall_back_to_copies(llama, tmp_path, monkeypatch):
 def test_full_disk_leaves_nothing(llama, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=10))
-    with pytest.raises(CtxextError, match="no space"):
+    with pytest.raises(CtxextError, match="No space left"):
         convert(str(llama), tmp_path / "out", YARN, link="copy")
     assert not (tmp_path / "out").exists()
     assert leftovers(tmp_path) == []

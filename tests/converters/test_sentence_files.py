@@ -80,9 +80,9 @@ def test_every_file_that_cuts_texts_follows_and_lengths_of_queries_stay(tmp_path
 def test_inspect_shows_the_pipeline_and_what_cuts(tmp_path, run):
     source = make_encoder(tmp_path / "source", pooling_mode_cls_token=True)
     shown = " ".join(run("inspect", source).output.split())
-    assert "Transformer → Pooling (cls, mean); reads 6 tokens" in shown
+    assert "Transformer → Pooling (cls, mean); limit 6 tokens" in shown
     assert "sentence_bert_config.json: 6" in shown
-    assert "of which 6 were trained" in " ".join(run("inspect", source, "--original-length", 6).output.split())
+    assert "6 of them trained" in " ".join(run("inspect", source, "--original-length", 6).output.split())
 
 
 @pytest.mark.parametrize("lengths", [(6, 9), (9, 6)])
@@ -99,7 +99,7 @@ def test_of_two_stated_lengths_the_smaller_one_cuts(tmp_path, run, lengths):
     ):
         for name, content in files.items():
             (folder / name).write_text(json.dumps(content))
-        assert "; reads 6 tokens" in " ".join(run("inspect", folder).stdout.split())
+        assert "; limit 6 tokens" in " ".join(run("inspect", folder).stdout.split())
         checkpoint = open_checkpoint(str(folder))
         assert open_pooler(info_of("m", checkpoint)).length == 6
         claimed = claimed_lengths(checkpoint, family_of(checkpoint.config))

@@ -156,7 +156,7 @@ def slow(monkeypatch):
 def test_what_does_not_fit_is_refused_before_it_is_asked(tiny, slow, monkeypatch, run, checkpoint, tmp_path):
     now, pace = slow
     pace[0] = 0.5
-    monkeypatch.setattr(Run, "_ask", None)
+    monkeypatch.setattr(Run, "_measure", None)
     with pytest.raises(NothingMeasuredError, match=r"One text for each of 3 models takes about 1\d min"):
         tiny(minutes=2)
     assert now[0] < 60, "some tokens are enough to know"

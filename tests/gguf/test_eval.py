@@ -63,12 +63,12 @@ def test_the_same_questions_and_cells_as_the_checkpoint(demo, tmp_path, monkeypa
     ("words", "says"),
     [
         (("demo.gguf",), "is a GGUF file, which needs llama.cpp. Add --engine llama.cpp"),
-        (("demo", "--engine", "llama.cpp"), '"demo" is none'),
+        (("demo", "--engine", "llama.cpp"), '"demo" is not one'),
         (
             ("demo.gguf", "--engine", "llama.cpp", "--task", "needle,short"),
             "llama.cpp only generates answers: it cannot measure short",
         ),
-        (("demo.gguf", "--engine", "llama.cpp", "--lengths", "1k"), "reads 512 tokens"),
+        (("demo.gguf", "--engine", "llama.cpp", "--lengths", "1k"), "supports 512 tokens"),
         (("demo.gguf", "--engine", "llama.cpp", "--lengths", "1k", "--allow-beyond"), "supports only 512 tokens"),
         (("demo.gguf", "--engine", "llama.cpp", "--harness", "ruler-6"), "cannot be combined with --engine"),
         (("demo.gguf", "--engine", "llama.cpp", "--device", "cpu"), "llama.cpp chooses device"),

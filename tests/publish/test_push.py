@@ -111,7 +111,7 @@ def test_what_is_refused_is_told_in_one_line_and_no_token_is_shown(commands, ser
         ("push", extended, "me/ti ny", "--token", TOKEN): "not a valid Hub id",
         ("push", extended, "tiny", "--token", TOKEN): "not a valid Hub id",
         ("push", extended, "a/b/c", "--token", TOKEN): "not a valid Hub id",
-        ("push", extended, "me/tiny", "--token", "hf_bro\nken"): "characters that no token has",
+        ("push", extended, "me/tiny", "--token", "hf_bro\nken"): "contains invalid characters",
         ("push", extended, "me/tiny"): "No Hub token",
         ("push", extended, "me/tiny", "--token", TOKEN, "--private"): "exists and is public",
         (

@@ -120,7 +120,7 @@ def test_the_hub_s_model_index_has_every_figure_of_this_model_alone(content):
 def test_what_was_not_measured_is_said(content):
     missing = build_results(content, mine(content), PICTURES).missing
     assert missing[0] == "Lengths beyond 512 tokens; the context length is 1024."
-    assert "Finding a pass key in a text that repeats itself (`passkey`)." in missing
+    assert "Finding a pass key in a repetitive text (`passkey`)." in missing
     assert not [line for line in missing if "(`needle`)" in line or "(`perplexity`)" in line or "(`short`)" in line]
     assert not [line for line in missing if "(`passages`)" in line], "that is for encoders"
     assert [line.split()[0] for line in missing[-3:]] == ["Free", "Needles", "Other"]

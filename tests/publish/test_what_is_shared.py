@@ -456,7 +456,7 @@ def test_the_command_of_a_training_is_one_that_gives_the_same_options(tmp_path):
     (tmp_path / "finetune.json").write_text(json.dumps({"options": options.to_dict(), "data": data}))
     command = typer.main.get_command(app).commands["finetune"]
     given = command.make_context("finetune", shlex.split(training_command(tmp_path))[2:]).params
-    repeated = build_options(TrainingOptions, given).settled(window=4096, trained_length=1024)
+    repeated = build_options(TrainingOptions, given).resolve(window=4096, trained_length=1024)
     assert repeated == options
     assert list(given["words"]) == ["a.jsonl:0.7", "b.jsonl:0.3"]
     assert (given["record_format"], given["eval_data"]) == ("chat", "held.jsonl")

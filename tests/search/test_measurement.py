@@ -88,5 +88,5 @@ def test_exams_from_the_users_text(tmp_path):
     documents = [{tuple(row) for row in eval_set.documents.tolist()} for eval_set in eval_sets]
     assert sum(map(len, documents)) == len(set().union(*documents))
     path.write_text("Too little text. For three eval sets.")
-    with pytest.raises(CtxextError, match=r"holds"):
+    with pytest.raises(CtxextError, match=r"contains no document"):
         make_eval_sets(encoder, SearchOptions(target_length=640, data=str(path)), 320)

@@ -240,7 +240,7 @@ def _with_text(family: Family, nested: Mapping[str, Any]) -> Family:
     inner = FAMILIES.get(str(named)) or INNER.get(str(named))
     if inner is None and family.any_text:
         if named is None:
-            raise CtxextError(f"{place} has the model_type null.", hint="Set it to the type of the language model.")
+            raise CtxextError(f"The model_type of {place} is null.", hint="Set it to the type of the language model.")
         near = difflib.get_close_matches(str(named), {**FAMILIES, **INNER}, n=3)
         hint = "Did you mean " + " or ".join(f'"{name}"' for name in near) + "?" if near else ""
         raise CtxextError(

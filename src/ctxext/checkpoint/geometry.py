@@ -69,12 +69,12 @@ def check_sizes(config: Mapping[str, Any], name: str) -> None:
     if stated and sliding_layers(config, family) and all(read(config, family, key) is None for key in keys):
         raise CtxextError(
             f'"{name}": "{stated[0]}" is null, but the model has sliding layers.',
-            hint="Set the window of the model's training, or the type full_attention for these layers.",
+            hint="Set the window that the model was trained with, or give these layers the type full_attention.",
         )
     check_schema({key: read(config, family, key) for key in _DERIVED}, CONFIG, name)
     dim = rotary_dim(config, family)
     if dim < 4 or dim % 2:
-        raise CtxextError(f'"{name}": "{dim}" dimensions of a head rotate, expected an even number of at least 4.')
+        raise CtxextError(f'"{name}": each head rotates "{dim}" dimensions, expected an even number of at least 4.')
 
 
 def claimed_length(config: Mapping[str, Any], family: Family) -> Any:

@@ -121,7 +121,7 @@ class Checkpoint:
             self.check_file(path)
 
     def check_file(self, path: Path) -> None:
-        """Check that a file, relative to the folder, is a regular one in it or in the Hub's cache of the repository."""
+        """Raise unless a path is a regular file inside the folder, or inside the Hub's cache of the repository."""
         if not is_text(str(path)):
             raise CtxextError(f'"{path}" of "{self.name}" has a name that is not valid UTF-8.', hint="Rename it.")
         place = self.folder / path

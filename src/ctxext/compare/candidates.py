@@ -63,7 +63,7 @@ class CompareOptions(Settings):
     )
     num_needles: int = option(
         5,
-        help="needle, kv, documents: facts hidden in each text; one reading serves as many depths.",
+        help="needle, kv, documents: facts hidden in each text; one pass over it covers that many depths.",
         panel="Task options",
         flags=("--needles",),
         min=1,

@@ -64,7 +64,7 @@ class SingleRows:
         self.partners: dict[Any, Any] = {}
 
     def can_attend(self, method: Any, call: Any, size: int) -> bool:
-        """Return whether this supports the method: all heads of `size` dimensions rotate equally, in pairs."""
+        """Return whether the method is supported: all heads of `size` dimensions must rotate equally, in pairs."""
         inverse = call.tables.frame.inverse
         if self.inverse is None or not torch.equal(self.inverse, inverse):
             self.inverse = inverse.clone()

@@ -172,7 +172,7 @@ def check_evaluator(source: str, infos: Sequence[CheckpointInfo], longest: int, 
     for info in infos:
         if load_tokenizer(info, loading).get_vocab() != words:
             raise CtxextError(
-                f'The evaluator "{evaluator.name}" has another tokenizer than "{info.name}".',
+                f'The evaluator "{evaluator.name}" and "{info.name}" have different tokenizers.',
                 hint="Use one with the same tokenizer: --evaluator MODEL.",
             )
 

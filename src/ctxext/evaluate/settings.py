@@ -53,7 +53,7 @@ class Settings:
     original_length: int | None = original_length_option()
     num_needles: int = option(
         4,
-        help="needle, kv, documents: facts hidden in each text; one reading serves as many depths.",
+        help="needle, kv, documents: facts hidden in each text; one pass over it covers that many depths.",
         panel=_TASKS,
         flags=("--needles",),
         min=1,

@@ -30,7 +30,7 @@ def open_regular(path: Path) -> BinaryIO:
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise CtxextError(f'"{path}" is not a regular file.', hint="Replace it by a regular file with its content.")
+        raise CtxextError(f'"{path}" is not a regular file.', hint="Replace it with a regular file.")
     return os.fdopen(descriptor, "rb")
 
 

@@ -141,7 +141,7 @@ class TrainingData:
         if not self.words and not self.records:
             raise CtxextError("--data is missing.", hint="Pass a file, or --data demo for generated documents.")
         if self.words and self.records:
-            raise CtxextError("Data cannot be both named and in memory.", hint="Pass words or records.")
+            raise CtxextError("Data must be named or in memory, not both.", hint="Pass words or records.")
         if self.record_format not in FORMATS:
             raise CtxextError(f'Unknown --format "{self.record_format}".', hint=f"Choose {', '.join(FORMATS)}.")
         sources = self.sources()

@@ -151,7 +151,7 @@ class TrainingOptions:
     )
     seed: int = option(0, help="Random seed.", panel=_LOOP)
     save_every: int = option(50, help="Steps between saves.", panel=_LOOP)
-    keep_best: bool = option(False, help="Use the save that is best on --eval-data.", panel=_LOOP, advanced=True)
+    keep_best: bool = option(False, help="Use the save with the lowest --eval-data loss.", panel=_LOOP, advanced=True)
     report_to: str = option("none", help="none, tensorboard, wandb or trackio.", panel=_LOOP, advanced=True)
     quantize: str = option(
         "none",

@@ -215,7 +215,7 @@ class _Reader:
 
     def truncation_error(self) -> CtxextError:
         return CtxextError(
-            f'"{self.name}" is truncated or damaged: its header continues after byte {self.size}.',
+            f'"{self.name}" is truncated or damaged: its header extends past the end of the file (byte {self.size}).',
             hint="Download the file again.",
         )
 

@@ -409,7 +409,7 @@ def tensor_named(header: Header, name: str) -> Tensor | None:
 
 
 def factors_of(files: Sequence[Part], architecture: Architecture) -> Sequence[float]:
-    """Return the divisors in the lists that the architecture reads, in any file; none if there is no such tensor."""
+    """Return the frequency divisors stored in the files' tensors; empty if there are none."""
     contents = [
         _numbers_of(part, tensor)
         for name in architecture.lists

@@ -197,7 +197,7 @@ def _check_is_training(base: Checkpoint, tuned: Checkpoint, stored: Mapping[str,
     if changed := sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key)):
         raise CtxextError(
             f'"{tuned.name}" was not trained from "{base.name}": config.json has a different {", ".join(changed)}.',
-            hint="Pass the checkpoint it was trained from, with the same positions.",
+            hint="Pass the checkpoint it was trained from, with the same position settings.",
         )
 
 

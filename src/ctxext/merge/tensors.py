@@ -315,7 +315,7 @@ class AdapterChanges:
             expected = stored[name] if name in stored else stored[tied[name]]
             if tuple(part.shape) != tuple(expected):
                 raise CtxextError(
-                    f'"{folder}" does not fit: "{name}" has shape {expected}, in the adapter {tuple(part.shape)}.',
+                    f'"{folder}" does not fit: "{name}" has shape {tuple(part.shape)}, expected {expected}.',
                     hint=BEFORE_QUANTIZING,
                 )
             parts[name] = part

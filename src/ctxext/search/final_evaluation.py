@@ -46,12 +46,12 @@ class Check:
 
     @property
     def rise(self) -> tuple[float, float]:
-        """Relative rise of its loss on documents at the original context length, and half its interval."""
+        """Relative rise of the winner's loss at the original context length, and half its 95 % interval."""
         return self.winner_answers.rise(self.stock) if self.winner_answers else (0.0, 0.0)
 
     @property
     def is_better(self) -> bool:
-        """Whether the winner keeps the bound, answers more prompts, and has a significantly lower loss."""
+        """Whether the winner stays within the loss bound, answers more prompts, and has a significantly lower loss."""
         return (
             self.winner_answers is not None
             and keeps_bound(self.winner_answers, self.stock, self.keep_short)

@@ -224,7 +224,7 @@ def default_study(out: Path) -> StudyPlace:
 
 
 def redact_storage(storage: str) -> str:
-    """Return the URL of a storage without its passwords, which are redacted from now on."""
+    """Return a storage URL without its password, and redact the password in all later output."""
     if "://" not in storage:
         return storage
     url = _url(storage)

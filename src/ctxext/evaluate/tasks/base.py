@@ -22,7 +22,7 @@ Scores = Iterator[tuple[int, Sequence[float]]]
 
 
 class Key(NamedTuple):
-    """One sample of one cell."""
+    """Identifier of a sample: task, length, depth and index."""
 
     task: str
     length: int

@@ -28,7 +28,7 @@ class Bifocal(Relation):
     )
     border: str = param(
         "continuous",
-        help="Distances beyond the window continue from there (as in Self-Extend), or jump as published.",
+        help="Distances beyond the window continue from its edge (as in Self-Extend) or jump (as in the paper).",
         choices=("continuous", "published"),
         search=("continuous", "published"),
     )

@@ -13,7 +13,7 @@ _STILL = 1e6
 
 
 class Cope(Divided):
-    """Fade the slowest RoPE frequencies out along a cosine, on top of a raised base. Meant to be trained with.
+    """Fade the slowest RoPE frequencies out along a cosine, on top of a raised base. Intended for use with training.
 
     The last c frequencies are multiplied by (1 + cos(π · (i - i0) / (c - 1))) / 2, so the slowest stops rotating.
     "CoPE", arXiv 2602.05258, section 3.

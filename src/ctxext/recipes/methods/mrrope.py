@@ -21,7 +21,7 @@ class MrRope(Divided):
 
     variant: str = param(
         "pro",
-        help="Divisors that rise faster and faster, or by equal steps.",
+        help="Growth of the divisors: accelerating (pro), or by equal steps (uni).",
         choices=("pro", "uni"),
         search=("pro", "uni"),
     )

@@ -5,7 +5,7 @@ from ctxext.recipes.methods.alibi import Slopes
 
 
 class NtkAlibi(Slopes):
-    """Divide the gentlest ALiBi slope by the factor, keep the steepest, and scale those between in part. No training.
+    """Divide the gentlest ALiBi slope by the factor, keep the steepest, and partly scale the others. No training.
 
     The h-th steepest slope m_h of H becomes m_h · s^(−(h − 1) / (H − 1)), for any number of heads (published for powers
     of two); s as in alibi-interpolation. The first choice for ALiBi models.

@@ -118,7 +118,7 @@ class Relation(Reaching, CodeMethod):
         """
         if model.rotary.rope_type == "dynamic":  # Its formula also depends on the length that the map raises.
             raise CtxextError(
-                f"{self.name} depends on each row, but this model's dynamic schedule on the length of the whole input.",
+                f"{self.name} depends on the query position, but this model's dynamic schedule on the input length.",
                 hint="Use adaptive, the row-wise form of dynamic, on a copy without the schedule.",
             )
         layers = rotated_layers(model.config, model.family)
