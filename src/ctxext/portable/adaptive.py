@@ -23,25 +23,25 @@ class AdaptiveMap(Map):
         super().__init__(settings, settings["original_length"])
 
     def rung(self, m):
-        """The number of the row's factor, from 1."""
+        """Return the level of query positions m: the number of their factor, from 1."""
         return sum((m >= end).long() for end in self.ends[:-1]) + torch.ones_like(m)
 
     def last_rung(self, length):
-        """One for each factor."""
+        """Return the number of factors."""
         return len(self.ends)
 
     def beyond(self, m):
-        """All keys are far, at their own positions."""
+        """Return the `Beyond` of query positions m: all keys are far, at their own positions."""
         end = m + 1
         return Beyond(rung=self.rung(m), far=end, middle=end, near=end, at_far=m)
 
     def slowed(self, rung):
-        """The frequencies of the rung over the model's."""
+        """Return the frequencies of a level, divided by the model's."""
         kind = exact(torch.zeros(0, device=rung.device)).dtype
         return torch.tensor(self.shares, device=rung.device, dtype=kind)[rung]
 
     def loudness(self, m):
-        """The attention factor of the row's rung squared: as in YaRN, on the rotary part alone."""
+        """Return the squared attention factor of query positions m: as in YaRN, on the rotary part only."""
         if len(self.scales) == 1:
             return None
         return torch.tensor(self.scales, device=m.device)[torch.where(m >= self.start, self.rung(m), 0)]

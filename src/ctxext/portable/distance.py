@@ -30,7 +30,7 @@ class DistanceWeights(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.zeros(2, heads))
 
     def forward(self, like):
-        """The numbers in float32, on the device of `like`."""
+        """Return the weights in float32, on the device of `like`."""
         return self.weight.to(like.device, torch.float32)
 
 
@@ -40,12 +40,12 @@ class DistanceAware(Method):
     name = "distance-aware"
 
     def equip(self, attention):
-        """Give an attention its numbers."""
+        """Add the weights to an attention."""
         if not hasattr(attention, PLACE):
             setattr(attention, PLACE, DistanceWeights(self.settings["num_heads"]))
 
     def attend(self, inner, call, query, key, value, mask, **kwargs):
-        """The attention (b, l, h, d) of query (b, h, l, d), key and value (b, g, n, d), and weights or None."""
+        """Return the output (b, l, h, d) for query (b, h, l, d), key and value (b, g, n, d), and weights or None."""
         numbers = getattr(call.attention, PLACE)(query)
         if numbers.shape[1] != query.shape[1]:
             raise ValueError(f"{self.name} has numbers for {numbers.shape[1]} heads; here are {query.shape[1]}.")
@@ -70,7 +70,7 @@ class DistanceAware(Method):
         return torch.cat(outputs, 1), torch.cat(weights, 2) if call.backend == "eager" else None
 
     def block(self, call, rows, numbers, query, key, value):
-        """Output (b, l, h, d) and weights (b, h, l, n) of the rows of a block."""
+        """Return the output (b, l, h, d) and weights (b, h, l, n) of a block of query positions."""
         span, places = rows.span, rows.places
         scores = product(query, key.mT) * scaling(call, query, rows.kwargs)
         positions = places.rows[:, span[0] : span[1]]

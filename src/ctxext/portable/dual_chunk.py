@@ -15,13 +15,16 @@ class DualChunkMap(Map):
         super().__init__(settings, self.size)
 
     def beyond(self, m):
-        """Keys of the chunk before are read from min(m mod c + c, size), earlier ones from `size`."""
+        """Return the `Beyond` of query positions m.
+
+        For keys of the previous chunk the query is at min(m mod c + c, size), for earlier keys at `size`.
+        """
         middle = (near := m - m % self.chunk) - self.chunk
         at_middle, at_far = (m - middle).clamp(max=self.size) + middle, torch.full_like(m, self.size)
         return Beyond(rung=torch.ones_like(m), far=middle, middle=middle, near=near, at_far=at_far, at_middle=at_middle)
 
     def far_keys(self, n, rung):
-        """At n mod c."""
+        """Return the positions n mod c."""
         return n % self.chunk
 
 

@@ -80,18 +80,18 @@ class Method:
         self.settings = settings
 
     def acts_on(self, layer):
-        """Whether a layer takes part."""
+        """Return whether a layer takes part."""
         return layer in self.settings["layers"]
 
     def equip(self, attention):
         """Add the method's weights to the attention of a layer that takes part, while the model is built."""
 
     def positions(self, inner, sets):
-        """Pairs of (query positions, key positions), each (b or 1, l), to which this model rotates."""
+        """Return pairs of (query positions, key positions), each (b or 1, l), to which this model rotates."""
         return inner(sets)
 
     def tables(self, inner, frame, turn):
-        """The tables that rotate tensors by a `Turn`; innermost, cos and sin, each (b or 1, l, c)."""
+        """Return the tables that rotate tensors by a `Turn`: innermost, cos and sin, each (b or 1, l, c)."""
         return inner(frame, turn)
 
     def rotate(self, inner, tensors, tables, axis, call):
@@ -102,11 +102,11 @@ class Method:
         return inner(tensors, tables, axis, call)
 
     def merge(self, inner, queries, keys):
-        """One query and one key from those of every set of positions, as they go into the cache."""
+        """Return one query and one key for the cache, from those of every set of positions."""
         return inner(queries, keys)
 
     def attend(self, inner, call, query, key, value, mask, **kwargs):
-        """The attention of rotated states, in layers that take part: (b, l, h, d) and the weights or None."""
+        """Return the output (b, l, h, d) for rotated states and the weights or None, in layers that take part."""
         return inner(query, key, value, mask, **kwargs)
 
 
@@ -154,7 +154,7 @@ class Part:
 
 
 def layer_of(part, inputs):
-    """The number of a layer: some families run one at several depths, given by these arguments."""
+    """Return the number of a layer. Some families run one at several depths, given by these arguments."""
     return inputs.get("layer_idx", part.layer) + inputs.get("cycle_offset", 0)
 
 
@@ -265,7 +265,7 @@ class Call:
         return chained(self.methods, "rotate", self.plainly_rotated)(tensors, tables, axis, self)
 
     def plainly_rotated(self, tensors, tables, axis, call):
-        """The family's rotation, of two tensors or of one."""
+        """Rotate two tensors, or one, as the family does."""
         apply, takes_key = self.original
         if not takes_key:
             return [apply(tensor, *tables, unsqueeze_dim=axis) for tensor in tensors]
@@ -291,17 +291,17 @@ class Call:
 
 
 def per_column(positions):
-    """Positions (b, l) or (b, l, c) as float32 (b, l, 1 or c)."""
+    """Return positions (b, l) or (b, l, c) as float32 (b, l, 1 or c)."""
     return positions.float() if positions.ndim == 3 else positions.float()[..., None]
 
 
 def exact(numbers):
-    """Numbers in float64 where the device has it."""
+    """Return numbers in float64, or in float32 if the device has no float64."""
     return numbers.to(torch.float32 if numbers.device.type == "mps" else torch.float64)
 
 
 def angles_of(turn, frequencies, per_column=per_column):
-    """The angles (b, l, c), float32, of a `Turn` at frequencies (c), from the family's at `since` to those at `to`.
+    """Return the angles (b, l, c), float32, of a `Turn` at frequencies (c): the family's at `since` to those at `to`.
 
     A family computes its angles in float32, where a million radians have an error of 0.03. The rounded angle is
     subtracted in float64, so that a turn is exact to the last bits of a small angle, whatever its length.
@@ -315,12 +315,12 @@ def angles_of(turn, frequencies, per_column=per_column):
 
 
 def cos_and_sin(frame, turn):
-    """The innermost tables of a correction: cos and sin (b, l, c) in the family's layout."""
+    """Return the innermost tables of a correction: cos and sin (b, l, c) in the family's layout."""
     return waves(frame, angles_of(turn, frame.inverse[frame.columns]))
 
 
 def waves(frame, angles):
-    """Cos and sin of angles as the family computes them: polar coordinates differ in the last bit."""
+    """Return cos and sin of angles, computed as in the family: polar coordinates differ in the last bit."""
     if frame.dtype.is_complex:
         turn = torch.polar(torch.ones_like(angles), angles) * frame.scaling
         return turn.real, turn.imag
@@ -339,7 +339,7 @@ MOVES = {
 
 
 def following(name):
-    """A cache's method of this name, which also moves the state of its sequences."""
+    """Return a cache's method of this name that also moves the state of the sequences."""
 
     def moved(cache, *args, **kwargs):
         getattr(super(type(cache), cache), name)(*args, **kwargs)
@@ -358,7 +358,7 @@ FOLLOWING = {name: following(name) for name in MOVES}
 
 @functools.cache
 def followed(kind):
-    """A class of caches with methods that also move the state of their sequences."""
+    """Return a subclass of a class of caches, with methods that also move the state of the sequences."""
     moves = {name: move for name, move in FOLLOWING.items() if hasattr(kind, name)}
     # Pickle finds classes by name, and this one has none.
     reduced = {"__reduce_ex__": lambda cache, protocol: (restored, (kind,), vars(cache))}
@@ -378,7 +378,7 @@ class SequenceState:
 
 
 def state_of(cache):
-    """The state of methods for a cache's sequences.
+    """Return the state of methods for a cache's sequences, a new one if there is none.
 
     `rows`, tensors (b, ...) by any key, follow the sequences through reordering, selection and repetition; `derived` is
     cleared whenever they move or are cropped, `common`, which holds for all of them alike, when they are cropped.

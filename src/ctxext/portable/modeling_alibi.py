@@ -40,44 +40,44 @@ class RowBias:
         self.bias, self.shares, self.shape = bias, shares, shape
 
     def full(self):
-        """The bias of every row (b or 1, h, l, k)."""
+        """Return the bias of every query position (b or 1, h, l, k)."""
         return (self.bias * self.shares).to(self.bias.dtype)
 
     def to(self, *args, **kwargs):
-        """The same on another device, for device maps."""
+        """Return the same bias on another device, for device maps."""
         return RowBias(self.bias.to(*args, **kwargs), self.shares.to(*args, **kwargs), self.shape)
 
     def baddbmm(self, *args, **kwargs):
-        """BLOOM: scores (b * h, l, k), which are products with the bias added."""
+        """Return scores (b * h, l, k): products with the bias added (BLOOM)."""
         return self.full().flatten(0, 1).baddbmm(*args, **kwargs)
 
     def size(self, axis):
-        """MPT: the length of an axis."""
+        """Return the length of an axis (MPT)."""
         return self.shape[axis]
 
     def __getitem__(self, places):
-        """MPT: the last keys of a bias for the longest text."""
+        """Return the bias of the last keys; the family builds it for the longest text (MPT)."""
         return RowBias(self.bias[..., places[-1]], self.shares, self.shape)
 
     def __radd__(self, scores):
-        """MPT: scores (b, h, l, k) with the bias added."""
+        """Return scores (b, h, l, k) with the bias added (MPT)."""
         return scores + self.full()
 
     def reshape(self, *shape):
-        """Falcon: split batch and heads, which are separate already."""
+        """Return self: batch and heads, which the family splits here, are separate already (Falcon)."""
         return self
 
     def __truediv__(self, number):
-        """Falcon: the bias (b, h, l, k) that becomes part of the mask."""
+        """Return the bias (b, h, l, k) divided by a number, which becomes part of the mask (Falcon)."""
         return self.full() / number
 
     def view(self, *shape):
-        """Falcon's eager attention: the bias (b, h, l, k)."""
+        """Return the bias (b, h, l, k) for eager attention (Falcon)."""
         return self.full()
 
 
 def built(original, *args, **kwargs):
-    """The family's bias times the factors of this forward."""
+    """Return the family's bias times the factors of this forward."""
     bias, shares = original(*args, **kwargs), getattr(CURRENT, "shares", None)
     if shares is None:
         return bias
@@ -88,7 +88,7 @@ def built(original, *args, **kwargs):
 
 
 def positions_of(mask, seen, length, device):
-    """The positions of the rows (b or 1, l), by a mask of tokens (b, k) or of pairs (b, 1, l, k) or without one."""
+    """Return the query positions (b or 1, l), by a mask of tokens (b, k), a mask of pairs (b, 1, l, k) or None."""
     columns = torch.arange(length, device=device) + seen
     if mask is None:
         return columns[None]

@@ -46,11 +46,11 @@ class Map:
         self.first = start if self.temperature_name == "none" else min(start, self.length)
 
     def beyond(self, m):
-        """Return the Beyond of rows at positions m (b, l). Its values for rows before `start` are not read."""
+        """Return the Beyond of query positions m (b, l). Its values before `start` are not read."""
         raise NotImplementedError
 
     def rows(self, m, rotated):
-        """Return `beyond` for all positions m (b, l), which are rotated by other ones (b, l) where these differ."""
+        """Return `beyond` for all query positions m (b, l), which are rotated by others (b, l) if these differ."""
         changed, end = m >= self.start, m + 1
         rung, far, middle, near, at_far, at_middle = self.beyond(m)
         borders = (torch.where(changed, border.clamp(min=0), end) for border in (far, middle, near))
@@ -60,23 +60,23 @@ class Map:
         return Beyond(torch.where(changed, rung, 0), *borders, at_far, at_middle)
 
     def keys(self, n, rotated, rung):
-        """Positions of keys at n (b, k), rotated by `rotated`, for far rows of a rung (b, 1): (b, k) or (b, k, p)."""
+        """Return the positions (b, k) or (b, k, p) of keys at n (b, k), rotated by `rotated`, for a level (b, 1)."""
         return chosen(rung > 0, self.far_keys(n, rung.clamp(min=1)), rotated)
 
     def far_keys(self, n, rung):
-        """The same for rungs of at least 1."""
+        """Return the positions of far keys at n (b, k) for levels of at least 1."""
         return n
 
     def slowed(self, rung):
-        """The factors on the frequencies of far pairs of a rung (b, l): (b, l, p), or None for 1."""
+        """Return the factors on the frequencies of far pairs of a level (b, l): (b, l, p), or None for 1."""
         return
 
     def last_rung(self, length):
-        """The highest rung among the first `length` positions."""
+        """Return the highest level among the first `length` positions."""
         return 1
 
     def temperature(self, m):
-        """The factor on the query of each row m (b, l), float32, or None for 1. Inside the window it is 1."""
+        """Return the factor on the queries at m (b, l), float32, or None for 1. Within the original length it is 1."""
         ratio = (m + 1).clamp(min=self.length).float() / self.length
         if self.temperature_name == "yarn":
             return (0.1 * ratio.log() + 1) ** 2
@@ -87,24 +87,24 @@ class Map:
         return None
 
     def loudness(self, m):
-        """The factor on the rotary part of the query, or None."""
+        """Return the factor on the rotary part of the queries at m, or None."""
         return
 
 
 def chosen(where, these, others):
-    """`these` positions where `where` (b, l), else `others`: each (b, l), or (b, l, p) with one for every pair."""
+    """Choose `these` positions where `where` (b, l), else `others`: (b, l), or (b, l, p) with one for every pair."""
     if 3 in (these.ndim, others.ndim):
         where, these, others = (x if x.ndim == 3 else x[..., None] for x in (where, these, others))
     return torch.where(where, these, others)
 
 
 def floored(n, group):
-    """The group's number, exact in whole numbers."""
+    """Return the group's number, exact for whole numbers."""
     return torch.div(n, group, rounding_mode="floor")
 
 
 def runs(rules, start, stop):
-    """Yield Runs of the rows start to stop, at positions of the same numbers. All must be at least `first`."""
+    """Yield Runs of the query positions start to stop, which number their keys. All must be at least `first`."""
     m = torch.arange(start, stop, device="cpu")[None]
     rows = rules.rows(m, m)
     lines = [rows.rung[0], *(border[0] for border in (rows.far, rows.middle, rows.near))]
@@ -119,10 +119,10 @@ def runs(rules, start, stop):
 
 
 def tiles(run):
-    """Yield (part, first row, end, first key, end, form) of tiles that cover what the rows of a run read, near first.
+    """Yield (part, first query, end, first key, end, form) of tiles that cover the keys of a run, near ones first.
 
-    A "full" tile hides nothing, in a "causal" square row i sees the keys to i, and in a "band" those after i, as many
-    as there are keys beyond its rows.
+    A "full" tile hides nothing, in a "causal" square query i sees the keys to i, and in a "band" those after i, as many
+    as there are more keys than queries.
     """
     start, stop, width = run.start, run.stop, run.start - run.near + 1
     step = 64 if width < 512 else 256
@@ -143,7 +143,7 @@ def tiles(run):
 
 
 def stages(rules, start, stop):
-    """For each rung of the rows start to stop: its number, how many keys are far for some row, and all tiles."""
+    """Return for each level of the query positions start to stop: its number, the number of far keys, and all tiles."""
     by_rung = []
     for rung, group in itertools.groupby(runs(rules, start, stop), lambda run: run.rung):
         shown = [tile for run in group for tile in tiles(run) if tile[3] < tile[4]]

@@ -15,11 +15,11 @@ class RowSlopes:
         self.length, self.factor, self.exponents = step["original_length"], step["factor"], step["exponents"]
 
     def leaves_alone(self, end):
-        """Whether rows before position `end` keep the family's slopes; False for a tensor, which is not read."""
+        """Return whether queries before position `end` keep the family's slopes; False if `end` is a tensor."""
         return self.factor is None and isinstance(end, int) and end <= self.length
 
     def shares(self, positions):
-        """The factors on the slopes (b or 1, h, l or 1, 1), for rows at `positions` (b or 1, l)."""
+        """Return the factors on the slopes (b or 1, h, l or 1, 1), for queries at `positions` (b or 1, l)."""
         exponents = torch.tensor(self.exponents, device=positions.device).view(1, -1, 1, 1)
         if self.factor is not None:
             return self.factor**-exponents

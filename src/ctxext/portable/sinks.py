@@ -16,7 +16,7 @@ class SinksMap(Map):
         super().__init__(settings, self.sinks + self.window)
 
     def beyond(self, m):
-        """The query at sinks + window - 1 for the first keys."""
+        """Return the `Beyond` of query positions m: for the first keys the query is at sinks + window - 1."""
         far, near = torch.full_like(m, self.sinks), m - self.window + 1
         at_far = torch.full_like(m, self.sinks + self.window - 1)
         return Beyond(rung=torch.ones_like(m), far=far, middle=near, near=near, at_far=at_far)

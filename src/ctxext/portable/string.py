@@ -19,7 +19,7 @@ class StringMap(Map):
         super().__init__(settings, max(settings.get("start", settings["original_length"]), self.shift + 1))
 
     def beyond(self, m):
-        """Near is d <= shift; farther keys are at d - shift + window."""
+        """Return the `Beyond` of query positions m: near is d <= shift; farther keys are at d - shift + window."""
         near = m - self.shift
         at_far = m + (self.window - self.shift)
         return Beyond(rung=torch.ones_like(m), far=near, middle=near, near=near, at_far=at_far)
