@@ -148,11 +148,11 @@ class Encoder:
         return self._encode_rest(left + right) == self._encode_rest(left) + self._encode_rest(right)
 
     def encode_document(self, text: str) -> list[int]:
-        """Encode a document, with the begin tokens of the tokenizer."""
+        """Encode a document, with the start tokens of the tokenizer."""
         return [*self.get_start_tokens(), *self._encode(text)]
 
     def get_start_tokens(self) -> list[int]:
-        """Return the begin tokens that the tokenizer adds to every text."""
+        """Return the start tokens that the tokenizer adds to every text."""
         bare = self._encode("a")
         full = list(tokenize(self.tokenizer, "a"))
         at = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), 0)

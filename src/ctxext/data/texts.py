@@ -41,7 +41,7 @@ def kinds_of_text(data: str | None) -> dict[str, str | None]:
 def read_corpus(
     data: str | None, encoder: Encoder, *, count: int, length: int, most: int, seed: int
 ) -> list[list[int]]:
-    """Read the token ids of the first documents that are long enough, begin tokens included.
+    """Read the token ids of the first documents that are long enough, start tokens included.
 
     A plain text file is cut into pieces. Only the beginning of each record is used.
 
