@@ -1,4 +1,4 @@
-"""Frequencies per row: the map of a relation method. This file travels inside checkpoints."""
+"""Frequencies per query position: the map of a relation method. This file travels inside checkpoints."""
 
 import torch
 
@@ -8,7 +8,7 @@ from .relation_maps import Beyond, Map
 
 
 class AdaptiveMap(Map):
-    """Each row uses the frequencies for its length: those of the smallest factor >= (m + 1) / L.
+    """Frequencies for the context length of each query: those of the smallest factor >= (m + 1) / L.
 
     `inverse_frequencies` and `attention_factors` have one for each of the ascending `factors`; `base`: the model's.
     """
@@ -48,7 +48,7 @@ class AdaptiveMap(Map):
 
 
 class Adaptive(Relation):
-    """The attention of adaptive."""
+    """Attention of adaptive."""
 
     name = "adaptive"
     map_class = AdaptiveMap

@@ -10,7 +10,7 @@ from .relation_maps import Beyond, Map, floored
 class BifocalMap(Map):
     """Near keys exact, far ones grouped, as in Jet-Long (2607.07740). With `groups`, per pair: DPE (2504.18857).
 
-    `border`: "published" reads d <= w as near, with a jump behind it; "continuous" shifts and groups as Self-Extend.
+    `border`: "published" reads d <= w as near, with a jump after it; "continuous" shifts and groups as Self-Extend.
     """
 
     def __init__(self, settings):
@@ -42,7 +42,7 @@ class BifocalMap(Map):
 
 
 class Bifocal(Relation):
-    """The attention of bifocal."""
+    """Attention of bifocal."""
 
     name = "bifocal"
     map_class = BifocalMap

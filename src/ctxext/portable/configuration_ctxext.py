@@ -20,7 +20,7 @@ else:
 
 
 class CtxextConfig:
-    """The configuration as the family's class reads it."""
+    """Configuration as the family's class reads it."""
 
     @classmethod
     def register_for_auto_class(cls, auto_class="AutoConfig"):

@@ -1,10 +1,10 @@
 """Distance-aware attention: every head learns how much its scores grow or fade with the distance.
 
-This file travels inside checkpoints. A step holds `original_length` (L), `num_heads` and `layers`. Each attention of
+This file travels inside checkpoints. A step contains `original_length` (L), `num_heads` and `layers`. Each attention of
 these layers has two numbers per head among its weights, w and v: a score above zero between tokens d apart is
 multiplied by (1 + e^v) / (1 + e^(v - w d / L)), others stay unchanged. At w = 0 nothing changes. Paper:
-"DA-Transformer", https://arxiv.org/abs/2010.06925, section 3.2. Shapes: b batch, h heads, g key heads, l rows, n keys,
-d head.
+"DA-Transformer", https://arxiv.org/abs/2010.06925, section 3.2. Shapes: b batch, h heads, g key heads, l queries, n
+keys, d head.
 """
 
 from collections import namedtuple
@@ -15,15 +15,15 @@ from torch.utils.checkpoint import checkpoint
 from .method import Method
 from .relation_parts import first_base, is_exporting, places_of, product, scaling, softmaxed, taken
 
-BLOCK = 128  # Number of rows with scores in memory at once.
-PLACE = "distance"  # The attribute of an attention that holds the weights.
+BLOCK = 128  # Number of queries with scores in memory at once.
+PLACE = "distance"  # The attribute of an attention that contains the weights.
 
 
-Rows = namedtuple("Rows", "span base places mask kwargs")  # A block of rows, and the arguments of the call.
+Rows = namedtuple("Rows", "span base places mask kwargs")  # A block of queries, and the arguments of the call.
 
 
 class DistanceWeights(torch.nn.Module):
-    """The numbers of one attention, (2, h): w, then v. A module, so that PEFT's `modules_to_save` can train it."""
+    """Weights of one attention, (2, h): w, then v. A module, so that PEFT's `modules_to_save` can train it."""
 
     def __init__(self, heads):
         super().__init__()
@@ -35,7 +35,7 @@ class DistanceWeights(torch.nn.Module):
 
 
 class DistanceAware(Method):
-    """Multiplies positive scores by each head's learned function of the distance."""
+    """Method that multiplies positive scores by each head's learned function of the distance."""
 
     name = "distance-aware"
 

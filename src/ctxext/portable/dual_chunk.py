@@ -7,7 +7,7 @@ from .relation_maps import Beyond, Map
 
 
 class DualChunkMap(Map):
-    """Distances within a chunk and to the one before are exact, others count from a fixed row. 2402.17463."""
+    """Distances within a chunk and to the previous one are exact, others count from a fixed position. 2402.17463."""
 
     def __init__(self, settings):
         self.size = settings["chunk_size"]
@@ -29,7 +29,7 @@ class DualChunkMap(Map):
 
 
 class Dca(Relation):
-    """The attention of dca."""
+    """Attention of dca."""
 
     name = "dca"
     map_class = DualChunkMap

@@ -1,8 +1,8 @@
 """The base class of methods with five hooks, the arguments of a hook, and the state that a method keeps per sequence.
 
-This file travels inside checkpoints, beside one file for each of their methods. Methods wrap each other in the order of
-the recipe, so any number of them compose. config.json holds their settings, one entry of `steps` each. Shapes: b batch,
-h query heads, g KV heads, l length, d head, p rotated pairs, c columns of cos and sin.
+This file travels inside checkpoints, with one file for each of their methods. Methods wrap each other in the order of
+the recipe, so any number of them compose. config.json contains their settings, one entry of `steps` each. Shapes: b
+batch, h query heads, g KV heads, l length, d head, p rotated pairs, c columns of cos and sin.
 """
 
 import functools
@@ -15,19 +15,19 @@ import torch
 
 from .private_copy import cache_in
 
-# From where to where tensors rotate: positions (b or 1, l) or (b or 1, l, c), `since` None for no rotation at all. At
+# The rotation of tensors: positions (b or 1, l) or (b or 1, l, c), `since` None for tensors that are not rotated. At
 # `to` the frequencies are multiplied by `slowed` (b or 1, l or 1, c), float64, or None for 1.
 Turn = namedtuple("Turn", ["to", "since", "slowed"], defaults=[None])
 # The inputs of angles: the inverse frequencies (p) in use, the number of the frequency of each column (c), the
 # factor on cos and sin, and their type.
 Frame = namedtuple("Frame", ["inverse", "columns", "scaling", "dtype"])
-# What a rotary embedding returns instead of cos: the family's cos; for every set of positions the methods'
+# The result of a rotary embedding, instead of cos: the family's cos; for every set of positions the methods'
 # tables for queries and for keys; the positions (b or 1, l) it rotates by; and a dict for one forward, with a `Given`
 # under "given". Device maps move all of it.
 Tables = namedtuple("Tables", ["cos", "sets", "positions", "frame", "memory"])
-# Arguments of the model's forward: the mask of tokens (b, n) or None; how many tokens its cache held before, a number
-# or a tensor; and the positions of the rows (b, l) by that mask if none were passed and it hides tokens. Of a mask of
-# pairs, (b, h, l, n), there are only the positions, which may be UNCLEAR.
+# Arguments of the model's forward: the mask of tokens (b, n) or None; the number of tokens in its cache before, as int
+# or tensor; and the query positions (b, l) by that mask if none were passed and it hides tokens. For a mask of pairs,
+# (b, h, l, n), there are only the positions, which may be UNCLEAR.
 Given = namedtuple("Given", ["mask", "seen", "rows"])
 
 
@@ -35,10 +35,10 @@ UNCLEAR = "unclear"  # Instead of positions.
 
 
 def text_positions(mask, seen, length):
-    """Return positions of rows (b, l) within their texts by a mask of pairs (b, h, l, n), or UNCLEAR.
+    """Return query positions (b, l) within their texts by a mask of pairs (b, h, l, n), or UNCLEAR.
 
-    A row counts from the first key that it sees, if all keys that it sees count from the same. What sees nothing, or
-    everything and is seen by no such row, is padding.
+    A query counts from the first key that it sees, if all keys that it sees count from the same. A token that sees
+    nothing, or sees everything and is seen by no such query, is padding.
     """
     if torch.compiler.is_compiling():
         return UNCLEAR
@@ -52,7 +52,7 @@ def text_positions(mask, seen, length):
     columns = torch.arange(shown.shape[2], device=mask.device)
     own, first = columns[seen : seen + length], shown.long().argmax(-1)
     is_row = (shown & (columns <= own[:, None])).any(-1) & ~(shown & (columns > own[:, None])).any(-1)
-    among = shown[:, :, seen : seen + length] & is_row[..., None]  # What rows see of this call.
+    among = shown[:, :, seen : seen + length] & is_row[..., None]  # The keys of this call that queries see.
     strays = among & ((first[:, :, None] != first[:, None]) | ~is_row[:, None])
     is_odd = ~is_row & shown.any(-1) & ~(shown.all(-1) & is_row.any(-1, keepdim=True))
     sees_itself = shown[:, torch.arange(length, device=mask.device), own]
@@ -71,7 +71,7 @@ def refuse_mask(what):
 
 
 class Method:
-    """The hooks of a method. By default each calls `inner`."""
+    """Hooks of a method. By default each calls `inner`."""
 
     name = ""  # As in the entries of `steps`.
     counts_in_texts = False  # Whether it must rotate by positions within each text, which padding does not move.
@@ -127,9 +127,9 @@ CURRENT = threading.local()
 
 
 class Part:
-    """The methods of a decoder layer of a private copy, its rotation, and the name of its attention.
+    """Methods of a decoder layer of a private copy, its rotation, and the name of its attention.
 
-    It holds no module, as replicas of a layer share it.
+    It contains no module, as replicas of a layer share it.
     """
 
     def __init__(self, methods, name, attention, original, rotary=None, layer_class=None):
@@ -159,9 +159,9 @@ def layer_of(part, inputs):
 
 
 class Row:
-    """Passed instead of cos where a single row is decoded and nothing but its tables depends on the layer.
+    """Argument passed instead of cos if a single query is decoded and only its tables depend on the layer.
 
-    Each KV head takes the place of a row, so that cos and sin are (1, g, c). Python's own time for a `Call` and its
+    KV heads are on the axis of positions, so that cos and sin are (1, g, c). Python's own time for a `Call` and its
     hooks would be several percent of a small model's step.
     """
 
@@ -180,13 +180,13 @@ class Row:
 
 
 class Call:
-    """One layer's call in one forward, passed instead of cos: what its methods see, and what they may keep.
+    """Call of one layer in one forward, passed instead of cos: the inputs of its methods, and their memory.
 
-    `positions` are the rows' (b or 1, l) within their text, `rotated` those by which they are rotated: the same, unless
-    a batch was padded and no positions were passed. `seen` is how many tokens the cache held before, or None. `mask` is
-    what the layer was given, in any backend's form, `cache` its cache or None; `memory` is a dict that all layers of
-    this forward share, `layer_memory` one of this layer alone; `kv_heads` is the number of KV heads here,
-    `first_head` that of the first of them: above 0 on later ranks of tensor parallelism.
+    `positions` are the queries' (b or 1, l) within their text, `rotated` those by which they are rotated: the same,
+    unless a batch was padded and no positions were passed. `seen` is the number of tokens in the cache before, or None.
+    `mask` is the layer's, in any backend's form, `cache` its cache or None. `memory` is a dict that all layers of this
+    forward share, `layer_memory` one of this layer only. `kv_heads` is the number of KV heads here, `first_head` the
+    index of the first of them: above 0 on later ranks of tensor parallelism.
     """
 
     def __init__(self, part, attention, tables, inputs):
@@ -217,11 +217,11 @@ class Call:
 
     @property
     def backend(self):
-        """The name of this layer's attention implementation."""
+        """Name of this layer's attention implementation."""
         return getattr(getattr(self.attention, "config", None), "_attn_implementation", None) or "sdpa"
 
     def needs_sequences(self, what):
-        """Refuse engines that lay sequences end to end (vLLM, continuous batching), where `what` would be wrong.
+        """Refuse engines that lay sequences end to end (vLLM, continuous batching), if `what` would be wrong there.
 
         Raises:
             ValueError: the attention belongs to such an engine.
@@ -234,7 +234,7 @@ class Call:
         """Refuse bidirectional attention, and masks that do not show where texts begin, if `what` would be wrong.
 
         Raises:
-            ValueError: rows see what comes after them, or their positions are not known.
+            ValueError: queries see later keys, or their positions are not known.
         """
         config = getattr(self.attention, "config", None)
         if False in (asked, getattr(self.attention, "is_causal", True), getattr(config, "is_causal", True)):
@@ -304,7 +304,7 @@ def angles_of(turn, frequencies, per_column=per_column):
     """Return the angles (b, l, c), float32, of a `Turn` at frequencies (c): the family's at `since` to those at `to`.
 
     A family computes its angles in float32, where a million radians have an error of 0.03. The rounded angle is
-    subtracted in float64, so that a turn is exact to the last bits of a small angle, whatever its length.
+    subtracted in float64, so that a rotation by any angle is as exact as one by a small angle.
     """
     at = frequencies if turn.slowed is None else (exact(frequencies) * turn.slowed).float()
     to = per_column(turn.to) * at
@@ -371,7 +371,7 @@ def restored(kind):
 
 
 class SequenceState:
-    """The state of methods for a cache's sequences: see `state_of`."""
+    """State of methods for a cache's sequences: see `state_of`."""
 
     def __init__(self):
         self.rows, self.common, self.derived = {}, {}, {}
@@ -381,7 +381,7 @@ def state_of(cache):
     """Return the state of methods for a cache's sequences, a new one if there is none.
 
     `rows`, tensors (b, ...) by any key, follow the sequences through reordering, selection and repetition; `derived` is
-    cleared whenever they move or are cropped, `common`, which holds for all of them alike, when they are cropped.
+    cleared whenever they move or are cropped, `common`, which is valid for all of them, when they are cropped.
     """
     if not hasattr(cache, "ctxext_state"):
         cache.ctxext_state = SequenceState()

@@ -1,9 +1,9 @@
-"""A private copy of a family's modeling module with ALiBi slopes that depend on the row that reads.
+"""A private copy of a family's modeling module with ALiBi slopes that depend on the query position.
 
 This file travels inside checkpoints and knows no slopes: a stub beside it names the family and the method, which gives
-the factors on the slopes of each row; config.json holds its numbers in `ctxext_code`. A row's bias depends on the row
-alone, so the result is the same in one call, in chunks, with a cache or padded. Attention and everything else are the
-family's. Shapes: b batch, h heads, l rows, k keys.
+the factors on the slopes of each query; config.json contains its numbers in `ctxext_code`. A query's bias depends only
+on its position, so the result is the same in one call, in chunks, with a cache or padded. Attention and everything else
+are the family's. Shapes: b batch, h heads, l queries, k keys.
 """
 
 import functools
@@ -30,10 +30,10 @@ CURRENT = threading.local()  # `shares`: factors on the slopes in the forward th
 
 
 class RowBias:
-    """A family's bias (b or 1, h, 1, k) times the share of each row (b or 1, h, l, 1).
+    """Bias of a family (b or 1, h, 1, k) times the share of each query (b or 1, h, l, 1).
 
-    It replaces the family's tensor and has its shape. It is expanded to one row per query only within the operation
-    that adds it to the scores: nothing of that size is kept.
+    It replaces the family's tensor and has its shape. It is expanded to all queries only within the operation that
+    adds it to the scores: nothing of that size is kept.
     """
 
     def __init__(self, bias, shares, shape):
@@ -82,7 +82,7 @@ def built(original, *args, **kwargs):
     if shares is None:
         return bias
     by_head = bias.reshape(-1, shares.shape[1], 1, bias.shape[-1])
-    if shares.shape[0] == shares.shape[2] == 1:  # One row, or the same for all.
+    if shares.shape[0] == shares.shape[2] == 1:  # One query, or the same for all.
         return (by_head * shares).to(bias.dtype).reshape(bias.shape)
     return RowBias(by_head, shares, bias.shape)
 
@@ -92,13 +92,13 @@ def positions_of(mask, seen, length, device):
     columns = torch.arange(length, device=device) + seen
     if mask is None:
         return columns[None]
-    if mask.ndim == 4:  # What a row may not look at is masked by True, or by a number below 0.
+    if mask.ndim == 4:  # Keys that a query may not see are masked by True, or by a number below 0.
         return (mask == 0).sum(-1)[:, 0] - 1
     return (mask.to(device).cumsum(-1) - 1)[:, columns]
 
 
 def model_forward(names, needs_mask, original, model, *args, **kwargs):
-    """Run the family's model with the factors on the slopes of each row."""
+    """Run the family's model with the factors on the slopes of each query."""
     given, slopes = dict(zip(names, args, strict=False)) | kwargs, model.ctxext_slopes
     inputs = next((given[name] for name in ("input_ids", "inputs_embeds") if given.get(name) is not None), None)
     if slopes is None or inputs is None:

@@ -1,7 +1,7 @@
 """A private copy of a family's modeling module that calls the methods of a checkpoint.
 
 This file travels inside checkpoints and knows no method: a stub beside it names the family and the methods, and
-`family` copies the family's module and adds them. config.json holds their settings in `ctxext_code`: `rope`, the
+`family` copies the family's module and adds them. config.json contains their settings in `ctxext_code`: `rope`, the
 model's schedule, which the sentinel rope type hides, `hidden`, other values hidden from unmodified classes, and
 `steps`, one entry per method. Attention classes and everything else are the family's, and the installed module, which
 other models use, is not changed.
@@ -238,7 +238,7 @@ def apply(original, names, *args, **kwargs):
 
 
 class Attentions:
-    """Transformers' attention functions for the private module: each wrapped by the methods of this checkpoint."""
+    """Attention functions of transformers for the private module: each wrapped by the methods of this checkpoint."""
 
     def __init__(self, original):
         self.original = original

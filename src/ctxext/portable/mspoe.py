@@ -1,6 +1,6 @@
 """Ms-PoE: one position scale per KV head, ordered once at conversion or by each prompt.
 
-Paper: "Found in the Middle", https://arxiv.org/abs/2403.04797. A step holds `ratios` (one per KV head, ascending),
+Paper: "Found in the Middle", https://arxiv.org/abs/2403.04797. A step contains `ratios` (one per KV head, ascending),
 `layers` (those that take part), `ranks` (for each of these the number of each head's ratio; absent: each prompt
 chooses), `schedule`, `rescale`, `variant`, and `pairs` if fewer rotate than have a frequency; or, instead of ratios and
 ranks, `heads`: the `ratios`, `ramps` and `temperatures` of every KV head of each of these layers. Shapes: b batch, g KV
@@ -15,15 +15,15 @@ from transformers.utils import logging
 
 from .method import Method, Row, angles_of, per_column, state_of, waves
 
-PIECE = 131072  # How many numbers of a query are rotated at once on a processor, so that they stay in its cache.
+PIECE = 131072  # Number of a query's values that are rotated at once on a CPU, so that they stay in its cache.
 CALIBRATED = "A conversion with --head-order calibrated gives the same results however it is run."
 
 
 class MsPoE(Method):
-    """Rotates each KV head, and all queries that read it, with that head's ratio."""
+    """Method that rotates each KV head, and all queries that read it, with that head's ratio."""
 
     name = "mspoe"
-    kept = None  # The columns and inverse frequencies of the last call, and what `frequencies` returned.
+    kept = None  # The columns and inverse frequencies of the last call, and the result of `frequencies`.
     length = 0  # Of the last call without a cache, to detect a text that grows.
 
     def __init__(self, settings):
@@ -64,12 +64,12 @@ class MsPoE(Method):
         if len(tensors) == 2 and call.kv_heads is None:
             call.see_heads(tensors[1].shape[axis], total)
         heads = call.kv_heads or total
-        here = slice(call.first_head, call.first_head + heads)  # Tensor parallelism: a rank holds a slice of them.
+        here = slice(call.first_head, call.first_head + heads)  # Tensor parallelism: a rank has a slice of them.
         length = tensors[0].shape[3 - axis]
         if length == 1 and "heads" not in self.settings and (row := self.row(inner, call, table, here)) is not None:
             return row.rotate(tensors, call)
         tensors = [tensor.view(*tensor.shape[:axis], heads, -1, *tensor.shape[axis + 1 :]) for tensor in tensors]
-        rows = 3 if axis == 1 else 1  # The axis of rows.
+        rows = 3 if axis == 1 else 1  # The axis of query positions.
         if "heads" in self.settings:
             waves_of = functools.partial(cut, self.layer_tables(call.layer, table, here))
         else:
@@ -130,7 +130,7 @@ class MsPoE(Method):
         ]
         frequencies = curve_frequencies(self.settings, frame.inverse, *curves[:2])
         angles = angles_of(turn, frequencies[:, frame.columns][:, None, None], self.moved)
-        # A turn continues a rotation that includes the temperatures.
+        # A further rotation continues one that includes the temperatures.
         factor = frame.scaling * curves[2][:, None, None] if turn.since is None else frame.scaling
         return [(f(angles) * factor).to(frame.dtype).transpose(0, 1) for f in (torch.cos, torch.sin)]
 
@@ -245,7 +245,7 @@ def awareness(query, key, mask=None, scaling=None):
         count = seen.sum(-1).view(-1, 1, 1, 1)
     scores = last.float() @ key.float().transpose(2, 3) * (scaling or key.shape[3] ** -0.5)
     scores = scores if seen is None else scores.masked_fill(~seen[:, None, None], -math.inf)
-    # A row's mean is one over its keys. Queries that share a KV head share one count: whole numbers tie exactly.
+    # A query's mean is one over its keys. Queries that share a KV head share one count: whole numbers tie exactly.
     return ((scores.softmax(-1) * count > 3).sum((2, 3), keepdim=True) / (count * query.shape[2])).flatten(1)
 
 

@@ -1,11 +1,11 @@
-"""Attention by relation maps: every row reads near and far keys by a rule of its position, in one softmax.
+"""Attention by relation maps: every query reads near and far keys by a rule of its position, in one softmax.
 
 This file travels inside checkpoints. Queries and keys arrive rotated by their positions, and are cached so; far ones
-are turned to the positions that the map gives. Rows that the map does not change are bit-equal to the inner attention.
-The others take one of four forms, each with its own plan. If only causality hides keys: tiles merged by their
-log-sum-exp, or for a single row one softmax of near and far keys, which no step copies. Otherwise: one call of the
-inner attention for a single row, or blocks of rows with one softmax. Shapes: b batch, h heads, g key heads, l rows,
-n keys, d head.
+are rotated to the positions of the map. Queries that the map does not change are bit-equal to the inner attention. The
+others take one of four forms, each with its own plan. If only causality hides keys: tiles merged by their log-sum-exp,
+or for a single query one softmax of near and far keys, which no step copies. Otherwise: one call of the inner attention
+for a single query, or blocks of queries with one softmax. In names, `row` is a query position, `rung` a level (see
+`relation_maps`) and `turned` rotated. Shapes: b batch, h heads, g key heads, l queries, n keys, d head.
 """
 
 from collections import namedtuple
@@ -44,28 +44,28 @@ from .relation_parts import (
     without,
 )
 
-BLOCK = 128  # Number of rows with scores in memory at once.
-AHEAD = 16  # Number of rows or keys turned at once while decoding.
-RUNGS = 64  # How many a traced call may compute for all of its rows, as it cannot read which of them occur.
+BLOCK = 128  # Number of queries with scores in memory at once.
+AHEAD = 16  # Number of queries or keys rotated at once while decoding.
+RUNGS = 64  # Maximum number of levels of a traced call, which computes each of them for all queries.
 # The plan of a call, one class for each form. All layers with one mask and one map share it. `map`: the map; `places`:
-# positions of rows and keys; `rows`, `scales`: the map's values for rows; `base`: how many keys come before the first
-# row; `first`: the first row that changes; `served`: how many rows the inner attention serves.
-Inside = namedtuple("Inside", [])  # No row changes: the inner attention alone.
-# A single row in one call of the inner attention: keys below `low` stay far for later rows while `rungs` and `origins`
-# are the same, None if no turned keys are kept; keys between the two borders of `hole` are not read.
+# positions of queries and keys; `rows`, `scales`: the map's values for queries; `base`: the number of keys before the
+# first query; `first`: the first query that changes; `served`: the number of queries that the inner attention serves.
+Inside = namedtuple("Inside", [])  # No query changes: the inner attention alone.
+# A single query in one call of the inner attention: keys below `low` stay far for later queries while `rungs` (levels)
+# and `origins` are the same, None if no rotated keys are kept; keys between the two borders of `hole` are not read.
 One = namedtuple("One", ["map", "places", "rows", "scales", "low", "rungs", "origins", "hole"])
-# A single row of far, middle and near keys: its rung, the `parts` (name, first key, end), and the `matrix` (d, parts *
-# d) that scales and turns its query for each of them; if heads differ it is None, and there are rows and scales.
+# A single query with far, middle and near keys: its level, the `parts` (name, first key, end), and the `matrix`
+# (d, parts * d) that scales and rotates it for each of them, or None if heads differ, with `rows` and `scales` instead.
 Step = namedtuple("Step", ["map", "places", "rows", "scales", "base", "rung", "parts", "matrix"])
 Tiles = namedtuple("Tiles", ["map", "places", "rows", "scales", "base", "first", "served", "stages"])
 Blocks = namedtuple("Blocks", ["map", "places", "rows", "scales", "base", "first", "served", "blocks"])
-# Rows `start` to `stop`: keys below `low` are far for all of them, from `high` on near, and from `end` on hidden. The
-# rungs that occur are tensors (b or 1, 1): one for each sequence of the batch.
+# Queries `start` to `stop`: keys below `low` are far for all of them, from `high` on near, and from `end` on hidden.
+# Each level that occurs is a tensor (b or 1, 1): one for each sequence of the batch.
 Block = namedtuple("Block", ["start", "stop", "low", "high", "end", "rungs"])
 
 
 class Relation(Method):
-    """The attention of a method; its map gives the keys that a row reads and their distances. Subclasses set `name`."""
+    """Attention by a map: the keys that a query reads, and their distances. Subclasses set `name`."""
 
     map_class = None  # The map of all layers, unless `map_of` returns one per layer.
 
@@ -73,7 +73,7 @@ class Relation(Method):
         super().__init__(settings)
         self.map = self.map_class(settings) if self.map_class else None
         self.maps = {layer: self.map_of(layer) for layer in settings.get("layers", ())}
-        self.kept = {}  # What `kept_for` computed.
+        self.kept = {}  # The results of `kept_for`.
 
     def map_of(self, layer):
         """Return the map of a layer. Layers with the same object share their plans."""
@@ -209,7 +209,7 @@ class Relation(Method):
         rows, total = plan.rows, key.shape[2]
         query, places = scaled(call, query, plan.scales), plan.places
         n, rotated = places.keys, places.rotated
-        if plan.hole:  # Only the first keys turn.
+        if plan.hole:  # Only the first keys are rotated.
             first = call.turn(key[:, :, : plan.hole[0]], rotated, rows.at_far)
             key = torch.cat([first, key[:, :, plan.hole[1] :]], 2)
             mask = mask if mask is None else without(mask[..., :total], plan.hole, -1)
@@ -232,7 +232,7 @@ class Relation(Method):
         """Return the positions to which keys from number `start` on rotate for one call, and the current ones."""
         places, rows = plan.places, plan.rows
         n, rotated = places.keys[:, start:], places.rotated_keys[:, start:]
-        if plan.map.turns_keys:  # The query is at its position for far keys; other keys turn by as much as it did.
+        if plan.map.turns_keys:  # The query is at its position for far keys; others rotate by as much.
             far, other = (plan.map.keys(n, rotated, rows.rung), rotated), (rows.at_far, places.rotated)
         else:
             far, other = (places.rotated, rows.at_far), (rotated, rotated)
@@ -305,7 +305,7 @@ class Relation(Method):
             queries = torch.cat(queries, -1).float()
         else:
             queries = query.float() @ plan.matrix
-        # Heads that share a key head are rows of one product, which is faster.
+        # Heads that share a key head are multiplied at once, which is faster.
         queries = (queries * scale).to(query.dtype).view(batch * groups, -1, len(plan.parts) * size)
         value, states = value.flatten(0, 1), []
         for i, (part, low, high) in enumerate(plan.parts):
@@ -360,7 +360,7 @@ class Relation(Method):
         side = side_of(call, key, rung, 0) if is_kept else None
         start = side.filled if side else 0
         if start < end:
-            end = key.shape[2] if side else end  # Keys that are near now are far for later rows.
+            end = key.shape[2] if side else end  # Keys that are near now are far for later queries.
             if end == start + 1 and call.rotates_heads_alike:
                 matrix = self.key_matrix(call, plan.map, key, start, rung)
                 far_key = (key[:, :, start:end].float() @ matrix).to(key.dtype)

@@ -1,6 +1,6 @@
-"""The parts of attention by relation maps: masks, positions of keys, tiles, and the cache of turned keys.
+"""The parts of attention by relation maps: masks, positions of keys, tiles, and the cache of rotated keys.
 
-This file travels inside checkpoints. Shapes: b batch, h heads, g key heads, l rows, n keys, d head.
+This file travels inside checkpoints. Shapes: b batch, h heads, g key heads, l queries, n keys, d head.
 """
 
 import functools
@@ -41,10 +41,10 @@ def visible(mask, rows, total, base, window=0):
     return picked if picked.dtype == torch.bool else picked > torch.finfo(picked.dtype).min / 2
 
 
-# Where the rows and the keys of a call are: the positions of rows (b or 1, l) and of keys (b or 1, n) within their
-# texts, and those by which they are rotated. Positions of keys that no row sees are arbitrary.
+# The positions of queries (b or 1, l) and of keys (b or 1, n) of a call within their texts, and those by which they are
+# rotated. Positions of keys that no query sees are arbitrary.
 Places = namedtuple("Places", ["rows", "rotated", "keys", "rotated_keys"])
-NOWHERE = 1 << 40  # The position of unused places in a cache: after every row.
+NOWHERE = 1 << 40  # The position of unused places in a cache: after every query.
 
 
 def is_exporting():
@@ -224,7 +224,7 @@ def scaled(call, query, scales):
 
 
 def turned(call, tensor, to, since, slowed=None, name=None):
-    """Rotate a tensor (b, h, l, d) from positions to others (`call.turn`), in pieces that fit the processor's cache.
+    """Rotate a tensor (b, h, l, d) from positions to others (`call.turn`), in pieces that fit the CPU's cache.
 
     With a name, the result is in a buffer that the next tensor of this name reuses, in this layer or a later one.
     """
@@ -290,7 +290,7 @@ def softmaxed(scores, value, mask, span, base, hidden, kwargs):
     return product(weights, value).transpose(1, 2), weights
 
 
-# Attention that also returns the log-sum-exp of each row. Private to torch, so checked before use.
+# Attention that also returns the log-sum-exp of each query. Private to torch, so checked before use.
 OPERATORS = {
     "cpu": lambda q, k, v, bias, causal, scale: torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, 0.0, causal, attn_mask=bias, scale=scale
@@ -332,7 +332,7 @@ def attend_tile(query, key, value, form, bias, scale):
         key, value = (tensor[:, None].expand(-1, heads, -1, -1) for tensor in (key, value))
         output, sums = run(query, key, value, None, True, scale)[:2]
         return output, sums[..., :rows]
-    # Heads that share a key head are rows of one product, which is faster.
+    # Heads that share a key head are multiplied at once, which is faster.
     output, sums = run(query.flatten(1, 2)[None], key[None], value[None], bias, False, scale)[:2]
     return output[0].unflatten(1, (heads, rows)), sums[0, :, : heads * rows].unflatten(1, (heads, rows))
 
@@ -383,9 +383,9 @@ def merge(total, sums, output, more, is_first):
         torch.logaddexp(sums, more, out=sums)
 
 
-# The turned keys of one layer: the rungs and first positions of the sequences they belong to, one number for all or a
-# list; a buffer (b, g, room, d); how many are final. They are kept with the cache: those of sequences that are alike
-# move with them, others are turned again.
+# The rotated keys of one layer: the levels and first positions of their sequences, one number for all or a list; a
+# buffer (b, g, room, d); the number of final keys. They are kept with the cache: those of sequences that are alike move
+# with them, others are rotated again.
 Side = namedtuple("Side", ["rungs", "origins", "buffer", "filled"])
 
 

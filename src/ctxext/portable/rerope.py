@@ -24,7 +24,7 @@ class ReRopeMap(Map):
 
 
 class Rerope(Relation):
-    """The attention of rerope."""
+    """Attention of rerope."""
 
     name = "rerope"
     map_class = ReRopeMap

@@ -1,15 +1,15 @@
-"""The slopes of ALiBi by the row: `alibi-interpolation` and `ntk-alibi`.
+"""The slopes of ALiBi by the query position: `alibi-interpolation` and `ntk-alibi`.
 
-This file travels inside checkpoints. A step holds `original_length` (L), `exponents` (e, one per head) and `factor`, or
-null. The row at position m has the family's slopes times s^-e, where s is `factor`, or max(1, (m + 1) / L) if that
-is null: rows within L are bit-equal to the family's.
+This file travels inside checkpoints. A step contains `original_length` (L), `exponents` (e, one per head) and `factor`,
+or null. The query at position m has the family's slopes times s^-e, where s is `factor`, or max(1, (m + 1) / L) if that
+is null: queries within L are bit-equal to the family's.
 """
 
 import torch
 
 
 class RowSlopes:
-    """The factors on the slopes of each head."""
+    """Factors on the slopes of each head."""
 
     def __init__(self, step):
         self.length, self.factor, self.exponents = step["original_length"], step["factor"], step["exponents"]

@@ -10,7 +10,7 @@ from .relation_maps import Beyond, Map, floored
 class SelfExtendMap(Map):
     """Far keys at grouped positions that meet the near ones at the border. https://arxiv.org/abs/2401.01325.
 
-    The rung is the group: the smallest that the row's length needs. With a fixed `group` the rung is 1.
+    The level is the group: the smallest that the query position needs. With a fixed `group` the level is 1.
     """
 
     def __init__(self, settings):
@@ -42,7 +42,7 @@ class SelfExtendMap(Map):
 
 
 class SelfExtend(Relation):
-    """The attention of self-extend."""
+    """Attention of self-extend."""
 
     name = "self-extend"
     map_class = SelfExtendMap

@@ -7,7 +7,7 @@ from .relation_maps import Beyond, Map
 
 
 class SinksMap(Map):
-    """The first keys and the last `window`, at positions within what is read. https://arxiv.org/abs/2309.17453."""
+    """First keys and the last `window`, at positions within the keys that are read. https://arxiv.org/abs/2309.17453."""
 
     turns_keys, drops_keys = False, True
 
@@ -23,7 +23,7 @@ class SinksMap(Map):
 
 
 class Sinks(Relation):
-    """The attention of sinks."""
+    """Attention of sinks."""
 
     name = "sinks"
     map_class = SinksMap

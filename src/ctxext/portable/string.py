@@ -9,7 +9,7 @@ from .relation_maps import Beyond, Map
 class StringMap(Map):
     """Distances beyond `shift` are moved nearer, to begin again at `window`. https://arxiv.org/abs/2410.18745.
 
-    `start` is the first row that does so, by default the first beyond the original context length.
+    `start` is the first query position that does so, by default the first beyond the original context length.
     """
 
     turns_keys = False
@@ -26,7 +26,7 @@ class StringMap(Map):
 
 
 class String(Relation):
-    """The attention of string."""
+    """Attention of string."""
 
     name = "string"
     map_class = StringMap
