@@ -143,7 +143,9 @@ def test_packed_sequences_are_refused_and_padding_is_not(folder, implementation)
     if implementation == "flex_attention":
         packed, prompts = {"restart": packed["restart"]}, []
     for text, positions in packed.values():
-        with pytest.raises(ValueError, match=r"Ms-PoE in prompt order .* [Pp]acked sequences, .* --head-order calibrated"):
+        with pytest.raises(
+            ValueError, match=r"Ms-PoE in prompt order .* [Pp]acked sequences, .* --head-order calibrated"
+        ):
             model(text, position_ids=torch.cat(positions)[None], use_cache=False)
     with pytest.raises(ValueError, match="[Pp]acked sequences"):
         model(ids, position_ids=torch.cat(places)[None], past_key_values=DynamicCache())

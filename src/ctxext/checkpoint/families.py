@@ -301,7 +301,7 @@ def _apply_switches(config: Mapping[str, Any], family: Family) -> Family:
 
 
 def bidirectional_key(config: Mapping[str, Any], family: Family) -> str:
-    """Return the key and value of config.json that let text tokens attend to later tokens; empty without one.
+    """Return the key and value of config.json that let text tokens attend to later tokens; empty if there is none.
 
     With "vision" only images are bidirectional, and PaliGemma's class replaces null by true.
     """
@@ -318,7 +318,7 @@ def bidirectional_key(config: Mapping[str, Any], family: Family) -> str:
 
 
 def _null_schedule(text: Mapping[str, Any], family: Family) -> str:
-    """Return the first layer type with null as its schedule; empty without one."""
+    """Return the first layer type with null as its schedule; empty if there is none."""
     schedule = text.get("rope_parameters")
     if not family.nested_rope or not isinstance(schedule, Mapping):
         return ""
@@ -586,7 +586,7 @@ def sliding_layers(config: Mapping[str, Any], family: Family) -> list[int]:
 
 
 def idle_window(config: Mapping[str, Any], family: Family, length: int) -> int | None:
-    """Return the window in tokens that takes effect only at a longer context length; None without one."""
+    """Return the window in tokens that takes effect only at a longer context length, or None."""
     text, present = text_config(config, family), read(config, family, "max_position_embeddings")
     types = layer_types(config, family, length)
     if family.model_type == "gpt_neo":

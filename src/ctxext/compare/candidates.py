@@ -133,7 +133,7 @@ def candidates_of(
         source: The checkpoint.
         methods: Names of methods, presets or recipe files, or recipes by name. By default the published methods for
             the encoding.
-        target_length: The new context length in tokens, for recipes without one.
+        target_length: The new context length in tokens, for recipes that specify none.
     """
     contents: dict[str, tuple[dict[str, Any], str]] = {}
     if isinstance(methods, Mapping):

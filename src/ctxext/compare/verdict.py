@@ -96,7 +96,7 @@ class Measured:
         return {text: difference for text, difference in by_text.items() if difference}
 
     def time_ratio(self, baseline: "Measured") -> float | None:
-        """Return the ratio of the times of the records that both models have; None without any."""
+        """Return the ratio of the times of the records that both models have, or None."""
         shared = self.seconds.keys() & baseline.seconds.keys()
         theirs = math.fsum(baseline.seconds[record] for record in shared)
         return math.fsum(self.seconds[record] for record in shared) / theirs if theirs else None
@@ -310,7 +310,7 @@ def _join_words(words: Sequence[str]) -> str:
 
 
 def _minutes_of_a_round(plans: Sequence[ModelPlan], records: Sequence[Record]) -> int:
-    """Estimate the minutes of one sample of every cell for all models, from the measured records; 0 without any."""
+    """Estimate the minutes of one sample of every cell for all models, from the measured records, or 0."""
     samples = plans[0].settings.samples
     meter, answered = Meter(plans, None, samples), [record for record in records if "task" in record]
     spent = sum(meter.cost(record["model"], [record["length"]] * len(record["samples"])) for record in answered)

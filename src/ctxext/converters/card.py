@@ -103,7 +103,7 @@ class CardFacts:
 
 
 def declared_base(config: Mapping[str, Any]) -> str:
-    """Return the Hub id in `_name_or_path`, where transformers records the origin of a model; empty without one.
+    """Return the Hub id in `_name_or_path`, where transformers records the origin of a model; empty if there is none.
 
     A path is not an id: its form is not USER/NAME, or it exists as a folder.
     """

@@ -73,7 +73,7 @@ class Inspection:
         cache_bytes: Size of the keys and values of one sequence in 16 bits, by length in tokens.
         num_parameters: Counted from the safetensors headers; None if there are none.
         methods: For every method the reason why it does not apply; empty if it does.
-        recipe: The recipe that ctxext applied to it, as in a recipe file; None without one.
+        recipe: The recipe that ctxext applied to it, as in a recipe file, or None.
         serving: Status in each engine, if ctxext created the checkpoint.
         source_commands: By engine the command that serves its unconverted source with the recipe on the command line.
     """

@@ -39,7 +39,7 @@ class Document:
     """Token ids of one document.
 
     Attributes:
-        ids: The tokens, including the tokenizer's begin token.
+        ids: The tokens, including the tokenizer's start token.
         is_learned: Whether each token counts in the loss; None if all do and the document may be cut.
     """
 

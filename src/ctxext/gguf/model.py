@@ -101,8 +101,8 @@ class GgufModel:
         files: All files of a split model in order; the file alone if it is not split.
         architecture: Its architecture in llama.cpp.
         model: The model with the present encoding of the file.
-        plain: The model before its conversion by ctxext; the same as `model` without one.
-        recipe: The record of the conversion: version, recipe and replaced values; empty without one.
+        plain: The model before its conversion by ctxext, or the same as `model` if there was none.
+        recipe: The record of the conversion: version, recipe and replaced values; empty if there is none.
     """
 
     files: tuple[Part, ...]
@@ -404,7 +404,7 @@ def _scaling(
 
 
 def tensor_named(header: Header, name: str) -> Tensor | None:
-    """Return the tensor of a header with this name; None without one."""
+    """Return the tensor of a header with this name, or None."""
     return next((tensor for tensor in header.tensors if tensor.name == name), None)
 
 

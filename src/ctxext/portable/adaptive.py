@@ -1,4 +1,4 @@
-"""Frequencies per row: the map of a relation method. This file travels inside checkpoints."""
+"""Frequencies per query position: the map of a relation method. This file travels inside checkpoints."""
 
 import torch
 
@@ -8,7 +8,7 @@ from .relation_maps import Beyond, Map
 
 
 class AdaptiveMap(Map):
-    """Each row uses the frequencies for its length: those of the smallest factor >= (m + 1) / L.
+    """Frequencies for the context length of each query: those of the smallest factor >= (m + 1) / L.
 
     `inverse_frequencies` and `attention_factors` have one for each of the ascending `factors`; `base`: the model's.
     """
@@ -23,32 +23,32 @@ class AdaptiveMap(Map):
         super().__init__(settings, settings["original_length"])
 
     def rung(self, m):
-        """The number of the row's factor, from 1."""
+        """Return the level of query positions m: the number of their factor, from 1."""
         return sum((m >= end).long() for end in self.ends[:-1]) + torch.ones_like(m)
 
     def last_rung(self, length):
-        """One for each factor."""
+        """Return the number of factors."""
         return len(self.ends)
 
     def beyond(self, m):
-        """All keys are far, at their own positions."""
+        """Return the `Beyond` of query positions m: all keys are far, at their own positions."""
         end = m + 1
         return Beyond(rung=self.rung(m), far=end, middle=end, near=end, at_far=m)
 
     def slowed(self, rung):
-        """The frequencies of the rung over the model's."""
+        """Return the frequencies of a level, divided by the model's."""
         kind = exact(torch.zeros(0, device=rung.device)).dtype
         return torch.tensor(self.shares, device=rung.device, dtype=kind)[rung]
 
     def loudness(self, m):
-        """The attention factor of the row's rung squared: as in YaRN, on the rotary part alone."""
+        """Return the squared attention factor of query positions m: as in YaRN, on the rotary part only."""
         if len(self.scales) == 1:
             return None
         return torch.tensor(self.scales, device=m.device)[torch.where(m >= self.start, self.rung(m), 0)]
 
 
 class Adaptive(Relation):
-    """The attention of adaptive."""
+    """Attention of adaptive."""
 
     name = "adaptive"
     map_class = AdaptiveMap

@@ -20,11 +20,11 @@ else:
 
 
 class CtxextConfig:
-    """The configuration as the family's class reads it."""
+    """Configuration as the family's class reads it."""
 
     @classmethod
     def register_for_auto_class(cls, auto_class="AutoConfig"):
-        """Nothing to register: the configuration is the family's, and is saved as such."""
+        """Do nothing: the configuration is the family's, and is saved as such."""
 
     @classmethod
     def from_pretrained(cls, name, **kwargs):

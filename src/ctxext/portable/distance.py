@@ -1,10 +1,10 @@
 """Distance-aware attention: every head learns how much its scores grow or fade with the distance.
 
-This file travels inside checkpoints. A step holds `original_length` (L), `num_heads` and `layers`. Each attention of
+This file travels inside checkpoints. A step contains `original_length` (L), `num_heads` and `layers`. Each attention of
 these layers has two numbers per head among its weights, w and v: a score above zero between tokens d apart is
 multiplied by (1 + e^v) / (1 + e^(v - w d / L)), others stay unchanged. At w = 0 nothing changes. Paper:
-"DA-Transformer", https://arxiv.org/abs/2010.06925, section 3.2. Shapes: b batch, h heads, g key heads, l rows, n keys,
-d head.
+"DA-Transformer", https://arxiv.org/abs/2010.06925, section 3.2. Shapes: b batch, h heads, g key heads, l queries, n
+keys, d head.
 """
 
 from collections import namedtuple
@@ -15,37 +15,37 @@ from torch.utils.checkpoint import checkpoint
 from .method import Method
 from .relation_parts import first_base, is_exporting, places_of, product, scaling, softmaxed, taken
 
-BLOCK = 128  # Number of rows with scores in memory at once.
-PLACE = "distance"  # The attribute of an attention that holds the weights.
+BLOCK = 128  # Number of queries with scores in memory at once.
+PLACE = "distance"  # The attribute of an attention that contains the weights.
 
 
-Rows = namedtuple("Rows", "span base places mask kwargs")  # A block of rows, and the arguments of the call.
+Rows = namedtuple("Rows", "span base places mask kwargs")  # A block of queries, and the arguments of the call.
 
 
 class DistanceWeights(torch.nn.Module):
-    """The numbers of one attention, (2, h): w, then v. A module, so that PEFT's `modules_to_save` can train it."""
+    """Weights of one attention, (2, h): w, then v. A module, so that PEFT's `modules_to_save` can train it."""
 
     def __init__(self, heads):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(2, heads))
 
     def forward(self, like):
-        """The numbers in float32, on the device of `like`."""
+        """Return the weights in float32, on the device of `like`."""
         return self.weight.to(like.device, torch.float32)
 
 
 class DistanceAware(Method):
-    """Multiplies positive scores by each head's learned function of the distance."""
+    """Method that multiplies positive scores by each head's learned function of the distance."""
 
     name = "distance-aware"
 
     def equip(self, attention):
-        """Give an attention its numbers."""
+        """Add the weights to an attention."""
         if not hasattr(attention, PLACE):
             setattr(attention, PLACE, DistanceWeights(self.settings["num_heads"]))
 
     def attend(self, inner, call, query, key, value, mask, **kwargs):
-        """The attention (b, l, h, d) of query (b, h, l, d), key and value (b, g, n, d), and weights or None."""
+        """Return the output (b, l, h, d) for query (b, h, l, d), key and value (b, g, n, d), and weights or None."""
         numbers = getattr(call.attention, PLACE)(query)
         if numbers.shape[1] != query.shape[1]:
             raise ValueError(f"{self.name} has numbers for {numbers.shape[1]} heads; here are {query.shape[1]}.")
@@ -70,7 +70,7 @@ class DistanceAware(Method):
         return torch.cat(outputs, 1), torch.cat(weights, 2) if call.backend == "eager" else None
 
     def block(self, call, rows, numbers, query, key, value):
-        """Output (b, l, h, d) and weights (b, h, l, n) of the rows of a block."""
+        """Return the output (b, l, h, d) and weights (b, h, l, n) of a block of query positions."""
         span, places = rows.span, rows.places
         scores = product(query, key.mT) * scaling(call, query, rows.kwargs)
         positions = places.rows[:, span[0] : span[1]]

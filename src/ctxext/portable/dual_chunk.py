@@ -7,7 +7,7 @@ from .relation_maps import Beyond, Map
 
 
 class DualChunkMap(Map):
-    """Distances within a chunk and to the one before are exact, others count from a fixed row. 2402.17463."""
+    """Distances within a chunk and to the previous one are exact, others count from a fixed position. 2402.17463."""
 
     def __init__(self, settings):
         self.size = settings["chunk_size"]
@@ -15,18 +15,21 @@ class DualChunkMap(Map):
         super().__init__(settings, self.size)
 
     def beyond(self, m):
-        """Keys of the chunk before are read from min(m mod c + c, size), earlier ones from `size`."""
+        """Return the `Beyond` of query positions m.
+
+        For keys of the previous chunk the query is at min(m mod c + c, size), for earlier keys at `size`.
+        """
         middle = (near := m - m % self.chunk) - self.chunk
         at_middle, at_far = (m - middle).clamp(max=self.size) + middle, torch.full_like(m, self.size)
         return Beyond(rung=torch.ones_like(m), far=middle, middle=middle, near=near, at_far=at_far, at_middle=at_middle)
 
     def far_keys(self, n, rung):
-        """At n mod c."""
+        """Return the positions n mod c."""
         return n % self.chunk
 
 
 class Dca(Relation):
-    """The attention of dca."""
+    """Attention of dca."""
 
     name = "dca"
     map_class = DualChunkMap

@@ -1,8 +1,8 @@
 """The base class of methods with five hooks, the arguments of a hook, and the state that a method keeps per sequence.
 
-This file travels inside checkpoints, beside one file for each of their methods. Methods wrap each other in the order of
-the recipe, so any number of them compose. config.json holds their settings, one entry of `steps` each. Shapes: b batch,
-h query heads, g KV heads, l length, d head, p rotated pairs, c columns of cos and sin.
+This file travels inside checkpoints, with one file for each of their methods. Methods wrap each other in the order of
+the recipe, so any number of them compose. config.json contains their settings, one entry of `steps` each. Shapes: b
+batch, h query heads, g KV heads, l length, d head, p rotated pairs, c columns of cos and sin.
 """
 
 import functools
@@ -15,19 +15,19 @@ import torch
 
 from .private_copy import cache_in
 
-# From where to where tensors rotate: positions (b or 1, l) or (b or 1, l, c), `since` None for no rotation at all. At
+# The rotation of tensors: positions (b or 1, l) or (b or 1, l, c), `since` None for tensors that are not rotated. At
 # `to` the frequencies are multiplied by `slowed` (b or 1, l or 1, c), float64, or None for 1.
 Turn = namedtuple("Turn", ["to", "since", "slowed"], defaults=[None])
 # The inputs of angles: the inverse frequencies (p) in use, the number of the frequency of each column (c), the
 # factor on cos and sin, and their type.
 Frame = namedtuple("Frame", ["inverse", "columns", "scaling", "dtype"])
-# What a rotary embedding returns instead of cos: the family's cos; for every set of positions the methods'
+# The result of a rotary embedding, instead of cos: the family's cos; for every set of positions the methods'
 # tables for queries and for keys; the positions (b or 1, l) it rotates by; and a dict for one forward, with a `Given`
 # under "given". Device maps move all of it.
 Tables = namedtuple("Tables", ["cos", "sets", "positions", "frame", "memory"])
-# Arguments of the model's forward: the mask of tokens (b, n) or None; how many tokens its cache held before, a number
-# or a tensor; and the positions of the rows (b, l) by that mask if none were passed and it hides tokens. Of a mask of
-# pairs, (b, h, l, n), there are only the positions, which may be UNCLEAR.
+# Arguments of the model's forward: the mask of tokens (b, n) or None; the number of tokens in its cache before, as int
+# or tensor; and the query positions (b, l) by that mask if none were passed and it hides tokens. For a mask of pairs,
+# (b, h, l, n), there are only the positions, which may be UNCLEAR.
 Given = namedtuple("Given", ["mask", "seen", "rows"])
 
 
@@ -35,10 +35,10 @@ UNCLEAR = "unclear"  # Instead of positions.
 
 
 def text_positions(mask, seen, length):
-    """Return positions of rows (b, l) within their texts by a mask of pairs (b, h, l, n), or UNCLEAR.
+    """Return query positions (b, l) within their texts by a mask of pairs (b, h, l, n), or UNCLEAR.
 
-    A row counts from the first key that it sees, if all keys that it sees count from the same. What sees nothing, or
-    everything and is seen by no such row, is padding.
+    A query counts from the first key that it sees, if all keys that it sees count from the same. A token that sees
+    nothing, or sees everything and is seen by no such query, is padding.
     """
     if torch.compiler.is_compiling():
         return UNCLEAR
@@ -52,7 +52,7 @@ def text_positions(mask, seen, length):
     columns = torch.arange(shown.shape[2], device=mask.device)
     own, first = columns[seen : seen + length], shown.long().argmax(-1)
     is_row = (shown & (columns <= own[:, None])).any(-1) & ~(shown & (columns > own[:, None])).any(-1)
-    among = shown[:, :, seen : seen + length] & is_row[..., None]  # What rows see of this call.
+    among = shown[:, :, seen : seen + length] & is_row[..., None]  # The keys of this call that queries see.
     strays = among & ((first[:, :, None] != first[:, None]) | ~is_row[:, None])
     is_odd = ~is_row & shown.any(-1) & ~(shown.all(-1) & is_row.any(-1, keepdim=True))
     sees_itself = shown[:, torch.arange(length, device=mask.device), own]
@@ -71,7 +71,7 @@ def refuse_mask(what):
 
 
 class Method:
-    """The hooks of a method. By default each calls `inner`."""
+    """Hooks of a method. By default each calls `inner`."""
 
     name = ""  # As in the entries of `steps`.
     counts_in_texts = False  # Whether it must rotate by positions within each text, which padding does not move.
@@ -80,18 +80,18 @@ class Method:
         self.settings = settings
 
     def acts_on(self, layer):
-        """Whether a layer takes part."""
+        """Return whether a layer takes part."""
         return layer in self.settings["layers"]
 
     def equip(self, attention):
         """Add the method's weights to the attention of a layer that takes part, while the model is built."""
 
     def positions(self, inner, sets):
-        """Pairs of (query positions, key positions), each (b or 1, l), to which this model rotates."""
+        """Return pairs of (query positions, key positions), each (b or 1, l), to which this model rotates."""
         return inner(sets)
 
     def tables(self, inner, frame, turn):
-        """The tables that rotate tensors by a `Turn`; innermost, cos and sin, each (b or 1, l, c)."""
+        """Return the tables that rotate tensors by a `Turn`: innermost, cos and sin, each (b or 1, l, c)."""
         return inner(frame, turn)
 
     def rotate(self, inner, tensors, tables, axis, call):
@@ -102,11 +102,11 @@ class Method:
         return inner(tensors, tables, axis, call)
 
     def merge(self, inner, queries, keys):
-        """One query and one key from those of every set of positions, as they go into the cache."""
+        """Return one query and one key for the cache, from those of every set of positions."""
         return inner(queries, keys)
 
     def attend(self, inner, call, query, key, value, mask, **kwargs):
-        """The attention of rotated states, in layers that take part: (b, l, h, d) and the weights or None."""
+        """Return the output (b, l, h, d) for rotated states and the weights or None, in layers that take part."""
         return inner(query, key, value, mask, **kwargs)
 
 
@@ -127,9 +127,9 @@ CURRENT = threading.local()
 
 
 class Part:
-    """The methods of a decoder layer of a private copy, its rotation, and the name of its attention.
+    """Methods of a decoder layer of a private copy, its rotation, and the name of its attention.
 
-    It holds no module, as replicas of a layer share it.
+    It contains no module, as replicas of a layer share it.
     """
 
     def __init__(self, methods, name, attention, original, rotary=None, layer_class=None):
@@ -154,14 +154,14 @@ class Part:
 
 
 def layer_of(part, inputs):
-    """The number of a layer: some families run one at several depths, given by these arguments."""
+    """Return the number of a layer. Some families run one at several depths, given by these arguments."""
     return inputs.get("layer_idx", part.layer) + inputs.get("cycle_offset", 0)
 
 
 class Row:
-    """Passed instead of cos where a single row is decoded and nothing but its tables depends on the layer.
+    """Argument passed instead of cos if a single query is decoded and only its tables depend on the layer.
 
-    Each KV head takes the place of a row, so that cos and sin are (1, g, c). Python's own time for a `Call` and its
+    KV heads are on the axis of positions, so that cos and sin are (1, g, c). Python's own time for a `Call` and its
     hooks would be several percent of a small model's step.
     """
 
@@ -180,13 +180,13 @@ class Row:
 
 
 class Call:
-    """One layer's call in one forward, passed instead of cos: what its methods see, and what they may keep.
+    """Call of one layer in one forward, passed instead of cos: the inputs of its methods, and their memory.
 
-    `positions` are the rows' (b or 1, l) within their text, `rotated` those by which they are rotated: the same, unless
-    a batch was padded and no positions were passed. `seen` is how many tokens the cache held before, or None. `mask` is
-    what the layer was given, in any backend's form, `cache` its cache or None; `memory` is a dict that all layers of
-    this forward share, `layer_memory` one of this layer alone; `kv_heads` is the number of KV heads here,
-    `first_head` that of the first of them: above 0 on later ranks of tensor parallelism.
+    `positions` are the queries' (b or 1, l) within their text, `rotated` those by which they are rotated: the same,
+    unless a batch was padded and no positions were passed. `seen` is the number of tokens in the cache before, or None.
+    `mask` is the layer's, in any backend's form, `cache` its cache or None. `memory` is a dict that all layers of this
+    forward share, `layer_memory` one of this layer only. `kv_heads` is the number of KV heads here, `first_head` the
+    index of the first of them: above 0 on later ranks of tensor parallelism.
     """
 
     def __init__(self, part, attention, tables, inputs):
@@ -217,11 +217,11 @@ class Call:
 
     @property
     def backend(self):
-        """The name of this layer's attention implementation."""
+        """Name of this layer's attention implementation."""
         return getattr(getattr(self.attention, "config", None), "_attn_implementation", None) or "sdpa"
 
     def needs_sequences(self, what):
-        """Refuse engines that lay sequences end to end (vLLM, continuous batching), where `what` would be wrong.
+        """Refuse engines that lay sequences end to end (vLLM, continuous batching), if `what` would be wrong there.
 
         Raises:
             ValueError: the attention belongs to such an engine.
@@ -234,7 +234,7 @@ class Call:
         """Refuse bidirectional attention, and masks that do not show where texts begin, if `what` would be wrong.
 
         Raises:
-            ValueError: rows see what comes after them, or their positions are not known.
+            ValueError: queries see later keys, or their positions are not known.
         """
         config = getattr(self.attention, "config", None)
         if False in (asked, getattr(self.attention, "is_causal", True), getattr(config, "is_causal", True)):
@@ -265,7 +265,7 @@ class Call:
         return chained(self.methods, "rotate", self.plainly_rotated)(tensors, tables, axis, self)
 
     def plainly_rotated(self, tensors, tables, axis, call):
-        """The family's rotation, of two tensors or of one."""
+        """Rotate two tensors, or one, as the family does."""
         apply, takes_key = self.original
         if not takes_key:
             return [apply(tensor, *tables, unsqueeze_dim=axis) for tensor in tensors]
@@ -291,20 +291,20 @@ class Call:
 
 
 def per_column(positions):
-    """Positions (b, l) or (b, l, c) as float32 (b, l, 1 or c)."""
+    """Return positions (b, l) or (b, l, c) as float32 (b, l, 1 or c)."""
     return positions.float() if positions.ndim == 3 else positions.float()[..., None]
 
 
 def exact(numbers):
-    """Numbers in float64 where the device has it."""
+    """Return numbers in float64, or in float32 if the device has no float64."""
     return numbers.to(torch.float32 if numbers.device.type == "mps" else torch.float64)
 
 
 def angles_of(turn, frequencies, per_column=per_column):
-    """The angles (b, l, c), float32, of a `Turn` at frequencies (c), from the family's at `since` to those at `to`.
+    """Return the angles (b, l, c), float32, of a `Turn` at frequencies (c): the family's at `since` to those at `to`.
 
     A family computes its angles in float32, where a million radians have an error of 0.03. The rounded angle is
-    subtracted in float64, so that a turn is exact to the last bits of a small angle, whatever its length.
+    subtracted in float64, so that a rotation by any angle is as exact as one by a small angle.
     """
     at = frequencies if turn.slowed is None else (exact(frequencies) * turn.slowed).float()
     to = per_column(turn.to) * at
@@ -315,12 +315,12 @@ def angles_of(turn, frequencies, per_column=per_column):
 
 
 def cos_and_sin(frame, turn):
-    """The innermost tables of a correction: cos and sin (b, l, c) in the family's layout."""
+    """Return the innermost tables of a correction: cos and sin (b, l, c) in the family's layout."""
     return waves(frame, angles_of(turn, frame.inverse[frame.columns]))
 
 
 def waves(frame, angles):
-    """Cos and sin of angles as the family computes them: polar coordinates differ in the last bit."""
+    """Return cos and sin of angles, computed as in the family: polar coordinates differ in the last bit."""
     if frame.dtype.is_complex:
         turn = torch.polar(torch.ones_like(angles), angles) * frame.scaling
         return turn.real, turn.imag
@@ -339,7 +339,7 @@ MOVES = {
 
 
 def following(name):
-    """A cache's method of this name, which also moves the state of its sequences."""
+    """Return a cache's method of this name that also moves the state of the sequences."""
 
     def moved(cache, *args, **kwargs):
         getattr(super(type(cache), cache), name)(*args, **kwargs)
@@ -358,7 +358,7 @@ FOLLOWING = {name: following(name) for name in MOVES}
 
 @functools.cache
 def followed(kind):
-    """A class of caches with methods that also move the state of their sequences."""
+    """Return a subclass of a class of caches, with methods that also move the state of the sequences."""
     moves = {name: move for name, move in FOLLOWING.items() if hasattr(kind, name)}
     # Pickle finds classes by name, and this one has none.
     reduced = {"__reduce_ex__": lambda cache, protocol: (restored, (kind,), vars(cache))}
@@ -371,17 +371,17 @@ def restored(kind):
 
 
 class SequenceState:
-    """The state of methods for a cache's sequences: see `state_of`."""
+    """State of methods for a cache's sequences: see `state_of`."""
 
     def __init__(self):
         self.rows, self.common, self.derived = {}, {}, {}
 
 
 def state_of(cache):
-    """The state of methods for a cache's sequences.
+    """Return the state of methods for a cache's sequences, a new one if there is none.
 
     `rows`, tensors (b, ...) by any key, follow the sequences through reordering, selection and repetition; `derived` is
-    cleared whenever they move or are cropped, `common`, which holds for all of them alike, when they are cropped.
+    cleared whenever they move or are cropped, `common`, which is valid for all of them, when they are cropped.
     """
     if not hasattr(cache, "ctxext_state"):
         cache.ctxext_state = SequenceState()

@@ -1,9 +1,9 @@
-"""A private copy of a family's modeling module with ALiBi slopes that depend on the row that reads.
+"""A private copy of a family's modeling module with ALiBi slopes that depend on the query position.
 
 This file travels inside checkpoints and knows no slopes: a stub beside it names the family and the method, which gives
-the factors on the slopes of each row; config.json holds its numbers in `ctxext_code`. A row's bias depends on the row
-alone, so the result is the same in one call, in chunks, with a cache or padded. Attention and everything else are the
-family's. Shapes: b batch, h heads, l rows, k keys.
+the factors on the slopes of each query; config.json contains its numbers in `ctxext_code`. A query's bias depends only
+on its position, so the result is the same in one call, in chunks, with a cache or padded. Attention and everything else
+are the family's. Shapes: b batch, h heads, l queries, k keys.
 """
 
 import functools
@@ -30,75 +30,75 @@ CURRENT = threading.local()  # `shares`: factors on the slopes in the forward th
 
 
 class RowBias:
-    """A family's bias (b or 1, h, 1, k) times the share of each row (b or 1, h, l, 1).
+    """Bias of a family (b or 1, h, 1, k) times the share of each query (b or 1, h, l, 1).
 
-    It replaces the family's tensor and has its shape. It is expanded to one row per query only within the operation
-    that adds it to the scores: nothing of that size is kept.
+    It replaces the family's tensor and has its shape. It is expanded to all queries only within the operation that
+    adds it to the scores: nothing of that size is kept.
     """
 
     def __init__(self, bias, shares, shape):
         self.bias, self.shares, self.shape = bias, shares, shape
 
     def full(self):
-        """The bias of every row (b or 1, h, l, k)."""
+        """Return the bias of every query position (b or 1, h, l, k)."""
         return (self.bias * self.shares).to(self.bias.dtype)
 
     def to(self, *args, **kwargs):
-        """The same on another device, for device maps."""
+        """Return the same bias on another device, for device maps."""
         return RowBias(self.bias.to(*args, **kwargs), self.shares.to(*args, **kwargs), self.shape)
 
     def baddbmm(self, *args, **kwargs):
-        """BLOOM: scores (b * h, l, k), which are products with the bias added."""
+        """Return scores (b * h, l, k): products with the bias added (BLOOM)."""
         return self.full().flatten(0, 1).baddbmm(*args, **kwargs)
 
     def size(self, axis):
-        """MPT: the length of an axis."""
+        """Return the length of an axis (MPT)."""
         return self.shape[axis]
 
     def __getitem__(self, places):
-        """MPT: the last keys of a bias for the longest text."""
+        """Return the bias of the last keys; the family builds it for the longest text (MPT)."""
         return RowBias(self.bias[..., places[-1]], self.shares, self.shape)
 
     def __radd__(self, scores):
-        """MPT: scores (b, h, l, k) with the bias added."""
+        """Return scores (b, h, l, k) with the bias added (MPT)."""
         return scores + self.full()
 
     def reshape(self, *shape):
-        """Falcon: split batch and heads, which are separate already."""
+        """Return self: batch and heads, which the family splits here, are separate already (Falcon)."""
         return self
 
     def __truediv__(self, number):
-        """Falcon: the bias (b, h, l, k) that becomes part of the mask."""
+        """Return the bias (b, h, l, k) divided by a number, which becomes part of the mask (Falcon)."""
         return self.full() / number
 
     def view(self, *shape):
-        """Falcon's eager attention: the bias (b, h, l, k)."""
+        """Return the bias (b, h, l, k) for eager attention (Falcon)."""
         return self.full()
 
 
 def built(original, *args, **kwargs):
-    """The family's bias times the factors of this forward."""
+    """Return the family's bias times the factors of this forward."""
     bias, shares = original(*args, **kwargs), getattr(CURRENT, "shares", None)
     if shares is None:
         return bias
     by_head = bias.reshape(-1, shares.shape[1], 1, bias.shape[-1])
-    if shares.shape[0] == shares.shape[2] == 1:  # One row, or the same for all.
+    if shares.shape[0] == shares.shape[2] == 1:  # One query, or the same for all.
         return (by_head * shares).to(bias.dtype).reshape(bias.shape)
     return RowBias(by_head, shares, bias.shape)
 
 
 def positions_of(mask, seen, length, device):
-    """The positions of the rows (b or 1, l), by a mask of tokens (b, k) or of pairs (b, 1, l, k) or without one."""
+    """Return the query positions (b or 1, l), by a mask of tokens (b, k), a mask of pairs (b, 1, l, k) or None."""
     columns = torch.arange(length, device=device) + seen
     if mask is None:
         return columns[None]
-    if mask.ndim == 4:  # What a row may not look at is masked by True, or by a number below 0.
+    if mask.ndim == 4:  # Keys that a query may not see are masked by True, or by a number below 0.
         return (mask == 0).sum(-1)[:, 0] - 1
     return (mask.to(device).cumsum(-1) - 1)[:, columns]
 
 
 def model_forward(names, needs_mask, original, model, *args, **kwargs):
-    """Run the family's model with the factors on the slopes of each row."""
+    """Run the family's model with the factors on the slopes of each query."""
     given, slopes = dict(zip(names, args, strict=False)) | kwargs, model.ctxext_slopes
     inputs = next((given[name] for name in ("input_ids", "inputs_embeds") if given.get(name) is not None), None)
     if slopes is None or inputs is None:

@@ -1,7 +1,7 @@
 """A private copy of a family's modeling module that calls the methods of a checkpoint.
 
 This file travels inside checkpoints and knows no method: a stub beside it names the family and the methods, and
-`family` copies the family's module and adds them. config.json holds their settings in `ctxext_code`: `rope`, the
+`family` copies the family's module and adds them. config.json contains their settings in `ctxext_code`: `rope`, the
 model's schedule, which the sentinel rope type hides, `hidden`, other values hidden from unmodified classes, and
 `steps`, one entry per method. Attention classes and everything else are the family's, and the installed module, which
 other models use, is not changed.
@@ -50,12 +50,12 @@ APPLY = ("apply_rotary_pos_emb", "apply_rotary_emb")  # The function that rotate
 
 
 def parts_of(tables):
-    """Cos and sin, as most families return them, or as the parts of one complex tensor (Llama 4)."""
+    """Return cos and sin: as most families return them, or as the parts of one complex tensor (Llama 4)."""
     return (tables.real, tables.imag) if torch.is_tensor(tables) else tables
 
 
 def turned(query, key, cos, sin, unsqueeze_dim=1):
-    """A family's rotation by complex numbers with the usual arguments: cos and sin have one column for each pair."""
+    """Rotate by complex numbers, with the usual arguments of a family: cos and sin have one column for each pair."""
     turn = torch.complex(cos.float(), sin.float()).unsqueeze(unsqueeze_dim)
     if not MODERN:  # The family's has this memory layout, which changes the last bit of a product.
         turn = turn.transpose(1, -1).contiguous().transpose(1, -1)
@@ -66,7 +66,7 @@ def turned(query, key, cos, sin, unsqueeze_dim=1):
 
 
 def frame_of(rotary, layer_type, like):
-    """The Frame of a rotary embedding, on the device of `like` and for tables of its dtype."""
+    """Return the Frame of a rotary embedding, on the device of `like` and for tables of its dtype."""
     columns, prefix = rotary.ctxext_layouts[layer_type][0], f"{layer_type}_" if layer_type else ""
     inverse = getattr(rotary, f"{prefix}inv_freq").to(like.device).float()
     scaling = getattr(rotary, f"{prefix}attention_scaling", 1.0)
@@ -131,7 +131,7 @@ def rotary_forward(original, rotary, *args, **kwargs):
 
 
 def counted(mask, seen, length):
-    """Positions of rows (b, l), counted from the first column that a mask of tokens (b, n) shows, or None if that is 0.
+    """Return positions (b, l), counted from the first column that a mask of tokens (b, n) shows, or None if that is 0.
 
     Families count positions from the first column, so that padding between tokens counts as tokens do.
     """
@@ -184,7 +184,7 @@ def model_forward(names, original, model, *args, **kwargs):
 
 
 def holds_tables(value):
-    """Whether an argument of a decoder layer is (Tables, sin)."""
+    """Return whether an argument of a decoder layer is (Tables, sin)."""
     return isinstance(value, tuple) and bool(value) and isinstance(value[0], Tables)
 
 
@@ -238,7 +238,7 @@ def apply(original, names, *args, **kwargs):
 
 
 class Attentions:
-    """Transformers' attention functions for the private module: each wrapped by the methods of this checkpoint."""
+    """Attention functions of transformers for the private module: each wrapped by the methods of this checkpoint."""
 
     def __init__(self, original):
         self.original = original
@@ -247,13 +247,13 @@ class Attentions:
         return attending(self.original[name])
 
     def get_interface(self, name, default):
-        """The function of this name, wrapped by the methods; the default is the private module's, which is wrapped."""
+        """Return the function of this name, wrapped by the methods. The default, the private module's, is wrapped."""
         function = self.original.get_interface(name, default)
         return function if function is default else attending(function)
 
 
 def attending(function):
-    """An attention function, wrapped by the methods of the layer that calls it."""
+    """Wrap an attention function by the methods of the layer that calls it."""
 
     @functools.wraps(function)
     def attend(module, query, key, value, *mask, **kwargs):
@@ -295,7 +295,7 @@ def original_schedule(config):
 
 
 def schedule_of_4(config):
-    """The keys from which transformers 4 reads the schedule, if transformers 5 saved the checkpoint without them."""
+    """Return the schedule's keys for transformers 4, if transformers 5 saved the checkpoint without them."""
     schedules, live = getattr(config, "rope_parameters", None), getattr(config, "rope_scaling", None) or {}
     if MODERN or not isinstance(schedules, dict) or SENTINEL in live.values():
         return {}
@@ -309,7 +309,7 @@ def schedule_of_4(config):
 
 
 def parameters_of(rotary):
-    """The parameters of a rotary embedding's forward."""
+    """Return the parameters of a rotary embedding's forward."""
     return inspect.signature(inspect.unwrap(rotary.forward)).parameters
 
 

@@ -1,6 +1,6 @@
 """Ms-PoE: one position scale per KV head, ordered once at conversion or by each prompt.
 
-Paper: "Found in the Middle", https://arxiv.org/abs/2403.04797. A step holds `ratios` (one per KV head, ascending),
+Paper: "Found in the Middle", https://arxiv.org/abs/2403.04797. A step contains `ratios` (one per KV head, ascending),
 `layers` (those that take part), `ranks` (for each of these the number of each head's ratio; absent: each prompt
 chooses), `schedule`, `rescale`, `variant`, and `pairs` if fewer rotate than have a frequency; or, instead of ratios and
 ranks, `heads`: the `ratios`, `ramps` and `temperatures` of every KV head of each of these layers. Shapes: b batch, g KV
@@ -15,15 +15,15 @@ from transformers.utils import logging
 
 from .method import Method, Row, angles_of, per_column, state_of, waves
 
-PIECE = 131072  # How many numbers of a query are rotated at once on a processor, so that they stay in its cache.
+PIECE = 131072  # Number of a query's values that are rotated at once on a CPU, so that they stay in its cache.
 CALIBRATED = "A conversion with --head-order calibrated gives the same results however it is run."
 
 
 class MsPoE(Method):
-    """Rotates each KV head, and all queries that read it, with that head's ratio."""
+    """Method that rotates each KV head, and all queries that read it, with that head's ratio."""
 
     name = "mspoe"
-    kept = None  # The columns and inverse frequencies of the last call, and what `frequencies` returned.
+    kept = None  # The columns and inverse frequencies of the last call, and the result of `frequencies`.
     length = 0  # Of the last call without a cache, to detect a text that grows.
 
     def __init__(self, settings):
@@ -31,14 +31,14 @@ class MsPoE(Method):
         self.counts_in_texts = settings.get("rescale", "uniform") != "uniform"
 
     def tables(self, inner, frame, turn):
-        """The inner tables, for layers that take no part, and cos and sin of every ratio (r, b, l, 2 c)."""
+        """Return the inner tables, for layers that take no part, and cos and sin of every ratio (r, b, l, 2 c)."""
         if "heads" in self.settings:  # Each layer has its own curves, and computes its own tables.
             return inner(frame, turn), (turn, frame)
         angles = angles_of(turn, self.frequencies(frame)[:, None, None], self.moved)
         return inner(frame, turn), torch.cat(waves(frame, angles), -1)
 
     def frequencies(self, frame):
-        """The frequencies (r, c) of every ratio. On a processor they are kept while the model's are the same."""
+        """Return the frequencies (r, c) of every ratio. On a CPU they are kept while the model's are the same."""
         if torch.compiler.is_compiling() or frame.inverse.device.type != "cpu":
             return head_frequencies(self.settings, frame.inverse)[:, frame.columns]
         columns, inverse, kept = frame.columns, frame.inverse, self.kept  # Threads may replace `self.kept`.
@@ -47,7 +47,7 @@ class MsPoE(Method):
         return kept[2]
 
     def moved(self, positions):
-        """Positions as the ratios see them, (1 or r, b, l, 1 or c): only a stretch of them may be compressed."""
+        """Return the positions for each ratio, (1 or r, b, l, 1 or c): only a range of them may be compressed."""
         positions = per_column(positions)[None]
         if self.settings["rescale"] == "uniform":
             return positions
@@ -56,7 +56,7 @@ class MsPoE(Method):
         return positions - (positions.clamp(start, end) - start) * (1 - 1 / ratios)
 
     def rotate(self, inner, tensors, tables, axis, call):
-        """Each KV head and its queries as one group, with the table of the ratio that the head has."""
+        """Rotate each KV head and its queries as one group, with the table of the head's ratio."""
         plain, table = tables
         if not self.acts_on(call.layer):
             return inner(tensors, plain, axis, call)
@@ -64,12 +64,12 @@ class MsPoE(Method):
         if len(tensors) == 2 and call.kv_heads is None:
             call.see_heads(tensors[1].shape[axis], total)
         heads = call.kv_heads or total
-        here = slice(call.first_head, call.first_head + heads)  # Tensor parallelism: a rank holds a slice of them.
+        here = slice(call.first_head, call.first_head + heads)  # Tensor parallelism: a rank has a slice of them.
         length = tensors[0].shape[3 - axis]
         if length == 1 and "heads" not in self.settings and (row := self.row(inner, call, table, here)) is not None:
             return row.rotate(tensors, call)
         tensors = [tensor.view(*tensor.shape[:axis], heads, -1, *tensor.shape[axis + 1 :]) for tensor in tensors]
-        rows = 3 if axis == 1 else 1  # The axis of rows.
+        rows = 3 if axis == 1 else 1  # The axis of query positions.
         if "heads" in self.settings:
             waves_of = functools.partial(cut, self.layer_tables(call.layer, table, here))
         else:
@@ -98,7 +98,7 @@ class MsPoE(Method):
         return [result.flatten(axis, axis + 1) for result in results]
 
     def row(self, inner, call, table, here):
-        """The `Row` of a layer, picked for all layers at once, or None if each layer must pick its tables."""
+        """Return the `Row` of a layer, picked for all layers at once, or None if each layer must pick its tables."""
         if torch.compiler.is_compiling() or table.shape[1] > 1:
             return None
         name, layers = (self.name, "row", id(table)), self.settings["layers"]
@@ -121,7 +121,7 @@ class MsPoE(Method):
         return call.memory[name][1][call.layer]
 
     def layer_tables(self, layer, table, here):
-        """Cos and sin (b, g, l, c) of a layer with one curve per head: see `curve_frequencies`."""
+        """Return cos and sin (b, g, l, c) of a layer with one curve per head: see `curve_frequencies`."""
         turn, frame = table
         at, heads = self.settings["layers"].index(layer), self.settings["heads"]
         curves = [
@@ -130,12 +130,12 @@ class MsPoE(Method):
         ]
         frequencies = curve_frequencies(self.settings, frame.inverse, *curves[:2])
         angles = angles_of(turn, frequencies[:, frame.columns][:, None, None], self.moved)
-        # A turn continues a rotation that includes the temperatures.
+        # A further rotation continues one that includes the temperatures.
         factor = frame.scaling * curves[2][:, None, None] if turn.since is None else frame.scaling
         return [(f(angles) * factor).to(frame.dtype).transpose(0, 1) for f in (torch.cos, torch.sin)]
 
     def ranks(self, call, tensors, axis):
-        """The number of each head's ratio, (1 or b, g): from the recipe, kept with the cache, or chosen now."""
+        """Return the number of each head's ratio, (1 or b, g): from the recipe, from the cache, or chosen now."""
         if "ranks" in self.settings:
             ranks = self.settings["ranks"][self.settings["layers"].index(call.layer)]
             return torch.tensor([ranks], device=tensors[0].device)
@@ -164,7 +164,7 @@ class MsPoE(Method):
         logging.get_logger("transformers.ctxext").warning_once(f"Ms-PoE in prompt order: {reason}. {CALIBRATED}")
 
     def choose(self, call, tensors, axis):
-        """The number of each head's ratio for this prompt, (b, g), by the awareness of its last query."""
+        """Choose the number of each head's ratio for this prompt, (b, g), by the awareness of its last query."""
         call.needs_sequences("Ms-PoE in prompt order (--head-order calibrated does not)")
         if call.kv_heads != len(self.settings["ratios"]):
             raise ValueError("Under tensor parallelism no rank sees all heads: convert with --head-order calibrated.")
@@ -177,7 +177,7 @@ class MsPoE(Method):
         return self.order(call, awareness(query, key[:, :, 0], call.mask, call.scaling))
 
     def sees_packed(self, call):
-        """Whether this forward has packed sequences. Positions are read once per forward, never while tracing."""
+        """Return whether this forward has packed sequences; positions are read once per forward, not while tracing."""
         if torch.compiler.is_compiling():
             return False
         name = (self.name, "packed")
@@ -193,7 +193,7 @@ class MsPoE(Method):
 
 
 def visible_keys(mask, length):
-    """Which keys the last query sees, (1 or b, l), or None for all of them. Padding on either side is not seen."""
+    """Return the keys that the last query sees, (1 or b, l), or None for all of them. Padding is never seen."""
     mask = mask["causal"] if isinstance(mask, dict) else mask
     if hasattr(mask, "mask_mod"):  # Flex attention.
         keys = torch.arange(length, device=mask.kv_num_blocks.device)
@@ -206,9 +206,10 @@ def visible_keys(mask, length):
 
 
 def is_packed(positions, mask):
-    """Whether rows hold several sequences: positions (b or 1, l) go back, or a token does not see the one before it.
+    """Return whether a row of the batch contains several sequences.
 
-    Padding does not see itself, so its positions are ignored.
+    If it does, positions (b or 1, l) go back, or a token does not see the previous one. Padding does not see itself, so
+    its positions are ignored.
     """
     mask = mask["causal"] if isinstance(mask, dict) else mask
     back = positions.diff() < 0
@@ -230,7 +231,7 @@ def is_packed(positions, mask):
 
 @torch.no_grad()
 def awareness(query, key, mask=None, scaling=None):
-    """Share of keys with over three times the mean attention of the last query, from un-rotated states: (b, g).
+    """Return the share of keys with over three times the last query's mean attention, from un-rotated states: (b, g).
 
     `query` is (b, g, n, l, d), `key` (b, g, l, d). One attention row is computed, in float32: O(l) time and memory.
     """
@@ -244,7 +245,7 @@ def awareness(query, key, mask=None, scaling=None):
         count = seen.sum(-1).view(-1, 1, 1, 1)
     scores = last.float() @ key.float().transpose(2, 3) * (scaling or key.shape[3] ** -0.5)
     scores = scores if seen is None else scores.masked_fill(~seen[:, None, None], -math.inf)
-    # A row's mean is one over its keys. Queries that share a KV head share one count: whole numbers tie exactly.
+    # A query's mean is one over its keys. Queries that share a KV head share one count: whole numbers tie exactly.
     return ((scores.softmax(-1) * count > 3).sum((2, 3), keepdim=True) / (count * query.shape[2])).flatten(1)
 
 
@@ -267,10 +268,10 @@ def head_frequencies(settings, inverse):
 
 
 def curve_frequencies(settings, inverse, ratios, ramps):
-    """YaRN's ramp over inverse frequencies (d / 2) with a ratio and a place for each head, (g, 1): (g, d / 2).
+    """Apply YaRN's ramp to inverse frequencies (d / 2), with a ratio and a place for each head, (g, 1): (g, d / 2).
 
-    A frequency stays where it makes `beta_fast` * ramp rotations in the trained length, and is divided by the ratio
-    where it makes `beta_slow` * ramp; in between the ramp is straight over the logarithm, without YaRN's rounding.
+    A frequency that makes `beta_fast` * ramp rotations in the trained length stays, and one that makes `beta_slow` *
+    ramp is divided by the ratio. In between, the ramp is linear in the logarithm, without YaRN's rounding.
     """
     rotations = settings["trained_length"] * inverse / (2 * math.pi)
     fast, width = settings["beta_fast"] * ramps, math.log(settings["beta_fast"] / settings["beta_slow"])
@@ -278,14 +279,14 @@ def curve_frequencies(settings, inverse, ratios, ramps):
 
 
 def cut(pair, start, count):
-    """Cos and sin (b, g, count, c) of the rows from `start` on."""
+    """Return cos and sin (b, g, count, c) of `count` positions from number `start` on."""
     return pair if count == pair[0].shape[2] else [wave[:, :, start : start + count] for wave in pair]
 
 
 def pick(table, ranks, start=0, count=None):
-    """Cos and sin (b, g, l, c) from tables (r, b, l, 2 c) and the numbers of the heads' ratios (1 or b, g).
+    """Return cos and sin (b, g, l, c) from tables (r, b, l, 2 c) and the numbers of the heads' ratios (1 or b, g).
 
-    With a count those of so many rows from `start` on.
+    With a count, only those of so many positions from number `start` on.
     """
     batch = table.shape[1]
     table = table if count in (None, table.shape[2]) else table[:, :, start : start + count]

@@ -83,12 +83,12 @@ def renamed(base):
 
 
 def classes_of(module):
-    """The classes that a private module defines."""
+    """Return the classes that a private module defines."""
     return [cls for cls in vars(module).values() if inspect.isclass(cls) and cls.__module__ == module.__name__]
 
 
 def is_model(cls):
-    """Whether a class is a whole model that defines `__init__`."""
+    """Return whether a class is a whole model that defines `__init__`."""
     return issubclass(cls, PreTrainedModel) and "__init__" in vars(cls) and not cls.__name__.endswith("PreTrainedModel")
 
 

@@ -1,11 +1,11 @@
-"""Attention by relation maps: every row reads near and far keys by a rule of its position, in one softmax.
+"""Attention by relation maps: every query reads near and far keys by a rule of its position, in one softmax.
 
 This file travels inside checkpoints. Queries and keys arrive rotated by their positions, and are cached so; far ones
-are turned to the positions that the map gives. Rows that the map does not change are bit-equal to the inner attention.
-The others take one of four forms, each with its own plan. If only causality hides keys: tiles merged by their
-log-sum-exp, or for a single row one softmax of near and far keys, which no step copies. Otherwise: one call of the
-inner attention for a single row, or blocks of rows with one softmax. Shapes: b batch, h heads, g key heads, l rows,
-n keys, d head.
+are rotated to the positions of the map. Queries that the map does not change are bit-equal to the inner attention. The
+others take one of four forms, each with its own plan. If only causality hides keys: tiles merged by their log-sum-exp,
+or for a single query one softmax of near and far keys, which no step copies. Otherwise: one call of the inner attention
+for a single query, or blocks of queries with one softmax. In names, `row` is a query position, `rung` a level (see
+`relation_maps`) and `turned` rotated. Shapes: b batch, h heads, g key heads, l queries, n keys, d head.
 """
 
 from collections import namedtuple
@@ -44,28 +44,28 @@ from .relation_parts import (
     without,
 )
 
-BLOCK = 128  # Number of rows with scores in memory at once.
-AHEAD = 16  # Number of rows or keys turned at once while decoding.
-RUNGS = 64  # How many a traced call may compute for all of its rows, as it cannot read which of them occur.
+BLOCK = 128  # Number of queries with scores in memory at once.
+AHEAD = 16  # Number of queries or keys rotated at once while decoding.
+RUNGS = 64  # Maximum number of levels of a traced call, which computes each of them for all queries.
 # The plan of a call, one class for each form. All layers with one mask and one map share it. `map`: the map; `places`:
-# positions of rows and keys; `rows`, `scales`: the map's values for rows; `base`: how many keys come before the first
-# row; `first`: the first row that changes; `served`: how many rows the inner attention serves.
-Inside = namedtuple("Inside", [])  # No row changes: the inner attention alone.
-# A single row in one call of the inner attention: keys below `low` stay far for later rows while `rungs` and `origins`
-# are the same, None if no turned keys are kept; keys between the two borders of `hole` are not read.
+# positions of queries and keys; `rows`, `scales`: the map's values for queries; `base`: the number of keys before the
+# first query; `first`: the first query that changes; `served`: the number of queries that the inner attention serves.
+Inside = namedtuple("Inside", [])  # No query changes: the inner attention alone.
+# A single query in one call of the inner attention: keys below `low` stay far for later queries while `rungs` (levels)
+# and `origins` are the same, None if no rotated keys are kept; keys between the two borders of `hole` are not read.
 One = namedtuple("One", ["map", "places", "rows", "scales", "low", "rungs", "origins", "hole"])
-# A single row of far, middle and near keys: its rung, the `parts` (name, first key, end), and the `matrix` (d, parts *
-# d) that scales and turns its query for each of them; if heads differ it is None, and there are rows and scales.
+# A single query with far, middle and near keys: its level, the `parts` (name, first key, end), and the `matrix`
+# (d, parts * d) that scales and rotates it for each of them, or None if heads differ, with `rows` and `scales` instead.
 Step = namedtuple("Step", ["map", "places", "rows", "scales", "base", "rung", "parts", "matrix"])
 Tiles = namedtuple("Tiles", ["map", "places", "rows", "scales", "base", "first", "served", "stages"])
 Blocks = namedtuple("Blocks", ["map", "places", "rows", "scales", "base", "first", "served", "blocks"])
-# Rows `start` to `stop`: keys below `low` are far for all of them, from `high` on near, and from `end` on hidden. The
-# rungs that occur are tensors (b or 1, 1): one for each sequence of the batch.
+# Queries `start` to `stop`: keys below `low` are far for all of them, from `high` on near, and from `end` on hidden.
+# Each level that occurs is a tensor (b or 1, 1): one for each sequence of the batch.
 Block = namedtuple("Block", ["start", "stop", "low", "high", "end", "rungs"])
 
 
 class Relation(Method):
-    """The attention of a method; its map gives the keys that a row reads and their distances. Subclasses set `name`."""
+    """Attention by a map: the keys that a query reads, and their distances. Subclasses set `name`."""
 
     map_class = None  # The map of all layers, unless `map_of` returns one per layer.
 
@@ -73,14 +73,14 @@ class Relation(Method):
         super().__init__(settings)
         self.map = self.map_class(settings) if self.map_class else None
         self.maps = {layer: self.map_of(layer) for layer in settings.get("layers", ())}
-        self.kept = {}  # What `kept_for` computed.
+        self.kept = {}  # The results of `kept_for`.
 
     def map_of(self, layer):
-        """The map of a layer. Layers with the same object share their plans."""
+        """Return the map of a layer. Layers with the same object share their plans."""
         return self.map
 
     def attend(self, inner, call, query, key, value, mask, **kwargs):
-        """The attention (b, l, h, d) of query (b, h, l, d), key and value (b, g, n, d), and weights or None."""
+        """Return the output (b, l, h, d) for query (b, h, l, d), key and value (b, g, n, d), and weights or None."""
         if not call.is_left_to_engine:
             call.needs_sequences(self.name)
             call.needs_causality(self.name, kwargs.get("is_causal"))
@@ -100,7 +100,7 @@ class Relation(Method):
         return joined(plan.places.rows >= plan.map.first, plan, stock, mapped)
 
     def plan(self, call, rules, query, key, value, mask, kwargs):
-        """The plan of this call by a map, computed once per forward. Unless traced, it reads positions and masks."""
+        """Return the plan of this call by a map, computed once per forward from positions and masks unless traced."""
         if torch.compiler.is_compiling():
             return self.traced_plan(call, rules, query, key, mask)
         # Reentrant checkpointing comes twice: without gradients, then with them, which tiles do not have.
@@ -114,10 +114,10 @@ class Relation(Method):
         return call.memory[name][0]
 
     def traced_plan(self, call, rules, query, key, mask):
-        """A plan that does not read positions: one row takes one call; more rows are computed both ways.
+        """Return a plan that does not read positions: one call for a single query; several are computed both ways.
 
         Raises:
-            ValueError: the length is not known, or the map has too many rungs.
+            ValueError: the length is not known, or the map has too many levels.
         """
         length, total = query.shape[2], key.shape[2]
         if not isinstance(length, int):
@@ -148,7 +148,7 @@ class Relation(Method):
         return Blocks(rules, places, rows, scales, base, 0, length, blocks)
 
     def cheapest_plan(self, call, rules, query, key, value, mask, kwargs):
-        """The cheapest plan for these positions and this mask.
+        """Return the cheapest plan for these positions and this mask.
 
         Raises:
             ValueError: positions begin again, and no mask hides the text before.
@@ -186,7 +186,7 @@ class Relation(Method):
         return Blocks(rules, places, rows, scales, base, first, served, blocks)
 
     def one_plan(self, rules, places, rows, scales, plain, batch, trains):
-        """The plan of one call for a single row."""
+        """Return the plan of one call for a single query."""
         keys = places.keys
         rungs, origins = rows.rung.expand(batch, 1), keys[:, :1].expand(batch, 1)
         if rules.drops_keys:
@@ -201,15 +201,15 @@ class Relation(Method):
         return One(rules, places, rows, scales, low, rungs if is_kept else None, origins, ())
 
     def one(self, call, plan, query, key, value, mask):
-        """Query, key, value and mask of one call that reads every key at the map's distance.
+        """Return query, key, value and mask of one call that reads every key at the map's distance.
 
-        The query turns to its position for far keys, and near keys turn with it. If a map's far keys do not turn, its
-        query does not either, and they turn instead.
+        The query is rotated to its position for far keys, and near keys by as much. If a map does not rotate far keys,
+        they are rotated here instead of the query.
         """
         rows, total = plan.rows, key.shape[2]
         query, places = scaled(call, query, plan.scales), plan.places
         n, rotated = places.keys, places.rotated
-        if plan.hole:  # Only the first keys turn.
+        if plan.hole:  # Only the first keys are rotated.
             first = call.turn(key[:, :, : plan.hole[0]], rotated, rows.at_far)
             key = torch.cat([first, key[:, :, plan.hole[1] :]], 2)
             mask = mask if mask is None else without(mask[..., :total], plan.hole, -1)
@@ -229,10 +229,10 @@ class Relation(Method):
         return turned(call, query, rows.at_far, rotated, slowed) if plan.map.turns_keys else query, key, value, mask
 
     def ends(self, plan, start):
-        """The positions to which keys from number `start` on turn for the one call of a row, and from which."""
+        """Return the positions to which keys from number `start` on rotate for one call, and the current ones."""
         places, rows = plan.places, plan.rows
         n, rotated = places.keys[:, start:], places.rotated_keys[:, start:]
-        if plan.map.turns_keys:  # The query is at its position for far keys; other keys turn by as much as it did.
+        if plan.map.turns_keys:  # The query is at its position for far keys; others rotate by as much.
             far, other = (plan.map.keys(n, rotated, rows.rung), rotated), (rows.at_far, places.rotated)
         else:
             far, other = (places.rotated, rows.at_far), (rotated, rotated)
@@ -243,7 +243,7 @@ class Relation(Method):
         return [chosen(is_middle, *pair) for pair in zip((rows.at_far, rows.at_middle), ends, strict=True)]
 
     def next_plan(self, call, rules, m, query, key, value, kwargs):
-        """The plan of a single row at m after keys that are all visible, or None if it takes no step."""
+        """Return the plan of a single query at m after keys that are all visible, or None if it takes no step."""
         if m < rules.first:
             return Inside()
         if trains(query, key, value):
@@ -251,7 +251,7 @@ class Relation(Method):
         return self.step_plan(call, rules, m, query) if is_tiled(call, query, value, m + 1, kwargs) else None
 
     def step_plan(self, call, rules, m, query):
-        """The plan of a step at m. What it needs is computed for some rows at once, and kept for the next steps."""
+        """Return the plan of a step at m. Its inputs are computed for several positions at once, and kept."""
         (start, at), size, device = (m // AHEAD * AHEAD, m % AHEAD), query.shape[3], query.device
         rows, scales, borders, matrices = self.kept_for(
             call, (id(rules), size, device), start, lambda: self.ahead(call, rules, start, size, device)
@@ -267,7 +267,7 @@ class Relation(Method):
         return Step(rules, places, rows, scales, m, rung, parts, None)
 
     def ahead(self, call, rules, start, size, device):
-        """The Beyond, scales, borders as numbers, and matrices of steps, of the rows from `start` on."""
+        """Return the Beyond, scales, borders as numbers, and matrices of the steps from position `start` on."""
         m = torch.arange(start, start + AHEAD, device=device)[None]
         rows, scales, matrices = rules.rows(m, m), scales_of(rules, m), None
         borders = torch.stack([rows.rung, rows.far, rows.middle, rows.near], -1)[0].tolist()
@@ -278,7 +278,7 @@ class Relation(Method):
         return rows, scales, borders, matrices
 
     def kept_for(self, call, name, number, compute):
-        """A result kept until the number or the frequencies change."""
+        """Return a computed result, kept until the number or the frequencies change."""
         inverse = call.tables.frame.inverse
         kept = self.kept.get(name)
         if kept is None or kept[0] != number or not torch.equal(kept[1], inverse):
@@ -286,15 +286,15 @@ class Relation(Method):
         return kept[2]
 
     def step_queries(self, call, rules, m, rows, scales, names, query):
-        """The queries (b, h, l, d) of rows at m, scaled and turned for each of their parts."""
+        """Return the queries (b, h, l, d) at m, scaled and rotated for each of their parts."""
         query = scaled(call, query, scales)
         ends = {"middle": (rows.at_middle, None), "far": (rows.at_far, rules.slowed(rows.rung))}
         return [query if name == "near" else call.turn(query, ends[name][0], m, ends[name][1]) for name in names]
 
     def step(self, call, plan, query, key, value, scale):
-        """The output (b, 1, h, d) of a single row if only causality hides keys: its parts, in one softmax.
+        """Return the output (b, 1, h, d) for a single query if only causality hides keys: its parts, in one softmax.
 
-        Near and middle keys are views of the cache, far ones of the turned keys beside it.
+        Near and middle keys are views of the cache, far ones of the rotated keys kept with it.
         """
         (batch, heads, _, size), groups = query.shape, key.shape[1]
         if key.shape[2] > plan.base + 1:  # A static cache has room for more.
@@ -305,7 +305,7 @@ class Relation(Method):
             queries = torch.cat(queries, -1).float()
         else:
             queries = query.float() @ plan.matrix
-        # Heads that share a key head are rows of one product, which is faster.
+        # Heads that share a key head are multiplied at once, which is faster.
         queries = (queries * scale).to(query.dtype).view(batch * groups, -1, len(plan.parts) * size)
         value, states = value.flatten(0, 1), []
         for i, (part, low, high) in enumerate(plan.parts):
@@ -320,7 +320,7 @@ class Relation(Method):
         return attend(states).view(batch, 1, heads, size)
 
     def tiles(self, call, plan, stock, query, key, value, scale):
-        """The output where only causality hides keys: tiles of each run of rows, near and far, in one softmax."""
+        """Return the output if only causality hides keys: near and far tiles of each run of queries, in one softmax."""
         (batch, heads, length, size), groups, first = query.shape, key.shape[1], plan.first
         output, key = query.new_empty(batch, length, heads, size), key[:, :, : plan.base + length]
         if first:
@@ -353,14 +353,14 @@ class Relation(Method):
         return output
 
     def far_keys(self, call, plan, key, rung, end, is_last):
-        """Keys (b, g, at least `end`, d) turned for far rows of a rung. A cache keeps those of the last rung."""
+        """Return keys (b, g, at least `end`, d), rotated as far keys of a level; a cache keeps those of the last."""
         if not plan.map.turns_keys or rung == 0 or end == 0:
             return key
         is_kept = is_last and self.settings.get("side_cache", True) and can_keep(call)
         side = side_of(call, key, rung, 0) if is_kept else None
         start = side.filled if side else 0
         if start < end:
-            end = key.shape[2] if side else end  # Keys that are near now are far for later rows.
+            end = key.shape[2] if side else end  # Keys that are near now are far for later queries.
             if end == start + 1 and call.rotates_heads_alike:
                 matrix = self.key_matrix(call, plan.map, key, start, rung)
                 far_key = (key[:, :, start:end].float() @ matrix).to(key.dtype)
@@ -373,13 +373,13 @@ class Relation(Method):
         return side.buffer
 
     def turned_keys(self, call, rules, key, start, rung, name=None):
-        """Keys (b, g, n, d) from number `start` on, turned for far rows of a rung."""
+        """Return keys (b, g, n, d) from number `start` on, rotated as far keys of a level."""
         n = torch.arange(start, start + key.shape[2], device=key.device)[None]
         rungs = torch.tensor([[rung]], device=key.device)
         return turned(call, key, rules.keys(n, n, rungs), n, rules.slowed(rungs), name)
 
     def key_matrix(self, call, rules, key, number, rung):
-        """The matrix (d, d) that turns the key of a number for far rows of a rung, computed for some keys at once."""
+        """Return the matrix (d, d) that rotates a key as a far key of a level, computed for several keys at once."""
         name = (self.name, id(rules), "key matrix", number, rung, key.device)
         if name not in call.memory:
             size, start = key.shape[3], number // AHEAD * AHEAD
@@ -392,7 +392,7 @@ class Relation(Method):
         return call.memory[name]
 
     def blocks(self, call, plan, query, key, value, mask, kwargs):
-        """Output (b, l, h, d) and weights, or None, of all rows from the plan's first on, block by block."""
+        """Return output (b, l, h, d) and weights, or None, of all queries from the plan's first on, block by block."""
         results, by_rung = [], {}
         n, rotated = plan.places.keys, plan.places.rotated_keys
         for block in plan.blocks:
@@ -411,7 +411,10 @@ class Relation(Method):
         return torch.cat(outputs, 1), None if weights[0] is None else torch.cat(weights, 2)
 
     def block(self, call, plan, masked_block, query, key, value, *far_keys):
-        """Output (b, l, h, d) and weights (b, h, l, n), or None, of the rows of a block, its mask and arguments."""
+        """Return output (b, l, h, d) and weights (b, h, l, n), or None, of the queries of a block.
+
+        `masked_block` is the block, its mask and the arguments of the attention.
+        """
         block, mask, kwargs = masked_block
         start, stop, low, high, end, rungs = block
         rows = Beyond(*(x if x is None else x[:, start:stop] for x in plan.rows))
@@ -438,22 +441,22 @@ class Relation(Method):
 
 
 def trains(*tensors):
-    """Whether results computed from these tensors need gradients."""
+    """Return whether results computed from these tensors need gradients."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def vectors(size, device):
-    """Each unit vector as a head of some rows: (1, d, l, d)."""
+    """Return each unit vector as a head of `AHEAD` positions: (1, d, l, d)."""
     return torch.eye(size, device=device)[None, :, None].expand(-1, -1, AHEAD, -1)
 
 
 def scales_of(rules, m):
-    """The factors on queries of rows at m: on all of each, and on its rotary part."""
+    """Return the factors on queries at m: on the whole query, and on its rotary part."""
     return rules.temperature(m), rules.loudness(m)
 
 
 def is_tiled(call, query, value, total, kwargs):
-    """Whether tiles can compute this call."""
+    """Return whether tiles can compute this call."""
     special = any(kwargs.get(name) for name in ("dropout", "softcap", "output_attentions"))
     special = special or kwargs.get("s_aux") is not None or 0 < (kwargs.get("sliding_window") or 0) < total
     has_shapes = (call.backend == "sdpa" or call.is_left_to_engine) and query.shape[3] == value.shape[3]
@@ -461,7 +464,7 @@ def is_tiled(call, query, value, total, kwargs):
 
 
 def block_pieces(rows, keys, mask, base, first):
-    """Blocks of the rows from `first` on."""
+    """Return the Blocks of the query positions from number `first` on."""
     (length, total), shared, blocks = (rows.near.shape[1], keys.shape[1]), {}, []
     is_steady, rungs = bool((keys.diff() == 1).all()), rows.rung.cpu()
     low, high = ((border - keys[:, :1]).cpu() for border in (rows.far, rows.near))

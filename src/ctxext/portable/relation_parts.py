@@ -1,6 +1,6 @@
-"""The parts of attention by relation maps: masks, positions of keys, tiles, and the cache of turned keys.
+"""The parts of attention by relation maps: masks, positions of keys, tiles, and the cache of rotated keys.
 
-This file travels inside checkpoints. Shapes: b batch, h heads, g key heads, l rows, n keys, d head.
+This file travels inside checkpoints. Shapes: b batch, h heads, g key heads, l queries, n keys, d head.
 """
 
 import functools
@@ -13,20 +13,23 @@ from .method import refuse_mask, state_of
 
 
 def first_base(call, length, total, mask):
-    """How many keys come before the first row. Without a mask sdpa counts from the first key, others from the last."""
+    """Return the number of keys before the first query.
+
+    Without a mask sdpa counts from the first key, other backends from the last.
+    """
     counts_from_first = mask is None and length > 1 and "flash" not in call.backend and not call.is_left_to_engine
     return 0 if counts_from_first else total - length
 
 
 def causal(rows, total, base, mask=None, window=0):
-    """Which keys each row sees without a mask of scores: rows (b or 1, l) by number, (b or 1, l, n)."""
+    """Return the keys that each query sees without a mask of scores: queries (b or 1, l) by number, (b or 1, l, n)."""
     keys, last = torch.arange(total, device=rows.device), (base + rows)[..., None]
     seen = (keys <= last) & (keys > last - window) if window else keys <= last
     return seen if mask is None else seen & (mask[:, None, :total] != 0)
 
 
 def visible(mask, rows, total, base, window=0):
-    """Which keys some rows see: rows (b or 1, l) by number, any backend's mask, (b or 1, l, n)."""
+    """Return the keys that some queries see: queries (b or 1, l) by number, any backend's mask, (b or 1, l, n)."""
     if hasattr(mask, "mask_mod"):  # Flex attention.
         batch = torch.arange(mask.shape[0], device=rows.device)[:, None, None]
         return mask.mask_mod(batch, torch.zeros_like(batch), rows[..., None], torch.arange(total, device=rows.device))
@@ -38,10 +41,10 @@ def visible(mask, rows, total, base, window=0):
     return picked if picked.dtype == torch.bool else picked > torch.finfo(picked.dtype).min / 2
 
 
-# Where the rows and the keys of a call are: the positions of rows (b or 1, l) and of keys (b or 1, n) within their
-# texts, and those by which they are rotated. Positions of keys that no row sees are arbitrary.
+# The positions of queries (b or 1, l) and of keys (b or 1, n) of a call within their texts, and those by which they are
+# rotated. Positions of keys that no query sees are arbitrary.
 Places = namedtuple("Places", ["rows", "rotated", "keys", "rotated_keys"])
-NOWHERE = 1 << 40  # The position of unused places in a cache: after every row.
+NOWHERE = 1 << 40  # The position of unused places in a cache: after every query.
 
 
 def is_exporting():
@@ -50,7 +53,9 @@ def is_exporting():
 
 
 def places_of(call, key, length, mask, base):
-    """The Places of this call over keys (b, g, n, d), computed once per forward. The cache keeps those of its keys.
+    """Return the Places of this call over keys (b, g, n, d), computed once per forward.
+
+    The cache keeps those of its keys.
 
     Raises:
         ValueError: the positions of the keys are not known.
@@ -64,7 +69,7 @@ def places_of(call, key, length, mask, base):
 
 
 def find_places(call, key, length, mask, base):
-    """As `places_of`. The cache stores (b, n, 2): positions and those by which keys are rotated."""
+    """Compute the Places for `places_of`. The cache stores (b, n, 2): positions and those by which keys are rotated."""
     total, seen, traced = key.shape[2], call.seen, torch.compiler.is_compiling()
     has_cache = isinstance(call.cache, Cache) and seen is not None
     if torch.is_tensor(seen) and not traced:
@@ -108,7 +113,7 @@ def find_places(call, key, length, mask, base):
 
 
 def begins_again(m, mask, base):
-    """Whether positions of rows (b or 1, l) fall within a text and no mask of scores hides what comes before."""
+    """Return whether query positions (b or 1, l) fall within a text and no mask of scores hides the tokens before."""
     if hasattr(mask, "mask_mod") or getattr(mask, "ndim", 2) == 4:
         return False
     if mask is not None:  # The positions of padding are arbitrary.
@@ -119,7 +124,7 @@ def begins_again(m, mask, base):
 
 
 def guessed_places(call, rows, total, length, mask, base):
-    """Places without positions of earlier keys: counted back from the rows, if no earlier key is hidden."""
+    """Return Places without positions of earlier keys: counted back from the queries, if no earlier key is hidden."""
     m, rotated = rows.unbind(-1)
     keys, last = torch.arange(total, device=m.device), base + length - 1
     if not torch.compiler.is_compiling() and mask is not None:
@@ -137,7 +142,10 @@ def guessed_places(call, rows, total, length, mask, base):
 
 
 def plain_base(places, mask, total, base):
-    """How many keys come before the first row if causality is all that hides keys and no position jumps, else None."""
+    """Return the number of keys before the first query, or None.
+
+    It is None if something else than causality hides keys, or a position jumps.
+    """
     m, rotated, keys, rotated_keys = places
     length = m.shape[1]
     steps = torch.arange(length, device=m.device)
@@ -160,9 +168,9 @@ def plain_base(places, mask, total, base):
 
 
 def served_rows(backend, count, length, mask):
-    """At least `count` of the first rows, so many that each is bit-equal to a call of all rows.
+    """Return a number of first queries, at least `count`, that are bit-equal to those in a call of all queries.
 
-    On processors sdpa divides rows by 256 and keys by 512, and works otherwise below 768 rows.
+    On a CPU sdpa divides queries by 256 and keys by 512, and computes differently below 768 queries.
     """
     if count == 0 or backend != "sdpa" or not (mask is None or mask.dtype == torch.bool):
         return count and length
@@ -170,7 +178,7 @@ def served_rows(backend, count, length, mask):
 
 
 def serve(inner, count, base, query, key, value, mask, kwargs):
-    """The inner attention of the first `count` rows."""
+    """Return the inner attention of the first `count` queries."""
     if count == query.shape[2]:
         return inner(query, key, value, mask, **kwargs)
     if kwargs.get("position_ids") is not None:
@@ -181,7 +189,7 @@ def serve(inner, count, base, query, key, value, mask, kwargs):
 
 
 def joined(changed, plan, stock, mapped):
-    """Output (b, l, h, d) and weights (b, h, l, n) of all rows: `mapped` where `changed` (b or 1, l), else `stock`."""
+    """Join output (b, l, h, d) and weights (b, h, l, n): `mapped` where `changed` (b or 1, l), else `stock`."""
     results = []
     for axis, whole, part in zip((1, 2), stock, mapped, strict=True):
         if part is None or (whole is None and plan.served):
@@ -199,14 +207,14 @@ def joined(changed, plan, stock, mapped):
 
 
 def scaling(call, query, kwargs):
-    """The factor on the scores."""
+    """Return the factor on the scores."""
     given = kwargs.get("scaling")
     given = getattr(call, "scaling", None) if given is None else given
     return query.shape[-1] ** -0.5 if given is None else given
 
 
 def scaled(call, query, scales):
-    """The query (b, h, l, d) times two factors per row (b or 1, l), None for 1: on all, and on its rotary part."""
+    """Multiply the query (b, h, l, d) by two factors (b or 1, l), None for 1: on all of it, and on its rotary part."""
     whole, rotating = (scale if scale is None else scale[:, None, :, None] for scale in scales)
     if rotating is not None and (width := 2 * len(call.tables.frame.inverse)) < query.shape[-1]:
         rest = torch.ones_like(rotating).expand(*rotating.shape[:3], query.shape[-1] - width)
@@ -216,7 +224,7 @@ def scaled(call, query, scales):
 
 
 def turned(call, tensor, to, since, slowed=None, name=None):
-    """Rotate a tensor (b, h, l, d) from positions to others (`call.turn`), in pieces that fit the processor's cache.
+    """Rotate a tensor (b, h, l, d) from positions to others (`call.turn`), in pieces that fit the CPU's cache.
 
     With a name, the result is in a buffer that the next tensor of this name reuses, in this layer or a later one.
     """
@@ -238,7 +246,7 @@ def turned(call, tensor, to, since, slowed=None, name=None):
 
 
 def without(tensor, hole, axis):
-    """A tensor without the keys of a hole."""
+    """Return a tensor without the keys of a hole."""
     return torch.cat(
         [tensor.narrow(axis, 0, hole[0]), tensor.narrow(axis, hole[1], tensor.shape[axis] - hole[1])], axis
     )
@@ -252,14 +260,15 @@ def product(left, right):
 
 
 def taken(call, kwargs):
-    """The arguments of an attention as its backend takes them: sdpa, Gemma 2's in transformers 4, has no soft cap."""
+    """Return the arguments that an attention's backend takes: sdpa, Gemma 2's in transformers 4, has no soft cap."""
     return {**kwargs, "softcap": None} if call.backend == "sdpa" else kwargs
 
 
 def softmaxed(scores, value, mask, span, base, hidden, kwargs):
-    """Output (b, l, h, d) and weights (b, h, l, n) of the scores of the rows span[0] to span[1], value (b, g, n, d).
+    """Return output (b, l, h, d) and weights (b, h, l, n) of the scores of queries span[0] to span[1].
 
-    `hidden` (b or 1, l, n) marks keys that the map does not read, or None; `kwargs` are the attention's arguments.
+    `value` is (b, g, n, d). `hidden` (b or 1, l, n) marks keys that the map does not read, or is None; `kwargs` are the
+    attention's arguments.
     """
     low, end = torch.finfo(scores.dtype).min, scores.shape[3]
     if kwargs.get("softcap"):
@@ -281,7 +290,7 @@ def softmaxed(scores, value, mask, span, base, hidden, kwargs):
     return product(weights, value).transpose(1, 2), weights
 
 
-# Attention that also returns the log-sum-exp of each row. Private to torch, so checked before use.
+# Attention that also returns the log-sum-exp of each query. Private to torch, so checked before use.
 OPERATORS = {
     "cpu": lambda q, k, v, bias, causal, scale: torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, 0.0, causal, attn_mask=bias, scale=scale
@@ -294,7 +303,7 @@ OPERATORS = {
 
 @functools.cache
 def operator(kind, dtype):
-    """The operator of a kind of device if it passes a check with this dtype, else None."""
+    """Return the operator of a kind of device if it passes a check with this dtype, else None."""
     if kind not in OPERATORS:
         return None
     try:
@@ -313,20 +322,26 @@ def operator(kind, dtype):
 
 
 def attend_tile(query, key, value, form, bias, scale):
-    """Attention (g, r, l, d) of a tile and its log-sum-exp (g, r, l): query (g, r, l, d), key and value (g, n, d)."""
+    """Return the attention (g, r, l, d) of a tile and its log-sum-exp (g, r, l).
+
+    `query` is (g, r, l, d), `key` and `value` are (g, n, d).
+    """
     heads, rows = query.shape[1:3]
     run = operator(query.device.type, query.dtype)
     if form == "causal":
         key, value = (tensor[:, None].expand(-1, heads, -1, -1) for tensor in (key, value))
         output, sums = run(query, key, value, None, True, scale)[:2]
         return output, sums[..., :rows]
-    # Heads that share a key head are rows of one product, which is faster.
+    # Heads that share a key head are multiplied at once, which is faster.
     output, sums = run(query.flatten(1, 2)[None], key[None], value[None], bias, False, scale)[:2]
     return output[0].unflatten(1, (heads, rows)), sums[0, :, : heads * rows].unflatten(1, (heads, rows))
 
 
 def attend_and_merge(parts):
-    """Attention (g, r, d) of scaled query (g, r, d), key and value (g, n, d) of some parts, merged by log-sum-exp."""
+    """Return the attention (g, r, d) of several parts, merged by log-sum-exp.
+
+    Each part has a scaled query (g, r, d), a key and a value (g, n, d).
+    """
     total = sums = None
     for part in parts:
         run, query = operator(part[0].device.type, part[0].dtype), part[0]
@@ -341,7 +356,7 @@ def attend_and_merge(parts):
 
 
 def attend_by_products(parts):
-    """The same by one softmax of the scores of all parts: faster on processors, but exact in full precision alone."""
+    """Compute `attend_and_merge` by one softmax over all parts: faster on a CPU, but exact only in full precision."""
     scores = [torch.bmm(query, key.mT) for query, key, _ in parts]
     shares = torch.softmax(torch.cat(scores, -1), -1).split([score.shape[2] for score in scores], -1)
     output = torch.bmm(shares[0], parts[0][2])
@@ -351,7 +366,7 @@ def attend_by_products(parts):
 
 
 def band(rows, total, query, heads):
-    """The bias of a band tile of `total` keys: row i sees the `total - rows` after key i. Once for each head."""
+    """Return the bias of a band tile of `total` keys, for each head: query i sees the `total - rows` after key i."""
     keys, row = torch.arange(total, device=query.device), torch.arange(rows, device=query.device)[:, None]
     room = query.new_zeros(rows, -(-total // 16) * 16)  # Aligned, as some operators need.
     room[:, :total].masked_fill_((keys <= row) | (keys > row + total - rows), -torch.inf)
@@ -368,14 +383,17 @@ def merge(total, sums, output, more, is_first):
         torch.logaddexp(sums, more, out=sums)
 
 
-# The turned keys of one layer: the rungs and first positions of the sequences they belong to, one number for all or a
-# list; a buffer (b, g, room, d); how many are final. They are kept with the cache: those of sequences that are alike
-# move with them, others are turned again.
+# The rotated keys of one layer: the levels and first positions of their sequences, one number for all or a list; a
+# buffer (b, g, room, d); the number of final keys. They are kept with the cache: those of sequences that are alike move
+# with them, others are rotated again.
 Side = namedtuple("Side", ["rungs", "origins", "buffer", "filled"])
 
 
 def side_of(call, key, rungs, origins):
-    """The turned keys kept for a layer, with room for all of key (b, g, n, d); `filled` is 0 if there are none."""
+    """Return the rotated keys kept for a layer, with room for all of key (b, g, n, d).
+
+    `filled` is 0 if there are none.
+    """
     state, name = state_of(call.cache), ("turned keys", call.layer)
     *facts, filled = state.common.get(name) or state.derived.get(name) or (None, None, 0)
     buffer = state.rows.get(name)
@@ -389,7 +407,7 @@ def side_of(call, key, rungs, origins):
 
 
 def keep_side(call, side):
-    """Store turned keys with the cache."""
+    """Store rotated keys with the cache."""
     state, name = state_of(call.cache), ("turned keys", call.layer)
     state.rows[name] = side.buffer
     for facts in (state.common, state.derived):
@@ -399,7 +417,7 @@ def keep_side(call, side):
 
 
 def next_position(call, key, mask):
-    """The position of a single row after keys (b, g, n, d) at 0, 1, ..., all of them visible, or None."""
+    """Return the position of a single query after keys (b, g, n, d) at 0, 1, ..., all of them visible, or None."""
     total, name = key.shape[2], ("next position", key.shape[2])
     if name not in call.memory:
         call.memory[name] = None
@@ -414,5 +432,5 @@ def next_position(call, key, mask):
 
 
 def can_keep(call):
-    """Whether there is a cache with which turned keys can be kept."""
+    """Return whether there is a cache with which rotated keys can be kept."""
     return isinstance(call.cache, Cache) and not torch.compiler.is_compiling()

@@ -14,17 +14,17 @@ class ReRopeMap(Map):
         super().__init__(settings, max(settings["original_length"], self.window))
 
     def beyond(self, m):
-        """The query at w, keys at 0."""
+        """Return the `Beyond` of query positions m: for far keys the query is at w."""
         near, at_far = m - self.window + 1, torch.full_like(m, self.window)
         return Beyond(rung=torch.ones_like(m), far=near, middle=near, near=near, at_far=at_far)
 
     def far_keys(self, n, rung):
-        """At 0."""
+        """Return position 0 for every key."""
         return torch.zeros_like(n)
 
 
 class Rerope(Relation):
-    """The attention of rerope."""
+    """Attention of rerope."""
 
     name = "rerope"
     map_class = ReRopeMap

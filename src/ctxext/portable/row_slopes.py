@@ -1,25 +1,25 @@
-"""The slopes of ALiBi by the row: `alibi-interpolation` and `ntk-alibi`.
+"""The slopes of ALiBi by the query position: `alibi-interpolation` and `ntk-alibi`.
 
-This file travels inside checkpoints. A step holds `original_length` (L), `exponents` (e, one per head) and `factor`, or
-null. The row at position m has the family's slopes times s^-e, where s is `factor`, or max(1, (m + 1) / L) if that
-is null: rows within L are bit-equal to the family's.
+This file travels inside checkpoints. A step contains `original_length` (L), `exponents` (e, one per head) and `factor`,
+or null. The query at position m has the family's slopes times s^-e, where s is `factor`, or max(1, (m + 1) / L) if that
+is null: queries within L are bit-equal to the family's.
 """
 
 import torch
 
 
 class RowSlopes:
-    """The factors on the slopes of each head."""
+    """Factors on the slopes of each head."""
 
     def __init__(self, step):
         self.length, self.factor, self.exponents = step["original_length"], step["factor"], step["exponents"]
 
     def leaves_alone(self, end):
-        """Whether rows before position `end` keep the family's slopes; False for a tensor, which is not read."""
+        """Return whether queries before position `end` keep the family's slopes; False if `end` is a tensor."""
         return self.factor is None and isinstance(end, int) and end <= self.length
 
     def shares(self, positions):
-        """The factors on the slopes (b or 1, h, l or 1, 1), for rows at `positions` (b or 1, l)."""
+        """Return the factors on the slopes (b or 1, h, l or 1, 1), for queries at `positions` (b or 1, l)."""
         exponents = torch.tensor(self.exponents, device=positions.device).view(1, -1, 1, 1)
         if self.factor is not None:
             return self.factor**-exponents

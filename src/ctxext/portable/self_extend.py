@@ -10,7 +10,7 @@ from .relation_maps import Beyond, Map, floored
 class SelfExtendMap(Map):
     """Far keys at grouped positions that meet the near ones at the border. https://arxiv.org/abs/2401.01325.
 
-    The rung is the group: the smallest that the row's length needs. With a fixed `group` the rung is 1.
+    The level is the group: the smallest that the query position needs. With a fixed `group` the level is 1.
     """
 
     def __init__(self, settings):
@@ -18,28 +18,31 @@ class SelfExtendMap(Map):
         super().__init__(settings, max(settings["original_length"], self.window))
 
     def rung(self, m):
-        """The row's group: w + (L - w) * group >= m + 1."""
+        """Return the level of query positions m: the smallest group with w + (L - w) * group >= m + 1, or 1."""
         smallest = torch.div(m - self.window, self.length - self.window, rounding_mode="floor") + 1
         return smallest if self.group is None else torch.ones_like(m)
 
     def last_rung(self, length):
-        """As in `rung`."""
+        """Return the highest level among the first `length` positions: see `rung`."""
         return 1 if self.group is not None else (length - 1 - self.window) // (self.length - self.window) + 1
 
     def beyond(self, m):
-        """Rows of at least `start`; the query is at `floor(m / group) + w - w / group`."""
+        """Return the `Beyond` of query positions m of at least `start`.
+
+        For far keys the query is at `floor(m / group) + w - w / group`.
+        """
         rung, near = self.rung(m), m - self.window + 1
         group = rung.clamp(min=1) if self.group is None else torch.full_like(m, self.group)
         at_far = floored(m, group) + (self.window - self.window / exact(group))
         return Beyond(rung=rung, far=near, middle=near, near=near, at_far=at_far)
 
     def far_keys(self, n, rung):
-        """At floor(n / group)."""
+        """Return the positions floor(n / group)."""
         return floored(n, rung if self.group is None else self.group)
 
 
 class SelfExtend(Relation):
-    """The attention of self-extend."""
+    """Attention of self-extend."""
 
     name = "self-extend"
     map_class = SelfExtendMap

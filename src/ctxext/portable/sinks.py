@@ -7,7 +7,7 @@ from .relation_maps import Beyond, Map
 
 
 class SinksMap(Map):
-    """The first keys and the last `window`, at positions within what is read. https://arxiv.org/abs/2309.17453."""
+    """First keys and the last `window`, at positions within the keys that are read. https://arxiv.org/abs/2309.17453."""
 
     turns_keys, drops_keys = False, True
 
@@ -16,14 +16,14 @@ class SinksMap(Map):
         super().__init__(settings, self.sinks + self.window)
 
     def beyond(self, m):
-        """The query at sinks + window - 1 for the first keys."""
+        """Return the `Beyond` of query positions m: for the first keys the query is at sinks + window - 1."""
         far, near = torch.full_like(m, self.sinks), m - self.window + 1
         at_far = torch.full_like(m, self.sinks + self.window - 1)
         return Beyond(rung=torch.ones_like(m), far=far, middle=near, near=near, at_far=at_far)
 
 
 class Sinks(Relation):
-    """The attention of sinks."""
+    """Attention of sinks."""
 
     name = "sinks"
     map_class = SinksMap

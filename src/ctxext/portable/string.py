@@ -9,7 +9,7 @@ from .relation_maps import Beyond, Map
 class StringMap(Map):
     """Distances beyond `shift` are moved nearer, to begin again at `window`. https://arxiv.org/abs/2410.18745.
 
-    `start` is the first row that does so, by default the first beyond the original context length.
+    `start` is the first query position that does so, by default the first beyond the original context length.
     """
 
     turns_keys = False
@@ -19,14 +19,14 @@ class StringMap(Map):
         super().__init__(settings, max(settings.get("start", settings["original_length"]), self.shift + 1))
 
     def beyond(self, m):
-        """Near is d <= shift; farther keys are at d - shift + window."""
+        """Return the `Beyond` of query positions m: near is d <= shift; farther keys are at d - shift + window."""
         near = m - self.shift
         at_far = m + (self.window - self.shift)
         return Beyond(rung=torch.ones_like(m), far=near, middle=near, near=near, at_far=at_far)
 
 
 class String(Relation):
-    """The attention of string."""
+    """Attention of string."""
 
     name = "string"
     map_class = StringMap

@@ -5,7 +5,7 @@ from .sinks import SinksMap
 
 
 class Window(Relation):
-    """The attention of window."""
+    """Attention of window."""
 
     name = "window"
     map_class = SinksMap

@@ -146,7 +146,7 @@ def key_tokens(evaluator: LoadedModel, ids: Sequence[int], window: int, num_star
         evaluator: The model that picks key tokens.
         ids: The tokens of one text, more than `window`.
         window: The length of the last part; it moves by a quarter of its length.
-        num_start: The number of begin tokens, which are repeated before each part.
+        num_start: The number of start tokens, which are repeated before each part.
     """
     text = torch.tensor([list(ids)], device=evaluator.device)
     with_text = token_losses(evaluator, text)[0, window - 1 :]

@@ -22,7 +22,7 @@ class DocumentWork(Work):
 
     Attributes:
         reading: The documents and lengths to read.
-        ids: Tokens of the document, with begin tokens.
+        ids: Tokens of the document, with start tokens.
         sample: Index of the document.
     """
 

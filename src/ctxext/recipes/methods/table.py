@@ -54,7 +54,7 @@ class Rows(Reaching):
     def refusal(cls, config: Config, family: Family) -> str:
         """Return the reason why the method cannot apply; empty if it can.
 
-        The family's table must be supported and hold positions, not distances.
+        The family's table must be supported and contain positions, not distances.
         """
         if reason := super().refusal(config, family):
             return reason
@@ -65,7 +65,7 @@ class Rows(Reaching):
     def edit(self, model: ModelConfig) -> ModelConfig:
         """Return the configuration after this step.
 
-        It contains the new length in every key that holds the old one.
+        It contains the new length in every key that contains the old one.
         """
         if reason := self.refusal(model.config, model.family):
             raise CtxextError(

@@ -11,22 +11,22 @@ from types import SimpleNamespace as Reference
 
 
 def single(number):
-    """The nearest float32, the type of positions and frequencies in transformers."""
+    """Return the nearest float32, the type of positions and frequencies in transformers."""
     return struct.unpack("f", struct.pack("f", number))[0]
 
 
 def angles(position, frequencies):
-    """The angle of every pair of dimensions at a position, possibly fractional."""
+    """Return the angle of every pair of dimensions at a position, possibly fractional."""
     return [single(position) * w for w in frequencies]
 
 
 def in_place(settings, layer, m, n, frequencies):
-    """Query and key at their positions."""
+    """Return the angles of query and key at their own positions."""
     return [m * w for w in frequencies], [n * w for w in frequencies]
 
 
 def temperature(settings, layer, m):
-    """The factor on the scores of the query at m, by the rule of `--temperature`."""
+    """Return the factor on the scores of the query at m, by the rule of `--temperature`."""
     length, rule = settings["original_length"], settings.get("temperature", "none")
     if m + 1 <= length:
         return 1.0
@@ -40,7 +40,7 @@ def temperature(settings, layer, m):
 
 
 def places_of(reach, first, borders, changes=()):
-    """Positions below `reach` that distinguish two rules, most important first.
+    """Return the positions below `reach` that distinguish two rules, most important first.
 
     These are the query positions where a rule begins or changes, and the keys at the borders of the last, the first
     changed and a middle query position, each with its neighbours.
@@ -65,7 +65,7 @@ def places_of(reach, first, borders, changes=()):
 
 
 def self_extend(settings, layer, m, n, frequencies):
-    """Self-Extend (Jin et al. 2024, section 3 and algorithm 1): keys beyond the window by groups.
+    """Return the angles of Self-Extend (Jin et al. 2024, section 3 and algorithm 1): far keys by groups.
 
     The group depends on the query position by default.
     """
@@ -80,7 +80,7 @@ def self_extend(settings, layer, m, n, frequencies):
 
 
 def self_extend_places(settings, reach):
-    """Positions around the window's border, a border of groups, and the queries from which groups are larger."""
+    """Return the positions around the window's border, a border of groups, and the queries where groups grow."""
     length, window, group = settings["original_length"], settings["window"], settings.get("group")
 
     def borders(row):
@@ -90,9 +90,9 @@ def self_extend_places(settings, reach):
 
 
 def bifocal(settings, layer, m, n, frequencies):
-    """Bifocal attention: Jet-Long 2026, section 3, and its groups for each pair of dimensions (DPE, arXiv 2504.18857).
+    """Return the angles of bifocal attention: Jet-Long 2026, section 3; groups per pair: DPE (arXiv 2504.18857).
 
-    Keys within the window at their true distance, all others by groups; `border` specifies the transition.
+    Keys within the window are at their true distance, all others at grouped ones; `border` specifies the transition.
     """
     length, window, published = settings["original_length"], settings["window"], has_published_border(settings)
     if m < length or m - n < window or (published and m - n == window):
@@ -111,7 +111,7 @@ def has_published_border(settings):
 
 
 def bifocal_places(settings, reach):
-    """Positions around the window's border, a border of groups, and the queries from which groups are larger."""
+    """Return the positions around the window's border, a border of groups, and the queries where groups grow."""
     length, window, groups = settings["original_length"], settings["window"], settings.get("groups")
 
     def borders(row):
@@ -122,21 +122,24 @@ def bifocal_places(settings, reach):
 
 
 def rerope(settings, layer, m, n, frequencies):
-    """ReRoPE (Su 2023): keys within the window at their true distance, all others at the window's."""
+    """Return the angles of ReRoPE (Su 2023).
+
+    Keys within the window are at their true distance, all others at the window's.
+    """
     if m < settings["original_length"] or m - n < settings["window"]:
         return in_place(settings, layer, m, n, frequencies)
     return angles(settings["window"], frequencies), angles(0, frequencies)
 
 
 def rerope_places(settings, reach):
-    """Positions around the window's border."""
+    """Return the positions around the window's border."""
     return places_of(reach, settings["original_length"], lambda row: [row - settings["window"]])
 
 
 def dca(settings, layer, m, n, frequencies):
-    """Dual chunk attention (An et al. 2024, sections 3.1 to 3.3).
+    """Return the angles of dual chunk attention (An et al. 2024, sections 3.1 to 3.3).
 
-    Keys of the same chunk at their true distance; the previous chunk and earlier ones have separate rules.
+    Keys of the same chunk are at their true distance; the previous chunk and earlier ones have separate rules.
     """
     size, chunk = settings["chunk_size"], settings["chunk_size"] - settings["local"]
     # Within a chunk the paper uses positions in the chunk, which have the same distance.
@@ -148,7 +151,7 @@ def dca(settings, layer, m, n, frequencies):
 
 
 def dca_places(settings, reach):
-    """Positions around the borders of the query's chunk and the previous one, and the first positions of chunks."""
+    """Return the positions around the borders of the query's chunk and the previous one, and the starts of chunks."""
     size, chunk = settings["chunk_size"], settings["chunk_size"] - settings["local"]
 
     def borders(row):
@@ -159,9 +162,9 @@ def dca_places(settings, reach):
 
 
 def string(settings, layer, m, n, frequencies):
-    """STRING (An et al. 2024, section 4): far distances are shifted to those that are frequent in training.
+    """Return the angles of STRING (An et al. 2024, section 4): far distances are shifted to those frequent in training.
 
-    Keys up to the shift at their true distance, all others nearer by the shift less the window.
+    Keys up to the shift are at their true distance, all others nearer by the shift less the window.
     """
     if m < settings.get("start", settings["original_length"]) or m - n <= settings["shift"]:
         return in_place(settings, layer, m, n, frequencies)
@@ -169,15 +172,16 @@ def string(settings, layer, m, n, frequencies):
 
 
 def string_places(settings, reach):
-    """Positions around the border of the shift."""
+    """Return the positions around the border of the shift."""
     first = settings.get("start", settings["original_length"])
     return places_of(reach, first, lambda row: [row - settings["shift"]])
 
 
 def sinks(settings, layer, m, n, frequencies):
-    """Attention sinks (Xiao et al. 2023, section 3.2): the first tokens and the most recent, by positions in the cache.
+    """Return the angles of attention sinks (Xiao et al. 2023, section 3.2), by positions in the cache, or None.
 
-    The first keys at their distance within the cache, recent ones at their true distance, and none between.
+    The first keys are at their distance within the cache, the most recent ones at their true distance. Keys in between
+    are not read: None.
     """
     count = settings["sinks"]
     dropped = max(m - settings["window"] + 1 - count, 0)
@@ -190,7 +194,7 @@ def sinks(settings, layer, m, n, frequencies):
 
 
 def sinks_places(settings, reach):
-    """Positions around the first key of the window, and the last of the first tokens."""
+    """Return the positions around the first key of the window, and the last of the first tokens."""
 
     def borders(row):
         return [row - settings["window"], *([settings["sinks"]] if settings["sinks"] else [])]
@@ -199,17 +203,17 @@ def sinks_places(settings, reach):
 
 
 def window(settings, layer, m, n, frequencies):
-    """A sliding window: keys within it at their true distance, and no others."""
+    """Return the angles of a sliding window: keys within it at their true distance; None for all others."""
     return None if n <= m - settings["window"] else in_place(settings, layer, m, n, frequencies)
 
 
 def window_places(settings, reach):
-    """Positions around the first key of the window."""
+    """Return the positions around the first key of the window."""
     return places_of(reach, settings["window"], lambda row: [row - settings["window"]])
 
 
 def adaptive(settings, layer, m, n, frequencies):
-    """A schedule per query, with the smallest sufficient of several factors: query and key with its frequencies."""
+    """Return the angles at the frequencies of the smallest sufficient of several factors, chosen for each query."""
     number = factor_of(settings, m)
     if number is not None:
         # Families that pad with frequencies of 0 have more of them than the schedule.
@@ -220,7 +224,7 @@ def adaptive(settings, layer, m, n, frequencies):
 
 
 def factor_of(settings, m):
-    """Index of the adaptive factor of the query at m; None within the original context length."""
+    """Return the index of the adaptive factor of the query at m, or None within the original context length."""
     if m + 1 <= settings["original_length"]:
         return None
     reaches = [factor * settings["original_length"] for factor in settings["factors"]]
@@ -228,20 +232,20 @@ def factor_of(settings, m):
 
 
 def adaptive_rotated_factor(settings, layer, m):
-    """The factor on cos and sin for the query at m, applied to the query and its keys."""
+    """Return the factor on cos and sin for the query at m, applied to the query and its keys."""
     number = factor_of(settings, m)
     return 1.0 if number is None or "attention_factors" not in settings else settings["attention_factors"][number]
 
 
 def adaptive_places(settings, reach):
-    """Positions around the queries from which another factor applies."""
+    """Return the positions around the queries from which another factor applies."""
     length = settings["original_length"]
     changes = [math.ceil(factor * length) for factor in settings["factors"][:-1]]
     return places_of(reach, length, lambda row: [], changes)
 
 
 def distance_aware(settings, layer, numbers, head, m, n):
-    """Distance-aware attention (arXiv 2010.06925, section 3.2): the factor on a positive score.
+    """Return the factor of distance-aware attention (arXiv 2010.06925, section 3.2) on a positive score.
 
     `numbers` has two values per head.
     """

@@ -5,7 +5,7 @@ from types import SimpleNamespace as Reference
 
 
 def alibi_slopes(heads):
-    """ALiBi (2108.12409): slopes as in the authors' get_slopes."""
+    """Return the slopes of ALiBi (2108.12409), as in the authors' get_slopes."""
     if math.log2(heads).is_integer():
         start = 2 ** (-(2 ** -(math.log2(heads) - 3)))
         return [start * start**i for i in range(heads)]
@@ -14,17 +14,20 @@ def alibi_slopes(heads):
 
 
 def row_factor(settings, m):
-    """Factor of the query at m: constant, or its context length over the original length."""
+    """Return the factor of the query at m: constant, or its context length over the original length."""
     return settings["factor"] or max(1, (m + 1) / settings["original_length"])
 
 
 def alibi_interpolation(settings, heads, m):
-    """Position Interpolation for ALiBi (2310.13017): slopes divided by the factor, per query if requested."""
+    """Return the slopes of Position Interpolation for ALiBi (2310.13017).
+
+    They are divided by the factor, per query if requested.
+    """
     return [slope / row_factor(settings, m) for slope in alibi_slopes(heads)]
 
 
 def ntk_alibi(settings, heads, m):
-    """NTK-ALiBi (keezen/ntk_alibi): the base of the slopes changes.
+    """Return the slopes of NTK-ALiBi (keezen/ntk_alibi): their base changes.
 
     The steepest slope stays and the gentlest is divided by s. Heads are ordered by slope, the steepest first.
     """
@@ -36,7 +39,7 @@ def ntk_alibi(settings, heads, m):
 
 
 def bucket(numbers, source, relative):
-    """Buckets of distances: T5 (1910.10683), section 2.1, and its code in Mesh TensorFlow.
+    """Return the bucket of a distance: T5 (1910.10683), section 2.1, and its code in Mesh TensorFlow.
 
     The result is not rounded down. `source` has the source's `distance`, and `num_buckets` and `bidirectional` of its
     stack.
@@ -53,24 +56,27 @@ def bucket(numbers, source, relative):
 
 
 def table(numbers, old, count):
-    """Longer position tables, by `fill`: rows of `count` positions from the old rows, tensors (positions, width)."""
+    """Return a longer position table, by `fill`: `count` positions from the old table, tensors (positions, width)."""
     return FILLS[numbers["fill"]](numbers, old, count)
 
 
 def tile(numbers, old, count):
-    """Repeated table: section 5 of Longformer."""
+    """Return a repeated table: section 5 of Longformer."""
     return old.repeat(math.ceil(count / len(old)), 1)[:count]
 
 
 def hierarchical(numbers, old, count):
-    """Su 2020: with base vectors u_i = (p_i - a p_0) / (1 - a), row i L + j is a u_i + (1 - a) u_j."""
+    """Return a hierarchical table (Su 2020).
+
+    With base vectors u_i = (p_i - a p_0) / (1 - a), position i L + j is a u_i + (1 - a) u_j.
+    """
     a = numbers["alpha"]
     base = (old - a * old[0]) / (1 - a)
     return (a * base[:, None] + (1 - a) * base[None])[: math.ceil(count / len(old))].flatten(0, 1)[:count]
 
 
 def linear(numbers, old, count):
-    """Linear interpolation: row k at position k L / N of the old table."""
+    """Return a table by linear interpolation: position k is at k L / N in the old table."""
     new = []
     for k in range(count):
         at = min(k * len(old) / count, len(old) - 1)
@@ -81,7 +87,10 @@ def linear(numbers, old, count):
 
 
 def cubic(numbers, old, count):
-    """Cubic interpolation through four rows with central differences as slopes (Catmull-Rom, Keys's a = -1/2)."""
+    """Return a table by cubic interpolation.
+
+    Through four positions, with central differences as slopes (Catmull-Rom, Keys's a = -1/2).
+    """
     new, last = [], len(old) - 1
     for k in range(count):
         at = min(k * len(old) / count, last)
@@ -109,21 +118,21 @@ FILLS = {"tile": tile, "hierarchical": hierarchical, "linear": linear, "cubic": 
 
 
 def table_original(numbers, new, length, count):
-    """Indices of the old rows in the new table; None if it does not contain all of them."""
+    """Return the indices of the old positions in the new table, or None if it does not contain all of them."""
     if numbers["fill"] in ("tile", "hierarchical"):
         return list(range(length))
     return [i * count // length for i in range(length)] if count % length == 0 else None
 
 
 def sinusoidal(numbers, old, count):
-    """Vaswani et al. 2017, section 3.5, with the sines before the cosines: sines and cosines of p for row p."""
+    """Return a table of sines, then cosines, of p for position p: Vaswani et al. 2017, section 3.5."""
     width = old.shape[1]
     angles = [[p / 10000 ** (2 * i / width) for i in range(width // 2)] for p in range(count)]
     return old.new_tensor([[math.sin(a) for a in row] + [math.cos(a) for a in row] for row in angles])
 
 
 def sinusoidal_original(numbers, new, length, count):
-    """Indices of the old rows, which come first."""
+    """Return the indices of the old positions, which come first."""
     return list(range(length))
 
 

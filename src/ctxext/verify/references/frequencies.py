@@ -5,28 +5,28 @@ from types import SimpleNamespace as Reference
 
 
 def plain_frequencies(model, base=None):
-    """Unscaled inverse frequencies: θ_i = b^(-2i / d) for every rotated pair of dimensions."""
+    """Return the unscaled inverse frequencies: θ_i = b^(-2i / d) for every rotated pair of dimensions."""
     base = model["theta"] if base is None else base
     return [base ** (-2 * i / model["span"]) for i in range(model["dim"] // 2)]
 
 
 def yarn_temperature(s):
-    """YaRN's factor on cos and sin: Peng et al. 2023, section 3.4."""
+    """Return YaRN's factor on cos and sin: Peng et al. 2023, section 3.4."""
     return 0.1 * math.log(s) + 1 if s > 1 else 1.0
 
 
 def abf(numbers, model):
-    """Adjusted base frequency (Xiong et al. 2023, section 4.1): the base of the recipe."""
+    """Return the base of the recipe: adjusted base frequency (Xiong et al. 2023, section 4.1)."""
     return numbers["theta"]
 
 
 def pi(numbers, model, at):
-    """Position Interpolation (Chen et al. 2023, section 2.3): θ_i / s."""
+    """Return the schedule of Position Interpolation (Chen et al. 2023, section 2.3): θ_i / s."""
     return [theta / numbers["factor"] for theta in plain_frequencies(model)], 1.0
 
 
 def ntk(numbers, model, at):
-    """NTK-aware scaling: bloc97, June 2023; Peng et al. 2023, section 3.1.
+    """Return the schedule of NTK-aware scaling: bloc97, June 2023; Peng et al. 2023, section 3.1.
 
     The base b becomes b · s^(d / (d - 2)), so that the slowest frequency is θ / s and the fastest stays.
     """
@@ -34,7 +34,7 @@ def ntk(numbers, model, at):
 
 
 def dynamic(numbers, model, at):
-    """Dynamic NTK (emozilla, July 2023, as in transformers): the factor for the current length."""
+    """Return the schedule of dynamic NTK (emozilla, July 2023, as in transformers), for the current length."""
     d, s, length = model["dim"], numbers["factor"], model["length"]
     needed = s * max(at, length) / length - (s - 1)
     base = model["theta"] * needed ** (d / (d - 2))
@@ -42,9 +42,9 @@ def dynamic(numbers, model, at):
 
 
 def ramp(numbers: dict, pairs: int, d: int, base: float, length: int) -> list[float]:
-    """YaRN's ramp: the share of each pair's frequency that is divided by s.
+    """Return YaRN's ramp: the share of each pair's frequency that is divided by s.
 
-    Linear in the dimension's index, with the ends rounded outwards and clamped to 0 and d - 1 as in transformers.
+    It is linear in the dimension's index, with the ends rounded outwards and clamped to 0 and d - 1 as in transformers.
     """
 
     def index(rotations):
@@ -58,14 +58,17 @@ def ramp(numbers: dict, pairs: int, d: int, base: float, length: int) -> list[fl
 
 
 def ntk_by_parts(numbers, model, at):
-    """NTK-by-parts: Peng et al. 2023, section 3.2, as in the authors' code."""
+    """Return the schedule of NTK-by-parts: Peng et al. 2023, section 3.2, as in the authors' code."""
     gone = ramp(numbers, model["dim"] // 2, model["span"], model["theta"], model["length"])
     s = numbers["factor"]
     return [(1 - g) * theta + g * theta / s for theta, g in zip(plain_frequencies(model), gone, strict=True)], 1.0
 
 
 def yarn(numbers, model, at):
-    """YaRN (Peng et al. 2023, sections 3.2 to 3.4): by parts, factor `attention_factor`, by default 0.1 ln(s) + 1."""
+    """Return the schedule of YaRN (Peng et al. 2023, sections 3.2 to 3.4).
+
+    By parts, with the factor `attention_factor` on cos and sin, by default 0.1 ln(s) + 1.
+    """
     s, mscale, mscale_all = numbers["factor"], numbers.get("mscale"), numbers.get("mscale_all_dim")
     attention_factor = yarn_temperature(s)
     if mscale and mscale_all and s > 1:  # As in the code of DeepSeek-V2.
@@ -74,7 +77,10 @@ def yarn(numbers, model, at):
 
 
 def resonance(numbers, model, at):
-    """Resonance RoPE on YaRN (Wang et al. 2024, section 4): each wavelength rounded to the nearest whole number."""
+    """Return the schedule of Resonance RoPE on YaRN (Wang et al. 2024, section 4).
+
+    Each wavelength is rounded to the nearest whole number.
+    """
     if numbers["factor"] == 1:
         return plain_frequencies(model), 1.0
     wavelengths = [2 * math.pi / theta for theta in ntk_by_parts(numbers, model, at)[0]]
@@ -82,7 +88,10 @@ def resonance(numbers, model, at):
 
 
 def llama3(numbers, model, at):
-    """Llama 3.1's scaling (its model code, 2024): long wavelengths divided, short ones kept, the rest blended."""
+    """Return the schedule of Llama 3.1 (its model code, 2024).
+
+    Long wavelengths are divided, short ones kept, and the rest blended.
+    """
     low, high, s, length = numbers["low_freq_factor"], numbers["high_freq_factor"], numbers["factor"], model["length"]
     frequencies = []
     for theta in plain_frequencies(model):
@@ -98,9 +107,10 @@ def llama3(numbers, model, at):
 
 
 def longrope(numbers, model, at):
-    """LongRoPE: Ding et al. 2024, section 3.
+    """Return the schedule of LongRoPE: Ding et al. 2024, section 3.
 
-    θ_i / λ̂_i with the long list beyond the original context length, cos and sin times sqrt(1 + ln s / ln L).
+    The frequencies are θ_i / λ̂_i, with the long list beyond the original context length. The factor on cos and sin is
+    sqrt(1 + ln s / ln L).
     """
     s, length, thetas = numbers["factor"], model["length"], plain_frequencies(model)
     divisors = numbers["long_factor"] if at > length else numbers.get("short_factor") or [1.0] * len(thetas)
@@ -110,9 +120,9 @@ def longrope(numbers, model, at):
 
 
 def mrrope(numbers, model, at):
-    """MrRoPE (arXiv 2601.22181, equations 13 to 26).
+    """Return the schedule of MrRoPE (arXiv 2601.22181, equations 13 to 26).
 
-    θ_i / s^e; e rises over the indices between the last fast and the first slow dimension.
+    The frequencies are θ_i / s^e; e rises over the indices between the last fast and the first slow dimension.
     """
     s, thetas = numbers["factor"], plain_frequencies(model)
     low, high = -1, len(thetas)
@@ -138,7 +148,7 @@ def mrrope(numbers, model, at):
 
 
 def cope(numbers, model, at):
-    """CoPE (arXiv 2602.05258, section 3): the last c frequencies fade along half a cosine.
+    """Return the schedule of CoPE (arXiv 2602.05258, section 3): the last c frequencies fade along half a cosine.
 
     Zero is replaced by 1e-6, because the configuration contains divisors.
     """
@@ -154,7 +164,7 @@ def cope(numbers, model, at):
 
 
 def choose(settings, layer, queries, keys, scaling):
-    """Ms-PoE (Zhang et al. 2024, section 3): the ratio of each KV head in this layer; None for other layers.
+    """Return the ratio of each KV head in this layer, or None for other layers: Ms-PoE (Zhang et al. 2024, section 3).
 
     The statistic is computed on full causal attention matrices of un-rotated queries (1, h, l, d) and keys
     (1, g, l, d). The head with the largest one gets the first ratio.
@@ -182,12 +192,12 @@ def choose(settings, layer, queries, keys, scaling):
 
 
 def head_factor(settings, chosen, head):
-    """Ms-PoE's factor on a head's cos and sin."""
+    """Return Ms-PoE's factor on a head's cos and sin."""
     return chosen[head][2] if chosen is not None and "heads" in settings else 1.0
 
 
 def mspoe(settings, chosen, head, positions, frequencies, theta):
-    """A head's positions and inverse frequencies in Ms-PoE, or in a schedule that replaces its linear ratios.
+    """Return a head's positions and inverse frequencies in Ms-PoE, or in a schedule instead of its linear ratios.
 
     With `rescale`, only the range between two positions is compressed.
     """
