@@ -143,9 +143,7 @@ def test_packed_sequences_are_refused_and_padding_is_not(folder, implementation)
     if implementation == "flex_attention":
         packed, prompts = {"restart": packed["restart"]}, []
     for text, positions in packed.values():
-        with pytest.raises(
-            ValueError, match=r"Ms-PoE in prompt order .* Packed sequences, .* --head-order"
-        ):
+        with pytest.raises(ValueError, match=r"Ms-PoE in prompt order .* Packed sequences, .* --head-order"):
             model(text, position_ids=torch.cat(positions)[None], use_cache=False)
     with pytest.raises(ValueError, match="Packed sequences"):
         model(ids, position_ids=torch.cat(places)[None], past_key_values=DynamicCache())
