@@ -30,7 +30,7 @@ def test_it_is_refused_by_name(models, name, make):  # noqa: F811
         make(model)
         try:
             for mask in (None, torch.ones_like(ids)):
-                with pytest.raises(ValueError, match=rf"^{name} is for causal attention; here is_causal is False\.$"):
+                with pytest.raises(ValueError, match=rf"^{name} requires causal attention, but is_causal is False\.$"):
                     model(ids, attention_mask=mask)
         finally:
             vars(model.config).pop("is_causal", None)
@@ -43,5 +43,5 @@ def test_it_is_refused_by_name(models, name, make):  # noqa: F811
 @pytest.mark.parametrize("name", ["self-extend", "distance-aware"])
 def test_an_argument_is_refused_too(models, name):  # noqa: F811
     model = models("llama", name)
-    with pytest.raises(ValueError, match="is for causal attention"):
+    with pytest.raises(ValueError, match="requires causal attention"):
         model(tokens(60, vocabulary=vocabulary(model)), is_causal=False)

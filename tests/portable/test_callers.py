@@ -98,7 +98,7 @@ def test_an_attention_without_its_layer_is_refused(models):  # noqa: F811
     """Nothing says which layer's rows it computes."""
     attention = models("llama", "self-extend").model.layers[0].self_attn
     states, tables = torch.zeros(1, 4, 32), (torch.ones(1, 4, 16), torch.zeros(1, 4, 16))
-    with pytest.raises(ValueError, match="self-extend: an attention was called by another module"):
+    with pytest.raises(ValueError, match="self-extend: attention was called from outside its decoder layer"):
         attention(hidden_states=states, position_embeddings=tables, attention_mask=None)
 
 

@@ -337,7 +337,7 @@ def test_texts_that_begin_again_under_flash_attention_are_refused(name):
         return method.attend(inner, call, *rotated, value, given)[0]
 
     for given in (None, mask, mask.index_fill(1, torch.tensor([5]), 0)):
-        with pytest.raises(ValueError, match="positions begin again within a row"):
+        with pytest.raises(ValueError, match="positions restart within a sequence"):
             attend(again, given)
     shown = ~padding
     places, alone = torch.arange(140)[None], [tensor[:, :, shown[0]] for tensor in (query, key, value)]

@@ -92,7 +92,7 @@ class Family:
         length_key: The key of the context length.
         theta_key: The top-level key of the base that transformers 4 reads.
         partial_key: The top-level key of the share of a head that rotates.
-        rotary_dim_key: The key of the same as a number of dimensions, read if `partial_key` is absent.
+        rotary_dim_key: The key of the number of rotated dimensions, read if `partial_key` is absent.
         nested_rope: Whether transformers 5 nests `rope_parameters` by layer type.
         full_types: The nested keys that the full-attention layers read.
         sliding_types: The nested keys that the sliding layers read.
@@ -203,7 +203,7 @@ def find_type(config: Mapping[str, Any]) -> Family:
 
 
 def find_family(config: Mapping[str, Any]) -> Family:
-    """Return the family of a config.json before adjusting it to position keys; raises as `family_of`."""
+    """Return the family of a config.json before adjusting it to position keys; raise the errors of `family_of`."""
     family = find_type(config)
     model_type = family.model_type
     is_causal = family.positions in _CAUSAL_ONLY and family.loader != MASKED

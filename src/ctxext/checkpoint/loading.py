@@ -82,7 +82,7 @@ _BF16_FLAGS = ("amx_bf16", "avx512_bf16")
 
 
 def choose_device(name: str) -> "torch.device":
-    """Return the device of a name; "auto" is an accelerator if available, a separate one per process."""
+    """Return the device for a name; "auto" selects an accelerator if available, a separate one for each process."""
     import torch
 
     if name == "auto":
@@ -100,7 +100,7 @@ def choose_device(name: str) -> "torch.device":
 
 
 def choose_dtype(name: str) -> "torch.dtype | str":
-    """Return the dtype of a name; "auto" is returned unchanged, which transformers interprets as "as saved"."""
+    """Return the dtype for a name; "auto" is returned unchanged, which transformers interprets as "as saved"."""
     import torch
 
     if name == "auto":

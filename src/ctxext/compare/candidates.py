@@ -56,7 +56,8 @@ class CompareOptions(Settings):
     minutes: float | None = option(None, help="Total time limit in minutes.")
     tasks: tuple[str, ...] = option(
         (),
-        help=f"{', '.join(NAMES)}; several with commas. Default: needle,perplexity,short; for encoders passages,short.",
+        help=f"{', '.join(NAMES)}; separate several with commas. Default: needle,perplexity,short; for encoders "
+        "passages,short.",
         flags=("--task", "-t"),
         kind="names",
         repeats=True,

@@ -73,7 +73,7 @@ def set_head_order(recipe: Recipe, head_order: str) -> Recipe:
 
 
 def order_heads(recipe: Recipe, scores: dict[int, list[float]]) -> Recipe:
-    """Return the recipe with its heads ordered by their average scores, from layer to one score per KV head."""
+    """Return the recipe with its heads ordered by `scores`, which has one average score per KV head for each layer."""
     return _change_steps(
         recipe, lambda step: {"ranks": tuple(_ranks(scores[layer], step.variant) for layer in sorted(scores))}
     )

@@ -132,7 +132,7 @@ def convert(
         source: A folder, a Hub id, or `demo`.
         out: The folder to create; ./NAME-METHOD-LENGTH if None.
         recipe: A recipe, a method, methods in order, or the name of a recipe file or a preset.
-        options: How to convert and to write. Each field is a keyword of this function too, as overwrite=True.
+        options: How to convert and to write. Each field is also a keyword argument, such as overwrite=True.
         revision: A branch, tag or commit on the Hub.
         token: A Hub token; the usual places are read if None.
         progress: Called with a label, the amount done and the total.
@@ -185,7 +185,7 @@ def plan_conversion(
         source: A folder, a Hub id, or `demo`.
         out: The folder of the result; it is checked unless it is None.
         recipe: The recipe; uncalibrated heads are ordered by index.
-        options: How to convert. Each field is a keyword of this function too.
+        options: How to convert. Each field is also a keyword argument.
         revision: A branch, tag or commit on the Hub.
         token: A Hub token; the usual places are read if None.
         tell: Called with additional information, one line each.

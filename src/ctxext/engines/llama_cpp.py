@@ -87,7 +87,7 @@ class LlamaCpp:
             )
 
     def tokenize(self, text: str, *, add_special: bool) -> list[int]:
-        """Return the tokens of a text; including special tokens by name."""
+        """Return the tokens of a text, with special tokens parsed by name."""
         content = {"content": text, "add_special": add_special, "parse_special": True}
         return list(self._request("POST", "/tokenize", content)["tokens"])
 

@@ -110,7 +110,7 @@ class GgufInfo(CheckpointInfo):
 
     @cached_property
     def pipeline(self) -> SentencePipeline | None:
-        """None: a GGUF file is no sentence encoder."""
+        """None, because a GGUF file is not a sentence encoder."""
         return None
 
     @cached_property

@@ -30,15 +30,15 @@ class Settings:
 
     tasks: tuple[str, ...] = option(
         (),
-        help=f"{', '.join(NAMES)}; several with commas. Default: needle,short; with --engine needle; for encoders "
-        "passages,short, without a head passages,topics.",
+        help=f"{', '.join(NAMES)}; separate several with commas. Default: needle,short; with --engine needle; "
+        "for encoders passages,short, without a head passages,topics.",
         flags=("--task", "-t"),
         kind="names",
         repeats=True,
     )
     lengths: tuple[int, ...] = option(
         (),
-        help="Prompt lengths, as 4k,32k. Default: the original and the current context length.",
+        help="Prompt lengths, for example 4k,32k. Default: the original and the current context length.",
         kind="lengths",
     )
     depths: tuple[float, ...] = option(
@@ -66,7 +66,7 @@ class Settings:
     data: str | None = option(
         None,
         help="perplexity, longppl, pseudo-perplexity, short: text, JSON lines or parquet file, or data set id. "
-        "Separate several with commas, as prose.txt,code.jsonl; perplexity reports each one.",
+        "Separate several with commas (prose.txt,code.jsonl); perplexity reports each one.",
         panel=_TASKS,
     )
     stride: int | None = option(None, help="perplexity: stride of an additional sliding window.", panel=_TASKS, min=1)

@@ -105,9 +105,9 @@ def finetune(
         out: The folder to create.
         data: A file, a folder, the id of a data set, or `demo` for generated documents; a list of texts or records
             (dicts), or of Paths; or `TrainingData`, which also specifies the format of records.
-        options: Options of the training. Each field is a keyword of this function too, as steps=100.
+        options: Options of the training. Each field is also a keyword argument, as steps=100.
         eval_data: Data for the loss during training; its held-out split if it has one.
-        run: Options of the source, of the result, and of resuming. Each field is a keyword of this function too, as
+        run: Options of the source, of the result, and of resuming. Each field is also a keyword argument, as
             merge=False.
         reporter: Callbacks of the run; its fields are keywords too.
 

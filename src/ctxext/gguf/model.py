@@ -430,7 +430,7 @@ def _two_lists_error(path: Path) -> CtxextError:
 def _numbers_of(part: Part, tensor: Tensor) -> Sequence[float]:
     if tensor.kind != F32 or len(tensor.shape) != 1 or tensor.shape[0] > _MOST_DIMENSIONS:
         raise CtxextError(
-            f'"{tensor.name}" in "{part.path}" is not a float32 list with a number per pair.',
+            f'"{tensor.name}" in "{part.path}" is not a float32 list with one value per pair.',
             hint="Download the file again.",
         )
     with part.path.open("rb") as file:

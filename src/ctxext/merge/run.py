@@ -132,7 +132,7 @@ def merge(
         model: A folder, a Hub id, or `demo`.
         adapter: The adapter's folder, as peft saves it, or the folder of a fully trained checkpoint.
         out: The folder to create.
-        options: Options for replacing OUT. Each field is a keyword of this function too, as overwrite=True.
+        options: Options for replacing OUT. Each field is also a keyword argument, as overwrite=True.
         revision: A branch, tag or commit on the Hub.
         token: A Hub token.
         progress: Called with a label, bytes done and bytes in total.

@@ -23,7 +23,7 @@ Rows = namedtuple("Rows", "span base places mask kwargs")  # A block of queries,
 
 
 class DistanceWeights(torch.nn.Module):
-    """Weights of one attention, (2, h): w, then v. A module, so that PEFT's `modules_to_save` can train it."""
+    """Weights of one attention layer, (2, h): w, then v. A module, so that PEFT's `modules_to_save` can train it."""
 
     def __init__(self, heads):
         super().__init__()
@@ -48,7 +48,7 @@ class DistanceAware(Method):
         """Return the output (b, l, h, d) for query (b, h, l, d), key and value (b, g, n, d), and weights or None."""
         numbers = getattr(call.attention, PLACE)(query)
         if numbers.shape[1] != query.shape[1]:
-            raise ValueError(f"{self.name} has numbers for {numbers.shape[1]} heads; here are {query.shape[1]}.")
+            raise ValueError(f"{self.name} has weights for {numbers.shape[1]} heads, not {query.shape[1]}.")
         learns = torch.is_grad_enabled() and numbers.requires_grad
         if not (torch.compiler.is_compiling() or learns or bool(numbers[0].any())):
             return inner(query, key, value, mask, **kwargs)

@@ -228,7 +228,7 @@ class Call:
         """
         if self.backend == "vllm" or "paged" in self.backend or self.is_paged:
             name = "paged" if self.is_paged else self.backend
-            raise ValueError(f'{what} needs whole sequences; "{name}" attention lays them end to end.')
+            raise ValueError(f'{what} needs whole sequences; "{name}" attention concatenates them.')
 
     def needs_causality(self, what, asked=None):
         """Refuse bidirectional attention, and masks that do not show where texts begin, if `what` would be wrong.
@@ -238,7 +238,7 @@ class Call:
         """
         config = getattr(self.attention, "config", None)
         if False in (asked, getattr(self.attention, "is_causal", True), getattr(config, "is_causal", True)):
-            raise ValueError(f"{what} is for causal attention; here is_causal is False.")
+            raise ValueError(f"{what} requires causal attention, but is_causal is False.")
         if self.has_unclear_mask:
             refuse_mask(what)
 
@@ -256,7 +256,7 @@ class Call:
         """Set which of the checkpoint's KV heads are here: all, or under tensor parallelism this rank's share."""
         ranks, rest = divmod(total, count)
         if rest or (ranks > 1 and not torch.distributed.is_initialized()):
-            raise ValueError(f"This checkpoint has numbers for {total} KV heads; layer {self.layer} has {count}.")
+            raise ValueError(f"This checkpoint has values for {total} KV heads, but layer {self.layer} has {count}.")
         self.kv_heads = count
         self.first_head = count * (torch.distributed.get_rank() % ranks) if ranks > 1 else 0
 

@@ -264,7 +264,7 @@ def attending(function):
         call = getattr(CURRENT, "call", None)
         if call is None or call.part is not part:
             for method in part.methods if part.layer is None else part.attends(part.layer):
-                raise ValueError(f"{method.name}: an attention was called by another module than its decoder layer.")
+                raise ValueError(f"{method.name}: attention was called from outside its decoder layer.")
             return inner(query, key, value, mask, **kwargs)
         for method in part.attends(call.layer):
             inner = functools.partial(method.attend, inner, call)
@@ -329,10 +329,10 @@ def rotary_init(methods, original, rotary, config=None, *args, **kwargs):
         return
     name, takes = f"{type(rotary).__name__} of transformers {transformers.__version__}", parameters_of(type(rotary))
     if not (MODERN or rope_type == "default" or hasattr(rotary, "rope_type")):
-        raise ValueError(f"{name} takes no schedule.")
+        raise ValueError(f"{name} does not support a schedule.")
     if "position_ids" not in takes or (any(layer_types) and "layer_type" not in takes):
         missing = "position_ids" if "position_ids" not in takes else "layer_type"
-        raise ValueError(f"{name} takes no {missing}, which the methods of this checkpoint need.")
+        raise ValueError(f"{name} does not accept {missing}, which the methods of this checkpoint need.")
     rotary.ctxext_methods, rotary.ctxext_layouts = methods(getattr(text, KEY)), {}
     with torch.device("cpu"):  # The model may be on the meta device, and values are needed.
         original(probe := type(rotary).__new__(type(rotary)), first, *args, **kwargs)

@@ -170,8 +170,8 @@ class MsPoE(Method):
             raise ValueError("Under tensor parallelism no rank sees all heads: convert with --head-order calibrated.")
         if self.sees_packed(call):
             raise ValueError(
-                "Ms-PoE in prompt order orders the heads once for a row. Packed sequences, with positions that restart "
-                "or jump within a row, need a conversion with --head-order calibrated."
+                "Ms-PoE in prompt order sorts the heads once per batch entry. Packed sequences, with positions that "
+                "restart or jump, need a conversion with --head-order calibrated."
             )
         query, key = (tensor if axis == 1 else tensor.movedim(1, 3) for tensor in tensors)
         return self.order(call, awareness(query, key[:, :, 0], call.mask, call.scaling))

@@ -27,7 +27,7 @@ def cache_in(arguments):
     """Return the cache among the arguments of a forward, or None if there is none; that of an engine has no length.
 
     Raises:
-        ValueError: an argument with the name of a cache is none.
+        ValueError: an argument with the name of a cache is not a cache.
     """
     cache = next((value for value in arguments.values() if hasattr(value, "get_seq_length")), None)
     for name in CACHES if cache is None else ():

@@ -161,8 +161,8 @@ class Relation(Method):
             return Inside()
         if begins_again(m, mask, base):
             raise ValueError(
-                f"{self.name}: positions begin again within a row, and no mask hides the text before; "
-                "with a cache transformers makes none. Pass use_cache=False, or a mask."
+                f"{self.name}: positions restart within a sequence, but no mask separates the texts; "
+                "with a cache, transformers creates none. Pass use_cache=False, or a mask."
             )
         changed = m >= rules.first
         first = int(changed.any(0).long().argmax())

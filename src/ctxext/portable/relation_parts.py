@@ -133,7 +133,7 @@ def guessed_places(call, rows, total, length, mask, base):
         last_seen = (seen * keys).amax(-1, keepdim=True)
         if bool((seen.sum(-1, keepdim=True) != last_seen - seen.long().argmax(-1, keepdim=True) + 1).any()):
             raise ValueError(
-                "The cache holds padding between tokens, and this model did not see where: fill it with this model."
+                "The cache contains padding at unknown positions between tokens. Fill the cache with this model."
             )
         last = last_seen
     elif mask is not None:

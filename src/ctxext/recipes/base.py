@@ -164,7 +164,7 @@ class Reaching(Method):
     neutral: ClassVar[Mapping[str, Any]] = {"factor": 1}
     example: ClassVar[Mapping[str, Any]] = {"factor": 4}
 
-    factor: float | None = param(None, help="How many times longer the new context is.", min=1.0)
+    factor: float | None = param(None, help="Scaling factor of the context length.", min=1.0)
     target_length: int | None = param(None, help="The new context length in tokens, for example 32k.", min=1)
 
     def resolve(self, encoding: Encoding) -> Self:
@@ -271,7 +271,7 @@ class Scaling(Reaching):
     def search_space(cls, rotary: Rotary, factor: float) -> dict[str, SearchRange]:
         """Return the search range of each parameter.
 
-        A schedule may extend the context beyond the target length, never to less.
+        A schedule may extend the context beyond the target length, but never to a shorter one.
         """
         factors = {"factor": SearchRange((factor, 2 * factor), factor)} if cls.kind == "schedule" else {}
         return {**factors, **super().search_space(rotary, factor)}

@@ -143,7 +143,10 @@ class Samples:
 
 
 def run_and_record(model: Any, run: Any, instead: list[Any] | None = None) -> tuple[Any, list[Any]]:
-    """Return the result of a run and the outputs of all attentions, which `instead` replaces for later layers."""
+    """Return the result of a run and the output of each attention layer.
+
+    If `instead` is set, its tensors replace these outputs in the forward pass.
+    """
     outputs, replacements = list[Any](), iter(instead or [])
 
     def leave(_: Any, __: Any, output: Any) -> Any:

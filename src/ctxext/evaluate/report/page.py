@@ -103,8 +103,8 @@ def _with_short_names(report: Report) -> Report:
 def shorten_names(names: Sequence[str]) -> dict[str, str]:
     """Shorten names to the parts that differ, without the owner, unless all names are short.
 
-    A name of only common parts loses just its owner. If two names become equal, all keep their common parts, or also
-    the owner if necessary.
+    A name that has only common parts loses only its owner. If two names become equal, all keep their common parts,
+    and also the owner if necessary.
     """
     if len(names) < 2 or max(map(len, names)) <= _LONG_NAME:
         return {name: name for name in names}

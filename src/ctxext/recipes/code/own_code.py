@@ -87,7 +87,7 @@ def runs_by_itself(path: Path) -> bool:
     """Return whether transformers runs a file of a checkpoint that no configuration names.
 
     transformers 5 runs it with `trust_remote_code=True`, which our code needs; 4.57 runs it from any local folder, even
-    without.
+    without that option.
     """
     return path.parts[0] == "custom_generate"
 

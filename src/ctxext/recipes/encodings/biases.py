@@ -29,7 +29,7 @@ class Alibi(Encoding):
 
     @property
     def carrier(self) -> str:
-        """ALiBi; methods with code are listed separately."""
+        """The feature that engines must support: ALiBi. Methods with code are listed separately."""
         return "alibi"
 
     def describe(self) -> str:
@@ -37,7 +37,7 @@ class Alibi(Encoding):
 
         No position is out of range, but transformers may not support longer inputs.
         """
-        end = ", though transformers supports no longer input" if self.stops else ""
+        end = ", although transformers does not support longer inputs" if self.stops else ""
         return (
             f"ALiBi: {self.num_heads} slopes, by which scores fall with the distance; no position beyond "
             f"{self.context_length} is out of range{end}, but far tokens fade"
@@ -87,7 +87,7 @@ class Buckets(Encoding):
 
     @property
     def carrier(self) -> str:
-        """Buckets."""
+        """The feature that engines must support: buckets of distances."""
         return "buckets"
 
     def describe(self) -> str:

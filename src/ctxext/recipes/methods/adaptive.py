@@ -29,8 +29,8 @@ class Adaptive(Relation):
 
     The query at position m uses the frequencies and the temperature of the smallest factor s of 1, 2, 4 ... that covers
     m + 1 tokens. Use it instead of dynamic: its results do not depend on the cache or the batch. On a model with a
-    schedule, each frequency is scaled like a plain one of the same wavelength. After Peng et al. 2023, section 3.3
-    (whole inputs).
+    schedule, each frequency is scaled like a plain one of the same wavelength. Peng et al. 2023, section 3.3,
+    applied to each position instead of to whole inputs.
     """
 
     name = "adaptive"

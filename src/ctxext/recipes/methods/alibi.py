@@ -26,7 +26,7 @@ class Slopes(Reaching, CodeMethod):
 
     rows: str = param(
         "row-wise",
-        help="Divide slopes as each query position needs, which keeps short inputs unchanged, or all by the factor.",
+        help="row-wise: scale slopes per query position, which keeps short inputs unchanged; static: by the factor.",
         choices=("row-wise", "static"),
     )
 

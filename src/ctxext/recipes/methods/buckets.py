@@ -26,7 +26,7 @@ class WiderBuckets(Reaching):
     def caution_for(self, model: ModelConfig) -> str:
         """Return the warning for users of the result.
 
-        Any length ran before, the gain is not measured, and inputs change beyond a quarter of `num_buckets` tokens.
+        The source already supports any length, the gain is not measured, and longer inputs change.
         """
         assert isinstance(model.encoding, Buckets)
         return (

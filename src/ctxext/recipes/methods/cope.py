@@ -24,7 +24,7 @@ class Cope(Divided):
     paper = "https://arxiv.org/abs/2602.05258"
     is_experimental = True
     neutral: ClassVar[Mapping[str, Any]] = {"factor": 1, "num_faded": 0}
-    caution = "it needs training: fine-tune the model before use."
+    caution = "it needs training; fine-tune the model before use."
 
     theta: float | None = param(None, help="The new RoPE base (rope_theta). Default: the model's.", min=1.0)
     num_faded: int | None = param(

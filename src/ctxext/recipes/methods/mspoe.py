@@ -16,7 +16,7 @@ class MsPoE(CodeMethod):
 
     The least position-aware heads get the largest ratio. The context length stays the same. By default heads scale
     their frequencies as ntk does, in an order calibrated once on text. The preset mspoe-paper divides all frequencies
-    of a head alike and orders heads for each prompt, which ruined the measured model. Zhang et al. 2024, "Found in the
+    of a head alike and orders heads for each prompt, which broke the measured model. Zhang et al. 2024, "Found in the
     Middle", section 3.
     """
 

@@ -20,7 +20,7 @@ from ctxext.recipes.param import SearchRange, param
 
 
 class Relation(Reaching, CodeMethod):
-    """How far a relation map reaches, and the temperature of rows beyond the old length.
+    """Context length of a relation map, and its temperature for query positions beyond the old length.
 
     L is the context length that the model reads before this step, after the schedules before it.
     """
@@ -118,8 +118,9 @@ class Relation(Reaching, CodeMethod):
         """
         if model.rotary.rope_type == "dynamic":  # Its formula also depends on the length that the map raises.
             raise CtxextError(
-                f"{self.name} depends on the query position, but this model's dynamic schedule on the input length.",
-                hint="Use adaptive, the row-wise form of dynamic, on a copy without the schedule.",
+                f"{self.name} depends on the query position and cannot be combined with this model's "
+                "dynamic schedule, which depends on the input length.",
+                hint="Use adaptive, the per-position form of dynamic, on a copy without the schedule.",
             )
         layers = rotated_layers(model.config, model.family)
         if not layers:

@@ -28,7 +28,7 @@ class SelfExtend(Relation):
         search=(16, 512),
     )
     group: int | None = param(
-        None, help="Number of far positions that share one (G). Default: chosen for each query position.", min=1
+        None, help="Number of far positions merged into one (G). Default: chosen for each query position.", min=1
     )
 
     def defaults(self, length: int) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class Sinks(Relation):
     is_experimental = True
     caution = "tokens between the first and the recent ones are not read."
 
-    sinks: int = param(4, help="Number of first tokens that are always attended to.", min=1)
+    sinks: int = param(4, help="Number of initial tokens that are always attended to.", min=1)
     window: int | None = param(
         None, help="Number of recent tokens that are attended to. Default: L less the sinks.", min=1
     )

@@ -39,7 +39,7 @@ class Rows(Reaching):
     def num_source_rows(self, table: LearnedTable) -> int:
         """Return the number of the source's position rows from which new ones are computed.
 
-        By default these are all.
+        By default, all rows are used.
         """
         return table.context_length
 

@@ -22,7 +22,7 @@ class Yarn(NtkByParts):
         None, help="Temperature: factor on cos and sin. Default: 0.1 · ln(factor) + 1.", min=0.01, search=(1.0, 1.6)
     )
     mscale: float | None = param(
-        None, help="DeepSeek's weight of ln(factor) in the temperature; with --mscale-all-dim.", min=0
+        None, help="DeepSeek's weight of ln(factor) in the temperature; requires --mscale-all-dim.", min=0
     )
     mscale_all_dim: float | None = param(
         None, help="DeepSeek's weight of ln(factor) in its softmax scale; divides the temperature.", min=0
