@@ -21,7 +21,7 @@ CTXEXT = (
     "from ctxext import Recipe, convert\nfrom ctxext.methods import Yarn\n"
     "convert(source, out, Recipe([Yarn(factor=4)]))\n"
 )
-ASKED = "from ctxext.verify import measured\nmeasured.measured = dict\n" + CTXEXT
+ASKED = "from ctxext.verify import measured\nmeasured.read_measurements = dict\n" + CTXEXT
 DEMO = (
     "import sys\nfrom ctxext.cli.app import main\n"
     "sys.argv = ['ctxext', 'convert', 'demo', out, '--method', 'yarn', '--factor', '4']\nmain()\n"

@@ -44,7 +44,7 @@ def clock() -> float:
 
 def in_place(bench: Workbench, eval_set: EvalSet, recipe: Recipe) -> Measurement:
     """Measure a recipe as a search does, on the loaded model."""
-    return measure(bench.apply(bench.prepared(recipe)), eval_set)
+    return measure(bench.apply(bench.prepare(recipe)), eval_set)
 
 
 def converted(eval_set: EvalSet, recipe: Recipe, place: Path) -> Measurement:
@@ -60,7 +60,7 @@ def by_commands(recipe: Recipe, place: Path) -> None:
     (place / "recipe.yaml").write_text(json.dumps(recipe.to_dict()))
     words = ["convert", "demo", place / "out", "--recipe", place / "recipe.yaml", "--no-verify", "-q"]
     run(*words)
-    lengths = ",".join(map(str, OPTIONS.lengths_from(512)))
+    lengths = ",".join(map(str, OPTIONS.list_lengths(512)))
     asked = ["--samples", OPTIONS.samples, "--lengths", lengths, "--allow-beyond"]
     run("eval", place / "out", "--task", "needle,short", *asked, "--out", place / "report", "-q")
 
@@ -101,7 +101,7 @@ def average_trial() -> tuple[float, int]:
 
     def watch(standing: Any) -> None:
         is_first = standing.stage == "trying recipes" and not begun
-        if is_first or standing.stage == "asking the best once more":
+        if is_first or standing.stage == "measuring the best on more prompts":
             begun.append(clock())
 
     options = SearchOptions(target_length=2048, trials=TRIALS, checked=2)

@@ -137,7 +137,7 @@ def intervals_once():
     """Intervals of effective lengths are drawn once for the same answers: many tests report the same ones."""
     from ctxext.evaluate.report import report
 
-    drawn, effective = {}, report._effective
+    drawn, effective = {}, report._compute_effective
 
     def cached(counts):
         key = repr(counts)
@@ -146,7 +146,7 @@ def intervals_once():
         return dict(drawn[key])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "_effective", cached)
+        patch.setattr(report, "_compute_effective", cached)
         yield
 
 

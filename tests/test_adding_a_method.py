@@ -135,8 +135,8 @@ def test_the_page_asks_for_these_files_and_a_name(tmp_path):
 def test_pages_are_made_and_say_what_was_not_swept(documented):
     page, methods = ((documented / "docs" / name).read_text() for name in ("families.md", "methods.md"))
     assert re.search(r"Not swept: `bent`, `layered`, `quiet`, `soft-pi` under transformers 5\S+; .* 4\S+\.\n", page)
-    assert methods.count("not swept under transformers") == 2 * len(NAMES)
-    assert "| `--loudness` | 0.5 | What scores are multiplied by." in methods
+    assert methods.count("| not swept | not swept |") == 3, "the two code methods share a row"
+    assert "- `--scale` (0.5, search 0.1–1): Factor on the scores." in methods
     assert (documented / "docs" / "maps" / "layered.png").is_file()
     ran(documented, "tools/make_docs.py", "--check")
 
@@ -192,9 +192,9 @@ heads = {"method": "mspoe", "head_order": "fixed", "first_layer": 0}
 recipes = {
     "layered": [{"method": "layered", "factor": 4, "temperature": "logn"}],
     "even": [{"method": "rerope", "factor": 4, "window": 16, "temperature": "logn"}],
-    "alone": [{"method": "quiet", "loudness": 0.25}],
-    "first": [{"method": "quiet", "loudness": 0.25}, heads],
-    "last": [heads, {"method": "quiet", "loudness": 0.25}],
+    "alone": [{"method": "quiet", "scale": 0.25}],
+    "first": [{"method": "quiet", "scale": 0.25}, heads],
+    "last": [heads, {"method": "quiet", "scale": 0.25}],
     "bent": [{"method": "bent", "factor": 4}],
     "soft": [{"method": "soft-pi", "factor": 4}],
 }

@@ -1,6 +1,6 @@
-"""What `inspect` says a cache takes: by hand for models that are known, and against transformers' own caches.
+"""Cache sizes of `inspect`: computed by hand for published models, and compared with caches of transformers.
 
-Further models stand in tests/data/configs (`recipes/test_published_models.py`).
+Further models are in tests/data/configs (`recipes/test_published_models.py`).
 """
 
 import json
@@ -19,7 +19,7 @@ from published_models import published
 IS_4 = transformers.__version__.startswith("4.")
 LENGTH = 40
 EXPANDED_BY_4 = {"deepseek_v2", "deepseek_v3", "longcat_flash"}
-# Families whose tiny model gives no cache of keys and values to compare with, and why.
+# Families without a comparable cache of keys and values in their tiny model, and the reason.
 NOT_COMPARED = {
     "blt": "four models in one",
     "deepseek_v4": "it compresses keys over windows of tokens",
@@ -99,7 +99,7 @@ GEMMA_4 = {
     "attention_k_eq_v": True,
     "sliding_window": 512,
 }
-# As transformers 5 writes it: what differs, layer by layer.
+# As in transformers 5: the differences of each layer.
 GEMMA_4_PRUNED = {
     **{key: value for key, value in GEMMA_4.items() if "global" not in key},
     "per_layer_config": {
@@ -115,7 +115,7 @@ MIMO_V2_FLASH = {
     "num_key_value_heads": 4,
     "swa_num_key_value_heads": 8,
     "head_dim": 192,
-    "swa_head_dim": 160,  # The published one has 192 here too.
+    "swa_head_dim": 160,  # The published model has 192 here too.
     "v_head_dim": 128,
     "sliding_window": 128,
 }
@@ -129,7 +129,7 @@ MIMO_V2_FLASH = {
         (MLLAMA, (32, 0), 8192, 32 * 2 * 8 * 128 * 8192),
         (LLAMA_4_SCOUT, (12, 36), 131072, 2 * 8 * 128 * (12 * 131072 + 36 * 8192)),
         (published("mistral-7b-v0.1")["config"], (0, 32), 1000, 32 * 2 * 8 * 128 * 1000),
-        # The last 15 layers, 3 of them with full attention, read what others keep.
+        # The last 15 layers, 3 of them with full attention, use the cache of others.
         (GEMMA_3N, (7, 28), 32768, 2 * 2 * 256 * (4 * 32768 + 16 * 512)),
         (GEMMA_4, (2, 10), 8192, 2 * (2 * 2 * 512 * 8192 + 10 * 4 * 256 * 512)),
         (
@@ -149,7 +149,7 @@ def test_known_models(config, layers, length, numbers):
 
 
 def test_the_last_layers_borrow_and_not_the_first():
-    """Gemma 3n: layers of both kinds at each end, so that it matters which end borrows."""
+    """Gemma 3n: layers of both kinds at each end, so that the sharing end matters."""
     types = ["full_attention", *["sliding_attention"] * 3, "full_attention", *["sliding_attention"] * 3]
     config = {**GEMMA_3N, "num_hidden_layers": 8, "layer_types": types}
     for shared, full, sliding in ((0, 2, 6), (3, 2, 3), (4, 1, 3), (7, 1, 0)):
@@ -158,15 +158,15 @@ def test_the_last_layers_borrow_and_not_the_first():
 
 
 def kept(cache) -> int:
-    """The numbers in the keys and values of a cache of transformers."""
-    if not hasattr(cache, "layers"):  # Under 4.57 hybrids have classes of their own.
+    """Count the elements in a cache of transformers."""
+    if not hasattr(cache, "layers"):  # In 4.57, hybrid models have separate classes.
         return sum(one.numel() for one in (*cache.key_cache, *cache.value_cache))
     pairs = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in cache.layers]
     return sum(math.prod(one.shape) for pair in pairs for one in pair if isinstance(one, torch.Tensor))
 
 
 def test_layers_that_run_again_keep_their_keys_again():
-    """Dory: 8 pairs of attention and MLP before the loop, 20 in it, 8 after it; every fourth sees everything."""
+    """Dory: 8 pairs of attention and MLP before the loop, 20 in it, 8 after it; every fourth has full attention."""
     config = {"model_type": "dory", "sliding_window": 512}
     per_token = 2 * 4 * 256
     for loops, full, sliding in ((None, 14, 42), (1, 9, 27), (3, 19, 57)):
@@ -186,10 +186,10 @@ def test_every_family_keeps_what_we_say(model_type, tmp_path):
     with torch.no_grad():
         numbers = kept(model(input_ids=torch.arange(LENGTH)[None] % 90 + 5, use_cache=True).past_key_values)
     ours = cache_numbers(config, family, LENGTH)
-    # transformers keeps one token less than a window: the next one is about to come.
+    # transformers stores one token less than the window, which includes the next one.
     per_row = [cache_numbers(config, family, n) - cache_numbers(config, family, n - 1) for n in (2, LENGTH)]
     less = per_row[0] - per_row[1]
-    if IS_4 and model_type in EXPANDED_BY_4:  # Full heads, which 5.x no longer keeps.
+    if IS_4 and model_type in EXPANDED_BY_4:  # Full heads, which 5.x does not store.
         assert numbers > 2 * ours
     else:
         assert numbers == ours - less

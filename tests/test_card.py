@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 import tiny_encodings
 from ctxext import METHODS, Recipe, convert
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
-from ctxext.converters.card import CardFacts, Measured, convert_command, front_matter, render, wrapped
+from ctxext.converters.card import CardFacts, Measured, convert_command, front_matter, render, wrap_command
 from ctxext.converters.convert import card_of
 from ctxext.converters.engines import UNKNOWN, serving_of
 from ctxext.converters.plan import make_plan
@@ -64,11 +64,11 @@ def test_a_card_for_every_method(llama_source, name, tmp_path):
     assert ("custom_code" in front["tags"]) == method_named(name).needs_code() == ("trust_remote_code=True" in page)
     assert method_named(name).paper in page
     assert "was not evaluated" in page
-    grown = "trained on 128 tokens, the model now accepts 512"
+    grown = "The context length is extended from 128 to 512 tokens."
     reaches = "factor" in recipe_of(name).steps[0].to_dict()
-    assert (grown if reaches else "its context length stays at 128 tokens") in page
+    assert (grown if reaches else "The context length is unchanged: 128 tokens.") in page
     titles = re.findall(r"<h2>(.*?)</h2>", page)
-    assert titles[:4] == ["Recipe", "Load it", "Serve it", "Measured"]
+    assert titles[:4] == ["Recipe", "Usage", "Serving", "Evaluation"]
     assert page.count("<table>") == 2
     assert "| |" not in re.sub(r"<.*?>", "", page), "a table that is not read as one"
     commands = r"\$ (ctxext|vllm serve|python -m sglang|python convert_hf_to_gguf.py|llama-server|mlx_lm.chat)"
@@ -103,8 +103,8 @@ def test_the_command_of_a_card_makes_the_same_checkpoint(run, llama_source, tmp_
 
 def test_long_commands_are_still_one_command():
     command = convert_command("user/name", "a" * 40, recipe_of("mspoe"))
-    assert shlex.split(wrapped(command, 40).replace("\\\n", "")) == shlex.split(command)
-    assert max(map(len, wrapped(command, 60).splitlines())) < 100
+    assert shlex.split(wrap_command(command, 40).replace("\\\n", "")) == shlex.split(command)
+    assert max(map(len, wrap_command(command, 60).splitlines())) < 100
 
 
 def test_a_source_on_the_hub_is_named_as_base(llama_source):
@@ -139,7 +139,7 @@ def test_a_folder_that_says_its_own_id_has_it_as_base(llama, declared, base, tmp
 
 def test_the_commands_of_each_engine_that_is_exact(llama_source, tmp_path):
     convert(str(llama_source), tmp_path / "out", Recipe([Yarn(factor=4)]), check=False)
-    block = plan_push(tmp_path / "out", "me/x", check=False).card.split("## Serve it")[1].split("```console\n")[1]
+    block = plan_push(tmp_path / "out", "me/x", check=False).card.split("## Serving")[1].split("```console\n")[1]
     assert block.split("```")[0].splitlines() == [
         "$ vllm serve me/x",
         "$ hf download me/x --local-dir x",
@@ -148,7 +148,7 @@ def test_the_commands_of_each_engine_that_is_exact(llama_source, tmp_path):
         "$ mlx_lm.chat --model me/x",
     ]
     convert(str(llama_source), tmp_path / "code", recipe_of("self-extend"), check=False)
-    served = plan_push(tmp_path / "code", "me/x", check=False).card.split("## Serve it")[1].split("##")[0]
+    served = plan_push(tmp_path / "code", "me/x", check=False).card.split("## Serving")[1].split("##")[0]
     assert "$ vllm serve me/x --trust-remote-code\n```" in served
     assert "gguf" not in served
 
@@ -156,7 +156,7 @@ def test_the_commands_of_each_engine_that_is_exact(llama_source, tmp_path):
 def test_the_command_of_llama_cpp_has_the_arguments_that_make_it_right(llama_source, tmp_path):
     convert(str(llama_source), tmp_path / "out", recipe_of("ntk-by-parts"), check=False)
     card = plan_push(tmp_path / "out", "me/x", check=False).card
-    block = card.split("## Serve it")[1].split("```console\n")[1].split("```")[0].replace("\\\n", " ")
+    block = card.split("## Serving")[1].split("```console\n")[1].split("```")[0].replace("\\\n", " ")
     line = next(line for line in block.splitlines() if "llama-server" in line)
     assert shlex.split(line.removeprefix("$ "))[:5] == ["llama-server", "-m", "x.gguf", "-c", "512"]
     assert shlex.split(line)[-2] == "--override-kv"
@@ -180,9 +180,9 @@ def facts_of(llama_source, **facts) -> CardFacts:
 def test_weights_that_were_trained_are_not_served_from_the_source(llama_source):
     """The source with overrides has other weights."""
     facts = facts_of(llama_source)
-    assert "The source itself can be served" in render(facts)
+    assert "The source can be served with the same recipe" in render(facts)
     trained = render(dataclasses.replace(facts, training={"steps": 3}))
-    assert "The source itself can be served" not in trained
+    assert "The source can be served with the same recipe" not in trained
     assert "vllm serve maker/tiny" not in trained
 
 
@@ -247,7 +247,7 @@ def test_engines_are_only_said_to_run_what_was_tried(llama_source):
     untried = {**config, "model_type": "seed_oss"}
     rows = serving_of(recipe.edit(model_config(untried)))
     assert [row.status for row in rows[1:]] == [UNKNOWN] * 4
-    assert rows[1].remark == "not tried with seed_oss"
+    assert rows[1].remark == "untested with seed_oss"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A checkpoint as data: which of its files count, what each may be, and what is said of it."""
+"""Checkpoints: their files, allowed kinds of files, and properties."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def test_names_that_may_be_published(tmp_path):
 
 
 def test_a_folder_may_be_reached_by_a_link(tmp_path, monkeypatch):
-    """Its files lie in the folder that the link leads to, however it is named."""
+    """A checkpoint may be a link to a folder of any name."""
     made(tmp_path / "in", **{"model.safetensors": safetensors(), "deep/x.json": {}})
     (tmp_path / "link").symlink_to("in")
     monkeypatch.chdir(tmp_path / "in")
@@ -99,7 +99,7 @@ def test_files_whose_content_is_known_are_checked(name, content, tmp_path):
 
 
 def in_cache(tmp_path, repository="models--a--b") -> tuple[Path, Path]:
-    """A snapshot and the blobs beside it, as the Hub's client keeps them."""
+    """A snapshot and its blobs, in the layout of the Hub's client."""
     blobs, snapshot = tmp_path / repository / "blobs", tmp_path / repository / "snapshots" / COMMIT
     blobs.mkdir(parents=True)
     snapshot.mkdir(parents=True)
@@ -112,7 +112,7 @@ def test_digests_that_the_cache_knows(tmp_path, monkeypatch):
     for name, blob in (("large.bin", "0f" * 32), ("small.txt", "0f" * 20), ("upper.bin", "0F" * 32)):
         (blobs / blob).write_bytes(b"")
         (snapshot / name).symlink_to(blobs / blob)
-    # A folder that is laid out like the cache, and is not: a name is no digest there.
+    # A folder with the layout of the cache, with names that are no digests.
     assert source.known_digest(Path("large.bin")) is None
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     assert is_cached(blobs / "x")
@@ -135,26 +135,26 @@ def test_links_within_the_folder_and_its_own_cache_are_followed(tmp_path):
     others, _ = in_cache(tmp_path, "models--c--d")
     (others / "y").write_bytes(b"")
     (snapshot / "d.txt").symlink_to(others / "y")
-    with pytest.raises(CtxextError, match=r'"d\.txt" of "mine" is a link out of the folder'):
+    with pytest.raises(CtxextError, match=r'"d\.txt" of "mine" is a link to a file outside the folder'):
         Checkpoint("mine", snapshot, {}).check_files()
 
 
 @pytest.mark.parametrize("name", ["x.bin", "model.safetensors"])
 def test_a_record_in_the_folder_is_a_claim_and_no_permission(name, tmp_path):
-    """Issue: SOURCE's own ctxext.json let any file be copied into OUT."""
+    """The ctxext.json of SOURCE must not copy any file into OUT."""
     secret = tmp_path / "secret"
     secret.write_bytes(b"")
     source = made(tmp_path / "in", **{"ctxext.json": {"links": {name: str(secret)}}})
     (source.folder / name).symlink_to(secret)
-    with pytest.raises(CtxextError, match=f'"{name}" of "mine" is a link out of the folder'):
+    with pytest.raises(CtxextError, match=f'"{name}" of "mine" is a link to a file outside the folder'):
         source.check_files()
 
 
 @pytest.mark.parametrize(
     ("folder", "blob"),
     [
-        ("in", "blobs/x"),  # A parent that is called blobs, in a folder above.
-        ("models--a--b/in", "models--a--b/blobs/x"),  # No snapshot.
+        ("in", "blobs/x"),  # A parent named blobs in a folder above.
+        ("models--a--b/in", "models--a--b/blobs/x"),  # Without a snapshot.
         ("models--a--b/snapshots/c", "blobs/x"),
         ("a/snapshots/c", "a/blobs/x"),
         ("models--a--b/snapshots/c", "models--c--d/blobs/x"),
@@ -166,13 +166,13 @@ def test_what_is_called_blobs_is_not_the_cache(folder, blob, tmp_path):
     (tmp_path / blob).write_bytes(b"")
     source = made(tmp_path / folder)
     (source.folder / "x.bin").symlink_to(tmp_path / blob)
-    with pytest.raises(CtxextError, match="link out of the folder"):
+    with pytest.raises(CtxextError, match="link to a file outside the folder"):
         source.check_files()
 
 
 def test_files_that_are_none(tmp_path):
     (made(tmp_path / "a").folder / "gone").symlink_to("nowhere")
-    with pytest.raises(CtxextError, match='"gone" of "mine" is a link that leads nowhere'):
+    with pytest.raises(CtxextError, match='"gone" of "mine" is a broken link'):
         Checkpoint("mine", tmp_path / "a", {}).check_files()
     os.mkfifo(made(tmp_path / "b").folder / "pipe")
     with pytest.raises(CtxextError, match='"pipe" of "mine" is not a regular file'):
@@ -190,8 +190,8 @@ SHARDS = {"weight_map": {"w": "model-00001-of-00002.safetensors", "b": "model-00
         ({"pytorch_model.bin": b"x"}, ""),
         ({"pytorch_model-00001-of-00001.bin": b"x"}, ""),
         ({name: safetensors() for name in SHARDS["weight_map"].values()} | {INDEX: SHARDS}, ""),
-        ({"model-00001-of-00002.safetensors": safetensors(), INDEX: SHARDS}, "which is not there"),
-        ({"pytorch_model.bin": b"x", "pytorch_model.bin.index.json": SHARDS}, "which is not there"),
+        ({"model-00001-of-00002.safetensors": safetensors(), INDEX: SHARDS}, "which is missing"),
+        ({"pytorch_model.bin": b"x", "pytorch_model.bin.index.json": SHARDS}, "which is missing"),
         (
             {"model.safetensors": safetensors(), INDEX: {"weight_map": {"w": "../model.safetensors"}}},
             "outside the folder",
@@ -200,10 +200,10 @@ SHARDS = {"weight_map": {"w": "model-00001-of-00002.safetensors", "b": "model-00
             {"model.safetensors": safetensors(), INDEX: {"weight_map": {"w": "/model.safetensors"}}},
             "outside the folder",
         ),
-        ({}, "no weights that transformers would load"),
-        ({"adapter_model.safetensors": safetensors()}, "no weights that transformers would load"),
-        ({"sub/model.safetensors": safetensors()}, "no weights that transformers would load"),
-        ({"model.safetensors.old": b"x", "model.gguf": b"x"}, "no weights that transformers would load"),
+        ({}, "no weights that transformers can load"),
+        ({"adapter_model.safetensors": safetensors()}, "no weights that transformers can load"),
+        ({"sub/model.safetensors": safetensors()}, "no weights that transformers can load"),
+        ({"model.safetensors.old": b"x", "model.gguf": b"x"}, "no weights that transformers can load"),
         ({"model.safetensors": safetensors(size=27)}, "truncated or not a safetensors file"),
         ({"model.safetensors": safetensors(), "extra.safetensors": b"1"}, "truncated or not a safetensors file"),
     ],
@@ -220,7 +220,7 @@ def test_weights(files, message, tmp_path):
 def test_weights_are_not_looked_at_where_a_file_is_none(tmp_path):
     source = made(tmp_path / "in", **{"model.safetensors": safetensors()})
     (tmp_path / "in" / "notes.txt").symlink_to("/etc/hostname")
-    with pytest.raises(CtxextError, match="link out of the folder"):
+    with pytest.raises(CtxextError, match="link to a file outside the folder"):
         source.check_weights()
 
 
@@ -228,7 +228,7 @@ def test_weights_that_stayed_on_the_hub_count(tmp_path):
     source = made(tmp_path / "in", **{INDEX: SHARDS})
     sizes = dict.fromkeys(SHARDS["weight_map"].values(), 28)
     Checkpoint("x", source.folder, {}, COMMIT, sizes).check_weights()
-    with pytest.raises(CtxextError, match="which is not there"):
+    with pytest.raises(CtxextError, match="which is missing"):
         Checkpoint("x", source.folder, {}, COMMIT, dict([*sizes.items()][:1])).check_weights()
 
 
@@ -283,7 +283,7 @@ def tensor(dtype, *shape):
     ids=lambda value: value.get("quant_method", "") if isinstance(value, dict) else "",
 )
 def test_packed_weights_are_counted_unpacked(described, tensors, tmp_path, monkeypatch):
-    """All are a matrix of 64 x 32, and a vector that stays as it is."""
+    """All have a matrix of 64 x 32 and an unchanged vector."""
     source = Checkpoint("x", tmp_path, {"quantization_config": described} if described else {})
     monkeypatch.setattr(Checkpoint, "headers", {**tensors, "norm.weight": tensor("F16", 7)})
     assert source.num_parameters == 64 * 32 + 7
@@ -324,7 +324,7 @@ def test_a_folder_named_demo_stands_before_the_one_in_the_package(tmp_path, monk
 def test_an_installation_without_its_demo(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.resources.files", lambda package: tmp_path)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CtxextError, match="lacks its demo checkpoint") as caught:
+    with pytest.raises(CtxextError, match="demo checkpoint is missing") as caught:
         open_checkpoint("demo")
     assert caught.value.hint == "Install ctxext again."
 
@@ -356,7 +356,7 @@ def test_lengths_that_are_claimed(tmp_path):
 
 @pytest.mark.parametrize("size", [100, 1 << 16, 3 << 20])
 def test_a_fingerprint_reads_weights_to_both_ends(tmp_path, size):
-    """Of large files samples alone; what training changed may lie in the last tensor."""
+    """Only samples of large files are read; training may have changed the last tensor."""
     (tmp_path / "config.json").write_text("{}")
     weights = tmp_path / "model.safetensors"
     found = set()

@@ -1,5 +1,5 @@
-"""What config.json describes and the weight files hold: far more is refused before anything is made of it, a missing
-weight by every command in one line, and whole checkpoints are accepted in every form."""
+"""config.json and the weight files: descriptions of far more weights are refused before loading, missing weights by
+every command in one line, and complete checkpoints are accepted in every form."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ import tiny_models
 from ctxext import Recipe, convert
 from ctxext.checkpoint import loading
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.engines.in_engine import _in_transformers
+from ctxext.engines.in_engine import _read_expected
 from ctxext.errors import CtxextError
 from ctxext.methods import Yarn
 from ctxext.recipes.methods.self_extend import SelfExtend
@@ -89,7 +89,7 @@ def test_verify_names_it_once(method, run, tmp_path):
 
 def test_a_comparison_with_an_engine_names_it(broken):
     with pytest.raises(CtxextError, match=f'lacks "{LOST}"'):
-        _in_transformers(open_checkpoint(broken), [[1, 2]], foreign=False)
+        _read_expected(open_checkpoint(broken), [[1, 2]], foreign=False)
 
 
 @pytest.mark.parametrize(("models", "name"), MODELS)
@@ -100,7 +100,7 @@ def test_whole_checkpoints_of_every_family_are_accepted_and_others_are_not(model
     loading.check_complete(whole)
     loading.check_described(whole)
     names = [*whole.headers]
-    is_named = whole.config.get("architectures")  # 4.57 saves some without.
+    is_named = whole.config.get("architectures")  # 4.57 saves some without it.
     lost = [next((name for name in names if part in name), None) for part in (".1.", ".experts.0.") if is_named]
     for one in filter(None, lost):
         copy = shutil.copytree(folder, tmp_path / one)
@@ -126,7 +126,7 @@ def base_class(folder):
 
 
 def tied_base_class(folder):
-    """Files of the class without a head, whose names have no prefix, beside the configuration of the one with it."""
+    """Files of the class without a head, with unprefixed names, and the configuration of the class with a head."""
     weights = load_file(folder / "model.safetensors")
     renamed = {name.removeprefix("model."): weight for name, weight in weights.items() if name != "lm_head.weight"}
     save_file(renamed, folder / "model.safetensors", {"format": "pt"})
@@ -182,7 +182,7 @@ def with_config(folder, config):
 @pytest.mark.parametrize("changed", HUGE, ids=str)
 def test_a_description_that_the_files_cannot_hold(llama, changed):
     begun = time.process_time()
-    with pytest.raises(CtxextError, match=r"describes far more weights than its files hold"):
+    with pytest.raises(CtxextError, match=r"describes far more weights than its files contain"):
         with_config(llama, changed)
     assert time.process_time() - begun < 9
 
@@ -207,7 +207,7 @@ def test_what_might_be_is_left_to_the_loading(llama, changed):
 
 
 def test_room_is_what_all_weight_files_take(llama):
-    """The same description beside larger files: shards, or the older kind, whatever they are called."""
+    """The same description with larger files: shards, or the older format, under any name."""
     header = b"{}".ljust(8)
     more = struct.pack("<Q", len(header)) + header
     (llama / "pytorch_model-00001-of-00002.bin").write_bytes(more)

@@ -1,17 +1,16 @@
-"""Every family with every method, under the installed transformers: right, or refused with a reason, never silent.
+"""Every family with every method in the installed transformers: correct, or refused with a reason, never silent.
 
-A tiny random model of each family is converted as a user would, and what comes of it is loaded. What a configuration
-carries must rotate by the reference of its method in a real forward; what code carries must give the reference's
-logits, which converting itself holds it to, decoded from a cache too, and must not load without its code. All of them
-must change logits beyond the original context length. Within it relation maps must change none, bit for bit, and two
-methods none anywhere at their neutral numbers. CI sweeps every family with a third of the methods, another third under
-each line of transformers, `make slow` all of it. The results are kept in data/sweep, from which docs/families.md is
-made:
+A tiny random model of each family is converted, and the result is loaded. Without code, it must rotate by the reference
+of its method in a forward. With code, it must return the reference's logits, which the conversion checks, also when
+decoding from a cache, and must not load without its code. All methods must change logits beyond the original context
+length. Within it, relation maps must change none, and two methods must change none at their neutral values. CI runs
+every family with a third of the methods, another third for each major version of transformers; `make slow` runs all.
+The results are stored in data/sweep, from which docs/families.md is created:
 
     CTXEXT_UPDATE=1 python -m pytest tests/test_every_family.py -m slow
 
-`--method NAME` sweeps one method and adds it to what is kept of the others. A method that was never swept is held to
-the same, and families.md says that it was not.
+`--method NAME` runs one method and adds its results to the others. A method without results has the same
+requirements, and families.md reports that it was not run.
 """
 
 import json
@@ -48,14 +47,14 @@ QUICK = ("llama", "gemma3_text", "phi3", "nemotron", "llama4_text", "deepseek_v3
 FAMILIES = [*tiny_models.FAMILIES, *tiny_models.ENCODERS]
 NEUTRAL, SHORT = (PositionInterpolation, MsPoE), tiny_models.MAX_POSITIONS // 2
 IS_4 = transformers.__version__.startswith("4.")
-# 4.57 saves the first two with two different bases, of which the two lines believe different ones, and refuses a factor
-# of 1 in the classes of the others.
+# 4.57 saves the first two with two different bases, which the two versions interpret differently, and refuses a factor
+# of 1 for the others.
 NOT_AT_ONE_WITH_4 = ("apertus", "gpt_oss", "olmo", "olmo2")
 RIGHT, SHIFTED = "right", "silent: logits depend on where a text begins"
 
 
 def in_process(script, *words):
-    """In the place of a clean process: the same comparison here, where transformers is imported already."""
+    """Replace the clean process: run the comparison in this process, which has imported transformers."""
     try:
         comparison = clean_process.compare(json.loads(Path(words[0]).read_text()))
     except Exception as error:
@@ -76,15 +75,15 @@ def logits_of(model, shift=0, length=LENGTH):
 
 
 def depends(model, logits):
-    """Whether logits depend on the position of the first token: a key and its query rotate by different numbers.
+    """Return whether logits depend on the position of the first token, so that keys and queries rotate differently.
 
-    They do in some stock models, which scale by the position or normalize what is rotated.
+    They do in some stock models, which scale by the position or normalize after the rotation.
     """
     return (logits_of(model, 3) - logits).abs().max() > 1e-2 * logits.abs().max()
 
 
 def outcome(source, out, step, stock, before):
-    """What comes of one method on one checkpoint: RIGHT, why it is refused, or "silent: " and what is wrong."""
+    """Return the result of a method for a checkpoint: RIGHT, the reason of a refusal, or "silent: " and the error."""
     try:
         convert(str(source), out, Recipe([step]))
     except CtxextError as error:
@@ -93,7 +92,7 @@ def outcome(source, out, step, stock, before):
     model = load(out, trust=step.needs_code())
     for name, weight in model.named_parameters():
         if step.needs_code() and name.endswith(step.learned_tensors):
-            torch.nn.init.normal_(weight, generator=torch.Generator().manual_seed(0))  # As if it were trained.
+            torch.nn.init.normal_(weight, generator=torch.Generator().manual_seed(0))  # As after training.
     after = logits_of(model)
     if not after.isfinite().all():
         return "silent: logits that are no numbers"
@@ -105,15 +104,15 @@ def outcome(source, out, step, stock, before):
         return wrong_angles(model, json.loads((source / "config.json").read_text()), config, step) or RIGHT
     try:
         load(out)
-    except Exception:  # However it fails, it is not taken for the stock model.
+    except Exception:  # After any exception, it is not loaded as a stock model.
         return RIGHT if step.kind != "heads" or depends(stock, before) or not depends(model, after) else SHIFTED
     return "silent: it loads without its code"
 
 
 def wrong_angles(model, source, config, step):
-    """What a loaded model rotates by in a forward, against the reference; empty where they agree."""
+    """Compare the rotation of a loaded model in a forward with the reference; empty if they agree."""
     family, plain = family_of(source), model_config(source).rotary
-    wanted, scaling = expected_frequencies([step.resolved(plain)], plain, LENGTH)
+    wanted, scaling = expected_frequencies([step.resolve(plain)], plain, LENGTH)
     wanted = torch.tensor([*wanted, *([0.0] if plain.span > plain.dim else [])], dtype=torch.float64)
     all_seen = angles(model)
     local = [name for name in all_seen if serves_sliding(source, family, name)]
@@ -133,7 +132,7 @@ ROTARY = [method for method in METHODS if method.encoding == "rotary"]
 
 
 def swept(model_type, place, methods=ROTARY):
-    """Methods on one family."""
+    """Run methods on one family."""
     source, _ = plain_source(model_type, place / "source")
     config = json.loads((source / "config.json").read_text())
     family = family_of(config)
@@ -163,7 +162,7 @@ def one_process(monkeypatch):
 
 
 def which(row, known):
-    """Those of the known methods that are carried; the reasons of the others are words, which may become better."""
+    """Return the supported known methods; reasons of the others may be reworded."""
     return {method for method, words in row.items() if words == RIGHT and method in known}
 
 
@@ -172,19 +171,19 @@ def kept():
 
 
 def kept_here():
-    """The families of the record that the installed version has: an older one of the same line has fewer."""
+    """Return the recorded families in the installed version; older versions have fewer."""
     return {name for name in kept() if name in CONFIG_MAPPING_NAMES}
 
 
 def check(outcomes, known):
-    """Nothing is silently wrong, and what is carried is what was known."""
+    """Nothing is silently wrong, and supported methods are those of the record."""
     silent = [f"{method}: {words}" for method, words in outcomes.items() if words.startswith("silent")]
     assert silent == []
     assert which(outcomes, known) == which(known, outcomes)
 
 
 def joined(kept, swept_now):
-    """What is kept, with the outcomes of this sweep: methods that were not swept now stay as they were."""
+    """Return the record with the results of this run; other methods are unchanged."""
     return {name: {**kept.get(name, {}), **row} for name, row in swept_now.items()}
 
 
@@ -194,7 +193,7 @@ def test_family(model_type, tmp_path):
 
 
 def third_of(methods, model_type):
-    """A third of the methods: another for the next family, and for the other line of transformers."""
+    """Return a third of the methods, another one for the next family and the other version of transformers."""
     first = list(FAMILIES).index(model_type) + int(transformers.__version__.split(".")[0])
     return [method for at, method in enumerate(methods) if (at + first) % 3 == 0]
 
@@ -208,7 +207,7 @@ def test_a_third_of_the_methods(model_type, tmp_path):
 
 
 def test_every_method_is_in_the_third_of_some_families():
-    """Of three families in a row each takes another third."""
+    """Three consecutive families have different thirds."""
     names = list(FAMILIES)
     for start in range(0, len(names) - 2):
         thirds = [third_of(ROTARY, name) for name in names[start : start + 3]]

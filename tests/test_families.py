@@ -1,4 +1,4 @@
-"""The committed table of families against the installed transformers."""
+"""The committed table of families, compared with the installed transformers."""
 
 import importlib
 import json
@@ -37,7 +37,7 @@ ROTARY = [
     for name, family in FAMILIES.items()
     if family.positions == "rotary" and not family.reason and name in CONFIG_MAPPING_NAMES
 ]
-# A config.json without its parts is no use to these: the class composes another text model than AutoConfig, or fails.
+# These need a nested config.json: without it the class creates another text model than AutoConfig, or fails.
 COMPOSED = {"got_ocr2", "mistral3", "moss_transcribe_diarize", "paligemma", "phi4_multimodal"}
 PLAIN_KEYS = (
     "max_position_embeddings",
@@ -51,7 +51,7 @@ PLAIN_KEYS = (
 
 
 def loaded(config, folder):
-    """The text model's configuration as AutoConfig computes it from such a config.json."""
+    """Return the text model's configuration that AutoConfig computes from a config.json."""
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return AutoConfig.from_pretrained(folder).get_text_config(decoder=True)
 
@@ -68,7 +68,7 @@ def schedule(config, types):
 
 
 def assert_reads_like(config, expected):
-    """Every value that `read` gives is what AutoConfig computes, save the defaults that 4.57 is known to have else."""
+    """Every value of `read` equals that of AutoConfig, except for known other defaults of 4.57."""
     family = family_of(config)
     for key in PLAIN_KEYS:
         want = value_of(expected, key)
@@ -77,7 +77,7 @@ def assert_reads_like(config, expected):
         if key == "head_dim" and (family.shared_rotary_key or "global_head_dim" in family.defaults):
             continue
         if key == "sliding_window" and not NEW and family.model_type == "modernbert":
-            continue  # It has `local_attention`, and transformers 5 halves that.
+            continue  # transformers 5 halves its `local_attention`.
         if key == "sliding_window" and getattr(expected, "use_sliding_window", True) is False:
             want = None
         assert read(config, family, key) == want, key
@@ -137,7 +137,7 @@ def test_every_causal_family_of_the_installed_version_is_in_the_table():
     ("config", "message"),
     [
         ({}, "no model_type"),
-        ({"model_type": "lama"}, '"lama" is not known. Did you mean "llama"'),
+        ({"model_type": "lama"}, 'Unknown model type "lama". Did you mean "llama"'),
         ({"model_type": "janus"}, "multimodal"),
         ({"model_type": "janus"}, "docs/families.md"),
         ({"model_type": "blip-2"}, '"blip-2" is not a causal language model but'),
@@ -248,7 +248,7 @@ def test_theta_in_either_dialect(config, theta, tmp_path):
 
 
 def test_making_the_table_again_keeps_what_it_does_not_read():
-    """What was measured, and what the other version alone has, whichever version is asked first."""
+    """Measured families, and those of the other version only, in any order of versions."""
     make_families = importlib.import_module("make_families")
     measured = {"rope_types": ["default"], "rope_types_4x": []}
     kept = {

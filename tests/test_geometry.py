@@ -1,4 +1,4 @@
-"""Which sizes can be a rotary model's, and the context length that config.json claims."""
+"""Valid sizes of a rotary model, and the context length in config.json."""
 
 import pytest
 
@@ -20,7 +20,7 @@ LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "nu
         {"layer_types": ["full_attention"] * 3},
         {"no_rope_layers": None},
         {"head_dim": None, "num_key_value_heads": None, "rope_theta": None},
-        # Whoever needs a family says what is wrong with it, and other encodings have no rotated part.
+        # Code that needs a family reports its error, and other encodings have no rotated dimensions.
         {"model_type": "unheard-of", "head_dim": 7},
         {"model_type": "bert", "head_dim": 7},
         {"model_type": "gptj", "head_dim": 7, "layer_types": []},
@@ -45,7 +45,7 @@ EVEN = "dimensions of a head rotate, expected an even number of at least 4."
         ({"layer_rope_theta": []}, '"layer_rope_theta" has "0" entries, expected one for each of 2 layers.'),
         ({"num_hidden_layers": None}, '"num_hidden_layers" is null, expected a number.'),
         ({"rope_parameters": {"rope_theta": 0.5}}, '"rope_theta" is "0.5", expected greater than 1.'),
-        # Under the family's own name for it.
+        # By the family's name.
         ({"model_type": "mpt", "n_layers": None}, '"n_layers" is null, expected a number.'),
         (
             {"model_type": "falcon", "num_kv_heads": 0.5, "new_decoder_architecture": True},

@@ -1,4 +1,4 @@
-"""The loss in pieces, as evaluation and training compute it, is the plain loss of every family that is built tiny."""
+"""The chunked loss of evaluation and training equals the plain loss, for every tiny family."""
 
 import contextlib
 import copy
@@ -50,7 +50,7 @@ def random_ids(model, rows, length=LENGTH):
 
 
 def plain_losses(model, ids, targets):
-    """From all logits at once, in float32."""
+    """Compute the loss from all logits at once, in float32."""
     with torch.no_grad():
         logits = model(input_ids=ids, **({} if MASK in ids else {"use_cache": False})).logits.float()
     return torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets, reduction="none").double()
@@ -58,7 +58,7 @@ def plain_losses(model, ids, targets):
 
 @pytest.fixture
 def counted(monkeypatch):
-    """Makes pieces small; gives the number of positions of each call of a model's output embedding from here on."""
+    """Use small chunks; record the number of positions in each call of a model's output embedding."""
 
     def count(model):
         size, sizes = model.config.get_text_config(decoder=True).vocab_size, []
@@ -76,7 +76,7 @@ def close(loss):
 @pytest.mark.parametrize("name", CAUSAL)
 def test_the_loss_of_every_causal_family(name, tmp_path, counted):
     plain = build(name, tmp_path)
-    # RecurrentGemma in transformers 4 keeps the state of a batch, which no other batch may have.
+    # RecurrentGemma in transformers 4 keeps the state of a batch, which other batches must not use.
     read, trained, ids = copy.deepcopy(plain), copy.deepcopy(plain), random_ids(plain, 2)
     losses = plain_losses(plain, ids, torch.nn.functional.pad(ids[:, 1:], (0, 1), value=-100))[:, :-1]
     loaded = loaded_with(read)
@@ -114,7 +114,7 @@ def test_the_loss_of_every_masked_family(name, tmp_path, counted):
 
 @pytest.mark.parametrize("name", ["llama", "opt", "bert"])
 def test_losses_of_a_narrow_model_are_computed_in_float32(name, tmp_path):
-    """A softmax of 16 bits is off by a hundredth."""
+    """A softmax in 16 bits has an error of 0.01."""
     model = build(name, tmp_path).to(torch.bfloat16)
     (text,) = ids = random_ids(model, 1)
     if name == "bert":
@@ -139,7 +139,7 @@ def test_losses_of_a_narrow_model_are_computed_in_float32(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["gpt2", "opt", "bert"])
 def test_no_tensor_has_the_size_of_length_times_vocabulary(name, tmp_path):
-    """Neither in evaluation nor in training, forward or backward."""
+    """Neither in evaluation nor in training, in forward or backward passes."""
     vocabulary, length, is_masked = 5000, 400, name == "bert"
     more = {"vocab_size": vocabulary, "max_position_embeddings": length, "n_positions": length}
     model = build(name, tmp_path, **more)
@@ -153,12 +153,12 @@ def test_no_tensor_has_the_size_of_length_times_vocabulary(name, tmp_path):
         with Largest() as largest:
             masked_losses(loaded, ids[0].tolist()) if is_masked else token_losses(loaded, ids)
             trained(input_ids=ids, labels=ids).loss.backward()
-    # The attention of 400 tokens by two heads; the logits of a piece have 16 × 5000 numbers, and all have 400 × 5000.
+    # Attention of 400 tokens with two heads; a chunk has 16 × 5000 logits, the whole text 400 × 5000.
     assert largest.size <= 2 * 400 * 400
 
 
 class Odd(LlamaForCausalLM):
-    """Does to its logits what no part of it shows, where it has all of the trial's tokens or where it has fewer."""
+    """Changes its logits in a hidden way, for all tokens of the trial or for fewer."""
 
     way, share, factor = "", 0.0, 1.0
 
@@ -202,7 +202,7 @@ def test_pieces_may_be_off_by_a_fiftieth_of_the_spread_of_the_logits(way, share,
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("make", [tiny_llama, one_that_sees_length])
 def test_a_model_that_was_tried_is_as_before(make, training):
-    """Dropout is off while it is tried, or pieces would not show the head."""
+    """Dropout is disabled during the trial, or chunks would not reveal the head."""
     model = make(attention_dropout=0.5) if make is tiny_llama else make()
     model.train(training)
     base_forward = model.model.forward = model.model.forward
@@ -221,7 +221,7 @@ def test_a_model_without_a_head_or_a_base_has_no_separate_head(model):
 
 
 def test_the_vocabulary_may_stand_in_a_configuration_within_another():
-    """As multimodal models have it."""
+    """As in multimodal models."""
     model = tiny_llama()
     model.config = nested(model.config)
     assert Head(model).is_separate
@@ -229,7 +229,7 @@ def test_the_vocabulary_may_stand_in_a_configuration_within_another():
 
 
 def test_weights_in_shards_are_whole_while_the_head_is_tried(monkeypatch):
-    """DeepSpeed's ZeRO 3 loads a model as shards; its modules gather them only once its engine has begun."""
+    """DeepSpeed's ZeRO 3 loads a model as shards; its modules gather them only after its engine has started."""
     model, whole = LlamaForCausalLM(LlamaConfig(**tiny_llama().config.to_dict())), {}
     for number, weight in enumerate(model.parameters()):
         weight.ds_id, whole[weight], weight.data = number, weight.data, torch.empty(0)

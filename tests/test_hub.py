@@ -1,5 +1,5 @@
-"""Checkpoints on the Hub, against a server on loopback; each command in its own process, as the client reads its
-settings when it is imported: forks that read them again, or new Pythons, which the client of transformers 4 needs."""
+"""Checkpoints on the Hub, with a local server. Each command runs in a separate process, because the client reads its
+settings on import: in forks that read them again, or in new Pythons for the client of transformers 4."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from small_llama import read_json
 
 @pytest.fixture
 def ctxext(request, llama_source, tmp_path):
-    """Run ctxext with a Hub that has one repository, `maker/tiny`; returns the finished process."""
+    """Run ctxext with a Hub that has one repository, `maker/tiny`, and return the finished process."""
     is_real = getattr(request, "param", "") == "new" or version("huggingface_hub") < "1"
     processes = subprocess if is_real else request.getfixturevalue("our_processes")
     with hub({"maker/tiny": llama_source}) as server:
@@ -38,7 +38,7 @@ def test_convert_from_the_hub(ctxext, llama_source, tmp_path):
     manifest = read_json(tmp_path / "out" / "ctxext.json")
     digest = hashlib.sha256((llama_source / "model.safetensors").read_bytes()).hexdigest()
     assert manifest["source"] == {"name": "maker/tiny", "revision": COMMIT}
-    assert manifest["weights"] == {"model.safetensors": digest}  # The cache names the file by it: it cost nothing.
+    assert manifest["weights"] == {"model.safetensors": digest}  # It is the name of the file in the cache.
     assert "base_model: maker/tiny" in (tmp_path / "out" / "README.md").read_text()
     assert not (tmp_path / "out" / "model.safetensors").is_symlink()
     assert str(tmp_path) not in (tmp_path / "out" / "config.json").read_text()

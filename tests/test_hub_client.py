@@ -1,4 +1,4 @@
-"""A Hub id, with a stand-in for the Hub's client: what is asked of it, and what is said of each of its errors.
+"""A Hub id, with a stub of the Hub's client: its calls, and the message for each of its errors.
 
 `test_hub.py` runs the client itself against a server.
 """
@@ -22,7 +22,7 @@ SIZES = {"README.md": 10, "model.safetensors": 1234, "empty.bin": 0, "untold.ggu
 
 @pytest.fixture
 def asked(tmp_path, monkeypatch):
-    """What the client was asked: one dictionary for each call."""
+    """The calls of the client, one dictionary each."""
     calls, snapshot = [], tmp_path / COMMIT
     snapshot.mkdir()
     (snapshot / "config.json").write_text(json.dumps(CONFIG))
@@ -81,23 +81,23 @@ def test_or_without_them_and_tells_their_sizes(asked, revision):
     assert asked == [{**told, "ignore_patterns": [f"*{suffix}" for suffix in WEIGHT_SUFFIXES]}, told]
     assert checkpoint.remote_sizes == {"model.safetensors": 1234, "empty.bin": 0, "untold.gguf": 0}
     assert [checkpoint.size_of(Path(name)) for name in checkpoint.remote_sizes] == [1234, 0, 0]
-    assert are_progress_bars_disabled()  # Small files need none.
+    assert are_progress_bars_disabled()  # Small files have none.
     assert open_checkpoint("you/other", weights=False).remote_sizes == {}
 
 
 def error_of(kind, *words):
-    """An error as the client raises it, without the answer of a server that it would quote."""
+    """Create an error of the client without a server's response."""
     return kind.__new__(kind, *words)
 
 
 UNREACHABLE = '"you/model" is neither a folder nor in the Hub\'s cache, and the Hub cannot be reached.'
-UNKNOWN = 'There is no folder "you/model", and the Hub knows no such repository.'
+UNKNOWN = 'There is no folder "you/model", and no such repository on the Hub.'
 
 
 @pytest.mark.parametrize(
     ("error", "message", "hint"),
     [
-        (error_of(errors.GatedRepoError), '"you/model" is gated on the Hub.', "Accept its terms there"),
+        (error_of(errors.GatedRepoError), '"you/model" is gated on the Hub.', "Accept its terms on the Hub"),
         (error_of(errors.RevisionNotFoundError), '"you/model" has no revision "v2".', ""),
         (error_of(errors.RepositoryNotFoundError), UNKNOWN, "Check the spelling"),
         (errors.HFValidationError("you"), UNKNOWN, "Check the spelling"),
@@ -125,5 +125,5 @@ def test_what_cannot_be_a_hub_id_is_not_asked_for(name, asked, tmp_path, monkeyp
     with pytest.raises(CtxextError) as caught:
         open_checkpoint(name)
     assert caught.value.message == f'There is no folder "{name}".'
-    assert caught.value.hint == "Give a folder, a Hub id (user/name) or demo."
+    assert caught.value.hint == "Specify a folder, a Hub id (user/name) or demo."
     assert asked == []

@@ -1,4 +1,4 @@
-"""`ctxext verify --engine vllm`, and the lines that serve an unconverted source, over a stand-in for vLLM."""
+"""`ctxext verify --engine vllm`, and the commands for serving an unconverted source, with a stub of vLLM."""
 
 import json
 import shlex
@@ -25,10 +25,10 @@ from ctxext.converters.engines import (
     attn_factor,
     overrides,
     serving_of,
-    unconverted_lines,
+    source_commands,
 )
 from ctxext.engines import in_engine
-from ctxext.engines.in_engine import Compared, _read
+from ctxext.engines.in_engine import EngineComparison, _read
 from ctxext.methods import DynamicNtk, Llama3, LongRope, MsPoE, Ntk, NtkByParts, PositionInterpolation, Yarn
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.verify import run as verify_run
@@ -72,7 +72,7 @@ def test_a_difference_fails_and_is_shown(vllm, run, yarn, monkeypatch):
     "numbers", [(1e-4,), (1e-4, 0.5), (0.5, 1e-4), (1e-4, float("nan"), 1e-4), (1e-4, 1e-3), (2e-3,)]
 )
 def test_one_prompt_that_differs_fails_all(vllm, run, yarn, monkeypatch, numbers):
-    rows = [Compared("OUT", "inside", 9, number, number / 2, 3) for number in numbers]
+    rows = [EngineComparison("OUT", "inside", 9, number, number / 2, 3) for number in numbers]
     monkeypatch.setattr(in_engine, "compare_in_engine", lambda *_args, **_options: rows)
     monkeypatch.setattr(verify_run, "verify", lambda *_args, **_options: [])
     result = run("verify", yarn, "--no-load", "--engine", "vllm", "--json")
@@ -91,7 +91,7 @@ def test_one_prompt_that_differs_fails_all(vllm, run, yarn, monkeypatch, numbers
     ],
 )
 def test_how_long_the_prompts_are(yarn, monkeypatch, asked, reach, places):
-    """A server's own limit shortens them, and what is wrong in one of them is told of that one."""
+    """A limit of the server shortens them, and an error in one is reported for that one."""
     started, source = [], open_checkpoint("demo")
 
     class Server:
@@ -106,7 +106,7 @@ def test_how_long_the_prompts_are(yarn, monkeypatch, asked, reach, places):
 
     monkeypatch.setattr(in_engine, "Engine", Server)
     wanted = lambda checkpoint, prompts, foreign: [[-1.0] * (len(ids) - 1) for ids in prompts]  # noqa: E731
-    monkeypatch.setattr(in_engine, "_in_transformers", wanted)
+    monkeypatch.setattr(in_engine, "_read_expected", wanted)
     served = {"OUT": (yarn, {"a": 1, "seed": 1}), "SOURCE": (source.folder, {"b": 2})}
     rows = in_engine.compare_in_engine(open_checkpoint(str(yarn)), served, arguments={"seed": 7, **asked})
     assert [row.place for row in rows] == 2 * [*places]
@@ -125,13 +125,13 @@ def test_how_long_the_prompts_are(yarn, monkeypatch, asked, reach, places):
 def test_what_is_no_number_is_the_largest_difference(at):
     read = [-1.0, -2.0, -3.5]
     read[at] = float("nan")
-    row = in_engine._compared("OUT", "inside", read, [-1.5, -2.0, -3.0])
+    row = in_engine._compare_prompt("OUT", "inside", read, [-1.5, -2.0, -3.0])
     assert (row.position, row.is_alike, row.tokens) == (at, False, 4)
 
 
 @pytest.mark.parametrize(("trained", "expected"), [(False, ["OUT", "SOURCE with --hf-overrides"]), (True, ["OUT"])])
 def test_a_source_is_not_served_for_a_result_that_was_trained(yarn, tmp_path, monkeypatch, trained, expected):
-    """Its weights are others: no override makes the source say the same."""
+    """The weights differ, so no override makes the source equal."""
     out = shutil.copytree(yarn, tmp_path / "out")
     config = json.loads((out / "config.json").read_text())
     config["ctxext"] |= {"finetune": {"steps": 10}} if trained else {}
@@ -154,13 +154,13 @@ def test_pieces_read_the_same(monkeypatch, yarn):
     assert _read(model, ids) == pytest.approx(whole, abs=1e-4)
 
 
-# The lines for an unconverted source
+# Commands for an unconverted source
 
 
 def lines(*steps, source="demo"):
     checkpoint = open_checkpoint("demo")
-    model = Recipe(steps).resolved(model_config(checkpoint.config)).edit(model_config(checkpoint.config))
-    return unconverted_lines(source, model, serving_of(model)), model
+    model = Recipe(steps).resolve(model_config(checkpoint.config)).edit(model_config(checkpoint.config))
+    return source_commands(source, model, serving_of(model)), model
 
 
 def test_the_lines_say_what_config_json_would():
@@ -195,7 +195,7 @@ def test_flags_of_llama_cpp(step, flags):
 
 
 def test_the_factor_that_llama_cpp_wants():
-    """attention_factor / (1 + 0.1 · ln factor): by parts has 1, and ×4 gives the number that was tried."""
+    """attention_factor / (1 + 0.1 · ln factor): 1 by parts, and the tested number for ×4."""
     assert attn_factor(lines(NtkByParts(factor=4))[1]) == pytest.approx(0.878249, abs=1e-6)
     assert attn_factor(lines(Yarn(factor=4, attention_factor=1.2))[1]) == pytest.approx(1.053899, abs=1e-6)
     assert attn_factor(lines(Yarn(factor=4))[1]) is None
@@ -216,24 +216,24 @@ def test_no_line_for_what_an_engine_does_not_serve():
         (PARTLY, "", {"vLLM", "SGLang", "llama.cpp"}),
         (UNKNOWN, BY_SOURCE, {"vLLM", "SGLang", "llama.cpp"}),
         (UNKNOWN, f"{UNTRIED} olmo2", {"vLLM"}),
-        (UNKNOWN, "yarn was not tried", set()),
+        (UNKNOWN, "yarn is untested", set()),
         (WRONG, "", set()),
     ],
 )
 def test_lines_are_offered_for_what_was_tried_or_read(status, remark, engines):
     _, model = lines(Yarn(factor=4))
     rows = [Serving(engine, status, remark=remark) for engine in ENGINES]
-    assert set(unconverted_lines("SOURCE", model, rows)) == engines
+    assert set(source_commands("SOURCE", model, rows)) == engines
     for engine in ("vLLM", "SGLang", "llama.cpp"):  # Each by its own row.
         others = [Serving(name, WRONG) if name != engine else Serving(name, status, remark=remark) for name in ENGINES]
-        assert set(unconverted_lines("SOURCE", model, others)) == engines & {engine}
+        assert set(source_commands("SOURCE", model, others)) == engines & {engine}
 
 
 def test_an_untried_family_is_offered_to_vllm_alone():
     config = {"model_type": "olmo2", "max_position_embeddings": 512, "hidden_size": 64, "num_attention_heads": 4}
     plain = model_config({**config, "num_hidden_layers": 2, "rope_theta": 10000.0})
-    model = Recipe([Yarn(factor=4)]).resolved(plain).edit(plain)
-    assert set(unconverted_lines("SOURCE", model, serving_of(model))) == {"vLLM"}
+    model = Recipe([Yarn(factor=4)]).resolve(plain).edit(plain)
+    assert set(source_commands("SOURCE", model, serving_of(model))) == {"vLLM"}
 
 
 def test_where_they_are_told(run, yarn):

@@ -1,4 +1,4 @@
-"""The language model inside a multimodal model: what its class builds for any type that config.json may name."""
+"""The language model inside a multimodal model, for every model type in config.json."""
 
 import json
 
@@ -26,7 +26,7 @@ SIZES = {
     "rope_theta": 12345.0,
 }
 WITHOUT = "absent"
-# Its vision part is checked against its language model, so that no part can be shrunken alone.
+# Its vision part must fit its language model, so parts cannot be reduced separately.
 NOT_BUILT = {"dots3_note"}
 
 
@@ -38,11 +38,11 @@ def config_of(whole, inner, **changes):
 
 
 def computed(config, folder):
-    """The language model's configuration as transformers computes it; None if it fails."""
+    """Return the language model's configuration in transformers; None if it fails."""
     (folder / "config.json").write_text(json.dumps(config))
     try:
         return AutoConfig.from_pretrained(folder).get_text_config(decoder=True)
-    except Exception:  # However it fails, no model of such a configuration exists.
+    except Exception:  # After any exception, no model of such a configuration exists.
         return None
 
 
@@ -64,7 +64,7 @@ def theta_of(built):
 )
 @pytest.mark.parametrize("whole", [name for name in COMPOSED if name not in NOT_BUILT])
 def test_right_or_refused_by_name(whole, inner, tmp_path):
-    """Refused, or the family whose class transformers builds."""
+    """It is refused, or it is the family of the class in transformers."""
     config = config_of(whole, inner)
     family, message = family_or_refusal(config)
     if family is None:
@@ -97,13 +97,13 @@ def test_the_type_that_it_has_by_default_may_be_named(whole, tmp_path):
 
 @pytest.mark.parametrize("whole", COMPOSED)
 def test_without_a_language_model(whole):
-    """Its class reads nothing from the top level, or just what is read here."""
+    """Its class reads nothing from the top level, or only the keys that ctxext reads."""
     flat = {**SIZES, "model_type": whole}
     for config in (flat, {**flat, "text_config": None}):
         if FAMILIES[whole].flat_text or FAMILIES[whole].reason:
             check_sizes(config, "config.json")
         else:
-            with pytest.raises(CtxextError, match='has no "text_config", from which'):
+            with pytest.raises(CtxextError, match='has no "text_config", which'):
                 check_sizes(config, "config.json")
 
 
@@ -117,7 +117,7 @@ def test_a_part_that_the_class_does_not_read(key, whole):
 
 
 def test_every_other_type_is_refused():
-    """Whatever language model is inside: image-text, audio and omni models that are not converted."""
+    """Unsupported image-text, audio and omni models, with any language model."""
     for whole in sorted(set(CONFIG_MAPPING_NAMES) - set(FAMILIES)):
         for text in ("llama", "brandnew_lm", WITHOUT):
             with pytest.raises(CtxextError) as caught:

@@ -1,4 +1,4 @@
-"""What stands around the loading of a model: devices, silence, kernels, and tokens that it has no embedding for."""
+"""Loading of models: devices, silence, kernels, and tokens without an embedding."""
 
 import itertools
 import sys
@@ -33,7 +33,7 @@ def test_a_device_that_is_not_there(monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     assert loading.choose_device("auto") == torch.device("cpu")
     for name in ("cuda", "cuda:1", "mps"):
-        with pytest.raises(CtxextError, match=f'This machine has no "{name}"'):
+        with pytest.raises(CtxextError, match=f'torch finds no device "{name}"'):
             loading.choose_device(name)
     with pytest.raises(CtxextError, match='"gpu" is not a device'):
         loading.choose_device("gpu")
@@ -73,9 +73,9 @@ def test_kernels_of_the_hub_are_not_there_while_something_loads_and_are_again_af
     monkeypatch.setattr(hub_kernels, "get_kernel", lambda *_: "hub", raising=False)
     places = [(kernels, "theirs"), (hub_kernels, "hub")]
     try:
-        with loading.sealed():
+        with loading.forbid_downloads():
             for place, _ in places:
-                with pytest.raises(ImportError, match='"them/kernel" is not fetched'):
+                with pytest.raises(ImportError, match='"them/kernel" is not downloaded'):
                     place.get_kernel("them/kernel", revision="x")
             if fails:
                 raise KeyError
@@ -85,7 +85,7 @@ def test_kernels_of_the_hub_are_not_there_while_something_loads_and_are_again_af
 
 
 class Ids:
-    """Token ids on a device that this machine lacks."""
+    """Token ids on a device that this machine does not have."""
 
     def __init__(self, numbers, device):
         self.numbers, self.device = numbers, types.SimpleNamespace(type=device)
@@ -103,7 +103,7 @@ class Ids:
 @pytest.mark.parametrize("vocabulary", [8, 9, 10, 11])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_tokens_without_an_embedding_are_refused_in_any_row(device, vocabulary):
-    """Ten embeddings. An accelerator is asked only where the vocabulary, from 0, reaches beyond them."""
+    """With ten embeddings, an accelerator is checked only if the vocabulary exceeds them."""
     hooks = []
     embedding = types.SimpleNamespace(num_embeddings=10, register_forward_pre_hook=hooks.append)
     model = types.SimpleNamespace(get_input_embeddings=lambda: embedding)
@@ -114,7 +114,7 @@ def test_tokens_without_an_embedding_are_refused_in_any_row(device, vocabulary):
         given = Ids(torch.tensor([[0, row, 1] for row in rows]), device)
         refused = max(rows) >= 10 and (device == "cpu" or vocabulary > 10)
         if refused:
-            with pytest.raises(CtxextError, match=f"gives the token {max(rows)}, and the model knows 10"):
+            with pytest.raises(CtxextError, match=f"returned the token {max(rows)}, but the model has 10 embeddings"):
                 check(None, (given,))
         else:
             check(None, (given,))
@@ -131,11 +131,13 @@ def test_models_without_embeddings_are_left_alone():
 
 
 def test_a_token_beyond_the_embeddings_is_refused(tmp_path):
-    """Harmless until a text is written with such a token."""
+    """Harmless until a text contains such a token."""
     folder = save_llama(tmp_path / "model")
     model, tokenizer = load(folder), AutoTokenizer.from_pretrained(folder)
     tokenizer.add_tokens(["<beyond>"])
     loading.guard_vocabulary(model, tokenizer)
     assert model(tokenizer("w2 w3", return_tensors="pt")["input_ids"]).logits.shape[1] == 2
-    with pytest.raises(CtxextError, match=rf"gives the token {VOCABULARY}, and the model knows {VOCABULARY}"):
+    with pytest.raises(
+        CtxextError, match=rf"returned the token {VOCABULARY}, but the model has {VOCABULARY} embeddings"
+    ):
         model(tokenizer("w2 <beyond>", return_tensors="pt")["input_ids"])

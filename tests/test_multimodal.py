@@ -1,4 +1,4 @@
-"""Multimodal models whose text part alone reads the schedule, run with an image in the prompt."""
+"""Multimodal models with a schedule in their text part only, run with an image in the prompt."""
 
 import json
 
@@ -14,7 +14,7 @@ from ctxext import Recipe, convert
 from ctxext.checkpoint.auto_class import MULTIMODAL
 from ctxext.checkpoint.families import _THINKERS, FAMILIES
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.converters.engines import unconverted_lines
+from ctxext.converters.engines import source_commands
 from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
 from ctxext.methods import DynamicNtk, Llama3, Ntk, PositionInterpolation, Yarn
@@ -36,7 +36,7 @@ def loaded(folder):
 
 
 def rotary_tables(model):
-    """The frequencies of each rotary embedding, with its factor: of the text part's full attention, and of all else."""
+    """Return frequencies and factor of rotary embeddings: of the text part's full attention, and of all others."""
     extended, others = {}, {}
     for name, module in model.named_modules():
         if "otary" not in type(module).__name__:
@@ -51,7 +51,7 @@ def rotary_tables(model):
 
 
 def check(name, folder, methods):
-    """Convert a family by YaRN (Gemma 4: NTK), by nothing, and by other methods; run the first two with an image."""
+    """Convert a family by YaRN (Gemma 4: NTK), by no method, and by others; run the first two with an image."""
     source = multimodal_models.save(name, folder / "source")
     before, model = multimodal_models.logits(loaded(source)), model_config(read_json(source / "config.json"))
     assert before.isfinite().all()
@@ -79,7 +79,7 @@ def check(name, folder, methods):
     if model.family.loader == MULTIMODAL:
         with pytest.raises(CtxextError, match="code for models that AutoModelForImageTextToText loads is untested"):
             make_plan(open_checkpoint(str(source)), Recipe([SelfExtend(factor=2)]))
-    for kind in methods if name != "gemma4" else ():  # A conversion is checked against the method's reference.
+    for kind in methods if name != "gemma4" else ():  # Conversions are compared with the method's reference.
         out = folder / kind.name
         convert(str(source), out, Recipe([kind(target_length=2 * reads)]), replace_scaling=replaces)
         written = read_json(out / "config.json")
@@ -135,11 +135,11 @@ FLAT |= {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
 
 
 def test_a_flat_configuration_keeps_its_sections():
-    """Qwen2-VL and Qwen2.5-VL were published with their text part's keys at the top."""
+    """Published Qwen2-VL and Qwen2.5-VL have the keys of their text part at the top level."""
     model = model_config(FLAT)
     assert (model.rotary.rope_type, model.rotary.is_scaled) == ("default", False)
     for step in (Yarn(factor=4), Ntk(factor=4)):
-        written = step.resolved(model.rotary).edit(model).config
+        written = step.resolve(model.rotary).edit(model).config
         assert "text_config" not in written
         for key in ("rope_scaling", "rope_parameters"):
             assert written[key]["mrope_section"] == [2, 3, 3]
@@ -149,7 +149,7 @@ def test_a_flat_configuration_keeps_its_sections():
 def test_the_override_of_a_line_is_nested(tmp_path):
     source = multimodal_models.save(QUICK, tmp_path / "source")
     plan = make_plan(open_checkpoint(str(source)), Recipe([Yarn(factor=4)]))
-    line = unconverted_lines("SOURCE", plan.model, plan.serving)["vLLM"]
+    line = source_commands("SOURCE", plan.model, plan.serving)["vLLM"]
     override = json.loads(line.split("--hf-overrides '")[1].split("'")[0])
     assert override["text_config"]["max_position_embeddings"] == 256
     assert override["text_config"]["rope_parameters"]["factor"] == 4

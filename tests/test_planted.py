@@ -1,4 +1,4 @@
-"""The list of planted faults fits the code: each stands where it says, and the tests that must see it are there."""
+"""The list of planted faults matches the code: each line exists, and so do the tests that must detect it."""
 
 import importlib
 import re
@@ -20,7 +20,7 @@ def planted():
 
 
 def test_every_planted_fault_changes_one_place(planted):
-    """Where this fails, change the line in `tools/planted.py` with the code, and plant the fault once."""
+    """If this fails, update the line in `tools/planted.py`, and plant the fault once."""
     sources = {file: (ROOT / "src" / "ctxext" / file).read_text(encoding="utf-8") for file, *_ in planted}
     assert [(file, before) for file, before, *_ in planted if sources[file].count(before) != 1] == []
     assert [(file, before) for file, before, after, _ in planted if before == after] == []

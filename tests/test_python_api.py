@@ -181,7 +181,7 @@ def test_other_results_are_shown():
     shown = {
         "Finetuned('<i>': 2 steps, loss 2.500, 60 s)": Finetuned(folder=Path("<i>"), seconds=60.0, **options),
         "Found(yarn ×4)": Found(Recipe(Yarn(factor=4)), None, None, (Path("<i>.yaml"),)),
-        "Found(no recipe surely improves the model)": Found(None, None, None, ()),
+        "Found(no recipe significantly improves the model)": Found(None, None, None, ()),
         "Push('https://<i>': 2 files, 12 bytes)": Push("https://<i>", "abc", True, {"a": 5, "b": 7}, ()),
     }
     for words, result in shown.items():

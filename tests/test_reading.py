@@ -230,7 +230,7 @@ def test_a_name_that_is_no_text(llama, run):
     assert run("convert", odd, odd.with_name("out"), "-m", "pi", "--factor", 2).exit_code == 0
     (odd / "notes\udcff.txt").write_text("x")
     result = run("convert", odd, odd.with_name("out2"), "-m", "pi", "--factor", 2)
-    assert "has a name that is not text" in result.exception.message
+    assert "has a name that is not valid UTF-8" in result.exception.message
 
 
 def test_a_file_that_no_disk_has_room_for(llama, run):

@@ -11,7 +11,7 @@ from ctxext.checkpoint.loading import rename, without_hub
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.methods import MsPoE
-from ctxext.recipes.code.staging import own_classes, staged
+from ctxext.recipes.code.staging import own_classes, stage_checkpoint
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
 LLAMA |= {"max_position_embeddings": 128}
@@ -37,19 +37,19 @@ def source(tmp_path):
 
 
 def test_a_folder_to_load_from_holds_listed_files_alone(source):
-    with staged(open_checkpoint(str(source))) as stage:
+    with stage_checkpoint(open_checkpoint(str(source))) as stage:
         names = {path.name for path in stage.folder.iterdir()}
     assert names == {"config.json", "tokenizer_config.json", "tokenizer.json", "model.safetensors"}
 
 
 def test_pickles_are_loaded_where_there_is_nothing_else(source):
     (source / "model.safetensors").unlink()
-    with staged(open_checkpoint(str(source))) as stage:
+    with stage_checkpoint(open_checkpoint(str(source))) as stage:
         assert (stage.folder / "pytorch_model.bin").exists()
 
 
 def test_a_tokenizer_names_no_files_elsewhere(source):
-    with staged(open_checkpoint(str(source))) as stage:
+    with stage_checkpoint(open_checkpoint(str(source))) as stage:
         assert json.loads((stage.folder / "tokenizer_config.json").read_text()) == {"model_max_length": 9}
 
 
@@ -58,9 +58,9 @@ def test_a_link_out_of_the_folder_is_not_loaded(name, source, tmp_path):
     (tmp_path / "secret").write_text("{}")
     (source / name).unlink()
     (source / name).symlink_to(tmp_path / "secret")
-    with pytest.raises(CtxextError, match=re.escape(name)) as refusal, staged(open_checkpoint(str(source))):
+    with pytest.raises(CtxextError, match=re.escape(name)) as refusal, stage_checkpoint(open_checkpoint(str(source))):
         pass
-    assert "link out of the folder" in refusal.value.message
+    assert "link to a file outside the folder" in refusal.value.message
 
 
 def test_what_a_configuration_names_elsewhere_is_left_out_at_any_depth():
@@ -85,12 +85,12 @@ def test_shards_of_any_name_are_loaded_if_the_index_names_them(source, index):
     for name in shards:
         (source / name).write_text("{}")
     (source / index).write_text(json.dumps({"weight_map": dict(zip("abc", shards, strict=True))}))
-    with staged(open_checkpoint(str(source))) as stage:
+    with stage_checkpoint(open_checkpoint(str(source))) as stage:
         assert names_of(stage) == {"config.json", "tokenizer_config.json", "tokenizer.json", index, *shards}
     (source / shards[0]).unlink()
     with (
         pytest.raises(CtxextError, match=f'has no file "{shards[0]}", which its'),
-        staged(open_checkpoint(str(source))),
+        stage_checkpoint(open_checkpoint(str(source))),
     ):
         pass
 
@@ -98,10 +98,13 @@ def test_shards_of_any_name_are_loaded_if_the_index_names_them(source, index):
 def test_a_file_of_weights_that_the_configuration_names_is_loaded(source):
     (source / "mine.safetensors").write_text("{}")
     (source / "config.json").write_text(json.dumps({**LLAMA, "transformers_weights": "mine.safetensors"}))
-    with staged(open_checkpoint(str(source))) as stage:
+    with stage_checkpoint(open_checkpoint(str(source))) as stage:
         assert "mine.safetensors" in names_of(stage)
     (source / "mine.safetensors").unlink()
-    with pytest.raises(CtxextError, match=r'no file "mine\.safetensors"'), staged(open_checkpoint(str(source))):
+    with (
+        pytest.raises(CtxextError, match=r'no file "mine\.safetensors"'),
+        stage_checkpoint(open_checkpoint(str(source))),
+    ):
         pass
 
 
@@ -109,7 +112,7 @@ def test_of_how_to_generate_only_tokens_are_kept(source):
     tokens = {"eos_token_id": [1, 2], "bos_token_id": 0, "suppressed_token_ids": [3], "forced_decoder_token_ids": []}
     others = {"custom_generate": "them/code", "max_length": 9, "assistant": "them/model", "token_id_of": 3}
     (source / "generation_config.json").write_text(json.dumps({**others, **tokens}))
-    with staged(open_checkpoint(str(source))) as stage:
+    with stage_checkpoint(open_checkpoint(str(source))) as stage:
         assert json.loads((stage.folder / "generation_config.json").read_text()) == tokens
 
 
@@ -117,16 +120,16 @@ def test_who_is_trusted(source, llama_source, tmp_path):
     """Our code is loaded with a model and never with a tokenizer; what the user allowed from its own folder."""
     out = tmp_path / "out"
     convert(str(llama_source), out, Recipe([MsPoE(first_layer=0, head_order="fixed")]), check=False)
-    with staged(open_checkpoint(str(out))) as stage:
+    with stage_checkpoint(open_checkpoint(str(out))) as stage:
         assert (stage.trust, stage.trust_tokenizer) == (True, False)
         assert {path.name for path in out.glob("*.py")} == {path.name for path in stage.folder.glob("*.py")}
         assert stage.folder.name == "out"
         assert stage.folder != out
         folder = stage.folder
     assert not folder.exists()
-    with staged(open_checkpoint(str(source))) as stage:
+    with stage_checkpoint(open_checkpoint(str(source))) as stage:
         assert (stage.trust, stage.trust_tokenizer) == (False, False)
-    with staged(open_checkpoint(str(source)), foreign=True) as stage:
+    with stage_checkpoint(open_checkpoint(str(source)), foreign=True) as stage:
         assert (stage.folder, stage.trust, stage.trust_tokenizer) == (source, True, True)
 
 

@@ -1,4 +1,4 @@
-"""Hub tokens: read in one place, and shown nowhere, whatever fails."""
+"""Hub tokens: read in one place, and never shown, after any error."""
 
 import io
 import os
@@ -35,7 +35,7 @@ def test_line_ends_around_a_token_are_taken_away(given):
 
 @pytest.mark.parametrize("given", AWKWARD[3:])
 def test_what_no_token_has_is_refused_without_showing_it(given):
-    with pytest.raises(CtxextError, match="characters that no token has") as caught:
+    with pytest.raises(CtxextError, match="invalid characters") as caught:
         hub_token(given)
     assert SECRET[3:] not in caught.value.message + caught.value.hint
 
@@ -44,9 +44,9 @@ def test_what_no_token_has_is_refused_without_showing_it(given):
     "given", ["Unlike-a-token\x07Unlike-a-token", "Unlike-a-token\nAnother-piece", "Unlike-é-token"]
 )
 def test_a_token_that_is_refused_is_hidden_from_then_on(given, monkeypatch):
-    """Whatever fails next may show it, whole or the piece before its line end."""
+    """Later errors may contain it, completely or up to its line end."""
     monkeypatch.setattr("ctxext.redaction._given", set())
-    with pytest.raises(CtxextError, match="characters that no token has"):
+    with pytest.raises(CtxextError, match="invalid characters"):
         hub_token(given)
     for piece in given.split():
         assert redacted(f"cannot send {piece}") == "cannot send …"
@@ -74,7 +74,7 @@ def test_every_kind_of_token_is_known_by_its_form(kind):
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
 def test_no_command_shows_a_token(words, our_processes, llama_source, tmp_path):
-    """The Hub refuses, is not there, or the token cannot be sent at all: nothing that is said or written holds it."""
+    """The Hub refuses it, is unreachable, or the token cannot be sent: no output or file contains it."""
     with hub({"me/other": llama_source}) as server:
         for place, given in ((server.url, AWKWARD[0]), (server.url, AWKWARD[3]), ("http://127.0.0.1:9", AWKWARD[1])):
             environment = {**os.environ, **server.settings(tmp_path / "cache"), "HF_ENDPOINT": place}
@@ -102,7 +102,7 @@ def test_a_token_from_a_windows_file_is_sent_as_it_is_meant(llama_source, tmp_pa
     with hub({"me/tiny": llama_source}) as server:
         environment = {**os.environ, **server.settings(tmp_path / "cache")}
         command = [sys.executable, "-m", "ctxext", "inspect", "me/tiny", "--token", f"{SECRET}\r\n"]
-        # A fork cannot read the settings of the Hub's client again under transformers 4.
+        # With transformers 4, a fork cannot reload the settings of the Hub's client.
         processes = subprocess if version("huggingface_hub") < "1" else our_processes
         result = processes.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
     assert result.returncode == 0, result.stderr
@@ -226,7 +226,7 @@ def test_no_secret_is_shown_wherever_it_stands(words, tmp_path, monkeypatch, cap
 
 @pytest.fixture
 def no_memory(monkeypatch):
-    """Nothing is known of tokens of other tests."""
+    """Forget tokens of other tests."""
     monkeypatch.setattr(redaction, "_given", set())
 
 
@@ -250,7 +250,7 @@ def test_which_token_is_taken(given, stored, hidden, taken, monkeypatch, no_memo
 
 
 def test_a_token_that_is_refused_is_remembered_in_its_pieces(no_memory):
-    with pytest.raises(CtxextError, match="characters that no token has"):
+    with pytest.raises(CtxextError, match="invalid characters"):
         hub_token("first-piece second-piece é")
     assert redacted("x first-piece y second-piece z é") == "x … y … z é"
 

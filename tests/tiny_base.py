@@ -101,14 +101,14 @@ class Tokens(TrainingData):
     def reader(self, options):
         return lambda *_: map(Document, self.words)
 
-    def described(self):
+    def describe(self):
         return {"name": self.name}
 
 
-def documents_of(tokenizer, *words, wanted=None, seed=0, learn="answers", **more):
+def documents_of(tokenizer, *words, num_needed=None, seed=0, learn="answers", **more):
     """The documents of files, as a training reads them that wants all of them."""
     data, options = TrainingData(tuple(map(str, words)), **more), TrainingOptions(seed=seed, learn=learn)
-    return data.reader(options)(tokenizer, wanted or {16: 1 << 40})
+    return data.reader(options)(tokenizer, num_needed or {16: 1 << 40})
 
 
 def leave_file(losses, lengths, path: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from ctxext.checkpoint.auto_class import MASKED, MULTIMODAL
 from ctxext.checkpoint.families import FAMILIES, family_of
 from ctxext.recipes.base import Method
-from ctxext.recipes.encodings.base import POSITIONS
 from ctxext.recipes.methods.mspoe import FIXED_ONLY
 from ctxext.recipes.methods.relation import Relation
 from ctxext.recipes.registry import METHODS
@@ -19,140 +18,158 @@ BY_CONFIG = [method.name for method in METHODS if not method.needs_code() and me
 OTHERS = [method for method in METHODS if method.encoding != "rotary"]
 MAPS = [method.name for method in METHODS if issubclass(method, Relation)]
 RIGHT = "right"
-Found = Mapping[str, Mapping[str, str]]
+Results = Mapping[str, Mapping[str, str]]
 """Results by family and method: "right", or the reason of a refusal."""
 
 
-def found_under(major: int) -> tuple[str, Found]:
+def swept_families(major: int) -> tuple[str, Results]:
     """Return the version of transformers that the tests ran with, and their results.
 
     The results are empty if none are recorded for this major version.
     """
     path = SWEEP / f"transformers-{major}.json"
     if not path.is_file():
-        return f"{major}: not noted", {}
+        return f"{major}: not recorded", {}
     content = json.loads(path.read_text(encoding="utf-8"))
     return content["version"], content["families"]
 
 
-def families_line(method: type[Method]) -> str:
-    """Return the line with the number of families that support a method, or with their names if it is not rotary."""
+def family_counts(method: type[Method]) -> list[str]:
+    """Return the number of families that support a method, for each version of transformers with results."""
+    versions = [families for _, families in map(swept_families, (5, 4)) if families]
     if method.encoding != "rotary":
-        return f"For models with {POSITIONS[method.encoding]}: {', '.join(f'`{name}`' for name in _able(method))}."
-    counts = [(version, found) for version, found in map(found_under, (5, 4)) if found]
-    told = []
-    for version, found in counts:
-        able = f"{sum(row.get(method.name) == RIGHT for row in found.values())} of {len(found)}"
-        told.append(f"{able if was_swept(method.name, found) else 'not swept'} under transformers {version}")
-    return f"Rotary [families](families.md) that carry it: {', '.join(told)}."
+        return [str(len(supporting_families(method))), *([""] * (len(versions) - 1))]
+    return [
+        str(sum(row.get(method.name) == RIGHT for row in families.values()))
+        if was_swept(method.name, families)
+        else "not swept"
+        for families in versions
+    ]
 
 
-def was_swept(name: str, found: Found) -> bool:
+def was_swept(name: str, families: Results) -> bool:
     """Return whether the families were tried with a method."""
-    return any(name in row for row in found.values())
+    return any(name in row for row in families.values())
 
 
-def _unswept(versions: Sequence[tuple[str, Found]]) -> list[str]:
+def _unswept(versions: Sequence[tuple[str, Results]]) -> list[str]:
     """Return the line that lists the methods without a sweep, for each version; no line if all were swept."""
-    told = []
-    for version, found in versions:
-        if names := [f"`{name}`" for name in ROTARY if found and not was_swept(name, found)]:
-            told.append(f"{', '.join(names)} under transformers {version}")
-    return [f"Not swept: {'; '.join(told)}.", ""] if told else []
+    lists = []
+    for version, families in versions:
+        if names := [f"`{name}`" for name in ROTARY if families and not was_swept(name, families)]:
+            lists.append(f"{', '.join(names)} under transformers {version}")
+    return [f"Not swept: {'; '.join(lists)}.", ""] if lists else []
 
 
-def _elsewhere(method: type[Method]) -> str:
-    """Return a method for another encoding with the number of families that it applies to."""
-    return f"[`{method.name}`](methods.md#{method.name}) for {len(_able(method))} with {POSITIONS[method.encoding]}"
-
-
-def _able(method: type[Method]) -> list[str]:
-    """Return the families that a method for an encoding other than rotary does not refuse."""
+def supporting_families(method: type[Method]) -> list[str]:
+    """Return the families that support a method for an encoding other than rotary."""
     configs = ({"model_type": name, "alibi": method.encoding == "alibi"} for name in sorted(FAMILIES))
     return [str(config["model_type"]) for config in configs if not method.refusal(config, family_of(config))]
 
 
 def families_page() -> str:
     """Return the text of docs/families.md."""
-    (new, now), (old, before) = found_under(5), found_under(4)
+    (new, now), (old, before) = swept_families(5), swept_families(4)
     multimodal, encoders = (
         {name for name, family in FAMILIES.items() if family.loader == loader} for loader in (MULTIMODAL, MASKED)
     )
-    tried = multimodal.union(now, before)
-    untried = [name for name, family in FAMILIES.items() if family.positions == "rotary" and name not in tried]
+    swept = multimodal.union(now, before)
+    unswept = [name for name, family in FAMILIES.items() if family.positions == "rotary" and name not in swept]
     others: dict[str, list[str]] = {}
     for name, family in sorted(FAMILIES.items()):
         if family.positions != "rotary":
             others.setdefault(family.positions, []).append(name)
+    groups: dict[str, list[str]] = {}
+    for name in sorted({*now, *before}):
+        mark = "⁵" if before and name not in before else "" if name in now else f" ({old} only)"
+        groups.setdefault(_row(name, now.get(name), before.get(name), old), []).append(f"{name}{mark}")
+    rows = [(row, ", ".join(groups[row])) for row in sorted(groups, key=lambda row: (-len(groups[row]), groups[row]))]
     return "\n".join(
         [
             "# Families",
             "",
-            "Generated by `make docs` from what `tests/test_every_family.py` found under both supported lines of",
-            "transformers (`tests/data/sweep`); do not edit by hand. It converts a tiny random model of every family",
-            "by every method, loads what comes of it, and holds its frequencies and logits against the references.",
-            "Anything else than a right result or a refusal fails it.",
+            "Generated by `make docs` from `tests/data/sweep`. Do not edit by hand. `tests/test_every_family.py`",
+            "converts a tiny random model of every family by every method, loads the result and compares its",
+            "frequencies and logits with the references.",
             "",
             *_unswept([(new, now), (old, before)]),
-            "| | families | by configuration | Ms-PoE | relation maps and adaptive |",
+            "| | families | by config.json | Ms-PoE | relation maps and adaptive |",
             "|---|---|---|---|---|",
-            *(_counts(version, found) for version, found in ((new, now), (old, before)) if found),
+            *(_counts(version, families) for version, families in ((new, now), (old, before)) if families),
             "",
-            f"| model type | by configuration, {new} | {old} | Ms-PoE, {new} | {old} | maps, {new} | {old} | why not |",
-            "|---|---|---|---|---|---|---|---|",
-            *(_row(name, now.get(name), before.get(name)) for name in sorted({*now, *before})),
+            "## Rotary",
             "",
-            "A family whose layers all have windows, or no positions where they look far, is tried in the form that",
-            "has a layer which rotates and looks over the whole context, where its configuration allows one: published",
-            "Llama 4 has none, and is refused. An empty cell: that version does not know the family.",
+            f"⁵: not in transformers {old}. Cells apply to both versions of transformers unless they name {old}.",
             "",
-            f"Not tried, as they cannot be built tiny or no longer exist in transformers 5: {', '.join(untried)}.",
+            "| families | by config.json | Ms-PoE | relation maps | reason |",
+            "|---|---|---|---|---|",
+            *(f"| {names} {row}" for row, names in rows if not row.startswith(_UNSUPPORTED)),
+            "",
+            "Not supported:",
+            "",
+            *(f"- {names}: {row.split(' | ')[3][:-2]}" for row, names in rows if row.startswith(_UNSUPPORTED)),
+            "",
+            "Families with windows in all layers, or without positions in their full-attention layers, are tested with",
+            "one rotating full-attention layer if their configuration allows it. Published Llama 4 has none and is",
+            "refused.",
+            "",
+            f"Not tested, as no tiny model can be built or transformers 5 removed them: {', '.join(unswept)}.",
             "",
             "## Multimodal",
             "",
-            "AutoModelForImageTextToText loads these, and only their text part reads the schedule. Methods that change",
-            "config.json alone edit that part of it; `tests/test_multimodal.py` runs what they write with an image in",
-            "the prompt. Code, `eval` and `finetune` are refused by name.",
+            ", ".join(sorted(multimodal)),
             "",
-            ", ".join(f"`{name}`" for name in sorted(multimodal)),
+            "AutoModelForImageTextToText loads these. Methods without code edit the text part of config.json;",
+            "`tests/test_multimodal.py` runs the result with an image in the prompt. Methods with code, `eval` and",
+            "`finetune` are refused.",
             "",
-            "With an image it also runs `gemma3n` (where the timm library is installed), `gemma4`, `llama4` and",
-            "`qwen3_5` of the table. Of Qwen-Omni the thinker is converted: load it from the checkpoint by the class",
-            "that the refusal names, save it, convert that folder, and put the `text_config` of the result into the",
-            "`thinker_config` of the whole.",
+            "The test also covers gemma3n (with the timm library), gemma4, llama4 and qwen3_5. For Qwen-Omni, convert",
+            "the thinker: load it with the class that the error message names, save it, convert that folder, and move",
+            "`text_config` of the result into `thinker_config` of the whole model.",
             "",
             "## Encoders",
             "",
-            "AutoModelForMaskedLM loads these, or AutoModel. Every method that changes config.json alone applies, in",
-            "ModernBERT to its global layers only; `verify`, `eval` (pseudo-perplexity, passages, short) and",
-            "`finetune` (masked language modelling) work as for BERT. Methods with code are refused: they are for rows",
-            "that see earlier tokens only.",
+            ", ".join(sorted(encoders)),
             "",
-            ", ".join(f"`{name}`" for name in sorted(encoders)),
+            "AutoModelForMaskedLM or AutoModel loads these. Methods without code apply (in ModernBERT to global layers",
+            "only). `verify`, `eval` (pseudo-perplexity, passages, short) and `finetune` (masked language modelling)",
+            "work as for BERT. Methods with code are refused: they need causal attention.",
             "",
             "## Not rotary",
             "",
             *(f"- **{kind}**: {', '.join(names)}" for kind, names in others.items()),
             "",
-            f"What is done to them: {'; '.join(map(_elsewhere, OTHERS))}.",
+            f"[methods.md](methods.md) lists the families of {', '.join(f'`{method.name}`' for method in OTHERS)}.",
             "",
         ]
     )
 
 
-def _counts(version: str, found: Found) -> str:
-    able = [sum(any(row.get(name) == RIGHT for name in names) for row in found.values()) for names in (BY_CONFIG, MAPS)]
-    heads = sum(row.get("mspoe") == RIGHT for row in found.values())
-    return f"| transformers {version} | {len(found)} | {able[0]} | {heads} | {able[1]} |"
+_UNSUPPORTED = "| none | no | none | "
 
 
-def _row(name: str, now: Mapping[str, str] | None, before: Mapping[str, str] | None) -> str:
-    cells = [_cell(row, names) for names in (BY_CONFIG, ["mspoe"], MAPS) for row in (now, before)]
-    for place in (2, 3):
-        if cells[place] == "yes" and name in FIXED_ONLY:
-            cells[place] = "in fixed order"
-    words = dict.fromkeys(_plain(word, name) for word in (now or before or {}).values() if word != RIGHT)
-    return f"| `{name}` | {' | '.join(cells)} | {'; '.join(words)} |"
+def _counts(version: str, families: Results) -> str:
+    able = [
+        sum(any(row.get(name) == RIGHT for name in names) for row in families.values())
+        for names in (BY_CONFIG, ["mspoe"], MAPS)
+    ]
+    return f"| transformers {version} | {len(families)} | {' | '.join(map(str, able))} |"
+
+
+def _row(name: str, now: Mapping[str, str] | None, before: Mapping[str, str] | None, old: str) -> str:
+    """Return the cells of a family, which a row shows for all families with the same cells."""
+    cells = []
+    for names in (BY_CONFIG, ["mspoe"], MAPS):
+        newer, older = (_cell(row, names) for row in (now, before))
+        if name in FIXED_ONLY and names == ["mspoe"]:
+            newer, older = (cell.replace("yes", "fixed order") for cell in (newer, older))
+        cells.append(newer if newer and older in ("", newer) else older if not newer else f"{newer} ({old}: {older})")
+    refused = {method: reason for method, reason in (now or before or {}).items() if reason != RIGHT}
+    in_columns = {*BY_CONFIG, "mspoe", *MAPS}
+    reasons = dict.fromkeys(_shorten(reason, name) for method, reason in refused.items() if method in in_columns)
+    others = {method: _shorten(reason, name) for method, reason in refused.items() if method not in in_columns}
+    reasons |= dict.fromkeys(f"{method}: {reason}" for method, reason in others.items() if reason not in reasons)
+    return f"| {' | '.join(cells)} | {'; '.join(reasons)} |"
 
 
 def _cell(row: Mapping[str, str] | None, names: Sequence[str]) -> str:
@@ -167,7 +184,11 @@ def _cell(row: Mapping[str, str] | None, names: Sequence[str]) -> str:
     return "all" if len(able) == len(swept) else ", ".join(able) or "none"
 
 
-def _plain(words: str, name: str) -> str:
-    """Strip the names of family and method from a refusal, and replace characters that break a table row."""
-    told = words.replace("|", "/").replace("\n", " ").removeprefix(f'"{name}": ').removeprefix(f'"{name}" ')
-    return re.sub(r"^cannot carry [a-z-]+: ", "", told).rstrip(".")
+def _shorten(reason: str, name: str) -> str:
+    """Strip the names of family and method from a refusal, and characters that break a table row."""
+    text = reason.replace("|", "/").replace("\n", " ").removeprefix(f'"{name}": ').removeprefix(f'"{name}" ')
+    text = re.sub(r"^(?:cannot carry|does not support) [a-z -]+: ", "", text).rstrip(".").partition("; ")[0]
+    text = re.sub(
+        r"^(latent attention): .*|^(its tokens attend to both sides|its attention is bidirectional), .*", r"\1\2", text
+    )
+    return re.sub(r'^.* rope type "\w+" \([^:]*: (.*)\)$', r"supports only the rope types \1", text)

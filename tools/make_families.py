@@ -57,7 +57,7 @@ PERIOD_KEYS = (
 )
 REFUSALS = (TypeError, ValueError, KeyError, IndexError, RuntimeError, StrictDataclassError)
 MEASURED = ("rope_types", "rope_types_4x")
-NO_LONGER = "transformers 5 no longer knows it"
+NO_LONGER = "transformers 5 does not support it"
 DEPTHS = (8, 9, 24, 25, 49)
 
 # Kinds of the model types that are not causal language models, for the message that refuses them.
@@ -88,7 +88,7 @@ NO_FULL = "its full-attention layers have no position embedding, and its sliding
 NEW_NESTED: dict[str, Any] = {"nested_rope": True, "rope_scaling": False}
 OWN_SINUSOIDS = "its attention computes the sinusoids itself, and no key of config.json changes their frequencies"
 MODERNBERT = {**NEW_NESTED, "theta_key": "global_rope_theta", "local_theta_key": "local_rope_theta"}
-DRAFTER = "it drafts for another model, whose states it reads"
+DRAFTER = "it is a draft model that reads the states of another model"
 
 BY_HAND: dict[str, dict[str, Any]] = {
     "afmoe": {"rotated": "sliding", "reason": NO_FULL},
@@ -109,7 +109,7 @@ BY_HAND: dict[str, dict[str, Any]] = {
             "num_hidden_layers": 2,
         },
     },
-    "blt": {"reason": "it is four transformers over bytes and patches, each with positions of its own"},
+    "blt": {"reason": "it consists of four transformers over bytes and patches, each with separate positions"},
     "codegen": {"reason": OWN_SINUSOIDS, "scalable": False},
     "cohere2": {"rotated": "sliding", "reason": NO_FULL},
     "cohere2_moe": {"rotated": "sliding", "reason": NO_FULL},
@@ -119,7 +119,7 @@ BY_HAND: dict[str, dict[str, Any]] = {
         **NEW_NESTED,
         "full_types": ["compress"],
         "sliding_types": ["main"],
-        "reason": "its compressed attention shares one rotated key with its compressor, which was not tried",
+        "reason": "its compressed attention shares one rotated key with its compressor, which is untested",
     },
     "dots3_note_text": {
         **NEW_NESTED,
@@ -131,7 +131,7 @@ BY_HAND: dict[str, dict[str, Any]] = {
         # Its config.json counts attention and MLP as two layers, and its class halves the numbers of layers.
         "layers": {"period": ["sliding_attention", "mlp"] * 3 + ["full_attention", "mlp"]},
         "defaults": {"n_input_layers": 16, "n_output_layers": 16, "n_recurrent_loops": 2},
-        "reason": "it counts attention and MLP as two layers and runs some of them several times, which was not tried",
+        "reason": "it counts attention and MLP as two layers and runs some of them several times, which is untested",
     },
     "exaone": {"aliases": {"num_hidden_layers": "num_layers"}},  # From the code of its first checkpoints.
     "exaone4": {"rotated": "unless_window"},

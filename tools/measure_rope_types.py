@@ -22,7 +22,7 @@ import transformers
 from transformers import AutoConfig, PreTrainedModel
 
 import tiny_models
-from ctxext.checkpoint.families import Family, family_of, named_family, read, rotary_dim, rotated_layers, serves_sliding
+from ctxext.checkpoint.families import Family, family_of, find_family, read, rotary_dim, rotated_layers, serves_sliding
 from make_families import ALL_TYPES, TABLE, save
 
 NEW = int(transformers.__version__.split(".")[0]) >= 5
@@ -165,7 +165,7 @@ def load(config: dict[str, Any]) -> PreTrainedModel:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
         found = AutoConfig.from_pretrained(folder)
-    kind = getattr(transformers, named_family(config).loader)._model_mapping[type(found)]
+    kind = getattr(transformers, find_family(config).loader)._model_mapping[type(found)]
     if kind.config_class is not type(found):
         found = found.get_text_config(decoder=True)
     torch.manual_seed(0)

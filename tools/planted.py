@@ -38,7 +38,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("recipes/encodings/rotary.py", "    text.pop(_ORIGINAL, None)\n", "", _OTHER_FILES),
     ("recipes/methods/llama3.py", "self.high_freq_factor <= self", "self.high_freq_factor < self", _OTHER_FILES),
     ("recipes/base.py", "self.target_length <= encoding", "self.target_length < encoding", _OTHER_FILES),
-    ("recipes/param.py", "if wanted is int and value != int(value):", "if False:", _FORMULAS),
+    ("recipes/param.py", "if expected is int and value != int(value):", "if False:", _FORMULAS),
     ("recipes/encodings/frequencies.py", ", span - 1)", ", span)", _FORMULAS),
     ("portable/mspoe.py", "min(math.ceil(last), 2 * size - 1)", "math.ceil(last)", _HEADS),
     ("portable/method.py", ' + inputs.get("cycle_offset", 0)', "", _HEADS),
@@ -87,13 +87,13 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "finetune/documents.py",
-        "sizes / (_CHARACTERS * max(self._wanted))",
+        "sizes / (_CHARACTERS * max(self._num_needed))",
         "0 * sizes",
         ("tests/finetune/test_mixture.py::test_documents_are_sampled_by_their_length",),
     ),
     (
         "finetune/documents.py",
-        "num_first, copied, rows = sum(self._wanted.values()) + _MORE,",
+        "num_first, copied, rows = sum(self._num_needed.values()) + _MORE,",
         "num_first, copied, rows = len(sizes),",
         ("tests/finetune/test_mixture.py::test_what_the_run_does_not_need_is_not_copied",),
     ),
@@ -148,14 +148,14 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "evaluate/tasks/documents.py",
-        "if one is not own\n",
-        "if one is own\n",
+        "if question is not source\n",
+        "if question is source\n",
         ("tests/evaluate/test_several_questions.py::test_each_question_is_answered_by_one_place_at_its_depth",),
     ),
     (
         "data/prompt.py",
-        "prompts.append(Prompt(ids, len(ask.answer), ask.answers, ask.wanted))",
-        "prompts.append(Prompt(ids, len(ask.answer), parts.asks[0].answers, ask.wanted))",
+        "prompts.append(Prompt(ids, len(ask.answer), ask.answers, ask.required))",
+        "prompts.append(Prompt(ids, len(ask.answer), parts.questions[0].answers, ask.required))",
         ("tests/evaluate/test_several_questions.py::test_every_question_has_its_own_answers",),
     ),
     (
@@ -210,7 +210,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     ("engines/row_wise.py", "= heads, self.first_head", "= heads, 0", _SERVING),
     ("engines/row_wise.py", "all(length - (stop", "any(length - (stop", _SERVING),
-    ("engines/row_wise.py", "addcmul_(swapped, other)", "addcmul_(swapped, other, value=-1)", _SERVING),
+    ("engines/row_wise.py", "addcmul_(swapped, pair_wave)", "addcmul_(swapped, pair_wave, value=-1)", _SERVING),
     ("engines/row_wise.py", "value[-1, :, request", "value[-1:0, :, request", _SERVING),
     ("engines/row_wise.py", "turn[1][first:stop]", "turn[1][: stop - first]", _SERVING),
     (
@@ -312,7 +312,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "checkpoint/loading.py",
-        "return [cleaned(inner) for inner in value] if isinstance(value, list) else value",
+        "return [clean(inner) for inner in value] if isinstance(value, list) else value",
         "return value",
         ("tests/test_staging.py::test_what_a_configuration_names_elsewhere_is_left_out_at_any_depth",),
     ),
@@ -384,8 +384,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "evaluate/served.py",
-        "    _overrides(info, max(lengths))\n\n",
-        "    _overrides(info, min(lengths))\n\n",
+        "    _make_overrides(info, max(lengths))\n\n",
+        "    _make_overrides(info, min(lengths))\n\n",
         ("tests/evaluate/test_engine.py::test_the_longest_length_decides_what_it_has_positions_for",),
     ),
     (
@@ -420,8 +420,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "evaluate/report/findings.py",
-        "percent(shares[rest[-1]][0]), percent(shares[rest[0]][0])",
-        "percent(shares[rest[0]][0]), percent(shares[rest[-1]][0])",
+        "format_percent(shares[rest[-1]][0]), format_percent(shares[rest[0]][0])",
+        "format_percent(shares[rest[0]][0]), format_percent(shares[rest[-1]][0])",
         ("tests/evaluate/test_report_whole.py::test_many_models_are_told_by_their_ends",),
     ),
     (
@@ -432,7 +432,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "evaluate/report/report.py",
-        'if source["length"] == short["length"]:',
+        'if source["length"] == measured["length"]:',
         "if source:",
         ("tests/evaluate/test_report_whole.py::test_the_cost_is_told_against_the_source_at_the_same_length_alone",),
     ),
@@ -516,7 +516,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "evaluate/report/page.py",
-        'against = short["against"]["model"] if change else "–"',
+        'against = measured["against"]["model"] if change else "–"',
         'against = model["name"] if change else "–"',
         ("tests/evaluate/test_report_whole.py::test_the_other_tables_of_the_page",),
     ),
@@ -745,7 +745,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("portable/modeling_alibi.py", "(mask == 0).sum(-1)[:, 0] - 1", "(mask == 0).sum(-1)[:, 0]", _PARTS),
     (
         "verify/file_checks.py",
-        '"revision": (source.get("revision"), noted.get("revision")),',
+        '"revision": (source.get("revision"), in_config.get("revision")),',
         '"revision": (source.get("revision"), source.get("revision")),',
         _CHECKS,
     ),
@@ -779,7 +779,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "verify/subject.py",
-        'record = subject.manifest.get("finetune") or noted or {}',
+        'record = subject.manifest.get("finetune") or in_config or {}',
         'record = subject.manifest.get("finetune") or {}',
         _CHECKS,
     ),
@@ -793,8 +793,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "verify/run.py",
-        "            subject.recipe.edit(subject.plain, with_code=False),\n",
-        "            subject.plain,\n",
+        "            subject.recipe.edit(subject.plain_model, with_code=False),\n",
+        "            subject.plain_model,\n",
         _CHECKS,
     ),
     ("verify/run.py", "        foreign=subject.runs_foreign_code,\n", "", _CHECKS),
@@ -851,7 +851,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "data/encoding.py",
-        "return self._continued(left + right) == self._continued(left) + self._continued(right)",
+        "return self._encode_rest(left + right) == self._encode_rest(left) + self._encode_rest(right)",
         "return True",
         ("tests/evaluate/test_prompt.py::test_a_cut_that_would_change_tokens_is_not_made",),
     ),
@@ -883,8 +883,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("checkpoint/loading.py", ">= rows\n\n", "> rows\n\n", _LOADING),
     (
         "checkpoint/loading.py",
-        "if (largest := int(given[0].max())) >= rows:",
-        "if (largest := int(given[0][0].max())) >= rows:",
+        "if (largest := int(args[0].max())) >= rows:",
+        "if (largest := int(args[0][0].max())) >= rows:",
         _LOADING,
     ),
     (
@@ -931,7 +931,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "model_info(source, revision=None, files",
         _HUB,
     ),
-    ("converters/lengths.py", "key == wanted and place is not None", "key == wanted and place == 0", _NUMBER),
+    ("converters/lengths.py", "key == key_to_find and place is not None", "key == key_to_find and place == 0", _NUMBER),
     ("engines/vllm.py", "stop_token_ids=list(ends)", "stop_token_ids=list(ends)[:1]", _ASKED),
     (
         "finetune/chats.py",
@@ -1046,8 +1046,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "recipes/base.py",
-        "return self.target_length or round(self.stretch * encoding.trained_length)",
-        "return self.target_length or int(self.stretch * encoding.trained_length)",
+        "return self.target_length or round(self.scaling_factor * encoding.trained_length)",
+        "return self.target_length or int(self.scaling_factor * encoding.trained_length)",
         ("tests/recipes/test_proportions.py::test_the_reach_is_the_nearest_whole_number",),
     ),
     (

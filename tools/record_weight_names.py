@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 import tiny_models
 from ctxext.checkpoint.loading import RECORDED
 from ctxext.files.tensor_files import read_safetensors_header
-from ctxext.verify.measured import measured
+from ctxext.verify.measured import read_measurements
 
 SIZES = {
     **{"num_hidden_layers": 5, "first_k_dense_replace": 2, "num_dense_layers": 2, "moe_layer_start_index": 2},
@@ -104,7 +104,7 @@ def record(model_type: str) -> dict[str, Any]:
 def main() -> None:
     """Record the families and write the file."""
     entries = {}
-    for model_type in sorted({entry["family"] for entry in measured().values()} & {*tiny_models.FAMILIES}):
+    for model_type in sorted({entry["family"] for entry in read_measurements().values()} & {*tiny_models.FAMILIES}):
         try:
             entries[model_type] = record(model_type)
         except Exception as error:  # A class may raise anything for these parameters.

@@ -92,7 +92,7 @@ def train_tokenizer() -> Tokenizer:
         for _ in range(round(400 * share)):
             pieces = task.pieces(rng)
             filler = "".join(next(pieces.haystack) for _ in range(10))
-            text.append(pieces.opening + "".join(pieces.needles) + filler + "".join(pieces.asks[0][:2]))
+            text.append(pieces.opening + "".join(pieces.needles) + filler + "".join(pieces.questions[0][:2]))
     tokenizer.train_from_iterator(text, trainer)
     begin = tokenizer.token_to_id(BEGIN)
     tokenizer.post_processor = processors.TemplateProcessing(

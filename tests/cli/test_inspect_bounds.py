@@ -15,7 +15,7 @@ CASES = {
     "xlnet": ({"mem_len": 40}, "mem_len (40)"),
     "transfo-xl": ({"mem_len": 1600}, "mem_len (1600)"),
     "mamba": ({}, "its state"),
-    "whisper": ({}, "was not tried"),
+    "whisper": ({}, "this version cannot extend"),
 }
 
 
@@ -52,7 +52,7 @@ def test_relative_keys_are_no_table_of_positions(run, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     data = json.loads(run("inspect", tmp_path, "--json").stdout)
     assert "clipped at 511" in data["encoding"]["description"]
-    assert data["methods"]["table"] == {"applies": False, "reason": "its table holds distances, clipped at its end"}
+    assert data["methods"]["table"] == {"applies": False, "reason": "its table contains distances, not positions"}
     assert run("convert", tmp_path, "--method", "table", "--factor", 2, "--dry-run").exit_code == 1
 
 

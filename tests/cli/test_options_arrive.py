@@ -423,7 +423,7 @@ def test_finetune(arrived, monkeypatch, expected):
         tasks=("short",), **{name: expected[name] for name in ("seed", "original_length") if name in expected}
     )
     assert planned == [(["some"], asked, Loading(**GIVEN))]
-    (model, reader, options), named = arrived((*FINETUNE, *words, "--dry-run"), "ctxext.finetune.dry_run.dry_run")
+    (model, reader, options), named = arrived((*FINETUNE, *words, "--dry-run"), "ctxext.finetune.dry_run.plan_training")
     assert (model, reader, options) == ("some", (chosen, options), TrainingOptions(**expected))
     assert callable(named.pop("tell"))
     assert named == {**GIVEN, "merge": False}

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.models.llama import modeling_llama as llama
 
 from ctxext import Recipe, convert
-from ctxext.converters.calibration import head_scores, read_text, with_order
+from ctxext.converters.calibration import head_scores, order_heads, read_text
 from ctxext.converters.options import Calibration
 from ctxext.errors import CtxextError
 from ctxext.methods import MsPoE, Yarn
@@ -141,5 +141,5 @@ def test_the_released_code_takes_the_order_for_the_ratios_numbers():
     """Heads 1, 2, 3, 0 by falling score: the paper asks for each head's place, the released code for the list."""
     scores = {0: [0.1, 0.4, 0.3, 0.2]}
     for variant, ranks in (("paper", (3, 0, 1, 2)), ("released", (1, 2, 3, 0))):
-        recipe = with_order(Recipe([MsPoE(variant=variant)]), scores)
+        recipe = order_heads(Recipe([MsPoE(variant=variant)]), scores)
         assert recipe.steps[0].ranks == (ranks,)

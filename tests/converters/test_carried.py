@@ -12,7 +12,7 @@ from ctxext.errors import CtxextError
 from ctxext.methods import LongRope, MsPoE, Ntk, PositionInterpolation, Yarn
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.mrrope import MrRope
-from ctxext.verify.carried import check_carried, rotations
+from ctxext.verify.carried import check_stock_rotation, rotations
 
 IS_4 = transformers.__version__.startswith("4.")
 BY_FOUR = Recipe([PositionInterpolation(factor=4)])
@@ -43,7 +43,7 @@ def ignoring(monkeypatch):
 def test_what_would_have_no_effect_is_refused_and_nothing_is_written(llama, tmp_path, monkeypatch):
     ignoring(monkeypatch)
     with pytest.raises(
-        CtxextError, match=rf'{transformers.__version__} does not carry this for "llama": pi ×4'
+        CtxextError, match=rf'{transformers.__version__} does not support this for "llama": pi ×4'
     ) as caught:
         convert(str(llama), tmp_path / "out", BY_FOUR)
     assert "would have no effect" in caught.value.message
@@ -66,13 +66,13 @@ def test_a_factor_that_the_class_drops_is_refused(tmp_path):
     with pytest.raises(CtxextError, match="would differ from longrope"):
         convert(str(source), tmp_path / "own", Recipe([LongRope(**lists, attention_factor=1.5)]))
     config = json.loads((source / "config.json").read_text())
-    assert "takes no factor on cosine and sine" in MrRope.refusal(config, model_config(config).family)
+    assert "supports no factor on cos and sin" in MrRope.refusal(config, model_config(config).family)
 
 
 @pytest.mark.skipif(not IS_4, reason="transformers 5 gives each kind of layer its own base")
 def test_a_base_that_would_reach_the_sliding_layers_is_refused(tmp_path):
     source = tiny_models.save("olmo3", tmp_path / "source")
-    with pytest.raises(CtxextError, match="of its sliding layers would rotate otherwise too"):
+    with pytest.raises(CtxextError, match="of its sliding layers would change too"):
         convert(str(source), tmp_path / "out", Recipe([Ntk(factor=4)]))
 
 
@@ -85,7 +85,7 @@ def test_nemotron_ignores_its_schedule_under_transformers_4(tmp_path):
 
 def test_a_model_of_70_billion_parameters_takes_no_memory():
     plain = model_config(LARGE)
-    recipe = Recipe([Yarn(factor=4)]).resolved(plain)
-    assert check_carried(recipe, LARGE, plain, recipe.edit(plain)) < 1e-6
+    recipe = Recipe([Yarn(factor=4)]).resolve(plain)
+    assert check_stock_rotation(recipe, LARGE, plain, recipe.edit(plain)) < 1e-6
     ((entry,),) = rotations(LARGE, [4096]).values()
     assert len(entry.frequencies) == 64

@@ -83,7 +83,7 @@ def test_hard_links_are_asked_for_lose_their_write_bit_and_are_told(llama, tmp_p
     assert done.written.how == "hard-linked"
     assert (llama / "model.safetensors").stat().st_mode & 0o777 == 0o444
     assert (tmp_path / "out" / "model.safetensors").stat().st_mode & 0o777 == 0o444
-    assert "write bit" in done.written.notes[0]
+    assert "read-only" in done.written.notes[0]
     assert "hard links" in (tmp_path / "out" / "README.md").read_text()
     assert read_json(tmp_path / "out" / "ctxext.json")["links"] == {"model.safetensors": "hard-linked"}
     shutil.rmtree(tmp_path / "out")
@@ -205,7 +205,7 @@ def test_interruption_leaves_nothing(llama, tmp_path, monkeypatch):
     def interrupt(*_args, **_options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(convert_module, "_bring_weights", interrupt)
+    monkeypatch.setattr(convert_module, "_place_weights", interrupt)
     with pytest.raises(KeyboardInterrupt):
         convert(str(llama), tmp_path / "out", YARN)
     assert not (tmp_path / "out").exists()

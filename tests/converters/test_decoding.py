@@ -16,7 +16,7 @@ from ctxext.errors import CtxextError
 from ctxext.methods import MsPoE
 from ctxext.recipes.registry import method_named
 from ctxext.verify import checks_process, clean_process
-from ctxext.verify.clean_load import _shortened, compare_logits
+from ctxext.verify.clean_load import _shorten_settings, compare_logits
 
 NAMES = ("self-extend", "bifocal", "dca", "rerope", "sinks", "window", "adaptive", "string")
 
@@ -51,7 +51,7 @@ def compared(source, out, name, *, finds_cache):
 def test_code_that_finds_no_cache_is_refused(name, llama_source, tmp_path):
     source = tiny_encodings.save("bloom", tmp_path / "bloom") if "alibi" in name else llama_source
     assert compared(source, tmp_path / "right", name, finds_cache=True).difference < 1e-5
-    with pytest.raises(CtxextError, match="decodes from a cache: left-padded rows with"):
+    with pytest.raises(CtxextError, match="decodes incorrectly from its cache: left-padded rows with"):
         compared(source, tmp_path / "wrong", name, finds_cache=False)
 
 
@@ -84,7 +84,7 @@ def test_a_short_length_has_all_settings_of_the_method(name, llama_source):
     plan = make_plan(open_checkpoint(str(llama_source)), recipe(name))
     (settings,) = plan.model.code["steps"]
     (step,) = plan.recipe.steps
-    short = _shortened(step, plan.model.code["steps"])
+    short = _shorten_settings(step, plan.model.code["steps"])
     assert short.keys() == settings.keys()
     assert short["original_length"] == checks_process.LENGTH < settings["original_length"]
     assert all(short[key] <= checks_process.LENGTH for key in ("window", "chunk_size", "local") if key in short)

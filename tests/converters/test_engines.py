@@ -7,20 +7,29 @@ import pytest
 from ctxext import METHODS, Recipe
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters import engines
-from ctxext.converters.engines import EXACT, TOLERANCE, UNKNOWN, WRONG, measured, schedules_of, serving_of, worst
+from ctxext.converters.engines import (
+    EXACT,
+    TOLERANCE,
+    UNKNOWN,
+    WRONG,
+    read_measurements,
+    schedules_of,
+    serving_of,
+    worst_difference,
+)
 from ctxext.methods import AdjustedBase, Ntk, Yarn
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.registry import method_named
 
 RUN = ("vLLM", "vLLM's transformers backend", "llama.cpp", "MLX")
 MODEL = model_config(open_checkpoint("demo").config)
-MEASURED = [method for method in METHODS if method.name in measured()["cells"]]
+MEASURED = [method for method in METHODS if method.name in read_measurements()["cells"]]
 
 
 def model_of(*steps, recipe=True, drop=()):
     """The checkpoint in the package under a recipe, with the note of it or without."""
     model = model_config(open_checkpoint("demo").config)
-    edited = Recipe(steps).resolved(model).edit(model)
+    edited = Recipe(steps).resolve(model).edit(model)
     config = copy.deepcopy(edited.config)
     for dialect in ("rope_parameters", "rope_scaling"):
         for key in drop:
@@ -43,11 +52,11 @@ def row(model, engine):
 @pytest.mark.parametrize("method", MEASURED, ids=lambda method: method.name)
 def test_a_method_that_was_measured_has_a_cell_for_every_engine(method):
     """Run tools/measure_engines.py where one is missing."""
-    cells = measured()["cells"]
+    cells = read_measurements()["cells"]
     assert set(RUN) <= set(cells[method.name])
     for engine in RUN:
         cell = cells[method.name][engine]
-        assert "refused" in cell or len(cell["differences"]) == len(measured()["prompts"]) == 4
+        assert "refused" in cell or len(cell["differences"]) == len(read_measurements()["prompts"]) == 4
     assert schedules_of(model_of(step_of(method.name))) == (method.name,)
 
 
@@ -55,7 +64,7 @@ def test_a_method_that_was_measured_has_a_cell_for_every_engine(method):
 def test_a_tick_is_a_cell(method):
     model = model_of(step_of(method.name))
     for engine in ("vLLM", "MLX"):
-        status = worst(method.name, engine)
+        status = worst_difference(method.name, engine)
         is_right = status is not None and status <= TOLERANCE
         assert (row(model, engine).status != WRONG) == is_right, engine
 
@@ -63,15 +72,15 @@ def test_a_tick_is_a_cell(method):
 @pytest.fixture
 def cells(monkeypatch):
     """The measured cells, of which a test may take some away."""
-    data = copy.deepcopy(dict(measured()))
-    monkeypatch.setattr(engines, "measured", lambda: data)
+    data = copy.deepcopy(dict(read_measurements()))
+    monkeypatch.setattr(engines, "read_measurements", lambda: data)
     return data["cells"]
 
 
 def test_a_cell_without_a_run_is_not_known_and_never_another_method_s(cells):
     del cells["mrrope"]["vLLM"]
     served = row(model_of(step_of("mrrope")), "vLLM")
-    assert (served.status, served.remark) == (UNKNOWN, "mrrope was not tried")
+    assert (served.status, served.remark) == (UNKNOWN, "mrrope is untested")
     assert row(model_of(step_of("resonance")), "vLLM").status == EXACT
 
 
@@ -97,13 +106,13 @@ def test_what_config_json_says_where_nobody_noted_a_recipe():
     assert schedules_of(model_of(step_of("mrrope"), recipe=False)) == ("longrope with attention_factor",)
     both = (AdjustedBase(theta=3e5, factor=2), Yarn(factor=2))
     assert schedules_of(model_of(*both)) == ("abf", "yarn")
-    assert row(model_of(Yarn(factor=4, truncate=False)), "MLX").remark == "yarn without truncate was not tried"
+    assert row(model_of(Yarn(factor=4, truncate=False)), "MLX").remark == "yarn without truncate is untested"
 
 
 def test_mlx_says_what_to_take_instead():
     served = row(model_of(step_of("mrrope")), "MLX")
     assert served.status == WRONG
-    assert "yarn or ntk-by-parts is exact there" in served.remark
+    assert "yarn and ntk-by-parts are exact" in served.remark
     assert row(model_of(step_of("self-extend")), "MLX").status == WRONG
 
 
@@ -111,7 +120,7 @@ def test_a_family_is_tried_where_its_cell_is_right(monkeypatch):
     """Run tools/measure_families.py to add one."""
     right, wrong = {"vLLM": {"differences": [1e-5, 9e-4]}}, {"vLLM": {"differences": [1e-5, 2e-3]}}
     families = {"seed_oss": right, "apertus": wrong, "exaone4": {"vLLM": {"refused": "it is new"}}}
-    monkeypatch.setattr(engines, "measured", lambda: {"families": families})
+    monkeypatch.setattr(engines, "read_measurements", lambda: {"families": families})
     for engine, tried in (("vLLM", {"seed_oss"}), ("SGLang", set()), ("MLX", set())):
         assert engines.tried_in(engine) & families.keys() == tried
 
@@ -123,19 +132,19 @@ def test_what_vllm_reads_above_the_schedule():
     config |= {"head_dim": 16, "num_hidden_layers": 2, "max_position_embeddings": 64}
     model = model_config({**config, "rope_parameters": {**rope, "llama_4_scaling_beta": 0.1}})
     for step in (Yarn(factor=4), Ntk(factor=4)):
-        written = step.resolved(model.rotary).edit(model).config
+        written = step.resolve(model.rotary).edit(model).config
         scaling = {"original_max_position_embeddings": 64, "beta": 0.1}
         assert written["llama_4_scaling"] == scaling
         assert written["rope_parameters"].items() >= {"llama_4_scaling_beta": 0.1}.items()
         assert written["rope_parameters"]["original_max_position_embeddings"] == 64
-    assert "llama_4_scaling" not in Yarn(factor=4).resolved(MODEL.rotary).edit(MODEL).config
+    assert "llama_4_scaling" not in Yarn(factor=4).resolve(MODEL.rotary).edit(MODEL).config
 
 
 def test_methods_with_code_that_were_tried_alone_are_not_known_together():
     steps = [step_of("mspoe", head_order="fixed"), step_of("self-extend")]
     assert [row(model_of(step, recipe=False), "vLLM").status for step in steps] == [EXACT, EXACT]
     both = row(model_of(*steps, recipe=False), "vLLM")
-    assert (both.status, both.remark) == (UNKNOWN, "mspoe and self-extend together were not tried")
+    assert (both.status, both.remark) == (UNKNOWN, "the combination of mspoe and self-extend is untested")
 
 
 def test_what_was_only_read_in_sglangs_source_is_not_exact():

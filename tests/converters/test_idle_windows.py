@@ -19,7 +19,7 @@ from published_models import published, write_config
 from small_llama import scheduled
 
 LENGTH = 64
-WORDS = "see 64 tokens back, which has no effect up to 64 tokens but takes effect beyond"
+WORDS = "sliding window of 64 tokens has no effect up to 64 tokens, but limits its layers beyond"
 BASE = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "rope_theta": 10000.0}
 BASE |= {"max_position_embeddings": LENGTH, "sliding_window": LENGTH}
 SWITCHED = {"use_sliding_window": True, "max_window_layers": 1, "layer_types": ["full_attention", "sliding_attention"]}
@@ -49,7 +49,7 @@ def test_a_map_raises_the_window(model_type, step, tmp_path):
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (config["sliding_window"], config["max_position_embeddings"]) == (4 * LENGTH, 4 * LENGTH)
     assert rotated_layers(config, family_of(config)) == config["ctxext_code"]["steps"][0]["layers"] == [0, 1]
-    assert "tokens back" not in " ".join(done.plan.cautions)
+    assert "sliding window of" not in " ".join(done.plan.cautions)
 
 
 def test_a_far_token_is_seen_through_a_map(tmp_path):
@@ -108,4 +108,4 @@ def test_phi_3_5_beyond_its_window(factor, tmp_path):
     plan = make_plan(source, Recipe([SelfExtend(factor=factor)]))
     assert plan.model.config["sliding_window"] == max(262144, factor * 131072)
     plan = make_plan(source, Recipe([Ntk(factor=factor * 32)]), replace_scaling=True)
-    assert ("262144 tokens back" in " ".join(plan.cautions)) == (factor > 2)
+    assert ("sliding window of 262144 tokens" in " ".join(plan.cautions)) == (factor > 2)

@@ -33,7 +33,7 @@ LLAMA = {
 }
 INSTALLED = {
     entry["family"]: entry
-    for digest, entry in measured.measured().items()
+    for digest, entry in measured.read_measurements().items()
     if digest == measured.digest_of(entry["family"])
 }
 PACKAGE = Path(transformers.__file__).parent
@@ -50,7 +50,7 @@ def converted(step, **changes):
     """What a step makes of a small Llama, and what the check is given."""
     source = {**LLAMA, **changes}
     plain = model_config(source)
-    recipe = Recipe([step]).resolved(plain)
+    recipe = Recipe([step]).resolve(plain)
     return recipe, source, plain, recipe.edit(plain)
 
 
@@ -72,10 +72,10 @@ def test_answered_as_the_class_answers(unimported, monkeypatch, step):
     recipe, source, plain, stock = converted(step)
     with monkeypatch.context() as patch:
         patch.setattr(carried, "rotations", None)  # No class is asked.
-        known = carried.check_carried(recipe, source, plain, stock)
+        known = carried.check_stock_rotation(recipe, source, plain, stock)
     assert known < 1e-9
     monkeypatch.setattr(carried, "measured_rotations", lambda *_: None)
-    assert abs(carried.check_carried(recipe, source, plain, stock) - known) < measured.TOLERANCE
+    assert abs(carried.check_stock_rotation(recipe, source, plain, stock) - known) < measured.TOLERANCE
 
 
 @of_a_measured_version
@@ -86,7 +86,7 @@ def test_every_class_rotates_as_recorded(model_type):
     """Schedules that the sweep did not draw, so that an entry for another version of ctxext's formulas shows too."""
     rope_types, left_out = agreeing(model_type, draws=3, seed=1)
     assert rope_types == INSTALLED[model_type]["rope_types"], left_out
-    assert measured.measured()[measured.digest_of(model_type)] == INSTALLED[model_type]
+    assert measured.read_measurements()[measured.digest_of(model_type)] == INSTALLED[model_type]
 
 
 @of_a_measured_version
@@ -192,7 +192,7 @@ def test_what_differs_from_the_reference_is_left_to_the_class(unimported, monkey
     monkeypatch.setattr(carried, "rotations", lambda *_: asked.append(1) or {32: [], 256: []})
     monkeypatch.setattr(carried, "expected_rotation", lambda *_: ([1.0] * 8, 1.0))
     with pytest.raises(Exception, match="no rotary embedding"):
-        carried.check_carried(recipe, source, plain, stock)
+        carried.check_stock_rotation(recipe, source, plain, stock)
     assert asked
 
 
@@ -213,12 +213,12 @@ def test_only_flat_schedules_are_recorded():
     assert INSTALLED.keys() >= {"llama", "mistral", "qwen2", "qwen3"}
     assert all(is_plain(FAMILIES[name]) for name in INSTALLED)
     assert not any(is_plain(FAMILIES[name]) for name in ("gemma3_text", "phi3", "gpt_neox", "deepseek_v3"))
-    assert json.loads(measured.RECORD.read_text()) == measured.measured()
+    assert json.loads(measured.RECORD.read_text()) == measured.read_measurements()
 
 
 def test_the_versions_of_the_constraints_are_measured():
     """So that the tests above run wherever those are installed."""
-    measured_versions = {entry["transformers"] for entry in measured.measured().values()}
+    measured_versions = {entry["transformers"] for entry in measured.read_measurements().values()}
     for name in ("constraints.txt", "constraints-transformers-4.txt"):
         text = (Path(__file__).parents[2] / name).read_text()
         assert re.search(r"^transformers==(.+)$", text, re.MULTILINE)[1] in measured_versions

@@ -78,12 +78,15 @@ def test_an_encoder_whose_own_code_encodes_positions_otherwise(kind, positions, 
     assert family_of(config).positions == positions
     methods = reasons(config, tmp_path)
     assert all(methods.values())
-    assert "clipped" not in "".join(methods.values())
+    assert "distances, not positions" not in "".join(methods.values())
     assert f'position_embedding_type is "{kind}"' in family_of(config).reason
     if positions == "rotary":
         assert methods["yarn"] == family_of(config).reason
     assert family_of({**ROBERTA, "position_embedding_type": "absolute"}).reason == ""
-    assert "clipped" in reasons({**ROBERTA, "position_embedding_type": "relative_key"}, tmp_path / "two")["table"]
+    assert (
+        "distances, not positions"
+        in reasons({**ROBERTA, "position_embedding_type": "relative_key"}, tmp_path / "two")["table"]
+    )
 
 
 def test_a_rotary_model_has_no_table_of_distances(tmp_path):
@@ -95,8 +98,8 @@ def test_a_rotary_model_has_no_table_of_distances(tmp_path):
 def test_an_unknown_model_is_unknown_before_its_keys_are_read(tmp_path):
     config = {**LLAMA, "model_type": "step3p5", "rope_theta": [5e6, 1e4, 1e4, 1e4], "auto_map": AUTO_MAP}
     assert '"step3p5" is no' in refused(config, tmp_path)
-    assert "its code comes with the checkpoint" in refused(config, tmp_path)
-    assert '"brandnew" is not known' in refused({**config, "model_type": "brandnew", "auto_map": None}, tmp_path)
+    assert "it needs the code in its checkpoint" in refused(config, tmp_path)
+    assert 'Unknown model type "brandnew"' in refused({**config, "model_type": "brandnew", "auto_map": None}, tmp_path)
     assert '"rope_theta" is' in refused({**config, "model_type": "llama"}, tmp_path)
 
 
@@ -184,6 +187,6 @@ def test_published_models_are_offered_what_can_be_planned(config, tmp_path):
 
 def test_the_types_of_parts_are_told_as_such():
     part = next(name for name, what in OTHERS.items() if what == "something else")
-    with pytest.raises(CtxextError, match="no Auto class for language models loads by itself"):
+    with pytest.raises(CtxextError, match="no Auto class for language models loads it"):
         family_of({"model_type": part})
     assert not set(INNER) & set(FAMILIES)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from ctxext import Recipe, convert, verify
 from ctxext.checkpoint.families import family_of
 from ctxext.checkpoint.opening import claimed_lengths, open_checkpoint
-from ctxext.checkpoint.other_files import read_pipeline, stated_lengths
+from ctxext.checkpoint.other_files import read_lengths, read_pipeline
 from ctxext.converters.convert import plan_conversion
 from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.errors import CtxextError
@@ -82,7 +82,7 @@ def test_inspect_shows_the_pipeline_and_what_cuts(tmp_path, run):
     shown = " ".join(run("inspect", source).output.split())
     assert "Transformer → Pooling (cls, mean); reads 6 tokens" in shown
     assert "sentence_bert_config.json says 6" in shown
-    assert "of which 6 were trained" in " ".join(run("inspect", source, "--original-length", 6).output.split())
+    assert "6 of them trained" in " ".join(run("inspect", source, "--original-length", 6).output.split())
 
 
 @pytest.mark.parametrize("lengths", [(6, 9), (9, 6)])
@@ -147,7 +147,7 @@ def test_a_table_of_which_fewer_rows_were_trained(fill, tmp_path):
 
 def test_what_no_table_holds_is_refused(tmp_path):
     source = make_encoder(tmp_path / "source")
-    for factor, words in ((2, "fewer than the 13"), (1.5, "reads 12 tokens, and this would leave 9")):
+    for factor, words in ((2, "fewer than the 13"), (1.5, "supports 12 tokens, but the result would have 9")):
         length = 13 if factor == 2 else 6
         with pytest.raises(CtxextError, match=words):
             convert(str(source), tmp_path / "out", Recipe([Table(factor=factor)]), original_length=length)
@@ -206,4 +206,4 @@ def checkpoint_lengths(folder):
 @pytest.mark.parametrize("number", [0, -1, True, "6", 6.5, None])
 def test_what_is_no_length_cuts_nothing(tmp_path, number):
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": number, "document_length": 7}))
-    assert stated_lengths(tmp_path) == {("sentence_bert_config.json", "document_length"): 7}
+    assert read_lengths(tmp_path) == {("sentence_bert_config.json", "document_length"): 7}

@@ -132,13 +132,13 @@ def test_files_named_like_ours_are_the_sources(llama, tmp_path):
 @pytest.mark.parametrize("name", NAMES[:2])
 def test_code_takes_no_files_place(name, llama, tmp_path):
     (llama / name).write_text("x = 1\n")
-    with pytest.raises(CtxextError, match=f'has a file "{name}" of its own'):
+    with pytest.raises(CtxextError, match=f'already has a file "{name}"'):
         converted(llama, tmp_path, SelfExtend)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_length_that_config_json_does_not_name_is_said(run, llama, tmp_path):
-    message = "names no context length: 2048 tokens are its configuration class's default"
+    message = "contains no context length: 2048 tokens is the default of its class"
     config = read_json(llama / "config.json")
     assert message not in run("convert", llama, tmp_path / "out", "-m", "yarn", "--factor", "2").stderr
     assert json.loads(run("inspect", llama, "--json").stdout)["default_length"] is None
@@ -201,5 +201,5 @@ def test_a_kernel_that_the_config_asks_for_is_named(inside, llama):
     (llama / "config.json").write_text(json.dumps(config))
     plan = make_plan(open_checkpoint(str(llama)), Recipe([Yarn(factor=4)]))
     (caution,) = (caution for caution in plan.cautions if "kernel" in caution)
-    assert "asks for someone/kernel on the Hub" in caution
+    assert "refers to someone/kernel on the Hub" in caution
     assert "grouped_mm" not in caution

@@ -15,7 +15,7 @@ from ctxext.errors import CtxextError
 from ctxext.files.content import sha256_of
 from ctxext.recipes.encodings.learned import COMPUTED as COMPUTED_LAYOUTS
 from ctxext.recipes.encodings.learned import LAYOUTS
-from ctxext.recipes.methods.fills import FILLS, KEEPS_ROWS, _rounded, continued, filled
+from ctxext.recipes.methods.fills import FILLS, KEEPS_ROWS, _round_to, continue_sinusoids, fill_rows
 from ctxext.recipes.methods.range import Range
 from ctxext.recipes.methods.table import Table
 from ctxext.verify.carried import reference_of
@@ -89,7 +89,7 @@ def test_verify_loads_and_compares(model_type, fill, tmp_path):
     convert(str(source), tmp_path / "out", Recipe([Table(factor=FACTOR, fill=fill)]))
     by_check = findings(tmp_path / "out", against=str(source))
     assert by_check["loading"].status == by_check["tables"].status == "passed", by_check
-    assert ("bit for bit" in by_check["tables"].detail) == (fill in KEEPS_ROWS)
+    assert ("identical to the source" in by_check["tables"].detail) == (fill in KEEPS_ROWS)
     assert findings(tmp_path / "out")["tables"].status == "passed", "a whole factor keeps every old row"
 
 
@@ -137,7 +137,7 @@ def test_models_without_a_head_and_old_buffers(tmp_path):
         "embeddings.position_embeddings.weight", "embeddings.position_ids", "embeddings.token_type_ids"
     }  # fmt: skip
     card = (tmp_path / "out/README.md").read_text()
-    assert "but for `embeddings.position_embeddings.weight`" in card
+    assert "except for `embeddings.position_embeddings.weight`" in card
     assert "AutoModel.from_pretrained" in card
     assert "pipeline_tag: feature-extraction" in card
     assert "config-only" not in card
@@ -256,7 +256,7 @@ def test_a_loaded_computed_table_is_compared(model_type, tmp_path):
 
 def test_many_rows_are_made_as_few_are():
     table = np.random.default_rng(0).normal(size=(40, 2)).astype("<f4")
-    content = b"".join(filled(memoryview(table.tobytes()), "F32", 2, 0, 3000, "linear", 0.4))
+    content = b"".join(fill_rows(memoryview(table.tobytes()), "F32", 2, 0, 3000, "linear", 0.4))
     rows, at = np.frombuffer(content, "<f4").reshape(3000, 2), 2500 * 40 / 3000
     low = int(at)
     np.testing.assert_allclose(rows[2500], table[low] + (at - low) * (table[low + 1] - table[low]), rtol=1e-5)
@@ -268,7 +268,7 @@ def test_bf16_is_rounded_to_the_nearest_and_ties_to_even_as_torch_does():
     )
     values = np.concatenate([bits.view(np.float32), np.random.default_rng(0).normal(size=1000).astype(np.float32)])
     wanted = torch.from_numpy(values).bfloat16().view(torch.int16).numpy().view(np.uint16)
-    assert _rounded(values.astype(np.float64), "BF16").tolist() == wanted.tolist()
+    assert _round_to(values.astype(np.float64), "BF16").tolist() == wanted.tolist()
 
 
 @pytest.mark.parametrize("width", [6, 7])
@@ -276,7 +276,7 @@ def test_sinusoids_go_on(width):
     """Vaswani et al. 2017, section 3.5: sines of p / 10000^(2i/d), then cosines; the old rows stay as they are."""
     old, special, new = 3, 1, 1500
     raw = np.full((special + old, width), 5.0, dtype="<f4").tobytes()
-    content = b"".join(continued(memoryview(raw), "F32", width, special, new))
+    content = b"".join(continue_sinusoids(memoryview(raw), "F32", width, special, new))
     extended = np.frombuffer(content, dtype="<f4").reshape(-1, width)
     assert extended.shape == (special + new, width)
     assert (extended[: special + old] == 5).all()

@@ -162,7 +162,7 @@ def test_tokens_stand_where_rules_change(name, check, tmp_path):
 def test_norms_with_weights_after_the_rotation_are_refused(check, tmp_path):
     """Fresh weights of ones would hide that HunYuan multiplies what is rotated, dimension by dimension."""
     source = tiny_models.save("hunyuan_v1_dense", tmp_path / "source")
-    with pytest.raises(CtxextError, match='"hunyuan_v1_dense" cannot carry rerope: it changes queries and keys'):
+    with pytest.raises(CtxextError, match='"hunyuan_v1_dense" does not support rerope: it changes queries and keys'):
         convert(str(source), tmp_path / "hunyuan", Recipe([method_named("rerope")(factor=4.0)]))
 
 

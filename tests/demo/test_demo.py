@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import ctxext.demo
 from ctxext.data.encoding import Encoder
-from ctxext.demo.corpus import TASKS, _facts_then_questions, long_examples, make_example, make_prompt
+from ctxext.demo.corpus import TASKS, _make_facts_then_questions, long_examples, make_example, make_prompt
 
 CHECKPOINT = Path(ctxext.demo.__file__).parent / "checkpoint"
 LARGEST = 8 * 1024 * 1024
@@ -95,7 +95,7 @@ def test_prompts_hold_their_needle_at_the_depth(encode, tokenizer, name):
         assert prompt is not None
         assert len(prompt.ids) == 512
         text = tokenizer.decode(prompt.ids)
-        assert text.endswith(task.pieces(random.Random(1)).asks[0].answer)
+        assert text.endswith(task.pieces(random.Random(1)).questions[0].answer)
         places.append(text.index(task.pieces(random.Random(1)).needles[0]))
     assert places == sorted(places)
     assert make_prompt(encode, [0], random.Random(1), 16, task, 0.5) is None
@@ -135,7 +135,8 @@ def test_every_answer_was_told_once_and_some_lie_far_back(tokenizer, length):
     encoder = Encoder(tokenizer, chat_template=False)
     furthest = 0
     for seed in range(20):
-        example = _facts_then_questions(encoder.piece, encoder.start(), random.Random(seed), length)
+        start = encoder.get_start_tokens()
+        example = _make_facts_then_questions(encoder.encode_piece, start, random.Random(seed), length)
         assert len(example.ids) == len(example.is_answer) == length
         text = ",".join(map(str, example.ids))
         first = example.is_answer.index(True)

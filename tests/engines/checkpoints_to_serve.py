@@ -1,4 +1,4 @@
-"""What engines are asked, and what transformers answers.
+"""Prompts for engines, and the log-probabilities in transformers.
 
 All of it is made of the checkpoint in the package, whose heads have 32 dimensions: on a CPU vLLM takes no smaller ones.
 """
@@ -28,14 +28,14 @@ LENGTHS = (40, 400, 1900)
 
 
 def prompts(lengths=LENGTHS):
-    """Random token ids of the package's vocabulary, one prompt of each length."""
+    """Return random token ids of the demo's vocabulary, one prompt per length."""
     generator = torch.Generator().manual_seed(0)
     return [torch.randint(4, 3000, (length,), generator=generator).tolist() for length in lengths]
 
 
 @torch.no_grad()
 def expected(folder, asked):
-    """The log-probability of every token but the first, in transformers and float32."""
+    """Compute the log-probability of every token except the first, in transformers and float32."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=True).eval()
     probabilities = []
     for ids in asked:
@@ -45,5 +45,5 @@ def expected(folder, asked):
 
 
 def largest(served, wanted):
-    """The largest difference of each prompt."""
+    """Return the largest difference of each prompt."""
     return [max(abs(a - b) for a, b in zip(*pair, strict=True)) for pair in zip(served, wanted, strict=True)]

@@ -1,4 +1,4 @@
-"""Real engines, run by `make engines`; where they are not installed, these tests are left out."""
+"""Real engines, run by `make engines`; tests of missing engines are skipped."""
 
 import os
 from importlib.metadata import distributions, version
@@ -9,14 +9,14 @@ from checkpoints_to_serve import LENGTHS, RECIPES
 from ctxext import Recipe
 from ctxext.converters.convert import convert
 
-# In this process, so that a test costs seconds; no more memory than a small machine has.
+# In this process, so that a test takes seconds; with the memory of a small machine.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
-    """Converts the checkpoint in the package by a name of `RECIPES`."""
+    """Convert the demo checkpoint by a name of `RECIPES`."""
     place, done = tmp_path_factory.mktemp("served"), {}
 
     def make(name):
@@ -33,7 +33,7 @@ _NOTES = pytest.StashKey()
 
 @pytest.fixture
 def note(request):
-    """Keeps figures for the table at the end: what engines.py says."""
+    """Collect figures for the table at the end."""
 
     def keep(engine, what, figures):
         request.config.stash.setdefault(_NOTES, []).append(f"{engine:<10} {what:<44} {figures_in_words(figures)}")
@@ -42,12 +42,12 @@ def note(request):
 
 
 def figures_in_words(figures):
-    """Numbers as they are quoted."""
+    """Format numbers."""
     return "  ".join(f"{figure:.1e}" if isinstance(figure, float) else str(figure) for figure in figures)
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    """The figures, and the versions that they hold for."""
+    """Print the figures and the versions."""
     packages = ("vllm-cpu", "vllm", "xllamacpp", "llama-cpp-python", "transformers", "torch")
     versions = {name: version(name) for name in packages if name in {d.name for d in distributions()}}
     lines = config.stash.get(_NOTES, [])

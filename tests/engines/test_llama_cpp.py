@@ -1,4 +1,4 @@
-"""Checkpoints in llama.cpp against transformers, by way of its own converter, in float32.
+"""Checkpoints in llama.cpp, written by its converter, compared with transformers in float32.
 
 `LLAMA_CPP` names a folder with its sources, for the converter; xllamacpp brings its server.
 """
@@ -18,7 +18,7 @@ from checkpoints_to_serve import RECIPES, prompts
 from ctxext import Recipe, Settings, evaluate
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.convert import convert
-from ctxext.converters.engines import attn_factor, serving_of, unconverted_lines
+from ctxext.converters.engines import attn_factor, serving_of, source_commands
 from ctxext.evaluate.model import Loading
 from ctxext.gguf.convert import convert_gguf
 from ctxext.methods import Yarn
@@ -33,7 +33,7 @@ COMPARED = 100
 
 
 def gguf(source, out, metadata=None, rope_freqs=None):
-    """Convert a checkpoint; `metadata` by `KIND:NUMBER`, as --override-kv has it."""
+    """Convert a checkpoint; `metadata` has the form `KIND:NUMBER` of --override-kv."""
     more = json.dumps({"metadata": metadata or {}, "rope_freqs": rope_freqs})
     script = Path(__file__).with_name("to_gguf.py")
     words = [sys.executable, script, ROOT, source, out, more]
@@ -41,7 +41,7 @@ def gguf(source, out, metadata=None, rope_freqs=None):
 
 
 def asked(file, **flags):
-    """The log-probabilities after each prompt, of the tokens that llama.cpp finds most likely."""
+    """Return the log-probabilities of llama.cpp's most likely tokens after each prompt."""
     common = llama_cpp.CommonParams()
     common.model.path, common.n_parallel, common.cpuparams.n_threads, common.warmup = str(file), 1, 1, False
     common.cache_type_k = common.cache_type_v = llama_cpp.ggml_type.GGML_TYPE_F32
@@ -61,7 +61,7 @@ def asked(file, **flags):
 
 @pytest.mark.parametrize("factor", [1, 2])
 def test_eval_counts_as_transformers(tmp_path, factor):
-    """The same cells from the file and from the checkpoint, plain and by yarn."""
+    """The file and the checkpoint have the same results, plain and with yarn."""
     folder, file = "demo", tmp_path / "demo.gguf"
     result = gguf(open_checkpoint("demo").folder, file)
     assert result.returncode == 0, result.stderr
@@ -84,7 +84,7 @@ def test_eval_counts_as_transformers(tmp_path, factor):
 
 @torch.no_grad()
 def differences(folder, served, weights=None):
-    """The largest difference from transformers after each prompt, with other weights where they are given."""
+    """Return the largest difference from transformers after each prompt, optionally with other weights."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     _, unexpected = model.load_state_dict(weights or {}, strict=False)
     assert not unexpected
@@ -109,7 +109,7 @@ def test_log_probabilities_are_those_of_transformers(made, note, tmp_path, name)
 
 @pytest.fixture(scope="module")
 def plain_gguf(tmp_path_factory):
-    """The checkpoint in the package as its converter writes it."""
+    """The demo checkpoint, converted by llama.cpp."""
     path = tmp_path_factory.mktemp("gguf") / "demo.gguf"
     assert gguf(open_checkpoint("demo").folder, path).returncode == 0
     return path
@@ -153,7 +153,7 @@ def test_its_converter_refuses_checkpoints_with_code(made, tmp_path, name):
 @pytest.mark.parametrize("name", ["pi", "ntk", "yarn", "ntk-by-parts"])
 def test_the_unconverted_checkpoint_is_served_as_the_converted_one(made, note, tmp_path, name):
     model = model_config(open_checkpoint(str(made(name))).config)
-    words = shlex.split(unconverted_lines("demo", model, serving_of(model))["llama.cpp"])[3:]
+    words = shlex.split(source_commands("demo", model, serving_of(model))["llama.cpp"])[3:]
     pairs = list(zip(words[::2], words[1::2], strict=True))
     told = {flag: value for flag, value in pairs if flag != "--override-kv"}
     metadata = dict(value.split("=") for flag, value in pairs if flag == "--override-kv")

@@ -1,4 +1,4 @@
-"""GGUF files of Q4_K, Q6_K and Q8_0: converted, in llama.cpp, against transformers with the same weights.
+"""Converted GGUF files of Q4_K, Q6_K and Q8_0 in llama.cpp, compared with transformers with the same weights.
 
 llama.cpp rounds activations too where weights are quantized, so it differs from transformers by itself: a converted
 file must differ no more than its source does, and from its source with the schedule as arguments not at all.
@@ -25,7 +25,7 @@ from test_llama_cpp import ROOT, asked, differences, gguf, llama_cpp
 
 pytestmark = [pytest.mark.engine, pytest.mark.skipif(not ROOT, reason="LLAMA_CPP names no sources of llama.cpp")]
 
-# K-quants take rows of multiples of 256 weights. llama.cpp reads no prompt beyond the length in the file.
+# K-quants need rows of multiples of 256 weights. llama.cpp limits prompts to the length in the file.
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2}
 Q8_0, Q4_K, Q6_K = 8, 12, 14
 NAMES = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output"}
@@ -33,7 +33,7 @@ NAMES |= {"gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}
 
 
 def kind_of(name):
-    """The type of a matrix as llama-quantize chooses it for Q4_K_M, and Q8_0 for one, so that all three occur."""
+    """Return the type of a matrix in Q4_K_M of llama-quantize, and Q8_0 for one, so that all three occur."""
     if "attn_output" in name:
         return Q8_0
     return Q6_K if any(part in name for part in ("attn_v", "ffn_down", "token_embd")) else Q4_K
@@ -41,7 +41,7 @@ def kind_of(name):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """A random Llama with the vocabulary of the checkpoint in the package, as checkpoint and as GGUF in float32."""
+    """A random Llama with the vocabulary of the demo, as checkpoint and as GGUF in float32."""
     folder, demo = tmp_path_factory.mktemp("quantized"), open_checkpoint("demo")
     torch.manual_seed(0)
     of_demo = {name: demo.config[name] for name in ("vocab_size", "bos_token_id", "eos_token_id")}
@@ -59,7 +59,7 @@ def plain(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def quantized(plain):
-    """The file with its matrices quantized by llama.cpp's own code."""
+    """Quantize the matrices of a file with llama.cpp."""
     engine = ctypes.CDLL(sys.modules[llama_cpp.Server.__module__].__file__)
     engine.ggml_quantize_chunk.restype = ctypes.c_size_t
     header, raw = read_header(plain / "f32.gguf"), (plain / "f32.gguf").read_bytes()
@@ -78,14 +78,14 @@ def quantized(plain):
         content.append(weights + bytes(-len(weights) % header.alignment))
         offset += len(content[-1])
     path = plain / "quantized.gguf"
-    path.write_bytes(replace(header, tensors=tuple(tensors)).packed() + b"".join(content))
+    path.write_bytes(replace(header, tensors=tuple(tensors)).to_bytes() + b"".join(content))
     assert {tensor.type_name for tensor in tensors} == {"F32", "Q4_K", "Q6_K", "Q8_0"}
     return path
 
 
 @pytest.fixture(scope="module")
 def weights(quantized):
-    """What the quantized file holds, by the names of transformers, dequantized by llama.cpp's Python package."""
+    """Dequantize a file with llama.cpp's Python package, and return its tensors by their names in transformers."""
     sys.path.insert(0, str(Path(os.environ["LLAMA_CPP"]) / "gguf-py"))
     from gguf.quants import dequantize
 
@@ -100,7 +100,7 @@ def weights(quantized):
     for layer in range(2):
         for name, other in NAMES.items():
             matrix = held[f"blk.{layer}.{other}.weight"]
-            if name in ("q_proj", "k_proj"):  # llama.cpp pairs neighbours, transformers halves.
+            if name in ("q_proj", "k_proj"):  # llama.cpp pairs neighbours, transformers pairs halves.
                 matrix = matrix.view(-1, SIZES["hidden_size"] // 16, 2, matrix.shape[1]).transpose(1, 2)
                 matrix = matrix.reshape(-1, SIZES["hidden_size"])
             part = "self_attn" if "attn" in other else "mlp"
@@ -109,7 +109,7 @@ def weights(quantized):
 
 
 def flags_of(name):
-    """The schedule as arguments of llama.cpp, where it has some."""
+    """Return the schedule as arguments of llama.cpp, if it has any."""
     kinds = llama_cpp.llama_rope_scaling_type
     return {
         "pi": {"rope_scaling_type": kinds.LLAMA_ROPE_SCALING_TYPE_LINEAR, "rope_freq_scale": 0.25},

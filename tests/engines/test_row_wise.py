@@ -1,4 +1,4 @@
-"""Relation maps in an engine that lays requests end to end, keeps keys in blocks and orders a block as it likes."""
+"""Relation maps in a stub engine with concatenated requests, and keys in blocks of any order."""
 
 import random
 from types import SimpleNamespace
@@ -8,8 +8,8 @@ import torch
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from ctxext.engines import row_wise as row_wise_module
-from ctxext.engines.layout import Layout, TurnedKeys
-from ctxext.engines.row_wise import Rows, row_wise
+from ctxext.engines.layout import Layout, RotatedKeys
+from ctxext.engines.row_wise import Rows, make_row_wise
 from ctxext.portable import modeling_family  # noqa: F401  # A checkpoint's stub imports it.
 from ctxext.portable.method import Part
 from relation_cases import BASE, LENGTH, METHODS, PAIRS, Call, made, states, stock, stock_eager
@@ -18,7 +18,7 @@ TOKENS, BLOCKS, HEADS, GROUPS, SIZE = 16, 64, 4, 2, 2 * PAIRS
 
 
 class Implementation:
-    """An engine's attention: keys and values of a block are mixed by a permutation that only it knows."""
+    """An engine's attention that permutes keys and values within a block."""
 
     def __init__(self):
         self.num_kv_heads, self.head_size, self.scale = GROUPS, SIZE, SIZE**-0.5
@@ -37,7 +37,7 @@ class Implementation:
 
 
 class Strided(Implementation):
-    """One that keeps keys of a head by column and values by token, as vLLM's does on processors."""
+    """An attention that stores keys by column and values by token, as vLLM does on CPUs."""
 
     def do_kv_cache_update(self, layer, key, value, cache, slots):
         keys, values = cache.view(len(cache), GROUPS, 2 * TOKENS, SIZE).chunk(2, 2)
@@ -49,7 +49,7 @@ class Strided(Implementation):
 
 
 def rows_of(name, *, keeps_keys=False):
-    """What the plugin makes of a case, with a layer as a converted model has it."""
+    """Create the rows of a case, with a layer of a converted model."""
     attention = SimpleNamespace(layer_idx=0, scaling=None, config=SimpleNamespace(_attn_implementation="vllm"))
     method = made(name)
     part = Part([method], "self_attn", attention, (apply_rotary_pos_emb, True))
@@ -59,15 +59,15 @@ def rows_of(name, *, keeps_keys=False):
 
 
 def engine_of(name, kind=Implementation, *, keeps_keys=False):
-    """An engine with the rows of a case, and its cache."""
+    """Create an engine with the rows of a case, and its cache."""
     engine = kind()
     engine.ctxext_rows = rows_of(name, keeps_keys=keeps_keys)
-    engine.__class__ = row_wise(kind)
-    return engine, torch.full((BLOCKS, GROUPS, TOKENS, 2 * SIZE), torch.nan)  # Whatever requests before left there.
+    engine.__class__ = make_row_wise(kind)
+    return engine, torch.full((BLOCKS, GROUPS, TOKENS, 2 * SIZE), torch.nan)  # Left by earlier requests.
 
 
 def served(name, lengths, chunk, seed=0, on=None, first=0):
-    """Queries, keys and values of requests, and the output of an engine that reads `chunk` tokens of each at a time."""
+    """Return queries, keys and values of requests, and the output of an engine in chunks of `chunk` tokens."""
     engine, cache = on or engine_of(name)
     free = [*range(BLOCKS)]
     random.Random(seed).shuffle(free)
@@ -102,7 +102,7 @@ def served(name, lengths, chunk, seed=0, on=None, first=0):
 
 
 def check_each(name, own, outputs, first):
-    """From the border on, what an engine gives for each request is what the method says of it alone."""
+    """From the border on, the output for each request equals that of the method for this request alone."""
     for (query, key, value), output in zip(own, outputs, strict=True):
         call = Call(torch.arange(query.shape[2])[None])
         wanted = made(name).attend(stock, call, query, key, value, None)[0][0].transpose(0, 1)
@@ -120,25 +120,25 @@ def test_requests_side_by_side_are_as_each_alone(name, chunk):
 @pytest.mark.parametrize("kind", [Implementation, Strided])
 @pytest.mark.parametrize("name", METHODS)
 def test_one_token_at_a_time(name, kind, monkeypatch):
-    """From the blocks, in several pieces, whose waves grow with the request; never by the way of several rows."""
+    """Single rows are computed from the blocks, in several pieces, with waves that grow with the request."""
     monkeypatch.setattr(row_wise_module, "_PIECE", 2 * TOKENS * GROUPS * SIZE)
     monkeypatch.setattr(row_wise_module, "_MORE", 0)
-    monkeypatch.setattr(Layout, "gathered", None)
+    monkeypatch.setattr(Layout, "gather", None)
     own, outputs, first = served(name, [150, 100], 1, on=engine_of(name, kind))
     check_each(name, own, outputs, first)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_keys_that_are_kept_turned_are_those_that_the_engine_wrote_last(name, monkeypatch):
-    """Two requests, then two others in the same blocks; a block is turned once while nothing is written to it."""
+    """Two requests, then two others in the same blocks; a block is rotated once until it is written again."""
     monkeypatch.setattr(row_wise_module, "_PIECE", 2 * TOKENS * GROUPS * SIZE)
-    kept, keep = [], TurnedKeys.keep
-    monkeypatch.setattr(TurnedKeys, "keep", lambda own, *given: (kept.append(given[1]), keep(own, *given)))
+    kept, keep = [], RotatedKeys.keep
+    monkeypatch.setattr(RotatedKeys, "keep", lambda own, *given: (kept.append(given[1]), keep(own, *given)))
     on = engine_of(name, Strided, keeps_keys=True)
     for first_request in (0, 2):
         own, outputs, first = served(name, [150, 100], 1, on=on, first=first_request)
         check_each(name, own, outputs, first)
-        if name == "self-extend-fixed":  # Of one table, and read as far when the whole block is written.
+        if name == "self-extend-fixed":  # It has one table and reads complete blocks.
             numbers = [number for some in kept for number in some]
             assert len(numbers) == len(set(numbers)) > 10
         kept.clear()
@@ -146,7 +146,7 @@ def test_keys_that_are_kept_turned_are_those_that_the_engine_wrote_last(name, mo
 
 @pytest.mark.parametrize("name", [name for name in METHODS if not name.startswith("window")])
 def test_keys_that_were_turned_by_other_frequencies_are_turned_again(name):
-    """The same blocks of the same request, which the engine does not write again, as where the base changes."""
+    """The same blocks of the same request with another base, without a new write by the engine."""
     length, free = 150, [*range(BLOCKS)]
     random.Random(0).shuffle(free)
     table = torch.zeros(1, BLOCKS, dtype=torch.int32)
@@ -174,7 +174,7 @@ def test_keys_that_were_turned_by_other_frequencies_are_turned_again(name):
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_blocks_with_strides_are_read_as_by_their_places(axis):
-    """Wherever the cache counts its blocks."""
+    """For any dimension of the block number."""
     engine, cache = Strided(), torch.randn(BLOCKS, GROUPS, TOKENS, 2 * SIZE)
     numbers, together = [5, 3, 60], [7, 8, 9]
     if axis:
@@ -194,7 +194,7 @@ def test_blocks_with_strides_are_read_as_by_their_places(axis):
     ("writes", "more", "lengths", "runs"),
     [
         (False, (None,), [100, 70], False),
-        (False, (None,), [100, LENGTH], True),  # A row inside the border.
+        (False, (None,), [100, LENGTH], True),  # A row before the border.
         (True, (None,), [100, 70], True),
         (False, (torch.ones(1),), [100, 70], True),
     ],
@@ -204,7 +204,7 @@ def test_the_engines_attention_is_left_out_where_no_row_is_its_own(writes, more,
     layer.attn_backend = SimpleNamespace(forward_includes_kv_cache_update=writes)
     about = SimpleNamespace(query_start_loc=torch.tensor([0, 5, 6]), seq_lens=torch.tensor(lengths))
     assert rows.are_all(layer, about, more) is not runs
-    assert not rows.are_all(SimpleNamespace(), about, ())  # Nothing is known of when keys are written.
+    assert not rows.are_all(SimpleNamespace(), about, ())  # The time of writing keys is unknown.
 
 
 UNKNOWN = {
@@ -243,7 +243,7 @@ def test_what_a_family_adds_to_its_attention_is_the_engines(of_engine, of_family
     total = 100
     (query, key, value), scale = states(total, HEADS, GROUPS, SIZE), 0.3
     engine, rows = SimpleNamespace(scale=scale, **of_engine), rows_of("self-extend")
-    output = rows.attended(engine, query[:, :, rows.first :], key, value, rows.first)
+    output = rows.compute_rows(engine, query[:, :, rows.first :], key, value, rows.first)
     mask = torch.zeros(total, total).masked_fill(torch.ones(total, total).triu(1).bool(), -1e30)[None, None]
     call = Call(torch.arange(total)[None], backend="eager")
     wanted = made("self-extend").attend(stock_eager, call, query, key, value, mask, scaling=scale, **of_family)[0]
@@ -251,13 +251,13 @@ def test_what_a_family_adds_to_its_attention_is_the_engines(of_engine, of_family
 
 
 def test_rows_know_which_heads_of_the_model_they_are():
-    """A method with numbers for each head takes those of this rank."""
+    """A method with weights per head uses those of this rank."""
     rows, seen = rows_of("self-extend"), []
     rows.first_head = 6
     attend = rows.methods[0].attend
     rows.methods[0].attend = lambda inner, call, *a, **k: seen.append(call) or attend(inner, call, *a, **k)
     query, key, value = states(70, HEADS, GROUPS, SIZE)
-    rows.attended(SimpleNamespace(scale=0.3), query[:, :, 64:], key, value, 64)
+    rows.compute_rows(SimpleNamespace(scale=0.3), query[:, :, 64:], key, value, 64)
     assert [(call.first_head, call.kv_heads) for call in seen] == [(6, GROUPS)]
 
 
@@ -279,7 +279,7 @@ def test_several_maps_act_from_the_first_border_on_the_innermost_first():
     both = Rows(rows.part, rows.attention, rows.rotary, [method("inner", 70), method("outer", 66)], 0)
     assert both.first == 66
     query, key, value = states(80, HEADS, GROUPS, SIZE)
-    both.attended(SimpleNamespace(scale=0.3), query[:, :, 79:], key, value, 79)
+    both.compute_rows(SimpleNamespace(scale=0.3), query[:, :, 79:], key, value, 79)
     assert order == [("outer", 0.3), ("inner", 0.3)]
 
 
@@ -292,14 +292,14 @@ def test_a_map_for_each_layer_acts_from_its_own_border():
 
 def test_an_engine_that_warms_up_is_left_alone():
     engine, _ = engine_of("self-extend")
-    engine.ctxext_rows.step.metadata = SimpleNamespace()  # Of a step before.
+    engine.ctxext_rows.step.metadata = SimpleNamespace()  # Of an earlier step.
     output = torch.zeros(3, HEADS, SIZE)
     assert engine.forward(None, None, None, None, None, None, output) is output
     assert torch.equal(output, torch.full_like(output, 7.0))
 
 
 def test_a_cache_with_other_strides_is_read_by_its_places():
-    """An engine may bring a view of another layout than the one that was measured."""
+    """An engine may pass a view with another layout than the measured one."""
     engine, cache = Strided(), torch.randn(BLOCKS, GROUPS, TOKENS, 2 * SIZE)
     layout, numbers = Layout(engine, None, cache), [5, 3, 60]
     other = cache.transpose(0, 1).contiguous().transpose(0, 1)
@@ -317,4 +317,4 @@ def test_turned_keys_are_kept_if_those_of_all_layers_have_room(monkeypatch):
     assert one.step.layers == 2
     size = cache.numel() * cache.element_size() // 2  # Keys are half of a cache.
     monkeypatch.setattr("ctxext.engines.layout._MOST", 2 * size)
-    assert [TurnedKeys.fits(layout, cache, layers) for layers in (1, 2, 3)] == [True, True, False]
+    assert [RotatedKeys.fits(layout, cache, layers) for layers in (1, 2, 3)] == [True, True, False]

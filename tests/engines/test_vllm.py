@@ -1,4 +1,4 @@
-"""Checkpoints in vLLM against transformers: what `converters/engines.py` says of it was seen here."""
+"""Checkpoints in vLLM, compared with transformers: the measurements of `converters/engines.py`."""
 
 from contextlib import closing
 
@@ -7,7 +7,7 @@ import pytest
 from checkpoints_to_serve import LENGTHS, expected, largest, prompts
 from ctxext import Recipe, Settings, evaluate
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.converters.calibration import calibrated as calibrated_recipe
+from ctxext.converters.calibration import calibrate_recipe
 from ctxext.converters.convert import convert
 from ctxext.converters.engines import overrides
 from ctxext.converters.options import ConvertOptions
@@ -26,7 +26,7 @@ TOLERANCE = 1e-3
 
 
 def asked(folder, lengths=LENGTHS, **options):
-    """What vLLM makes of the prompts."""
+    """Return the log-probabilities in vLLM."""
     arguments = {**SMALL, **options}
     with closing(Engine(folder, length=2048, dtype="float32", trust=True, arguments=arguments)) as engine:
         return engine.log_probabilities(prompts(lengths))
@@ -69,8 +69,8 @@ def test_dynamic_is_wrong(made, note):
 
 
 def test_heads_of_a_rank_have_their_own_ratios(made, note, monkeypatch):
-    """Tensor parallelism: each of two processes holds half of the heads."""
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # It would want a memory node for each.
+    """Tensor parallelism: each of two processes has half of the heads."""
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # By default it needs a memory node per process.
     folder = made("mspoe by parts on yarn")
     differences = largest(asked(folder, tensor_parallel_size=2), expected(folder, prompts()))
     note("vLLM", "mspoe by parts on yarn, tensor parallel 2", differences)
@@ -90,7 +90,7 @@ def test_chunks_and_shared_beginnings_change_nothing(made, note, options):
 def test_the_same_cells_as_transformers(made, note, tmp_path):
     calibrated = tmp_path / "calibrated"
     steps = MsPoE(schedule="by-parts", ratio_min=2, ratio_max=4, first_layer=0, head_order="calibrated")
-    recipe = calibrated_recipe(open_checkpoint("demo"), Recipe([steps]), ConvertOptions())
+    recipe = calibrate_recipe(open_checkpoint("demo"), Recipe([steps]), ConvertOptions())
     convert("demo", calibrated, recipe, check=False)
     models = [str(made("yarn")), str(calibrated)]
     settings = Settings(

@@ -1,4 +1,4 @@
-"""What the plugin makes of a model of vLLM's, with a stand-in for the parts of vLLM that it asks."""
+"""The plugin with a model of vLLM, and a stub of the used parts of vLLM."""
 
 import importlib
 import sys
@@ -12,7 +12,7 @@ from relation_cases import made
 
 
 class Stock:
-    """vLLM's transformers backend: makes its attention and nothing else."""
+    """vLLM's transformers backend, which only creates its attention."""
 
     def _create_attention_instances(self, prefix=""):
         self.prefixes = [*getattr(self, "prefixes", ()), prefix]
@@ -20,7 +20,7 @@ class Stock:
 
 @pytest.fixture
 def plugin(monkeypatch):
-    """The module `ctxext.engines.vllm_models`, of rank `rank` of `ranks`."""
+    """Import `ctxext.engines.vllm_models` as rank `rank` of `ranks`."""
     place = SimpleNamespace(rank=0, ranks=1)
     backend = ModuleType("vllm.model_executor.models.transformers")
     backend.VLLM_ATTN_ATTR = "vllm_attention"
@@ -51,7 +51,7 @@ class Attention:
 
 
 def layer(number, layers=(0, 1)):
-    """A decoder layer's attention with a relation map on some layers, as a converted model has it."""
+    """Create the attention of a decoder layer, with relation maps in some layers, as in a converted model."""
     method = made("self-extend")
     method.settings["layers"] = [*layers]
     part = SimpleNamespace(name="self_attn", layer=number, methods=[method], is_left_to_engine=False)
@@ -60,7 +60,7 @@ def layer(number, layers=(0, 1)):
 
 
 def model(*layers, **changes):
-    """A model of vLLM's; `changes` are of its parts."""
+    """Create a model of vLLM with changed parts."""
     rotary = SimpleNamespace(ctxext_layouts={None: ([0], None)}, inv_freq=torch.ones(1))
     parts = {"rotaries": [rotary], "uses_mrope": False, "cache_dtype": "auto", "heads": 8, **changes}
     stock = Stock()
@@ -77,10 +77,10 @@ def model(*layers, **changes):
     [(0, 1, 8, 0), (0, 4, 8, 0), (1, 4, 8, 2), (3, 4, 8, 6), (3, 8, 4, 1), (6, 8, 4, 3)],
 )
 def test_every_rank_begins_with_its_own_heads(rank, ranks, heads, first, plugin):
-    """Where there are more ranks than KV heads, several hold the same one."""
+    """With more ranks than KV heads, several ranks have the same head."""
     plugin.place.rank, plugin.place.ranks = rank, ranks
     one = layer(0)
-    plugin.module.bind(model(one, heads=heads))
+    plugin.module.attach_maps(model(one, heads=heads))
     attention = one.self_attn.vllm_attention.impl
     assert attention.ctxext_rows.first_head == first
     assert isinstance(attention, Attention)
@@ -94,7 +94,7 @@ def test_every_rank_begins_with_its_own_heads(rank, ranks, heads, first, plugin)
         (True, None, None, False),
         (False, "layers.0", None, False),
         (False, None, "a connector", False),
-        (None, None, None, False),  # Nothing is known of when keys are written.
+        (None, None, None, False),  # The time of writing keys is unknown.
     ],
 )
 def test_turned_keys_are_kept_where_all_writes_are_seen(writes_in_forward, shares, transfer, keeps, plugin):
@@ -103,13 +103,13 @@ def test_turned_keys_are_kept_where_all_writes_are_seen(writes_in_forward, share
     if writes_in_forward is not None:
         attention.attn_backend = SimpleNamespace(forward_includes_kv_cache_update=writes_in_forward)
     attention.kv_sharing_target_layer_name = shares
-    plugin.module.bind(model(one, transfer=transfer))
+    plugin.module.attach_maps(model(one, transfer=transfer))
     assert attention.impl.ctxext_rows.keeps_keys is keeps
 
 
 def test_layers_that_take_no_part_are_left_alone(plugin):
     acting, other = layer(0, layers=(0,)), layer(1, layers=(0,))
-    plugin.module.bind(model(acting, other))
+    plugin.module.attach_maps(model(acting, other))
     kinds = [type(one.self_attn.vllm_attention.impl) is Attention for one in (acting, other)]
     assert kinds == [False, True]
     assert all(one.ctxext_part.is_left_to_engine for one in (acting, other))
@@ -120,7 +120,7 @@ def test_layers_that_take_no_part_are_left_alone(plugin):
 def test_models_without_relation_maps_are_left_alone(plugin):
     one = layer(0)
     one.ctxext_part.methods = [SimpleNamespace(acts_on=lambda _number: True)]
-    plugin.module.bind(model(one, rotaries=[], cache_dtype="fp8"))
+    plugin.module.attach_maps(model(one, rotaries=[], cache_dtype="fp8"))
     assert not one.ctxext_part.is_left_to_engine
 
 
@@ -140,12 +140,12 @@ ROTARY = SimpleNamespace(ctxext_layouts={None: ([0], None)}, inv_freq=torch.ones
 )
 def test_what_was_not_worked_out_is_refused(changes, message, plugin):
     with pytest.raises(ValueError, match=message):
-        plugin.module.bind(model(layer(0), **changes))
+        plugin.module.attach_maps(model(layer(0), **changes))
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float16", "bfloat16", "float32"])
 def test_caches_that_hold_keys_as_they_are(dtype, plugin):
-    plugin.module.bind(model(layer(0), cache_dtype=dtype))
+    plugin.module.attach_maps(model(layer(0), cache_dtype=dtype))
 
 
 @pytest.mark.parametrize("attention", [None, SimpleNamespace(impl=SimpleNamespace())])
@@ -153,11 +153,11 @@ def test_an_attention_that_is_not_known_is_refused(attention, plugin):
     one = layer(3)
     one.self_attn.vllm_attention = attention
     with pytest.raises(ValueError, match="the attention of layer 3"):
-        plugin.module.bind(model(one))
+        plugin.module.attach_maps(model(one))
 
 
 def test_layers_are_bound_once_vllm_has_made_its_own(plugin):
-    """By the classes that the plugin registers."""
+    """The registered classes attach the maps."""
     for kind in (plugin.module.TransformersForCausalLM, plugin.module.TransformersMoEForCausalLM):
         one, built = layer(0), kind()
         vars(built).update(vars(model(one)))

@@ -1,4 +1,4 @@
-"""Relation maps in vLLM with this package beside it, against transformers: requests of several lengths at once."""
+"""Relation maps in vLLM with ctxext installed, compared with transformers, for requests of several lengths at once."""
 
 from contextlib import closing
 
@@ -30,7 +30,7 @@ NEW = 16
 
 
 def prompts(longest):
-    """Four prompts with a beginning in common, one of them inside the window of 512 tokens."""
+    """Four prompts with a common prefix, one of them within the window of 512 tokens."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(4, 3000, (longest,), generator=generator).tolist()
     lengths = (300, *(length for length in (601, 1300, 1900) if length < longest))

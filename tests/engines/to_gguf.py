@@ -1,4 +1,4 @@
-"""Run as a script: llama.cpp's own converter on a checkpoint whose tokenizer it has never seen.
+"""Script: llama.cpp's converter for a checkpoint with an unknown tokenizer.
 
     python to_gguf.py LLAMA_CPP SOURCE OUT JSON
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from ctxext.data import chat_template
-from ctxext.data.chat_template import rendered
+from ctxext.data.chat_template import render_chat
 from ctxext.data.encoding import Encoder
 from ctxext.errors import CtxextError
 from hand_made import make_tokenizer
@@ -29,7 +29,7 @@ def with_template(text):
 )
 def test_a_template_that_fails(text):
     with pytest.raises(CtxextError, match="chat template cannot be rendered") as caught:
-        Encoder(with_template(text)).frame("a", "What? It is")
+        Encoder(with_template(text)).encode_frame("a", "What? It is")
     assert "\n" not in caught.value.message
 
 
@@ -38,7 +38,7 @@ def test_the_alarm_is_off_and_as_before_afterwards(text):
     """One that stays armed ends whatever comes next, minutes later."""
     before = signal.getsignal(signal.SIGVTALRM)
     with contextlib.suppress(CtxextError):
-        rendered(with_template(text), SAID)
+        render_chat(with_template(text), SAID)
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
     assert signal.getsignal(signal.SIGVTALRM) is before
 
@@ -46,10 +46,10 @@ def test_the_alarm_is_off_and_as_before_afterwards(text):
 def test_a_template_that_does_not_end(monkeypatch):
     monkeypatch.setattr(chat_template, "_SECONDS", 0.3)
     begun = time.process_time()
-    with pytest.raises(CtxextError, match=r"was not done after 0\.3 seconds"):
-        rendered(with_template(LOOPS), SAID)
+    with pytest.raises(CtxextError, match=r"it ran for more than 0\.3 seconds"):
+        render_chat(with_template(LOOPS), SAID)
     assert time.process_time() - begun < 3
-    assert rendered(with_template("{{ messages[0].content }}"), SAID) == "w2"
+    assert render_chat(with_template("{{ messages[0].content }}"), SAID) == "w2"
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no limit of memory for a process there")
@@ -65,8 +65,8 @@ def test_a_template_that_does_not_end(monkeypatch):
 )
 def test_a_template_that_takes_all_memory(text):
     before, peak = resource.getrlimit(resource.RLIMIT_AS), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(CtxextError, match="it takes more than 256 MB of memory"):
-        rendered(with_template(text), SAID)
+    with pytest.raises(CtxextError, match="it needs more than 256 MB of memory"):
+        render_chat(with_template(text), SAID)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 400_000  # In kilobytes.
     assert resource.getrlimit(resource.RLIMIT_AS) == before
 
@@ -82,7 +82,7 @@ def test_the_limit_of_memory_is_set_and_taken_back(monkeypatch, tmp_path, before
     monkeypatch.setattr(resource, "getrlimit", lambda kind: before)
     monkeypatch.setattr(resource, "setrlimit", lambda *given: limits.append(given))
     with contextlib.suppress(CtxextError):
-        rendered(with_template(text), SAID)
+        render_chat(with_template(text), SAID)
     most = 1000 * resource.getpagesize() + (1 << 28)
     assert limits == [(resource.RLIMIT_AS, (most, before[1])), (resource.RLIMIT_AS, before)]
 
@@ -91,12 +91,12 @@ def test_a_lower_limit_of_memory_stays(monkeypatch):
     limits = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1, 2))
     monkeypatch.setattr(resource, "setrlimit", lambda *given: limits.append(given))
-    assert rendered(with_template("{{ messages[0].content }}"), SAID) == "w2"
+    assert render_chat(with_template("{{ messages[0].content }}"), SAID) == "w2"
     assert limits == []
 
 
 def test_a_template_that_writes_far_more_than_was_said():
-    with pytest.raises(CtxextError, match="it makes 2000000 characters of"):
-        rendered(with_template("{{ 'x y ' * 500000 }}"), SAID)
+    with pytest.raises(CtxextError, match="it turns 37 characters into 2000000"):
+        render_chat(with_template("{{ 'x y ' * 500000 }}"), SAID)
     long = [{"role": "user", "content": "w2 " * 500_000}]
-    assert len(rendered(with_template("{{ messages[0].content }}{{ messages[0].content }}"), long)) == 3_000_000
+    assert len(render_chat(with_template("{{ messages[0].content }}{{ messages[0].content }}"), long)) == 3_000_000

@@ -16,7 +16,7 @@ def test_the_tables_say_what_was_found(run, checkpoint, tmp_path):
     assert result.exit_code == 0, result.stderr
     for part in ("passkey", "kv", "300 tokens", "512 tokens", "0   50  100", "short", "perplexity"):
         assert part in result.stdout
-    assert "passkey: nothing was found at any length." in result.stdout
+    assert "passkey: no correct answers at any length." in result.stdout
     assert str(out / "report.html") in result.stderr
     report = json.loads((out / "report.json").read_text())
     assert [cell["depth"] for cell in report["models"][0]["cells"][:3]] == [0.0, 0.5, 1.0]
@@ -55,7 +55,7 @@ def test_converted_models_beside_their_source(run, checkpoint, tmp_path):
     assert beside["name"] == "tiny", "its source is read for comparison without being named"
     assert beside["cells"] == []
     assert stretched["short"]["against"]["model"] == "tiny"
-    assert "last half of the text: stretched" in result.stdout
+    assert "original context length: stretched" in result.stdout
     assert "against the source: stretched" in result.stdout
 
 
@@ -77,12 +77,12 @@ def no_weights(folder, _):
 
 PASSKEY = ["--task", "passkey", "--lengths", "300"]
 BAD = {
-    "beyond the window": (["--lengths", "300,600"], None, "reads 512 tokens, but a length of 600 was asked for"),
+    "beyond the window": (["--lengths", "300,600"], None, "supports 512 tokens, but a prompt length is 600"),
     "too short": (["--task", "kv", "--lengths", "64"], None, 'The task "kv" needs at least'),
     "empty haystack": (["--haystack", "empty.txt"], None, 'The haystack "empty.txt" is empty'),
     "no haystack": (["--haystack", "missing.txt"], None, "cannot be read"),
     "no tokenizer": (PASSKEY, no_tokenizer, "has no tokenizer"),
-    "not a number": (PASSKEY, not_a_number, "logits that are not numbers"),
+    "not a number": (PASSKEY, not_a_number, "NaN or infinite logits"),
     "no weights": (PASSKEY, no_weights, "cannot be loaded"),
     "broken documents": (
         ["--task", "documents", "--documents", "broken.jsonl"],
@@ -91,15 +91,15 @@ BAD = {
     ),
     "broken data": (["--task", "perplexity", "--data", "data.jsonl"], None, 'Line 2 of "data.jsonl" is not valid JSON'),
     "no text in data": (["--task", "short", "--data", "broken.jsonl"], None, "Line 1"),
-    "too little data": (["--task", "short", "--data", "little.txt"], None, "holds no document of 512 tokens"),
+    "too little data": (["--task", "short", "--data", "little.txt"], None, "contains no document of 512 tokens"),
     "not a parquet file": (["--task", "short", "--data", "data.parquet"], None, "is not a parquet file"),
     "no such depth": (["--depths", "a,b"], None, "not a list of depths"),
-    "depth beyond": (["--depths", "0,150"], None, "share of the haystack"),
+    "depth beyond": (["--depths", "0,150"], None, "not between 0 and 100 %"),
     "no such length": (["--lengths", "4q"], None, '"4q" is not a length'),
     "no such device": (["--device", "abacus"], None, '"abacus" is not a device'),
     "nothing to resume": (["--resume"], None, "Which results are meant"),
     "no harness": (["--harness", "ruler"], None, "not installed"),
-    "several": (None, None, "is named twice"),
+    "several": (None, None, "is listed twice"),
 }
 
 

@@ -93,7 +93,7 @@ def tiny(checkpoint):
 
 def test_all_is_asked_of_one_copy_of_the_weights(tiny, tmp_path, monkeypatch):
     loaded = []
-    monkeypatch.setattr(Run, "_ask", lambda run, model, work, done: loaded.append(model.model.lm_head.weight))
+    monkeypatch.setattr(Run, "_measure", lambda run, model, work, done: loaded.append(model.model.lm_head.weight))
     report = tiny()
     assert {weight.data_ptr() for weight in loaded} == {loaded[0].data_ptr()}
     assert [row["name"] for row in report["comparison"]["models"]] == [STOCK, "yarn", "self-extend", "table"]
@@ -106,11 +106,11 @@ def test_a_comparison_goes_on_where_it_was(tiny, tmp_path, monkeypatch):
     whole = tiny(out=tmp_path / "out")
     lines = (tmp_path / "out" / "cells.jsonl").read_text().splitlines()
     (tmp_path / "out" / "cells.jsonl").write_text("\n".join(lines[: len(lines) // 2]) + "\n")
-    with pytest.raises(CtxextError, match="already holds results"):
+    with pytest.raises(CtxextError, match="already contains results"):
         tiny(out=tmp_path / "out")
     again = tiny(out=tmp_path / "out", resume=True)
     assert [figures(model)[0] for model in again["models"]] == [figures(model)[0] for model in whole["models"]]
-    monkeypatch.setattr(Run, "_ask", None)
+    monkeypatch.setattr(Run, "_measure", None)
     assert tiny(out=tmp_path / "out", resume=True)["comparison"]["verdict"] == again["comparison"]["verdict"]
 
 
@@ -121,8 +121,8 @@ def test_when_the_time_is_up_all_were_asked_the_same_and_the_rest_is_said(tiny, 
     clock = SimpleNamespace(monotonic=lambda: float(next(ticks)), perf_counter=lambda: 0.0)
     for module in (compare_run, evaluate_run):
         monkeypatch.setattr(module, "time", clock)
-    real = Run._ask
-    monkeypatch.setattr(Run, "_ask", lambda *given: rounds.append(given) or real(*given))
+    real = Run._measure
+    monkeypatch.setattr(Run, "_measure", lambda *given: rounds.append(given) or real(*given))
     report = tiny(minutes=1)
     counts = {model["name"]: sum(cell["samples"] for cell in model["cells"]) for model in report["models"]}
     assert 0 < min(counts.values()) <= max(counts.values()) < 8
@@ -156,7 +156,7 @@ def slow(monkeypatch):
 def test_what_does_not_fit_is_refused_before_it_is_asked(tiny, slow, monkeypatch, run, checkpoint, tmp_path):
     now, pace = slow
     pace[0] = 0.5
-    monkeypatch.setattr(Run, "_ask", None)
+    monkeypatch.setattr(Run, "_measure", None)
     with pytest.raises(NothingMeasuredError, match=r"and one text for each of 3 models takes about 1\d min"):
         tiny(minutes=2)
     assert now[0] < 60, "some tokens are enough to know"
@@ -168,7 +168,7 @@ def test_what_does_not_fit_is_refused_before_it_is_asked(tiny, slow, monkeypatch
 
 def test_what_fits_is_estimated_first(tiny, slow, monkeypatch):
     told, (now, pace) = [], slow
-    monkeypatch.setattr(Run, "_ask", lambda *given: None)
+    monkeypatch.setattr(Run, "_measure", lambda *given: None)
     pace[0] = 0.02
     tiny(minutes=30, tell=told.append)
     assert told[0].startswith("All of it takes about ")
@@ -195,7 +195,7 @@ def test_a_text_is_read_once_for_all_depths_where_they_share_a_cache(can_share, 
 def test_a_comparison_that_measured_nothing_ends_with_1(run, checkpoint, tmp_path, monkeypatch):
     words = ["--target-length", "1k", "--methods", "yarn", "--task", "passkey", "--lengths", "320", "--samples", "1"]
     assert run("compare", checkpoint, *words, "--out", tmp_path / "out").exit_code == 0
-    monkeypatch.setattr(Run, "_ask", lambda *given: None)
+    monkeypatch.setattr(Run, "_measure", lambda *given: None)
     result = run("compare", checkpoint, *words, "--out", tmp_path / "none")
     assert "Nothing was measured" in result.stdout
     assert result.exit_code == 1
@@ -203,23 +203,23 @@ def test_a_comparison_that_measured_nothing_ends_with_1(run, checkpoint, tmp_pat
 
 def test_the_texts_that_questions_read():
     keys = {Key("needle", 512, depth, sample) for depth in (0.0, 0.5, 1.0) for sample in (0, 1)}
-    assert evaluate_run._texts_read(keys, SimpleNamespace(can_share=True)) == [512, 512]
-    assert evaluate_run._texts_read(keys, SimpleNamespace(can_share=False)) == [512] * 6
+    assert evaluate_run._list_lengths_read(keys, SimpleNamespace(can_share=True)) == [512, 512]
+    assert evaluate_run._list_lengths_read(keys, SimpleNamespace(can_share=False)) == [512] * 6
 
 
 def test_how_long_prompts_will_take(monkeypatch):
     infos = [SimpleNamespace(name=name, checkpoint=SimpleNamespace(config={})) for name in "ab"]
     monkeypatch.setattr(evaluate_run, "cost_of", lambda config: lambda length: length)
     pace = Meter([SimpleNamespace(info=info, measured_lengths=[]) for info in infos], None, 1)
-    assert pace.expected("a", [100]) == 0
-    pace.note("a", [100, 100], 4.0)
-    assert pace.expected("a", [100]) == 2.0
-    assert pace.expected("a", [200]) == 1.5 * 4.0, "a new length may cost more than its tokens say"
-    assert pace.expected("b", [100]) == 1.5 * 2.0, "so may another model"
-    pace.note("b", [200], 20.0)
-    assert pace.expected("b", [100]) == pytest.approx(15.0), "its own pace first"
-    assert pace.expected("a", []) == 0
-    pace.note("a", [], 1.0)
+    assert pace.estimate_seconds("a", [100]) == 0
+    pace.record("a", [100, 100], 4.0)
+    assert pace.estimate_seconds("a", [100]) == 2.0
+    assert pace.estimate_seconds("a", [200]) == 1.5 * 4.0, "a new length may cost more than its tokens say"
+    assert pace.estimate_seconds("b", [100]) == 1.5 * 2.0, "so may another model"
+    pace.record("b", [200], 20.0)
+    assert pace.estimate_seconds("b", [100]) == pytest.approx(15.0), "its own pace first"
+    assert pace.estimate_seconds("a", []) == 0
+    pace.record("a", [], 1.0)
 
 
 OTHERS = {
@@ -245,7 +245,7 @@ def test_positions_of_other_kinds_are_applied_as_they_are_converted(family, tmp_
     before = tiny_encodings.logits(stock, 12)
     for number, step in enumerate(OTHERS[family]):
         convert(source, tmp_path / str(number), step, check=False)
-        applied = bench.apply(bench.prepared(Recipe([step]))).model
+        applied = bench.apply(bench.prepare(Recipe([step]))).model
         assert torch.equal(
             tiny_encodings.logits(applied, 48), tiny_encodings.logits(loaded(tmp_path / str(number)), 48)
         )
@@ -273,7 +273,7 @@ def test_stock_mpt_is_not_asked_beyond_the_biases_that_it_computes(tmp_path):
     source = tiny_encodings.save_tokenizer(tiny_encodings.save("mpt", tmp_path / "mpt", more={"max_seq_len": 128}))
     report = compare(str(source), target_length=256, methods=("ntk-alibi",), tasks=("perplexity",), samples=2)
     assert [model["lengths"] for model in report["models"]] == [[128], [128, 256]]
-    with pytest.raises(CtxextError, match="reads 128 tokens"):
+    with pytest.raises(CtxextError, match="supports 128 tokens"):
         evaluate(str(source), Settings(tasks=("perplexity",), lengths=(256,), allow_beyond=True))
 
 

@@ -69,7 +69,7 @@ def test_who_sees_all_finds_all_and_who_sees_half_that_half(words):
 
 def test_who_guesses_is_right_by_chance(words, monkeypatch):
     torch.manual_seed(0)
-    monkeypatch.setattr(similarity, "pooled", lambda _, texts: torch.randn(len(texts), 8))
+    monkeypatch.setattr(similarity, "pool_texts", lambda _, texts: torch.randn(len(texts), 8))
     task, model = Passages(), LoadedModel("dice", None, Encoder(words), can_share=False, kind="encoder")
     questions = make_questions(task, model.encoder, 64, range(400), SETTINGS)
     (_, right), *_ = task.score(model, questions, [0], generate=False)
@@ -95,7 +95,7 @@ def test_a_length_that_holds_no_fact_is_refused(words):
     with pytest.raises(CtxextError, match='The task "passages" needs at least'):
         check_fits(Passages(), Encoder(words), [12], SETTINGS)
     encoder, pieces = Encoder(words), Passages().pieces(random.Random(0))
-    assert Passages().size(pieces, encoder) == 2 + max(len(encoder.piece(fact)) for fact in pieces.needles)
+    assert Passages().size(pieces, encoder) == 2 + max(len(encoder.encode_piece(fact)) for fact in pieces.needles)
 
 
 class Counter(torch.nn.Module):
@@ -133,7 +133,7 @@ def counted(words, sees):
 )
 def test_the_curve_shows_where_a_model_knows(words, sees, beginning, end):
     ids = list(range(9, 9 + 64))
-    encoder = SimpleNamespace(end=lambda: [1])
+    encoder = SimpleNamespace(get_end_tokens=lambda: [1])
     asked = SimpleNamespace(documents=lambda _: [[0, *ids]], lengths=(32, 64), longest=64, encoder=encoder, text="")
     (work,) = PseudoPerplexity().documents_to_read(asked)
     (record,) = work.run(counted(words, sees), set(work.keys))
@@ -199,10 +199,10 @@ def test_the_default_tasks_are_those_of_the_kind_and_others_are_refused(words, t
     assert default_tasks([masked, bare], Loading()) == ("passages",)
     assert default_tasks(["demo", masked], Loading()) == ("short",)
     for model, task in ((masked, "needle"), (masked, "perplexity"), (bare, "short"), (bare, "pseudo-perplexity")):
-        with pytest.raises(CtxextError, match=f'"{task}" cannot be asked of') as caught:
+        with pytest.raises(CtxextError, match=f'"{task}" does not support') as caught:
             evaluate([model], Settings(tasks=(task,)))
         assert "passages" in caught.value.hint
-    with pytest.raises(CtxextError, match='"passages" cannot be asked of "demo"'):
+    with pytest.raises(CtxextError, match='"passages" does not support "demo"'):
         evaluate(["demo"], Settings(tasks=("passages",)))
     assert default_tasks(["demo"], Loading()) == ("needle", "short")
     (info,) = open_infos([masked])
@@ -210,7 +210,7 @@ def test_the_default_tasks_are_those_of_the_kind_and_others_are_refused(words, t
         (Settings(tasks=("passages",), harness=("ruler-6",)), Loading(), "--harness"),
         (Settings(tasks=("passages",)), Loading(engine="vllm"), "--engine vllm"),
     ):
-        with pytest.raises(CtxextError, match=f"{what} is for causal language models"):
+        with pytest.raises(CtxextError, match=f"{what} supports only causal language models"):
             check_kind(info, settings, loading)
     report = evaluate([bare], Settings(tasks=("passages",), samples=1, depths=(0.5,)))
     assert report["models"][0]["kind"] == "encoder"

@@ -91,8 +91,8 @@ def test_engine_and_version_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "loading", "message"),
     [
-        ({"tasks": ("needle", "short", "perplexity")}, {}, "short and perplexity cannot be measured through vLLM"),
-        ({"harness": ("ruler-6",)}, {}, "--harness does not go through"),
+        ({"tasks": ("needle", "short", "perplexity")}, {}, "it cannot measure short and perplexity"),
+        ({"harness": ("ruler-6",)}, {}, "--harness cannot be combined with"),
         ({}, {"device": "cpu"}, "chooses device"),
         ({}, {"attention": "eager"}, "chooses device"),
     ],
@@ -123,10 +123,10 @@ def test_a_checkpoint_that_it_does_not_serve_is_refused(tmp_path, step, message)
 def test_the_longest_length_decides_what_it_has_positions_for(lengths):
     """For YaRN the table ends with its context length; a plain model gets as many as the longest length asks for."""
     demo = open_checkpoint("demo")
-    yarn = Recipe([Yarn(factor=2)]).resolved(model_config(demo.config)).edit(model_config(demo.config))
+    yarn = Recipe([Yarn(factor=2)]).resolve(model_config(demo.config)).edit(model_config(demo.config))
     served = CheckpointInfo("out", Checkpoint("out", demo.folder, yarn.config), 512, 1024)
     plain = CheckpointInfo("demo", demo, 512, 512)
-    with pytest.raises(CtxextError, match="positions for 1024 tokens") if max(lengths) > 1024 else nullcontext():
+    with pytest.raises(CtxextError, match="supports only 1024 tokens") if max(lengths) > 1024 else nullcontext():
         check_served(served, lengths)
     check_served(plain, lengths)
     load_served(plain, ENGINE, lengths).close()
@@ -161,18 +161,18 @@ def test_what_must_be_minded_is_said(tmp_path):
     factors = tuple([1.0] * 4 + [4.0] * 12)
     convert("demo", tmp_path / "out", Recipe([LongRope(factor=4, short_factor=(1.0,) * 16, long_factor=factors)]))
     report = evaluate([str(tmp_path / "out")], Settings(**SMALL), loading=ENGINE)
-    assert "long list is chosen once" in report["models"][0]["mind"]
+    assert "long list is used at any length" in report["models"][0]["mind"]
 
 
 def test_a_remark_on_a_checkpoint_that_is_served_exactly_need_not_be_minded():
     demo = open_checkpoint("demo")
     linear = (
-        Recipe([PositionInterpolation(factor=2)]).resolved(model_config(demo.config)).edit(model_config(demo.config))
+        Recipe([PositionInterpolation(factor=2)]).resolve(model_config(demo.config)).edit(model_config(demo.config))
     )
     info = CheckpointInfo("out", Checkpoint("out", demo.folder, linear.config), 512, 1024)
     assert serving_by_vllm(info.checkpoint).remark
     model = load_served(info, ENGINE, (256,))
-    assert model.mind == ""
+    assert model.remark == ""
     assert "mind" not in model.facts()
     model.close()
 
@@ -200,9 +200,9 @@ def test_command_line(run, tmp_path):
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["settings"]["tasks"] == ["needle"]
     assert stub_vllm.made[0].options["tensor_parallel_size"] == 1
-    assert "is no JSON object" in error_of(run("eval", "demo", "--engine", "vllm", "--engine-args", "[1]"))
-    assert 'There is no engine "sglang"' in error_of(run("eval", "demo", "--engine", "sglang"))
-    assert "Name it with --engine vllm" in error_of(run("eval", "demo", "--engine-args", '{"seed": 1}'))
+    assert "is not a JSON object" in error_of(run("eval", "demo", "--engine", "vllm", "--engine-args", "[1]"))
+    assert 'Unknown engine "sglang"' in error_of(run("eval", "demo", "--engine", "sglang"))
+    assert "Add --engine vllm" in error_of(run("eval", "demo", "--engine-args", '{"seed": 1}'))
 
 
 def test_without_it_one_line_and_a_hint(monkeypatch, run):

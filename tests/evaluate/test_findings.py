@@ -5,13 +5,13 @@ import math
 import pytest
 
 from ctxext.evaluate.report.colours import ink, shade
-from ctxext.evaluate.report.findings import findings, percent, pooled
+from ctxext.evaluate.report.findings import findings, format_percent, pool_cells
 from ctxext.evaluate.report.intervals import (
+    adjust_confidence,
     effective_samples,
     mean_interval,
     paired_interval,
     share_interval,
-    together,
     wilson_interval,
 )
 from ctxext.evaluate.tasks.registry import GROUPS
@@ -36,7 +36,7 @@ def test_rulers_thirteen_are_one_sentence():
         texts = [[text, number % 2, 1] for text in range(10)]
         model["cells"].append({**one, "share": number % 2, "texts": texts})
     assert findings({"models": [model]}) == [
-        "RULER, its thirteen tasks at 4096 tokens: a finds 46 % (38–55).",
+        "RULER (13 tasks) at 4096 tokens: a finds 46 % (38–55).",
         "kv at 4096 tokens: a finds 100 % (72–100).",
     ]
     model["cells"] = model["cells"][1:]
@@ -45,9 +45,9 @@ def test_rulers_thirteen_are_one_sentence():
 
 def test_lengths_at_which_nothing_was_found_are_told():
     (sentence,) = findings(asked({"a": {512: (10, 10), 1024: (0, 0)}}))
-    assert sentence == "needle at 512 tokens: a finds 100 % (80–100); at 1024 tokens nothing was found."
+    assert sentence == "needle at 512 tokens: a finds 100 % (80–100); no correct answers at 1024 tokens."
     (sentence,) = findings(asked({"a": {512: (0, 0)}}))
-    assert sentence == "needle: nothing was found at any length."
+    assert sentence == "needle: no correct answers at any length."
 
 
 @pytest.mark.parametrize(("width", "is_told"), [(256, True), (512, False), (1024, False)])
@@ -57,8 +57,8 @@ def test_a_curve_that_is_coarser_than_the_context_is_passed_over(width, is_told)
     sentences = findings(report_of(["a"], [record]))
     assert sentences == (
         [
-            "Loss on long text, from the last half of the original context length to the last half of the text: "
-            "a falls (-0.50) nats per token."
+            "Loss in the last half of long texts, in nats per token against the last half of the original context "
+            "length: a -0.50."
         ]
         if is_told
         else []
@@ -66,7 +66,7 @@ def test_a_curve_that_is_coarser_than_the_context_is_passed_over(width, is_told)
 
 
 def test_only_all_and_nothing_are_100_and_0():
-    assert [percent(share) for share in (0, 0.001, 0.5, 0.999, 1)] == ["0", "1", "50", "99", "100"]
+    assert [format_percent(share) for share in (0, 0.001, 0.5, 0.999, 1)] == ["0", "1", "50", "99", "100"]
 
 
 def test_text_reads_on_every_shade():
@@ -125,7 +125,7 @@ def test_questions_about_one_text_are_not_independent():
 
 
 def test_several_comparisons_are_wider():
-    assert [together(count) for count in (0, 1, 2, 4)] == pytest.approx([0.95, 0.95, 0.95, 0.975])
+    assert [adjust_confidence(count) for count in (0, 1, 2, 4)] == pytest.approx([0.95, 0.95, 0.95, 0.975])
 
 
 def test_a_share_over_texts_counts_texts():
@@ -144,6 +144,6 @@ def test_a_share_over_texts_counts_texts():
 def test_questions_about_one_text_are_no_more_questions_in_a_report():
     cell = {"task": "needle", "length": 8, "correct": 2, "samples": 4}
     two = [{**cell, "texts": [[0, 1, 1], [1, 1, 1], [2, 0, 1], [3, 0, 1]]}] * 2
-    assert pooled(two) == (0.5, *share_interval([(2, 2), (2, 2), (0, 2), (0, 2)]))
-    lengths = pooled([two[0], {**two[1], "length": 16}])
+    assert pool_cells(two) == (0.5, *share_interval([(2, 2), (2, 2), (0, 2), (0, 2)]))
+    lengths = pool_cells([two[0], {**two[1], "length": 16}])
     assert lengths == (0.5, *wilson_interval(4, 8)), "another length has other texts"

@@ -14,7 +14,7 @@ for task in Settings(tasks=tuple(RETRIEVAL_TASKS)).retrieval_tasks():
     for seed in range(6):
         pieces = task.pieces(random.Random(seed))
         haystack = [text for text, _ in zip(pieces.haystack, range(50))]
-        said = repr((pieces.opening, haystack, pieces.needles, pieces.asks)).encode()
+        said = repr((pieces.opening, haystack, pieces.needles, pieces.questions)).encode()
         print(task.name, seed, hashlib.sha256(said).hexdigest())
 """
 

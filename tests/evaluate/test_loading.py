@@ -101,16 +101,16 @@ def of_another_version(tmp_path_factory):
 
 def test_code_of_another_version_is_told_before_anything_is_loaded(of_another_version):
     info = info_of("mine", open_checkpoint(str(of_another_version)))
-    with pytest.raises(CtxextError, match="not this version's own") as caught:
+    with pytest.raises(CtxextError, match="this version of ctxext did not write") as caught:
         runs_foreign_code(info, Loading())
     assert "--trust-remote-code" in caught.value.hint
     assert runs_foreign_code(info, Loading(**TRUSTED))
 
 
 def test_code_of_another_version_is_not_trained(of_another_version):
-    with pytest.raises(CtxextError, match="not this version's, which ctxext does not run") as caught:
+    with pytest.raises(CtxextError, match="this version of ctxext did not write and does not run") as caught:
         open_base(str(of_another_version), 512)
-    assert "converted again" in caught.value.hint
+    assert "convert its source again" in caught.value.hint
 
 
 CPU = torch.device("cpu")

@@ -29,7 +29,7 @@ def test_a_loss_that_is_not_finite_is_refused(tokenizer):
     model = tiny_llama()
     with torch.no_grad():
         model.model.layers[0].mlp.down_proj.weight[0, 0] = float("inf")
-    with pytest.raises(CtxextError, match="not numbers"):
+    with pytest.raises(CtxextError, match="NaN or infinite"):
         token_losses(make_ready("broken", model, tokenizer), torch.tensor([[4, 5, 6, 7]]))
 
 
@@ -76,7 +76,7 @@ def test_losses_hang_on_no_text_before():
 
 
 def reading(ids, **options):
-    encoder = SimpleNamespace(start=lambda: [0], end=lambda: [1])
+    encoder = SimpleNamespace(get_start_tokens=lambda: [0], get_end_tokens=lambda: [1])
     return SimpleNamespace(**{"encoder": encoder, "documents": lambda *_: [ids], "stride": None, "text": "", **options})
 
 
@@ -125,7 +125,7 @@ def test_longppl_is_the_mean_loss_of_key_tokens(checkpoint, monkeypatch, tmp_pat
     one = report["models"][0]["longppl"]["300"]
     assert (one["loss"], one["perplexity"], one["count"]) == (None, None, 0), "a mean over no token is no loss"
     assert "0.000" not in shown(report)
-    with pytest.raises(CtxextError, match="finds the tokens to ask"):
+    with pytest.raises(CtxextError, match="needs an evaluator"):
         Settings(**options)
 
 
@@ -143,8 +143,8 @@ def test_an_evaluator_is_checked_before_anything_runs(checkpoint, tmp_path):
 
     reach = json.loads((checkpoint / "config.json").read_text())["max_position_embeddings"]
     too_far = refusal(str(checkpoint), lengths=(reach + 1,))
-    assert too_far == f'The evaluator "tiny" reads {reach} tokens, but a length of {reach + 1} was asked for.'
-    assert refusal("demo") == 'The evaluator "demo" has other tokens than "tiny".'
+    assert too_far == f'The evaluator "tiny" supports {reach} tokens, but a prompt length is {reach + 1}.'
+    assert refusal("demo") == 'The evaluator "demo" has another tokenizer than "tiny".'
     assert refusal(str(tmp_path / "nothing")).startswith("There is no folder")
 
 

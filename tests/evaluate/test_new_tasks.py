@@ -41,10 +41,10 @@ class Reader:
                 self.known[begin] = self.answer(prompt, number)
 
     def answer(self, prompt, number):
-        if not prompt.wanted:
+        if not prompt.required:
             answer = prompt.ids[-prompt.num_answer :]
             return answer if self.sees(number) else [5] * len(answer)
-        said = [word for place, word in enumerate(prompt.wanted) if self.sees(place)]
+        said = [word for place, word in enumerate(prompt.required) if self.sees(place)]
         random.Random(0).shuffle(said)
         text = " I say " + " and also ".join(said) + "."
         return self.tokenizer(text, add_special_tokens=False)["input_ids"][: prompt.num_answer]
@@ -127,5 +127,5 @@ def test_every_task_fits_its_own_room(tokenizer):
             made = TASKS[name]
             for sample in range(20):
                 pieces = made.pieces(random.Random(sample))
-                assert len(encoder.piece(pieces.asks[0].answer)) <= made.answer_room
+                assert len(encoder.encode_piece(pieces.questions[0].answer)) <= made.answer_room
                 assert encode_parts(pieces, encoder, answer_room=made.answer_room).size < LENGTH

@@ -201,7 +201,7 @@ def test_how_it_was_asked_is_told():
     plain = render_page(report)
     report["settings"] |= {"filler": "same", "repeat_question": True}
     needle, variables = render_page(report).split("<h2>needle</h2>")[1].split("<h2>ruler-vt</h2>")
-    told = " The text is made of nothing but such sentences. The question was asked before the text too.</p>"
+    told = " The text consists only of such sentences. The question is also before the text.</p>"
     assert told in needle
     assert told.partition(". ")[2] in variables
     assert "such sentences" not in plain + variables

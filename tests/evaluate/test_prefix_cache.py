@@ -7,7 +7,7 @@ import torch
 from transformers import DynamicCache, LlamaForCausalLM, Qwen2Config
 
 from ctxext.evaluate.scoring import answers
-from ctxext.evaluate.scoring.answers import num_common, walk
+from ctxext.evaluate.scoring.answers import count_common, walk
 from ctxext.evaluate.scoring.prefix_cache import (
     follows_length,
     is_static,
@@ -205,7 +205,7 @@ def test_pieces_that_are_read(monkeypatch, prompts, num_last, pieces):
 def test_a_batch_shares_what_all_of_its_rows_share():
     batch = torch.ones(2, 2, 8, dtype=torch.long)
     batch[1, 1, 4] = 5
-    assert num_common(batch, 2) == [[6, 4], [4, 6]]
+    assert count_common(batch, 2) == [[6, 4], [4, 6]]
 
 
 @pytest.mark.parametrize("task", [Documents(), RETRIEVAL_TASKS["niah-multivalue"]])
@@ -213,7 +213,7 @@ def test_special_tokens_are_no_part_of_what_is_written(task, monkeypatch):
     tokenizer = make_tokenizer()
     parts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (" 4", "2 ")]
     written = [*parts[0], tokenizer.eos_token_id, *parts[1]]
-    prompt = SimpleNamespace(answers=["42"], wanted=["42"])
-    monkeypatch.setattr(answers, "_written", lambda *_: iter([(0, [written])]))
+    prompt = SimpleNamespace(answers=["42"], required=["42"])
+    monkeypatch.setattr(answers, "_write", lambda *_: iter([(0, [written])]))
     loaded = SimpleNamespace(encoder=SimpleNamespace(tokenizer=tokenizer))
     assert [*answers.generate_graded(loaded, [[prompt]], [0], task.grade)] == [(0, [1])]

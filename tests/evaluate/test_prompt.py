@@ -48,9 +48,9 @@ def test_prompts_have_the_exact_length_and_end_with_the_answer(tokenizer, task, 
     assert encoder.uses_chat == chat
     settings = Settings(depths=even_depths(4), seed=3)
     for number, question in enumerate(make_questions(task, encoder, length, range(2), settings)):
-        pieces = task.fitting(encoder, length).pieces(random.Random(f"3 {task.name} {length} {number} question"))
+        pieces = task.fit_to_length(encoder, length).pieces(random.Random(f"3 {task.name} {length} {number} question"))
         texts = [tokenizer.decode(prompt.ids) for prompt in question]
-        asks = pieces.asks
+        asks = pieces.questions
         num_texts = -(-4 // len(asks))
         asked_for = [(pieces.needles[n // num_texts], *asks[n // num_texts][:2]) for n in range(4)]
         for prompt, text, (_, wanted, expected) in zip(question, texts, asked_for, strict=True):
@@ -96,7 +96,7 @@ def test_pieces_of_a_tokenizer_that_marks_word_starts(word_start_tokenizer):
     assert text.startswith(f" {pieces.opening}")
     assert "  " not in text
     assert f".{pieces.needles[0]}" in text
-    assert text.endswith(pieces.asks[0].question + pieces.asks[0].answer)
+    assert text.endswith(pieces.questions[0].question + pieces.questions[0].answer)
     assert " \n" not in text
 
 
@@ -140,12 +140,12 @@ def made_of(vocabulary, **more):
 def test_a_tokenizer_that_makes_nothing_of_text_is_refused():
     """Loops that write until there are tokens enough would not end."""
     deaf = Encoder(made_of({"<s>": 0}))
-    assert deaf.document("a b") == []
-    with pytest.raises(CtxextError, match="makes no token of"):
+    assert deaf.encode_document("a b") == []
+    with pytest.raises(CtxextError, match="returns no tokens for"):
         read_corpus(None, deaf, count=1, length=8, most=8, seed=0)
-    with pytest.raises(CtxextError, match="makes no token of"):
+    with pytest.raises(CtxextError, match="returns no tokens for"):
         make_questions(PassKey(), deaf, 200, [0], Settings(depths=(0.5,)))
-    with pytest.raises(CtxextError, match="makes no token of"):
+    with pytest.raises(CtxextError, match="returns no tokens for"):
         next(iter(long_examples(made_of({"<s>": 0}), {64: 1}, seed=0)))
 
 
@@ -162,13 +162,13 @@ def test_a_long_text_is_tokenized_in_parts_to_the_same_tokens(kind, tokenizer, w
     text = "".join(sentence + rng.choice(ends) for sentence in islice(prose.sentences(rng), 300))
     whole = list(chosen(text, add_special_tokens=False)["input_ids"])
     calls = []
-    counted = encoding.tokenized
+    counted = encoding.tokenize
     monkeypatch.setattr(
-        encoding, "tokenized", lambda *given, **more: calls.append(len(given[1])) or counted(*given, **more)
+        encoding, "tokenize", lambda *given, **more: calls.append(len(given[1])) or counted(*given, **more)
     )
     monkeypatch.setattr(encoding, "_AT_ONCE", 2500)
     encoder = Encoder(chosen)
-    assert encoder._plain(text) == whole
+    assert encoder._encode(text) == whole
     assert max(calls) < len(text) / 4
 
 
@@ -176,9 +176,9 @@ def test_a_long_text_without_a_place_to_cut_it(monkeypatch):
     monkeypatch.setattr(encoding, "_AT_ONCE", 1000)
     monkeypatch.setattr(encoding, "_MOST_AT_ONCE", 4000)
     encoder = Encoder(demo_tokenizer())
-    assert len(encoder._plain("x" * 3900)) > 900
-    with pytest.raises(CtxextError, match="goes on for 4000 characters without a place to cut it"):
-        encoder._plain("x" * 9000)
+    assert len(encoder._encode("x" * 3900)) > 900
+    with pytest.raises(CtxextError, match="4000 characters of a text contain no place to cut it"):
+        encoder._encode("x" * 9000)
 
 
 def test_a_cut_that_would_change_tokens_is_not_made(monkeypatch):
@@ -187,7 +187,7 @@ def test_a_cut_that_would_change_tokens_is_not_made(monkeypatch):
     tokenizer = Tokenizer(models.BPE(vocabulary, [(" ", " ")], unk_token="<unk>"))
     chosen = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
     monkeypatch.setattr(encoding, "_AT_ONCE", 1000)
-    assert Encoder(chosen)._plain("x  y" * 900) == [1, 4, 2] * 900
+    assert Encoder(chosen)._encode("x  y" * 900) == [1, 4, 2] * 900
 
 
 def demo_tokenizer():

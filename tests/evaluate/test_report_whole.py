@@ -14,7 +14,7 @@ from ctxext.cli.eval_tables import report_tables
 from ctxext.evaluate.report import pictures
 from ctxext.evaluate.report.findings import findings
 from ctxext.evaluate.report.intervals import wilson_interval
-from ctxext.evaluate.report.page import render_page, short_names, write_report
+from ctxext.evaluate.report.page import render_page, shorten_names, write_report
 from ctxext.evaluate.report.report import effective_lengths, heat_map
 from ctxext.evaluate.settings import Settings
 from records_by_hand import answers, facts, losses, report_of
@@ -175,8 +175,8 @@ def test_sentences_of_the_whole():
         "100 % at depth 50 %."
     )
     assert text == (
-        "Loss on long text, from the last half of the original context length to the last half of the text: "
-        "stock falls (-0.50), ext<i> falls (-1.00), other falls (-1.50) nats per token."
+        "Loss in the last half of long texts, in nats per token against the last half of the original context length: "
+        "stock -0.50, ext<i> -1.00, other -1.50."
     )
     assert cost == (
         "Cost at the original context length, in nats per token against the source: "
@@ -187,16 +187,16 @@ def test_sentences_of_the_whole():
 @pytest.mark.parametrize(
     ("losses", "figures"),
     [
-        ([9.0, 1.0, 1.0, 1.02], "stays (+0.01)"),
-        ([9.0, 2.0, 1.0, 1.5], "falls (-0.75)"),
-        ([9.0, 1.0, 2.0, 1.5], "rises (+0.75)"),
+        ([9.0, 1.0, 1.0, 1.02], "+0.01 (unchanged)."),
+        ([9.0, 2.0, 1.0, 1.5], "-0.75."),
+        ([9.0, 1.0, 2.0, 1.5], "+0.75."),
     ],
 )
 def test_what_the_second_half_of_a_text_does(losses, figures):
     """Of a text twice as long as the context; of a shorter one nothing is said."""
     buckets = [[loss * 256, 256] for loss in losses]
     (sentence,) = findings_of(buckets)
-    assert sentence.endswith(f": stock {figures} nats per token.")
+    assert sentence.endswith(f": stock {figures}")
     assert findings_of(buckets, length=1023) == []
 
 
@@ -207,7 +207,7 @@ def findings_of(buckets, length=1024):
 
 def test_points_with_more_tokens_count_for_more():
     (sentence,) = findings_of([[0.0, 255], [256.0, 256], [256.0, 256], [3 * 64.0, 64]])
-    assert "rises (+0.40)" in sentence
+    assert "+0.40." in sentence
 
 
 def test_many_models_are_told_by_their_ends():
@@ -227,7 +227,7 @@ def test_the_summary_row_by_row():
     page = render_page(report())
     summary = page[page.index('id="summary"') : page.index("</table>")]
     head, stock, extended, other = shown(summary)
-    assert head == ["model", "256 tokens", "512 tokens", "1k tokens", "effective length", "cost inside, nats"]
+    assert head == ["model", "256 tokens", "512 tokens", "1k tokens", "effective length", "cost, nats"]
     assert stock == ["stock", "98 (57–99)", "50 (13–87)", "–", stock[4], "–"]
     assert extended == ["ext<i>", "88 (47–98)", "75 (26–96)", "62 (19–92)", extended[4], "+0.333"]
     assert other[:4] == ["other", "28 (6–68)", "0 (0–56)", "0 (0–56)"]
@@ -285,7 +285,7 @@ def test_the_other_tables_of_the_page():
     expected = [f"{e**2.5:.2f}", None, f"{e ** (19 / 6):.2f}", f"{e:.2f}"]
     for number, row in enumerate(rows):
         assert row[1:] == [NAMES[number], "2", expected[0], f"{e ** (1 + number):.2f}", *expected[2:]]
-    assert "moves on by 64 tokens" in section(page, "Perplexity")
+    assert "with a stride of 64 tokens" in section(page, "Perplexity")
     head, *rows = shown(section(page, "At the original context length"))
     assert rows == [
         ["stock", "512", f"{e ** (750 / 350):.3f}", "–", "–"],
@@ -314,7 +314,7 @@ def test_curves_in_the_table_look_as_in_the_picture():
 @pytest.mark.parametrize(
     ("data", "named"),
     [
-        (None, "made-up prose of the package"),
+        (None, "generated prose of the package"),
         ("some/set", "Text: some/set."),
         ({"name": "my<.txt", "sha256": "0"}, "my&lt;.txt"),
     ],
@@ -350,12 +350,12 @@ class Figure:
 
 def test_names_that_differ_little():
     long = "owner/some-model-of-a-long-name"
-    assert short_names(["b", long]) == {"b": "b", long: long.split("/")[1]}, "one is long"
-    assert short_names(["x" * 24, "y" * 24])["x" * 24] == "x" * 24, "as long as names may be"
+    assert shorten_names(["b", long]) == {"b": "b", long: long.split("/")[1]}, "one is long"
+    assert shorten_names(["x" * 24, "y" * 24])["x" * 24] == "x" * 24, "as long as names may be"
     five = [f"{long}-{letter}-common" if letter != "z" else f"{long}-{letter}" for letter in "vwxyz"]
-    assert short_names(five)[five[0]] == "v", "what four of five have is left out"
+    assert shorten_names(five)[five[0]] == "v", "what four of five have is left out"
     same = ["one/some-model-of-a-long-name", "two/some-model-of-a-long-name"]
-    assert short_names(same) == {name: name for name in same}
+    assert shorten_names(same) == {name: name for name in same}
 
 
 def test_the_heat_map_shows_each_cell_in_its_place():

@@ -80,7 +80,7 @@ def test_killed_and_resumed_is_as_uninterrupted(checkpoint, pictures, tmp_path):
 
 @pytest.mark.parametrize("models", [[], ()])
 def test_no_model_is_refused(models):
-    with pytest.raises(CtxextError, match="There is no model to evaluate"):
+    with pytest.raises(CtxextError, match="The list of models is empty"):
         evaluate(models)
 
 
@@ -89,7 +89,7 @@ def test_a_finished_run_is_not_run_again(checkpoint, tmp_path, monkeypatch):
     first = evaluate([str(checkpoint)], small, out=tmp_path / "out")
     monkeypatch.setattr(import_module("ctxext.evaluate.model"), "load_model", None)
     assert evaluate([str(checkpoint)], small, out=tmp_path / "out", resume=True) == first
-    with pytest.raises(CtxextError, match="already holds results"):
+    with pytest.raises(CtxextError, match="already contains results"):
         evaluate([str(checkpoint)], small, out=tmp_path / "out")
 
 

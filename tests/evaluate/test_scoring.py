@@ -193,7 +193,7 @@ def test_an_answer_counts_where_each_of_its_tokens_is_the_likeliest():
         logits[1, 1, 2] = bad
         with pytest.raises(CtxextError) as caught:
             are_exact(loaded_with(None), logits, ids, [3, 2, 1])
-        assert str(caught.value).splitlines()[0] == '"tiny" returns logits that are not numbers (NaN or infinite).'
+        assert str(caught.value).splitlines()[0] == '"tiny" returns NaN or infinite logits.'
 
 
 class Writer:
@@ -220,15 +220,15 @@ def test_greedy_decoding_takes_none_of_the_checkpoint_s_settings_but_its_tokens(
     logits[:, 3] = -torch.inf
     writer = Writer([logits], eos_token_id=end, pad_token_id=padding, temperature=3.0)
     settings_before = writer.generation_config
-    assert loaded_with(writer)._greedy(tokens(2, 6), 2) == [[7, 8], [7, 8]]
+    assert loaded_with(writer)._decode(tokens(2, 6), 2) == [[7, 8], [7, 8]]
     asked = writer.asked
     assert (asked["pad_token_id"], asked["max_new_tokens"], asked["do_sample"]) == (wanted, 2, False)
     assert asked["settings"].eos_token_id == end
     assert asked["settings"] is not settings_before
     assert writer.generation_config is settings_before
     logits[0, 1] = torch.nan
-    with pytest.raises(CtxextError, match="not numbers"):
-        loaded_with(writer)._greedy(tokens(2, 6), 2)
+    with pytest.raises(CtxextError, match="NaN or infinite"):
+        loaded_with(writer)._decode(tokens(2, 6), 2)
 
 
 def test_what_is_written_hangs_on_no_prompt_before_it(monkeypatch):
@@ -238,10 +238,10 @@ def test_what_is_written_hangs_on_no_prompt_before_it(monkeypatch):
 
     def written():
         loaded.model(input_ids=long, use_cache=False)
-        return loaded._greedy(middle, 12)
+        return loaded._decode(middle, 12)
 
     with torch.inference_mode():
-        first = loaded._greedy(middle, 12)
+        first = loaded._decode(middle, 12)
         assert written() == first
         monkeypatch.setattr(evaluate_model, "forget_longer_prompts", lambda model: None)
         assert written() != first, "and it would show"

@@ -56,8 +56,8 @@ def test_every_eighth_token_is_masked_at_once(monkeypatch, rows):
 
 @pytest.mark.parametrize(("text", "passes"), [([0, 7, 8, 9, 1], 3), ([0, 1], 1), (TEXT, 8)])
 def test_no_more_passes_than_there_are_tokens_to_guess(monkeypatch, text, passes):
-    seen, real = [], masked._losses_at
-    monkeypatch.setattr(masked, "_losses_at", lambda *given: seen.append(given[1]) or real(*given))
+    seen, real = [], masked._measure_losses
+    monkeypatch.setattr(masked, "_measure_losses", lambda *given: seen.append(given[1]) or real(*given))
     losses, is_guessed = masked.masked_losses(loaded_with(bert()), text)
     assert torch.cat(seen).shape == (passes, len(text))
     assert (losses > 0).tolist() == is_guessed.tolist()
@@ -70,8 +70,8 @@ def test_what_has_no_mask_or_no_numbers_is_refused():
     model = bert()
     with torch.no_grad():
         model.bert.embeddings.word_embeddings.weight[TEXT[5]] = torch.nan
-    for score in (masked.losses_of, lambda loaded, ids: similarity.pooled(loaded, [ids])):
-        with pytest.raises(CtxextError, match='"bert" returns logits that are not numbers'):
+    for score in (masked.losses_of, lambda loaded, ids: similarity.pool_texts(loaded, [ids])):
+        with pytest.raises(CtxextError, match='"bert" returns NaN or infinite logits'):
             score(loaded_with(model), TEXT)
 
 
@@ -87,7 +87,7 @@ def test_a_text_is_the_mean_of_its_states_with_length_one(monkeypatch, rows):
     texts = torch.randint(5, 60, (3, 9), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         means = model(texts).last_hidden_state.double().mean(1)
-    states = similarity.pooled(loaded_with(model), texts.tolist())
+    states = similarity.pool_texts(loaded_with(model), texts.tolist())
     torch.testing.assert_close(states, means / means.square().sum(1, keepdim=True).sqrt(), atol=1e-6, rtol=1e-6)
 
 
@@ -106,7 +106,7 @@ def test_the_right_passage_is_the_most_similar_one_by_more_than_rounding(monkeyp
     """Texts of one token, number 1 the query, and each as similar to it as is said."""
     states = {(1,): [1.0, 0.0], **{(2 + place,): [share, 1.0] for place, share in enumerate(likeness)}}
     monkeypatch.setattr(
-        similarity, "pooled", lambda _, texts: torch.tensor([states[tuple(t)] for t in texts], dtype=torch.float64)
+        similarity, "pool_texts", lambda _, texts: torch.tensor([states[tuple(t)] for t in texts], dtype=torch.float64)
     )
-    bare = SimpleNamespace(pooler=Pooler(), encoder=SimpleNamespace(start=list, end=list))
+    bare = SimpleNamespace(pooler=Pooler(), encoder=SimpleNamespace(get_start_tokens=list, get_end_tokens=list))
     assert similarity.are_most_similar(bare, [([1], [[2], [3], [4]])] * 2) == [is_right] * 2

@@ -14,7 +14,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import open_infos
 from ctxext.evaluate.model import LoadedModel, Loading, Pooler, load_model, open_pooler
 from ctxext.evaluate.run import evaluate
-from ctxext.evaluate.scoring.similarity import pooled
+from ctxext.evaluate.scoring.similarity import pool_texts
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.passages import TOPICS, TOPICS_IN_CHUNKS, Topics
 from ctxext.evaluate.tasks.retrieval import make_questions
@@ -146,16 +146,16 @@ def test_texts_are_pooled_and_cut_as_the_files_say(pooling, tmp_path):
         "two": lambda: torch.cat([states[0], states.sum(0) / 5**0.5]),
         "max": lambda: states.max(0).values,
     }[pooling]()
-    assert torch.allclose(pooled(loaded, [text])[0], wanted / wanted.norm(), atol=1e-6)
+    assert torch.allclose(pool_texts(loaded, [text])[0], wanted / wanted.norm(), atol=1e-6)
 
 
 def test_modules_that_need_more_are_refused_by_name(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     folder = make_encoder(tmp_path / "m", ("Transformer", "Pooling", "Dense"))
-    with pytest.raises(CtxextError, match=r"need modules of sentence-transformers: .*Dense"):
+    with pytest.raises(CtxextError, match=r"needs modules of sentence-transformers: .*Dense"):
         open_pooler(*open_infos([str(folder)]))
     (folder / "modules.json").write_text(json.dumps([{"type": "mine.Transformer", "path": ""}]))
-    with pytest.raises(CtxextError, match=r"mine\.Transformer, which is no part"):
+    with pytest.raises(CtxextError, match=r"mine\.Transformer, which does not belong"):
         open_pooler(*open_infos([str(folder)]))
 
 
@@ -184,6 +184,7 @@ def test_vectors_are_those_of_sentence_transformers(modules, tmp_path):
     loaded, model = loaded_from(folder), library.SentenceTransformer(str(folder), device="cpu")
     for text in ("w7 w8 w9", " ".join(f"w{n}" for n in range(5, 30))):
         ids = loaded.encoder.tokenizer(text)["input_ids"]
-        (vector,) = pooled(loaded, [loaded.pooler.cut(ids, loaded.encoder.start(), loaded.encoder.end())])
+        ends = loaded.encoder.get_start_tokens(), loaded.encoder.get_end_tokens()
+        (vector,) = pool_texts(loaded, [loaded.pooler.cut(ids, *ends)])
         wanted = torch.nn.functional.normalize(torch.tensor(model.encode(text)).double(), dim=0)
         assert torch.allclose(vector, wanted, atol=1e-6)

@@ -38,7 +38,7 @@ def written(loaded, questions, wanted=range(5)):
 
 
 def on_one_reading(loaded, questions, wanted=range(5)):
-    return dict(scoring._written(loaded, questions, wanted))
+    return dict(scoring._write(loaded, questions, wanted))
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_answers_on_one_reading_are_those_of_generate(num_needles, ends, forward
     alone = written(loaded, questions)
     if ends:  # A token that the model writes in the middle of an answer.
         loaded.model.generation_config.eos_token_id = loaded.model.generation_config.pad_token_id = alone[2][0][7]
-        alone = {depth: [scoring._up_to_end(row, [alone[2][0][7]]) for row in rows] for depth, rows in alone.items()}
+        alone = {depth: [scoring._cut_at_end(row, [alone[2][0][7]]) for row in rows] for depth, rows in alone.items()}
         assert {len(row) for rows in alone.values() for row in rows} > {32}
     forwards.clear()
     assert on_one_reading(loaded, questions) == alone
@@ -103,7 +103,7 @@ def test_each_question_is_answered_by_one_place_at_its_depth(task):
         assert len({text[:2000] for text in texts}) == 1, "all are about one text"
     pieces = task.pieces(random.Random(3))
     others = [*itertools.islice(pieces.haystack, 60)]
-    for needle, ask in zip(pieces.needles, pieces.asks, strict=True):
+    for needle, ask in zip(pieces.needles, pieces.questions, strict=True):
         answers = ask.answers or (ask.answer,)
         assert best_subspan_match(needle, answers)
         if task.name == "documents" and not task.questions:
@@ -125,10 +125,10 @@ def test_every_question_has_its_own_answers():
 def test_a_short_text_has_one_question():
     encoder = Encoder(make_tokenizer())
     for task in (KeyValue(num_needles=20), Documents(num_needles=20)):
-        assert task.fitting(encoder, 400).num_needles == 1
-        assert task.fitting(encoder, 20_000).num_needles == 20
+        assert task.fit_to_length(encoder, 400).num_needles == 1
+        assert task.fit_to_length(encoder, 20_000).num_needles == 20
 
 
 def test_questions_of_a_file_that_answer_each_other_are_not_asked_of_one_text():
     same = tuple(Question(one.question, ("Ann Lee",), QUESTIONS[0].documents) for one in QUESTIONS)
-    assert len(Documents(questions=same, num_needles=5).pieces(random.Random(0)).asks) == 1
+    assert len(Documents(questions=same, num_needles=5).pieces(random.Random(0)).questions) == 1

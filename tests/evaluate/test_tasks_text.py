@@ -47,7 +47,7 @@ def questions_file(folder, *lines):
 
 def text_of(pieces: Pieces, num_units: int = 5) -> str:
     units = [*islice(pieces.haystack, num_units), *pieces.needles]
-    return pieces.opening + "".join(units) + pieces.padding + pieces.asks[0].question + pieces.asks[0].answer
+    return pieces.opening + "".join(units) + pieces.padding + pieces.questions[0].question + pieces.questions[0].answer
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
@@ -60,11 +60,11 @@ def test_same_seed_same_text(task):
 def test_answer_stands_in_the_asked_needle_only(task):
     for seed in range(50):
         pieces = task.pieces(random.Random(seed))
-        bare = pieces.asks[0].answer.strip(' "').removeprefix("Document ")
+        bare = pieces.questions[0].answer.strip(' "').removeprefix("Document ")
         assert bare in pieces.needles[0]
         assert all(bare not in distractor for distractor in pieces.needles[1:])
         if not isinstance(task, KeyValue):  # a short number may be a key or a value elsewhere
-            assert bare not in pieces.asks[0].question
+            assert bare not in pieces.questions[0].question
         if not isinstance(task, Documents | KeyValue):  # a made-up place may be named in other documents
             assert bare not in "".join(islice(pieces.haystack, 100))
 
@@ -84,7 +84,7 @@ def test_key_value_text_is_valid_json_with_different_keys(ids):
     data, question = text.split("JSON data:\n")[1].split("\n\nKey: ")
     pairs = json.loads(data, object_pairs_hook=list)
     assert len(pairs) == len(dict(pairs)) == 603
-    assert dict(pairs)[json.loads(question.split("\n")[0])] == pieces.asks[0].answer.strip(' "')
+    assert dict(pairs)[json.loads(question.split("\n")[0])] == pieces.questions[0].answer.strip(' "')
 
 
 def test_made_up_documents_have_different_numbers():
@@ -108,7 +108,7 @@ def test_documents_come_from_a_file(tmp_path):
         r"\n\nQuestion: Who built the tower\?\nAnswer: Ada Bell",
         text_of(pieces),
     ), "the wording of the Lost in the Middle release"
-    assert pieces.asks[0].answer == " Ada Bell"
+    assert pieces.questions[0].answer == " Ada Bell"
     assert "Ada Bell" in pieces.needles[0]
     assert "Ada Bell" not in "".join(islice(pieces.haystack, 50))
 

@@ -10,7 +10,7 @@ from itertools import accumulate, islice
 import pytest
 
 from ctxext.data import prose, records, texts
-from ctxext.data.encoding import Encoder, failures_in_one_line, split_question
+from ctxext.data.encoding import Encoder, explain_tokenizer_errors, split_question
 from ctxext.data.prompt import _hide
 from ctxext.data.records import read_records
 from ctxext.data.texts import read_corpus, read_texts
@@ -21,13 +21,13 @@ from hand_made import make_tokenizer
 class Letters:
     """An encoder to which every letter is a token, and which begins every document with two of its own."""
 
-    def start(self):
+    def get_start_tokens(self):
         return [0, 1]
 
-    def document(self, text):
+    def encode_document(self, text):
         return [0, 1, *map(ord, text)]
 
-    def pieces(self, given):
+    def encode_pieces(self, given):
         return [[*map(ord, text)] for text in given]
 
 
@@ -36,8 +36,8 @@ def test_pieces_that_begin_alike_are_remembered_apart():
     pieces = [" " + sentence[:size] for sentence in sentences for size in (5, 19, 20, 21, 40)]
     encoder, chosen = Encoder(make_tokenizer()), make_tokenizer()
     wanted = [list(chosen(piece, add_special_tokens=False)["input_ids"]) for piece in pieces]
-    assert [encoder.piece(piece) for piece in pieces] == wanted
-    assert Encoder(chosen).pieces(pieces) == encoder.pieces(pieces) == wanted
+    assert [encoder.encode_piece(piece) for piece in pieces] == wanted
+    assert Encoder(chosen).encode_pieces(pieces) == encoder.encode_pieces(pieces) == wanted
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_haystack_begins_anywhere_and_goes_round():
     units = ["a", "b", "c", "d"]
     begun = set()
     for seed in range(40):
-        sentences = list(islice(prose.endless(units, random.Random(seed)), 11))
+        sentences = list(islice(prose.stream_sentences(units, random.Random(seed)), 11))
         start = units.index(sentences[0].strip())
         assert sentences == [" " + units[(start + at) % 4] for at in range(11)]
         begun.add(start)
@@ -183,23 +183,23 @@ def test_a_tokenizers_panic_is_told_and_what_ends_the_process_is_not():
         pass
 
     for error in (PanicException("index\nout"), ValueError("index\nout"), KeyError("index")):
-        with pytest.raises(CtxextError, match=r"^It fails: '?index'?$"), failures_in_one_line("It fails"):
+        with pytest.raises(CtxextError, match=r"^It fails: '?index'?$"), explain_tokenizer_errors("It fails"):
             raise error
     for error in (KeyboardInterrupt(), SystemExit(3)):
-        with pytest.raises(type(error)), failures_in_one_line("It fails"):
+        with pytest.raises(type(error)), explain_tokenizer_errors("It fails"):
             raise error
-    with pytest.raises(CtxextError, match="as it was"), failures_in_one_line("It fails"):
+    with pytest.raises(CtxextError, match="as it was"), explain_tokenizer_errors("It fails"):
         raise CtxextError("as it was")
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ("", "names no text"),
-        (" ", "names no text"),
-        (",", "names no text"),
-        ("one.txt,", "has an empty name"),
-        (",one.txt", "has an empty name"),
+        ("", "--data is empty"),
+        (" ", "--data is empty"),
+        (",", "--data is empty"),
+        ("one.txt,", "contains an empty name"),
+        (",one.txt", "contains an empty name"),
         (":", 'There is no file ":"'),
         (":x", 'There is no file ":x"'),
         ("a b", 'There is no file "a b"'),
@@ -239,18 +239,18 @@ RECORDS = '{"text": "one"}\n{"text": "two"}\n'
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("x.jsonl.zip", 'packed as ".zip"'),
-        ("x.zip", 'packed as ".zip"'),
-        ("x.json.lz4", 'packed as ".lz4"'),
-        ("x.jsonl.lzma", 'packed as ".lzma"'),
-        ("x.csv.tar", 'packed as ".tar"'),
-        ("x.tar.gz", 'packed as ".tar"'),
-        ("x.tgz", 'packed as ".tgz"'),
-        ("x.jsonl.bak", 'not in ".jsonl"'),
-        ("x.jsonl.1", 'not in ".jsonl"'),
-        ("x.parquet.part", 'not in ".parquet"'),
-        ("records", "holds JSON lines"),
-        ("records.data", "holds JSON lines"),
+        ("x.jsonl.zip", 'is a ".zip" file'),
+        ("x.zip", 'is a ".zip" file'),
+        ("x.json.lz4", 'is a ".lz4" file'),
+        ("x.jsonl.lzma", 'is a ".lzma" file'),
+        ("x.csv.tar", 'is a ".tar" file'),
+        ("x.tar.gz", 'is a ".tar" file'),
+        ("x.tgz", 'is a ".tgz" file'),
+        ("x.jsonl.bak", 'instead of ".jsonl"'),
+        ("x.jsonl.1", 'instead of ".jsonl"'),
+        ("x.parquet.part", 'instead of ".parquet"'),
+        ("records", "contains JSON lines"),
+        ("records.data", "contains JSON lines"),
     ],
 )
 @pytest.mark.parametrize("is_folder", [False, True])

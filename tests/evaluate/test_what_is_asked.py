@@ -17,7 +17,7 @@ from ctxext.evaluate.checkpoint_info import info_of, open_infos
 from ctxext.evaluate.model import Loading
 from ctxext.evaluate.plan import ModelPlan, check_context_length
 from ctxext.evaluate.results_log import ResultsLog
-from ctxext.evaluate.run import Meter, _header, break_even
+from ctxext.evaluate.run import Meter, _make_header, break_even
 from ctxext.evaluate.settings import Settings, even_depths, lengths_of, parse_depths
 from ctxext.evaluate.tasks.base import Reading
 from ctxext.evaluate.tasks.documents import Documents, read_questions
@@ -32,10 +32,10 @@ from ctxext.evaluate.tasks.retrieval import make_questions, num_questions
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"depths": ()}, "There are no depths"),
-        ({"depths": (-0.01,)}, "A depth is a share"),
+        ({"depths": ()}, "--depths is empty"),
+        ({"depths": (-0.01,)}, "not between 0 and 100 %"),
         *(({name: 0}, f"{name} must be at least 1") for name in ("samples", "num_needles", "stride", "batch_size")),
-        ({"kv_ids": "words"}, "not a kind of ids"),
+        ({"kv_ids": "words"}, "Unknown --kv-ids"),
     ],
 )
 def test_settings_that_mean_nothing(choices, message):
@@ -128,7 +128,7 @@ def test_only_the_same_run_is_gone_on_with(header, difference, tmp_path):
     ResultsLog(tmp_path).begin(json.loads(json.dumps(HEADER)), resume=True, overwrite=False)
     with pytest.raises(CtxextError) as refused:
         ResultsLog(tmp_path).begin(header, resume=True, overwrite=False)
-    assert f"as this run differs: {difference}." in refused.value.message
+    assert f"because this run differs: {difference}." in refused.value.message
 
 
 def line(model, sample, **more):
@@ -154,10 +154,10 @@ def test_each_process_has_a_file_and_all_of_them_are_read(tmp_path):
     assert [record["samples"] for record in first.records_of("one")] == [[1], [0]]
     assert {key.sample for key in first.done("one")} == {0, 1}
     assert second.done("two") == set()
-    with pytest.raises(CtxextError, match="already holds results"):
+    with pytest.raises(CtxextError, match="already contains results"):
         first.begin(HEADER, resume=False, overwrite=False)
     (tmp_path / "cells.jsonl").unlink()
-    with pytest.raises(CtxextError, match="already holds results"):
+    with pytest.raises(CtxextError, match="already contains results"):
         first.begin(HEADER, resume=False, overwrite=False)
     first.begin(HEADER, resume=False, overwrite=True)
     assert first.records() == []
@@ -342,7 +342,7 @@ def test_each_model_is_asked_at_its_lengths_or_beyond_at_those_of_all(planned):
 
 
 def test_only_who_allows_it_asks_beyond_a_context_length(planned):
-    with pytest.raises(CtxextError, match='"first" reads 1024 tokens, but a length of 2048'):
+    with pytest.raises(CtxextError, match='"first" supports 1024 tokens, but a prompt length is 2048'):
         planned(Loading(), lengths=(2048,))
     assert planned(Loading(), lengths=(2048,), allow_beyond=True)[0] == {"first": (2048,), "second": (2048,)}
 
@@ -364,7 +364,7 @@ def test_sources_are_read_from_where_they_are(tmp_path, monkeypatch):
         *({"source": name} for name in ("some/near", "demo", "gone", "some/other")),
         {},
     ]
-    sources = [plan._opened_source(info(folder=tmp_path / "made", noted=one), set()) for one in noted]
+    sources = [plan._open_source(info(folder=tmp_path / "made", noted=one), set()) for one in noted]
     assert sources == ["me/hub", "some/near", "demo", None, None, None]
     places = [str(tmp_path / name) for name in ("near", "gone", "other")]
     assert opened == [("me/hub", "abc"), (places[0], None), ("demo", None), (places[1], None), (places[2], None)]
@@ -378,13 +378,13 @@ def test_documents_of_the_original_length_or_what_is_nearest_to_it(trained, leng
     read_corpus = lambda data, encoder, **more: [list(range(more["length"]))]  # noqa: E731
     monkeypatch.setattr("ctxext.data.texts.read_corpus", read_corpus)
     settings = Settings(tasks=("short",), lengths=lengths)
-    (work,) = plan._documents(["short"], info(trained=trained), None, (), 512, settings)
+    (work,) = plan._plan_documents(["short"], info(trained=trained), None, (), 512, settings)
     assert len(work.ids) == expected
 
 
 def test_the_header_of_a_run_holds_no_secret():
     loading = Loading(device="cpu", token="hf_GivenGiven", revision="v1", chat_template=False)
-    header = _header([], Settings(samples=3), loading)
+    header = _make_header([], Settings(samples=3), loading)
     assert "hf_" not in json.dumps(header)
     assert header["settings"]["samples"] == 3
     options = header["loading"].keys()
@@ -401,7 +401,7 @@ def test_names_and_digests_of_checkpoints(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert [one.name for one in open_infos(["a/x", "b/x", "y"])] == ["a/x", "b/x", "y"]
     assert [one.name for one in open_infos([str(tmp_path / "y"), "a/x"])] == ["y", "x"]
-    with pytest.raises(CtxextError, match="is named twice"):
+    with pytest.raises(CtxextError, match="is listed twice"):
         open_infos(["y", "y"])
     (known,) = open_infos(["y"], original_length=64)
     assert known.checkpoint.original_length == 64
@@ -442,7 +442,7 @@ def losses_of(monkeypatch):
 
 def work_of(ids, **options):
     """The work of the task perplexity on a document whose first token is a begin token."""
-    encoder, options = SimpleNamespace(start=lambda: [0]), {"stride": None, **options}
+    encoder, options = SimpleNamespace(get_start_tokens=lambda: [0]), {"stride": None, **options}
     reading = SimpleNamespace(encoder=encoder, documents=lambda *_: [ids], longest=0, text="", **options)
     return Perplexity().documents_to_read(reading)[0]
 
@@ -507,24 +507,24 @@ def rotary(tmp_path, **changes):
 
 def test_positions_that_an_engine_is_given(tmp_path):
     one = rotary(tmp_path)
-    assert served._overrides(one, 128) == {}
-    assert served._overrides(one, 129) == {"hf_overrides": {"max_position_embeddings": 129}}
+    assert served._make_overrides(one, 128) == {}
+    assert served._make_overrides(one, 129) == {"hf_overrides": {"max_position_embeddings": 129}}
     served.check_served(one, (64, 256))
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
     for other in (
         rotary(tmp_path, rope_parameters=yarn, rope_scaling=yarn),
         SimpleNamespace(**{**vars(one), "has_table": True}),
     ):
-        with pytest.raises(CtxextError, match="has positions for 128 tokens"):
+        with pytest.raises(CtxextError, match="supports only 128 tokens"):
             served.check_served(other, (64, 129))
         served.check_served(other, (64, 128))
-    assert served._overrides(SimpleNamespace(**{**vars(one), "context_length": None}), 999) == {}
+    assert served._make_overrides(SimpleNamespace(**{**vars(one), "context_length": None}), 999) == {}
     linear = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
     stretched = rotary(tmp_path, rope_parameters=linear, rope_scaling=linear)
-    assert served._overrides(stretched, 129) == {"hf_overrides": {"max_position_embeddings": 129}}
+    assert served._make_overrides(stretched, 129) == {"hf_overrides": {"max_position_embeddings": 129}}
     text = {"max_position_embeddings": 128, "hidden_size": 32, "num_attention_heads": 4, "rope_theta": 1e4}
     nested = rotary(tmp_path, model_type="gemma3", text_config=text)
-    assert served._overrides(nested, 129) == {"hf_overrides": {"text_config": {"max_position_embeddings": 129}}}
+    assert served._make_overrides(nested, 129) == {"hf_overrides": {"text_config": {"max_position_embeddings": 129}}}
 
 
 @pytest.mark.parametrize(
@@ -541,7 +541,7 @@ def test_where_an_engine_stops(generation, config, ends, tmp_path):
     if generation is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     content = {} if config is None else {"eos_token_id": config}
-    assert served._ends(Checkpoint("m", tmp_path, content)) == ends
+    assert served._read_ends(Checkpoint("m", tmp_path, content)) == ends
 
 
 def test_an_engine_is_given_prompts_without_their_answers():
@@ -566,7 +566,7 @@ def test_documents_are_as_long_as_what_is_read_of_them(stride, most, monkeypatch
         return [[1], [2]]
 
     monkeypatch.setattr("ctxext.data.texts.read_corpus", read_corpus)
-    encoder = SimpleNamespace(start=lambda: [0, 0])
+    encoder = SimpleNamespace(get_start_tokens=lambda: [0, 0])
     first, second = Perplexity().documents_to_read(
         Reading("causal", encoder, (128, 256), 512, 64, data=("text.txt",), samples=2, seed=3, stride=stride)
     )

@@ -1,3 +1,3 @@
-"""A base that several tests train, which none changes, and trainings without what takes longer than their steps."""
+"""Fixtures: a shared base that no test changes, and trainings without slow extras."""
 
 from tiny_base import base, short_trainings  # noqa: F401

@@ -1,4 +1,4 @@
-"""Which parts of a conversation are learned, by the chat templates of published models.
+"""Learned parts of conversations, with the chat templates of published models.
 
 `data/chat_templates.zip` has the templates that TRL 1.16.0 ships, and their licence. Those named `…_training` mark the
 answers themselves, so transformers' own masks are the reference; for the others what is learned is written out here.
@@ -17,7 +17,7 @@ from ctxext.errors import CtxextError
 from ctxext.finetune.chats import BadRecord, ChatReader
 from ctxext.finetune.data import write_sequences
 from ctxext.finetune.options import TrainingOptions
-from ctxext.finetune.prepare import data_lines
+from ctxext.finetune.prepare import format_data_lines
 from tiny_base import documents_of, write_records
 
 with zipfile.ZipFile(Path(__file__).parents[1] / "data" / "chat_templates.zip") as archive:
@@ -28,7 +28,7 @@ with zipfile.ZipFile(Path(__file__).parents[1] / "data" / "chat_templates.zip") 
     }
 TOKEN = re.compile(r"<[|｜][^|｜>]+[|｜]>|<\|?[a-z_]+\|?>|</(?:think|tool_call|s)>|\[gMASK\]")
 PLAIN = re.compile(r"</?think>|</?tool_call>|<｜(?:User|Assistant)｜>")
-"""Tokens that are never divided and are not special either."""
+"""Tokens that are never divided but are not special."""
 ENDS = {
     "deepseek": "<｜end▁of▁sentence｜>",
     "gptoss": "<|return|>",
@@ -99,7 +99,7 @@ def tokenizer_for(name, template=None):
 
 def learned(name, chat, **changes):
     reader = ChatReader(tokenizer_for(name))
-    return [text for text, is_answer in reader.parts({**CHATS[chat], **changes}) if is_answer], reader
+    return [text for text, is_answer in reader.split({**CHATS[chat], **changes}) if is_answer], reader
 
 
 def says(text, end="<|im_end|>\n", begin=""):
@@ -113,12 +113,12 @@ EXPECTED = {
         '<tool_call>\n{"name": "add", "arguments": {"a": "2"}}\n</tool_call><|im_end|>\n',
         "Ans2.<|im_end|>\n",
     ],
-    # The thinking of all but the last answer is dropped, and even that there was none.
+    # The thinking of all answers except the last is dropped, even if it is empty.
     ("qwen3", "one"): [says("Ans1.", begin=NO_THOUGHT)],
     ("qwen3", "two"): [says("Ans2.", begin=NO_THOUGHT)],
     ("qwen3", "thinking"): ["<think>\nHmm2.\n</think>\n\nAns2.<|im_end|>\n"],
     ("qwen3", "thinking inside"): ["<think>\nHmm2.\n</think>\n\nAns2.<|im_end|>\n"],
-    # The question ends with "<think>\n", or with a thought that is empty, unless there is one.
+    # The generation prompt ends with "<think>\n", or with an empty thought if the answer has none.
     ("qwen3_5_think", "two"): ["\n</think>\n\nAns2.<|im_end|>\n"],
     ("qwen3_5_nothink", "two"): ["Ans2.<|im_end|>\n"],
     ("qwen3_5_nothink", "thinking"): ["Hmm2.\n</think>\n\nAns2.<|im_end|>\n"],
@@ -126,7 +126,7 @@ EXPECTED = {
     ("qwen3_8", "thinking"): [f"Hmm{number}.\n</think>\n\nAns{number}.<|im_end|>\n" for number in (1, 2)],
     ("nemotron_3_nano", "two"): [f"</think>Ans{number}.<|im_end|>\n" for number in (1, 2)],
     ("nemotron_3_nano", "thinking"): ["Hmm2.\n</think>\nAns2.<|im_end|>\n"],
-    # Only the last answer ends with the token at which the model stops; before others it is "<|end|>".
+    # Only the last answer ends with the stop token; the others end with "<|end|>".
     ("gptoss", "one"): ["<|channel|>final<|message|>Ans1.<|return|>"],
     ("gptoss", "two"): ["<|channel|>final<|message|>Ans1.", "<|channel|>final<|message|>Ans2.<|return|>"],
     ("gptoss", "thinking"): [
@@ -134,14 +134,14 @@ EXPECTED = {
     ],
     # The end of the text is added to the last answer.
     ("phi3", "two"): ["Ans1.<|end|>\n", "Ans2.<|end|>\n<|endoftext|>"],
-    # The question ends with "<think>\n", which the answer does not repeat.
+    # The generation prompt ends with "<think>\n", which the answer does not repeat.
     ("deepseek_r1_distill", "two"): [f"Ans{number}.<｜end▁of▁sentence｜>" for number in (1, 2)],
     ("deepseekv3", "tools"): [
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n"
         '{"a": "2"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜><｜end▁of▁sentence｜>',
         "Ans2.<｜end▁of▁sentence｜>",
     ],
-    # The token that stops is the one by which the next message begins.
+    # The stop token is the first token of the next message.
     ("glm4moe", "two"): [f"\n<think></think>\nAns{number}.<|user|>" for number in (1, 2)],
     ("glm4moe", "tools"): [
         "\n<think></think>\n<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>2</arg_value>\n</tool_call><|observation|>",
@@ -149,7 +149,7 @@ EXPECTED = {
     ],
     ("glm4moe", "thinking"): ["\n<think>Hmm2.</think>\nAns2.<|user|>"],
     ("glm4moe_training", "two"): [f"\n<think></think>\nAns{number}.<|user|>" for number in (1, 2)],
-    # Its messages are lists of parts; a text is rendered as nothing.
+    # Its messages are lists of parts; plain text is not rendered.
     ("smolvlm", "two"): [f" Ans{number}.<end_of_utterance>\n" for number in (1, 2)],
     ("phi3_training", "tools"): ["Ans2.<|end|>\n<|endoftext|>"],
 }
@@ -161,7 +161,7 @@ def test_what_is_learned(name, chat):
 
 
 REFUSED = ("cohere", "cohere2", "gemma", "gemma3", "llava_next")
-"""Templates that have no tools and raise an error."""
+"""Templates that do not support tools and raise an error."""
 
 
 def test_every_template_trains_every_conversation():
@@ -170,9 +170,9 @@ def test_every_template_trains_every_conversation():
             reader = ChatReader(tokenizer_for(name))
             if chat == "tools" and name.removesuffix("_training") in REFUSED:
                 with pytest.raises(BadRecord, match="cannot be rendered"):
-                    reader.parts(record)
+                    reader.split(record)
                 continue
-            parts = reader.parts(record)
+            parts = reader.split(record)
             answers = [text for text, is_answer in parts if is_answer]
             special = {str(token) for token in reader.tokenizer.added_tokens_decoder.values() if token.special}
             where = (name, chat, answers)
@@ -195,7 +195,7 @@ def test_where_the_template_marks_answers_transformers_finds_the_same():
             tokenizer = tokenizer_for(name)
             messages = CHATS[chat]["messages"]
             reader = ChatReader(tokenizer)
-            if reader._wants_parts:
+            if reader._needs_parts:
                 messages = [
                     {**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages
                 ]
@@ -204,7 +204,7 @@ def test_where_the_template_marks_answers_transformers_finds_the_same():
             )
             marks = [
                 (token, int(is_answer))
-                for text, is_answer in reader.parts(CHATS[chat])
+                for text, is_answer in reader.split(CHATS[chat])
                 for token in tokenizer(text, add_special_tokens=False)["input_ids"]
             ]
             assert marks == list(zip(expected["input_ids"], expected["assistant_masks"], strict=True)), (name, chat)
@@ -220,12 +220,12 @@ def test_answers_of_weight_zero_are_told_apart_where_the_template_marks_them():
 
 
 def learned_with(template, messages):
-    parts = ChatReader(tokenizer_for("plain", template)).parts({"messages": messages})
+    parts = ChatReader(tokenizer_for("plain", template)).split({"messages": messages})
     return [text for text, is_answer in parts if is_answer]
 
 
 def test_an_answer_that_begins_like_the_question_ends():
-    """The letters that both have by chance belong to the answer."""
+    """Characters that are equal by chance belong to the answer."""
     messages = [user("Q1?"), answer("<thing> is a tag.")]
     assert learned("deepseek_r1_distill", "one", messages=messages)[0] == ["<thing> is a tag.<｜end▁of▁sentence｜>"]
     plain = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '</s>' }}{% endfor %}" + (
@@ -247,7 +247,7 @@ def test_an_answer_without_an_end_learns_the_end_of_the_text():
         "{% if add_generation_prompt %}assistant: {% endif %}"
     )
     reader = ChatReader(tokenizer_for("plain", plain))
-    assert reader.parts(CHATS["one"])[-1] == ("Ans1.</s>", True)
+    assert reader.split(CHATS["one"])[-1] == ("Ans1.</s>", True)
 
 
 def read(tmp_path, name, *records, **more):
@@ -257,10 +257,10 @@ def read(tmp_path, name, *records, **more):
 
 def test_what_is_left_out_is_said(tmp_path):
     documents, _ = read(tmp_path, "qwen3", CHATS["two"], CHATS["thinking"], CHATS["one"])
-    report = write_sequences(documents, tmp_path, wanted={512: 9}, pack="restart", end=0)
-    options = TrainingOptions(length=512, steps=1, batch_size=1, pack="restart").settled(window=512, trained_length=512)
-    lines = data_lines(report, options)
-    assert any("2 answers are not learned: the chat template renders them otherwise" in line for line in lines)
+    report = write_sequences(documents, tmp_path, num_needed={512: 9}, pack="restart", end=0)
+    options = TrainingOptions(length=512, steps=1, batch_size=1, pack="restart").resolve(window=512, trained_length=512)
+    lines = format_data_lines(report, options)
+    assert any("2 answers not learned: the chat template changes them" in line for line in lines)
     documents, _ = read(tmp_path, "llama3", CHATS["tools"], CHATS["thinking"], CHATS["one"])
     assert len(list(documents)) == 3
     assert documents.chats.left_out == {"tools": 1, "calls of tools": 1, "thinking": 1}
@@ -270,8 +270,8 @@ def test_where_all_records_are_skipped_the_first_reason_is_said(tmp_path):
     documents, _ = read(
         tmp_path, "llama3", {"messages": [user("Hi")]}, {"messages": [user("Hello")]}, skip_bad_rows=True
     )
-    with pytest.raises(CtxextError, match=r"All 2 records were skipped; the first: .*no message of the assistant"):
-        write_sequences(documents, tmp_path, wanted={512: 9}, pack="off", end=0)
+    with pytest.raises(CtxextError, match=r"All 2 records were skipped. The first: .*no assistant message"):
+        write_sequences(documents, tmp_path, num_needed={512: 9}, pack="off", end=0)
 
 
 def test_calls_of_the_older_form_that_are_not_rendered_are_no_empty_answers(tmp_path):
@@ -286,7 +286,7 @@ def test_calls_of_the_older_form_that_are_not_rendered_are_no_empty_answers(tmp_
 
 def test_calls_that_are_not_rendered_leave_nothing_to_learn(tmp_path):
     documents, _ = read(tmp_path, "llama3", {**CHATS["tools"], "messages": CHATS["tools"]["messages"][:2]})
-    with pytest.raises(CtxextError, match="has no answer that the tokenizer's chat template renders"):
+    with pytest.raises(CtxextError, match="has no answer that the chat template renders"):
         list(documents)
 
 
@@ -303,9 +303,9 @@ def test_prompts_and_completions_may_be_messages(tmp_path):
     ("following", "stop"), [("<s>[INST]", "</s>"), ("<|end|>[INST]", "<|end|>"), ("[INST]", "</s>")]
 )
 def test_the_token_that_begins_a_turn_is_no_end_token(following, stop):
-    """What stands behind an answer once somebody replies ends it, unless it is the one that begins a text."""
+    """The token after an answer with a reply ends it, unless it is the BOS token."""
     reader = ChatReader.__new__(ChatReader)
     reader.tokenizer = SimpleNamespace(bos_token="<s>", eos_token="</s>")
-    reader._special, reader._wants_parts = {"<s>", "</s>", "<|end|>"}, False
+    reader._special, reader._needs_parts = {"<s>", "</s>", "<|end|>"}, False
     reader._render = lambda messages, more: "[INST]x[/INST]y" + (following + "x" if len(messages) > 2 else "")
-    assert reader._last_stop("y", [answer("y")], {}) == stop
+    assert reader._find_last_stop("y", [answer("y")], {}) == stop

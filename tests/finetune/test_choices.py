@@ -1,4 +1,4 @@
-"""What the options of a training come to: lengths and steps, the Trainer's arguments, the adapter, and what is said."""
+"""Effects of training options: lengths and steps, the Trainer's arguments, the adapter, and messages."""
 
 import contextlib
 import dataclasses
@@ -19,21 +19,28 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.report.colours import series_style
 from ctxext.finetune import prepare, trainer
 from ctxext.finetune.base import check_fits
-from ctxext.finetune.batches import Reading, pose_positions, restarting_positions
+from ctxext.finetune.batches import Reading, draw_pose_positions, make_restarting_positions
 from ctxext.finetune.data import DataReport, sequence_file
 from ctxext.finetune.documents import Source, parse_source
-from ctxext.finetune.dry_run import Measured, Plan
+from ctxext.finetune.dry_run import Plan, StepMeasurements
 from ctxext.finetune.loss import PositionLosses
 from ctxext.finetune.options import CHANGEABLE, Reporter, TrainingOptions
-from ctxext.finetune.prepare import data_lines, num_tokens_of, with_adapter
-from ctxext.finetune.run import _notes, _settings, draw_losses, smoothed
-from ctxext.finetune.trainer import LiveLine, StopAfterStep, held_out_sequences, newest_save, span, training_arguments
+from ctxext.finetune.prepare import add_adapter, count_tokens, format_data_lines
+from ctxext.finetune.run import _collect_settings, _make_notes, draw_losses, smooth_losses
+from ctxext.finetune.trainer import (
+    LiveLine,
+    StopAfterStep,
+    find_newest_save,
+    format_duration,
+    make_training_arguments,
+    open_held_out,
+)
 from ctxext.merge import run as card
 from tiny_base import SIZES, make_base
 
 
-def settled(**choices) -> TrainingOptions:
-    return TrainingOptions(**choices).settled(window=1024, trained_length=128)
+def resolve(**choices) -> TrainingOptions:
+    return TrainingOptions(**choices).resolve(window=1024, trained_length=128)
 
 
 SETTLED = [
@@ -57,31 +64,31 @@ SETTLED = [
 
 @pytest.mark.parametrize(("choices", "expected"), SETTLED)
 def test_what_depends_on_the_base(choices, expected):
-    options = settled(**choices)
+    options = resolve(**choices)
     assert {name: getattr(options, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"start_length": 1025}, "is more than the 1024 tokens"),
-        ({"start_length": 1025}, "a preset's is left out by --without start-length"),
-        ({"rate_floor": 0.1, "schedule": "linear"}, "--rate-floor is for --schedule cosine"),
-        ({"start_length": 129, "positions": "pose"}, "is more than the 128 tokens"),
+        ({"start_length": 1025}, "is longer than a sequence of 1024 tokens"),
+        ({"start_length": 1025}, "If it comes from a preset, add --without start-length"),
+        ({"rate_floor": 0.1, "schedule": "linear"}, "--rate-floor needs --schedule cosine"),
+        ({"start_length": 129, "positions": "pose"}, "is longer than a sequence of 128 tokens"),
         ({"full": True, "targets": ("q_proj",)}, "for LoRA"),
-        ({"batch_size": 6, "micro_batch": 4}, "no multiple of --micro-batch"),
+        ({"batch_size": 6, "micro_batch": 4}, "not a multiple of --micro-batch"),
         ({"epochs": 0.0}, "above 0"),
         *(({name: 1.0}, "share from 0 to 1") for name in ("short_share", "warmup", "dropout", "beta2")),
         ({"rank": 0}, "--rank must be at least 1"),
         ({"learning_rate": -1.0}, "above 0"),
         ({"window": 64}, "--positions pose"),
         ({"full": True, "quantize": "4bit"}, "is for LoRA"),
-        ({"pack": "restart", "positions": "pose"}, "restart goes with full"),
+        ({"pack": "restart", "positions": "pose"}, "restart needs --positions full"),
     ],
 )
 def test_choices_that_contradict_each_other(choices, message):
     with pytest.raises(CtxextError) as refused:
-        settled(**choices)
+        resolve(**choices)
     assert message in f"{refused.value.message} {refused.value.hint}"
 
 
@@ -89,8 +96,8 @@ def test_choices_that_contradict_each_other(choices, message):
 @pytest.mark.parametrize("start", [None, 200, 300])
 @pytest.mark.parametrize("steps", [1, 7, 40])
 def test_every_step_has_its_length(share, start, steps):
-    """Lengths double in equal parts of the steps up to the full one; so many of all steps are short, evenly spread."""
-    options = settled(short_share=share, start_length=start, steps=steps, batch_size=3)
+    """Lengths double in equal parts of the steps up to the full one; short steps are spread evenly."""
+    options = resolve(short_share=share, start_length=start, steps=steps, batch_size=3)
     grown = {None: [1024], 200: [200, 400, 800, 1024], 300: [300, 600, 1024]}[start]
     shorts = [step for step in range(steps) if math.floor((step + 1) * share) > math.floor(step * share)]
     full = [grown[math.ceil((step + 1) * len(grown) / steps) - 1] for step in range(steps)]
@@ -100,12 +107,12 @@ def test_every_step_has_its_length(share, start, steps):
     wanted = Counter()
     for length in lengths:
         wanted[length] += 3 * (1024 // length)
-    assert options.sequences_wanted() == {1024: max(1, wanted[1024]), **{n: c for n, c in wanted.items() if n != 1024}}
+    assert options.count_sequences() == {1024: max(1, wanted[1024]), **{n: c for n, c in wanted.items() if n != 1024}}
 
 
 def test_short_steps_are_of_use_where_they_differ():
-    assert not any(settled(length=128, short_share=0.5).is_short(step) for step in range(10))
-    pose = settled(positions="pose", short_share=0.5)
+    assert not any(resolve(length=128, short_share=0.5).is_short(step) for step in range(10))
+    pose = resolve(positions="pose", short_share=0.5)
     assert [pose.is_short(step) for step in range(4)] == [False, True, False, True], "without skips"
 
 
@@ -113,15 +120,15 @@ def test_short_steps_are_of_use_where_they_differ():
     ("epochs", "sequences", "steps"), [(1.0, 16, 2), (1.0, 17, 3), (2.5, 16, 5), (0.01, 16, 1), (None, 16, 200)]
 )
 def test_epochs_come_to_whole_steps(epochs, sequences, steps):
-    options = settled(epochs=epochs).for_data(sequences)
+    options = resolve(epochs=epochs).for_data(sequences)
     assert (options.steps, options.epochs) == (steps, None)
     if epochs:
-        assert settled(epochs=epochs).sequences_wanted() == {1024: 1 << 40, 128: 1 << 40}
+        assert resolve(epochs=epochs).count_sequences() == {1024: 1 << 40, 128: 1 << 40}
 
 
 @pytest.mark.parametrize(("length", "target"), [(4, 7), (4, 4), (1, 3), (5, 2)])
 def test_pose_reaches_every_cut_and_skip_and_no_other(length, target):
-    seen = {tuple(pose_positions(length, target, random.Random(seed))) for seed in range(400)}
+    seen = {tuple(draw_pose_positions(length, target, random.Random(seed))) for seed in range(400)}
     skips = range(max(0, target - length) + 1)
     cuts = range(1, max(1, length - 1) + 1)
     assert seen == {tuple(p if p < cut else p + skip for p in range(length)) for cut in cuts for skip in skips}
@@ -129,13 +136,13 @@ def test_pose_reaches_every_cut_and_skip_and_no_other(length, target):
 
 def test_pose_skips_are_uniform():
     """Section 3.2: up to 48 of them, so 24 in the mean."""
-    skips = [pose_positions(16, 64, random.Random(seed))[-1] - 15 for seed in range(2000)]
+    skips = [draw_pose_positions(16, 64, random.Random(seed))[-1] - 15 for seed in range(2000)]
     assert (min(skips), max(skips)) == (0, 48)
     assert abs(sum(skips) / len(skips) - 24) < 1.5
 
 
 def test_positions_restart_even_where_a_row_begins_within_a_document():
-    assert restarting_positions([False, False, True, False, True, True]) == [0, 1, 0, 1, 0, 0]
+    assert make_restarting_positions([False, False, True, False, True, True]) == [0, 1, 0, 1, 0, 0]
 
 
 def tiny(**changes):
@@ -151,7 +158,7 @@ CHOSEN = {
 
 
 def test_every_choice_is_the_trainer_s(tmp_path):
-    made = training_arguments(settled(**CHOSEN), tmp_path, 2)
+    made = make_training_arguments(resolve(**CHOSEN), tmp_path, 2)
     expected = {
         **{"max_steps": 30, "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "learning_rate": 0.25},
         **{"warmup_steps": 4, "weight_decay": 0.5, "adam_beta1": 0.9, "adam_beta2": 0.8},
@@ -160,7 +167,7 @@ def test_every_choice_is_the_trainer_s(tmp_path):
     }
     assert {name: getattr(made, name) for name in expected} == expected
     assert (made.lr_scheduler_type.value, made.optim.value) == ("linear", "adafactor")
-    constant = training_arguments(settled(**{**CHOSEN, "schedule": "constant"}), tmp_path, 1)
+    constant = make_training_arguments(resolve(**{**CHOSEN, "schedule": "constant"}), tmp_path, 1)
     assert constant.lr_scheduler_type.value == "constant_with_warmup"
     assert constant.gradient_accumulation_steps == 4
 
@@ -175,7 +182,7 @@ def test_every_choice_is_the_trainer_s(tmp_path):
 )
 def test_what_cannot_be_shared_among_processes(choices, processes, message, tmp_path):
     with pytest.raises(CtxextError) as refused:
-        training_arguments(settled(**choices), tmp_path, processes)
+        make_training_arguments(resolve(**choices), tmp_path, processes)
     assert message in f"{refused.value.message} {refused.value.hint}"
 
 
@@ -184,8 +191,8 @@ def test_what_cannot_be_shared_among_processes(choices, processes, message, tmp_
 def test_every_choice_is_the_adapter_s(chosen, tied, monkeypatch):
     monkeypatch.setattr(prepare, "get_peft_model", lambda model, config: config)
     more = {"train_norms": True, "train_embeddings": True, "targets": ("q_proj",)}
-    options = settled(rank=3, alpha=7.0, dropout=0.25, **(more if chosen else {}))
-    config = with_adapter(tiny(tie_word_embeddings=tied), options, whole=("down_proj.weight",))
+    options = resolve(rank=3, alpha=7.0, dropout=0.25, **(more if chosen else {}))
+    config = add_adapter(tiny(tie_word_embeddings=tied), options, whole=("down_proj.weight",))
     assert (config.r, config.lora_alpha, config.lora_dropout) == (3, 7.0, 0.25)
     assert (config.use_rslora, config.use_dora, config.ensure_weight_tying) == (False, False, chosen and tied)
     assert (config.fan_in_fan_out, config.task_type) == (False, "CAUSAL_LM")
@@ -204,12 +211,12 @@ def test_every_choice_is_the_adapter_s(chosen, tied, monkeypatch):
 
 def test_norms_or_embeddings_alone(monkeypatch):
     monkeypatch.setattr(prepare, "get_peft_model", lambda model, config: config)
-    assert with_adapter(tiny(), settled(train_embeddings=True)).modules_to_save == ["model.embed_tokens"]
-    assert len(with_adapter(tiny(), settled(train_norms=True)).modules_to_save) == 5
-    assert with_adapter(tiny(), settled()).modules_to_save is None
+    assert add_adapter(tiny(), resolve(train_embeddings=True)).modules_to_save == ["model.embed_tokens"]
+    assert len(add_adapter(tiny(), resolve(train_norms=True)).modules_to_save) == 5
+    assert add_adapter(tiny(), resolve()).modules_to_save is None
     for target in ("proj", "o_prj", "elf_attn.q_proj"):
         with pytest.raises(CtxextError, match="matches no linear layer"):
-            with_adapter(tiny(), settled(targets=(target,)))
+            add_adapter(tiny(), resolve(targets=(target,)))
 
 
 def data_report(**changes) -> DataReport:
@@ -227,7 +234,7 @@ LINES = [
         [
             "data: 10 of 1,000 documents (1.0 %), 2,000 of about 9,999 tokens → 100 sequences of 1,024; "
             "7 tokens dropped",
-            "      the run sees less than a tenth of the documents; more --steps or a larger --batch-size see more",
+            "      less than a tenth of the documents is used; raise --steps or --batch-size to use more",
         ],
     ),
     (
@@ -236,27 +243,27 @@ LINES = [
         [
             FIRST,
             "      and 50 of 128, 0 of 256 tokens",
-            "      the loss counts 50.0 % of all tokens",
-            "      nothing has 256 tokens; those steps use 1,024",
-            "      each sequence is seen 8.0 times",
+            "      loss computed on 50.0 % of tokens",
+            "      no sequences of 256 tokens: those steps use 1,024",
+            "      each sequence is used 8.0 times",
         ],
     ),
     ({"num_padding": 10240}, {"steps": 1}, [FIRST]),
     (
         {"num_padding": 10241},
         {"steps": 1},
-        [FIRST, "      10 % of all tokens are padding (--pack restart joins documents)"],
+        [FIRST, "      10 % padding; use --pack restart to pack documents"],
     ),
-    ({"num_padding": 20480}, {"steps": 1, "pack": "run-on"}, [FIRST, "      20 % of all tokens are padding"]),
+    ({"num_padding": 20480}, {"steps": 1, "pack": "run-on"}, [FIRST, "      20 % padding"]),
     (
         {"num_bad": 2, "first_bad": "line 3 is odd", "unused_fields": {"z": 1, "a": 2}, "num_short": 3, "num_long": 4},
         {"steps": 1},
         [
             FIRST,
-            "      2 bad records were skipped; the first: line 3 is odd",
-            "      fields that are not read: a, z",
-            "      3 documents are too short for a sequence (--pack run-on joins them)",
-            "      4 documents with marked answers are too long for a sequence",
+            "      2 bad records skipped, the first: line 3 is odd",
+            "      ignored fields: a, z",
+            "      3 documents too short for a sequence; use --pack run-on to join them",
+            "      4 documents with marked answers too long for a sequence",
         ],
     ),
 ]
@@ -266,12 +273,12 @@ LINES = [
 def test_what_is_said_of_the_data(counts, choices, lines):
     report = data_report(**counts)
     shorter = 50 * 128 if "num_shorter" in counts else 0
-    assert num_tokens_of(report, settled()) == 102400 + shorter
+    assert count_tokens(report, resolve()) == 102400 + shorter
     if shorter:
         report = dataclasses.replace(report, num_learned=(102400 + shorter) // 2)
-    assert data_lines(report, settled(**{"short_share": 0.0, **choices})) == lines
+    assert format_data_lines(report, resolve(**{"short_share": 0.0, **choices})) == lines
     joined = [line.replace("--pack restart", "--pack run-on") for line in lines]
-    assert data_lines(report, settled(**{"short_share": 0.0, **choices}), "run-on") == joined
+    assert format_data_lines(report, resolve(**{"short_share": 0.0, **choices}), "run-on") == joined
 
 
 @pytest.mark.parametrize(
@@ -285,7 +292,7 @@ def test_what_is_said_of_the_data(counts, choices, lines):
     ],
 )
 def test_remedies_that_are_left(choices, left):
-    options = settled(**choices)
+    options = resolve(**choices)
     facts = {field.name: 0 for field in dataclasses.fields(Plan)} | {"options": options}
     named = [text.lstrip("-").split()[0].strip(":,") for text in Plan(**facts).remedies]
     assert named == left.split()
@@ -294,7 +301,7 @@ def test_remedies_that_are_left(choices, left):
 
 def test_memory_at_another_length():
     cost = SimpleNamespace(logit_bytes=lambda length: 1000 * length)
-    rising = Measured((10, 30), (50 + 10_000, 90 + 30_000), before=0, seconds=1.0)
+    rising = StepMeasurements((10, 30), (50 + 10_000, 90 + 30_000), before=0, seconds=1.0)
     assert rising.peak_at(80, cost) == 90 + 2 * 50 + 80_000
     falling = dataclasses.replace(rising, peaks=(90 + 10_000, 50 + 30_000))
     assert falling.peak_at(80, cost) == 50 + 80_000, "more tokens never take less"
@@ -368,7 +375,7 @@ def test_the_line_of_a_step(tmp_path, monkeypatch):
     [(59.4, "59 s"), (59.6, "1 min 00 s"), (3599, "59 min 59 s"), (3600, "1 h 00 min"), (90061, "25 h 01 min")],
 )
 def test_times_for_people(seconds, text):
-    assert span(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_a_second_ctrl_c_is_python_s_own():
@@ -405,7 +412,7 @@ def test_losses_by_position_begin_again_after_each_evaluation(tmp_path):
 
 
 def test_the_newest_save_that_is_whole(tmp_path):
-    """By its number, whatever number of steps that run was to have; one that is further than the run is none."""
+    """By its number, for any number of steps of the earlier run; a save beyond the run is an error."""
 
     def saved(step, text):
         (tmp_path / f"checkpoint-{step}").mkdir()
@@ -419,17 +426,17 @@ def test_the_newest_save_that_is_whole(tmp_path):
     for step, text in enumerate([*map(json.dumps, (*broken, whole)), "{}", '{"half'], start=12):
         saved(step, text)
     (tmp_path / "checkpoint-20").mkdir()
-    assert newest_save(tmp_path, 40).name == "checkpoint-11"
-    assert newest_save(tmp_path, 10).name == "checkpoint-10"
-    with pytest.raises(CtxextError, match="has 8 steps behind it, and --steps is 7"):
-        newest_save(tmp_path, 7)
-    assert newest_save(tmp_path / "empty", 7) is None
+    assert find_newest_save(tmp_path, 40).name == "checkpoint-11"
+    assert find_newest_save(tmp_path, 10).name == "checkpoint-10"
+    with pytest.raises(CtxextError, match="already at step 8, beyond --steps 7"):
+        find_newest_save(tmp_path, 7)
+    assert find_newest_save(tmp_path / "empty", 7) is None
 
 
 def test_what_is_held_out_is_read_once_at_the_full_length(tmp_path):
-    options = settled(length=256, short_share=0.5, start_length=32, batch_size=4, micro_batch=2)
+    options = resolve(length=256, short_share=0.5, start_length=32, batch_size=4, micro_batch=2)
     torch.arange(3 * 256, dtype=torch.int32).numpy().tofile(sequence_file(tmp_path, 256))
-    sequences = held_out_sequences(tmp_path, options, 3, Reading())
+    sequences = open_held_out(tmp_path, options, 3, Reading())
     assert len(sequences) == 3
     assert {entry["input_ids"].shape for entry in (sequences[0], sequences[1], sequences[2])} == {(1, 256)}
     assert len({int(sequences[n]["input_ids"][0, 0]) for n in range(3)}) == 3
@@ -441,24 +448,24 @@ def test_a_run_is_known_by_its_model_data_and_choices(tmp_path):
     source = SimpleNamespace(
         folder=tmp_path, weight_files=[Path("model.bin")], size_of=lambda path: 2 << 20, public_name="me/base"
     )
-    base, options = SimpleNamespace(checkpoint=source), settled()
-    first = _settings(base, options, {"name": "books"})
+    base, options = SimpleNamespace(checkpoint=source), resolve()
+    first = _collect_settings(base, options, {"name": "books"})
     assert first["data"] == {"name": "books"}
     assert {name: value for name, value in first.items() if name not in ("model", "data")} == {
         name: value for name, value in options.to_dict().items() if name not in CHANGEABLE
     }
     (tmp_path / "model.bin").write_bytes(bytes([1]) + bytes((2 << 20) - 1))
-    second = _settings(base, options, {"name": "books"})
+    second = _collect_settings(base, options, {"name": "books"})
     assert second["model"]["name"] == first["model"]["name"] == "me/base"
     assert second["model"]["digest"] != first["model"]["digest"], "a weight was changed"
     (tmp_path / "config.json").write_text("{ }")
-    assert _settings(base, options, {"name": "books"})["model"]["digest"] != second["model"]["digest"]
+    assert _collect_settings(base, options, {"name": "books"})["model"]["digest"] != second["model"]["digest"]
 
 
 @pytest.mark.parametrize(
     ("choices", "masked", "table", "expected"),
     [
-        ({}, False, (), {"trained": "LoRA rank 16, alpha 32", "learned": "answers, where the data marks them"}),
+        ({}, False, (), {"trained": "LoRA rank 16, alpha 32", "learned": "answers, if the data marks them"}),
         (
             {"learn": "all", "train_norms": True, "quantize": "4bit", "start_length": 64},
             *(True, ("wpe.weight",)),
@@ -481,7 +488,7 @@ def test_a_run_is_known_by_its_model_data_and_choices(tmp_path):
 )
 def test_what_a_published_file_says_of_the_training(choices, masked, table, expected):
     base = fitting(learned=table, masked=masked)
-    notes = _notes(base, SimpleNamespace(options=settled(**choices)), {"name": "books"})
+    notes = _make_notes(base, SimpleNamespace(options=resolve(**choices)), {"name": "books"})
     assert {name: notes[name] for name in expected} == expected
 
 
@@ -493,23 +500,25 @@ def test_each_length_has_a_curve_of_its_own(tmp_path, monkeypatch):
     curves = [(line.get_label(), [*line.get_xdata()], [*line.get_ydata()]) for line in axes.lines]
     assert [one[1:] for one in curves[::2]] == [([1, 2, 4], [4.0, 3.0, 1.0]), ([3], [9.0])], "points"
     assert [one[0] for one in curves[1::2]] == ["64 tokens", "8 tokens"]
-    assert smoothed([1, 2, 3, 4, 5], [0.0, 0.0, 9.0, 0.0, 0.0]) == [0.0, 3.0, 3.0, 3.0, 0.0]
+    assert smooth_losses([1, 2, 3, 4, 5], [0.0, 0.0, 9.0, 0.0, 0.0]) == [0.0, 3.0, 3.0, 3.0, 0.0]
     slope = [float(step) for step in range(1, 201)]
-    assert smoothed(range(1, 201), slope) == pytest.approx(slope)
-    assert smoothed(range(1, 82), [1.0, *[0.0] * 80])[:3] == [1.0, 1 / 3, 1 / 5], "no wider than the way to its end"
+    assert smooth_losses(range(1, 201), slope) == pytest.approx(slope)
+    assert smooth_losses(range(1, 82), [1.0, *[0.0] * 80])[:3] == [1.0, 1 / 3, 1 / 5], (
+        "no wider than the way to its end"
+    )
 
 
 def reading_of(forward, positions="full"):
     encoding, family = SimpleNamespace(first_index=2), SimpleNamespace(model_type="some")
     base = SimpleNamespace(model=SimpleNamespace(encoding=encoding, family=family), is_masked=False)
     model = SimpleNamespace(base_model=SimpleNamespace(forward=forward))
-    return prepare._reading(base, model, None, settled(positions=positions))
+    return prepare._get_reading(base, model, None, resolve(positions=positions))
 
 
 def test_positions_begin_where_the_family_begins_to_count():
     assert reading_of(lambda input_ids, position_ids: None).first_index == 2
     assert reading_of(lambda input_ids: None).first_index is None
-    with pytest.raises(CtxextError, match="counts positions by itself"):
+    with pytest.raises(CtxextError, match="computes positions internally"):
         reading_of(lambda input_ids: None, "pose")
 
 
@@ -535,16 +544,16 @@ def test_the_card_of_an_adapter_says_how_its_base_was_made(tmp_path):
     folder = make_base(tmp_path)
     config = json.loads((folder / "config.json").read_text())
     config["ctxext"]["source"] = "me/llama"
-    text = card.adapter_card(Checkpoint("me/long", folder, config, revision="def"))
+    text = card.render_adapter_card(Checkpoint("me/long", folder, config, revision="def"))
     assert 'base_model: "me/long"' in text
     assert "ctxext convert me/llama long --method yarn --factor 4" in " ".join(text.replace("\\", " ").split())
     assert "yaml" not in text
     steps = [{"method": "yarn", "factor": 2.0}, {"method": "adaptive", "factor": 2.0}]
     config["ctxext"]["recipe"] = {"steps": steps, "description": "twice"}
-    text = card.adapter_card(Checkpoint("me/long", folder, config, revision="def"))
-    assert "where `recipe.yaml` is\n\n```yaml\ndescription: twice\nsteps:\n- method: yarn\n" in text
+    text = card.render_adapter_card(Checkpoint("me/long", folder, config, revision="def"))
+    assert "with this `recipe.yaml`:\n\n```yaml\ndescription: twice\nsteps:\n- method: yarn\n" in text
     del config["ctxext"]
-    assert "convert" not in card.adapter_card(Checkpoint("me/long", folder, config, revision="def"))
+    assert "convert" not in card.render_adapter_card(Checkpoint("me/long", folder, config, revision="def"))
 
 
 def test_sixteen_curves_are_told_apart_and_a_single_step_can_be_drawn(tmp_path):

@@ -1,4 +1,4 @@
-"""The loss in pieces equals the family's own, with its gradients, for families with caps and scales too."""
+"""The loss in pieces and its gradients equal the family's own, also for families with caps and scales."""
 
 import copy
 import dataclasses
@@ -16,7 +16,7 @@ from ctxext.errors import CtxextError
 from ctxext.finetune.base import open_base
 from ctxext.finetune.loss import use_chunked_loss
 from ctxext.finetune.models import SourceModel, load_base
-from ctxext.finetune.prepare import with_adapter
+from ctxext.finetune.prepare import add_adapter
 from hand_made import one_that_sees_length
 from tiny_base import PARALLEL, TRAINED, make_base
 
@@ -95,7 +95,7 @@ def test_a_head_that_pieces_do_not_show_is_refused_and_left_as_it_was():
 
 
 def given_to_the_base(model, **given):
-    """What the base model is called with beside the tokens, and the loss."""
+    """Return the arguments of the base model besides the tokens, and the loss."""
     seen = []
     model.base_model.register_forward_pre_hook(lambda _, args, options: seen.append(options), with_kwargs=True)
     loss = model(**given).loss
@@ -129,7 +129,7 @@ def test_what_a_source_says_counts_in_training_where_it_knows_the_positions(trai
 
 
 class Told:
-    """What is told of each part."""
+    """Losses recorded by part."""
 
     def __init__(self, parts):
         self.sums, self.counts = torch.zeros(2, parts), []
@@ -148,7 +148,7 @@ def test_the_loss_of_each_part_of_the_positions_is_told_outside_training(parts):
     labels = ids.clone()
     labels[0, 9:12] = -100
     whole = model(input_ids=ids, labels=labels).loss
-    # Position i predicts token i + 1, so the last one of each row counts nothing.
+    # Position i predicts token i + 1, so the last one of each row does not count.
     targets = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
     with torch.no_grad():
         logits = make("llama")(input_ids=ids).logits.float()
@@ -184,10 +184,10 @@ def test_the_sum_is_divided_by_what_the_trainer_counted():
 
 
 def test_gradients_equal_those_of_the_same_weights_unpacked(tmp_path):
-    """bitsandbytes has a kernel without a gradient, and takes it once a model was in eval mode."""
+    """bitsandbytes has a kernel without a gradient, which it uses once a model was in eval mode."""
     functional = pytest.importorskip("bitsandbytes.functional")
     base = open_base(str(make_base(tmp_path, hidden_size=64, intermediate_size=64)), 64)  # It packs blocks of 64.
-    options = dataclasses.replace(PARALLEL, quantize="4bit").settled(window=128, trained_length=TRAINED)
+    options = dataclasses.replace(PARALLEL, quantize="4bit").resolve(window=128, trained_length=TRAINED)
     packed, plain = (load_base(base, chosen)[0] for chosen in (options, dataclasses.replace(options, quantize="none")))
     unpacked = dict(plain.named_parameters())
     num_packed = 0
@@ -202,8 +202,8 @@ def test_gradients_equal_those_of_the_same_weights_unpacked(tmp_path):
     for model in (packed, plain):
         use_chunked_loss(model)
         torch.manual_seed(0)
-        trained = with_adapter(model, options)
-        # Away from zero, where one of the two matrices has no gradient.
+        trained = add_adapter(model, options)
+        # Not zero, where one of the two matrices has no gradient.
         for name, weight in trained.named_parameters():
             if "lora_B" in name:
                 torch.nn.init.normal_(weight, std=0.1)

@@ -1,4 +1,4 @@
-"""Records to documents: what the loss counts of each."""
+"""Conversion of records to documents, and their learned tokens."""
 
 import json
 
@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 
 from ctxext.errors import CtxextError
 from ctxext.finetune.chats import RecordReader
-from ctxext.finetune.documents import Document, TrainingData, training_data
+from ctxext.finetune.documents import Document, TrainingData, to_training_data
 from ctxext.finetune.options import TrainingOptions
 from tiny_base import documents_of, write_records
 
@@ -56,22 +56,28 @@ def test_what_the_assistant_says_is_learned(tmp_path, tokenizer):
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"prompt": "w2"}, 'Line 1 .*known format: it has "prompt"; wanted is "text", or "messages", or "prompt" with'),
+        (
+            {"prompt": "w2"},
+            'Line 1 .*unknown format: it has "prompt", but needs "text", or "messages", or "prompt" with',
+        ),
         ([1], "it has no fields"),
-        ({"content": "a text", "id": "7"}, 'it has "content", "id"; wanted'),
-        ({"text": None}, 'no known format: its "text" is null'),
-        ({"prompt": CHAT[:1], "completion": "b"}, "only one is a list"),
+        ({"content": "a text", "id": "7"}, 'it has "content", "id", but needs'),
+        ({"text": None}, 'unknown format: its "text" is null'),
+        ({"prompt": CHAT[:1], "completion": "b"}, "of different types"),
         ({"messages": [*CHAT[:1], {"content": "b"}]}, 'has no "role" in message 2'),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 'type "image" in message 1'),
-        ({"messages": [{**CHAT[1], "tool_calls": [{"function": {"arguments": "{"}}]}]}, "no JSON in message 1"),
-        ({"messages": CHAT, "tools": "none"}, "tools that are no list"),
-        ({"text": "w2", "messages": CHAT}, "could be text or chat"),
+        (
+            {"messages": [{**CHAT[1], "tool_calls": [{"function": {"arguments": "{"}}]}]},
+            "invalid JSON arguments in message 1",
+        ),
+        ({"messages": CHAT, "tools": "none"}, "tools that are not a list"),
+        ({"text": "w2", "messages": CHAT}, "fits several formats .text, chat."),
         ({"prompt": "w2", "chosen": "w3", "rejected": "w4"}, "another task .preferences."),
         ({"prompt": "w2", "completion": "w3", "label": False}, "another task .judged answers."),
         ({"messages": [{"role": "user", "content": "w2", "weight": 0.5}]}, 'weight of "0.5" in message 1'),
         ({"conversations": [{"from": "owner", "value": "w2"}]}, 'role "owner" in message 1'),
-        ({"messages": [*CHAT[:1], {**CHAT[1], "weight": 0}]}, "no message of the assistant to learn"),
-        ({"messages": CHAT[:1]}, "no message of the assistant"),
+        ({"messages": [*CHAT[:1], {**CHAT[1], "weight": 0}]}, "no assistant message to learn"),
+        ({"messages": CHAT[:1]}, "no assistant message"),
         ({"messages": [{"role": "assistant"}]}, 'no "content" in message 1'),
         ({"messages": [{"role": "assistant", "content": "w2"}]}, "cannot be rendered"),
     ],
@@ -79,16 +85,14 @@ def test_what_the_assistant_says_is_learned(tmp_path, tokenizer):
 def test_other_records_are_refused(tmp_path, tokenizer, record, message):
     with pytest.raises(CtxextError, match=message) as refused:
         read(tmp_path, tokenizer, record)
-    ways = ("--skip-bad-rows", "--text-field content", 'Give a "prompt" and a "completion"')
+    ways = ("--skip-bad-rows", "--text-field content", 'Use a "prompt" and a "completion"')
     assert any(way in refused.value.hint for way in ways)
 
 
 def test_a_template_that_changes_what_was_said_is_refused(tmp_path, tokenizer):
-    """As those that drop earlier thoughts do: the marks would lie on the wrong tokens."""
+    """For example those that drop earlier thoughts: the wrong tokens would be marked."""
     tokenizer.chat_template = "{{ messages | length }} " + TEMPLATE
-    with pytest.raises(
-        CtxextError, match="no answer that the tokenizer's chat template renders as it would be asked for"
-    ):
+    with pytest.raises(CtxextError, match="no answer that the chat template renders the same as during generation"):
         read(tmp_path, tokenizer, {"messages": CHAT})
     tokenizer.chat_template = None
     with pytest.raises(CtxextError, match="no chat template"):
@@ -124,7 +128,7 @@ def test_the_text_may_be_in_another_field(tmp_path, tokenizer):
     assert read(tmp_path, tokenizer, {"content": "w2 w3"}, text_field="content") == [Document([2, 3])]
     both = {"text": "w2", "messages": CHAT}
     assert read(tmp_path, tokenizer, both, record_format="text") == [Document([2])]
-    with pytest.raises(CtxextError, match='is not alpaca: it has "text"; wanted is "instruction" with "output"'):
+    with pytest.raises(CtxextError, match='is not alpaca: it has "text", but needs "instruction" with "output"'):
         read(tmp_path, tokenizer, {"text": "w2"}, record_format="alpaca")
 
 
@@ -141,23 +145,23 @@ def test_data_in_memory_is_read_as_a_file_with_the_same_records(tmp_path, tokeni
         ["w5 w6 w7"],
         (text for text in ["w5 w6 w7"]),
     ]
-    of_file, *others = [list(training_data(form).reader(options)(tokenizer, wanted)) for form in forms]
+    of_file, *others = [list(to_training_data(form).reader(options)(tokenizer, wanted)) for form in forms]
     assert others[:4] == [of_file] * 4
     assert len(of_file) == 3
     assert others[4:] == [[Document([5, 6, 7])]] * 2
-    described = [training_data(form).described() for form in (["w5"], [{"text": "w5"}], ["w6"])]
-    assert described[0] == described[1] != described[2]
-    assert described[0]["name"] == "1 record"
-    with pytest.raises(CtxextError, match="Record 2 of the data is of no known format"):
-        list(training_data([{"text": "w5"}, {"body": "w5"}]).reader(options)(tokenizer, wanted))
-    with pytest.raises(CtxextError, match=r'data\.jsonl" is a text in a list, and the name of a file'):
-        training_data([str(path)])
+    descriptions = [to_training_data(form).describe() for form in (["w5"], [{"text": "w5"}], ["w6"])]
+    assert descriptions[0] == descriptions[1] != descriptions[2]
+    assert descriptions[0]["name"] == "1 record"
+    with pytest.raises(CtxextError, match="Record 2 of the data has an unknown format"):
+        list(to_training_data([{"text": "w5"}, {"body": "w5"}]).reader(options)(tokenizer, wanted))
+    with pytest.raises(CtxextError, match=r'data\.jsonl" in a list is read as text, but is the name of a file'):
+        to_training_data([str(path)])
     for wrong in ([], [path, "w5"], [7]):
-        with pytest.raises(CtxextError, match="A list of data holds"):
-            training_data(wrong)
+        with pytest.raises(CtxextError, match="A list of data must contain"):
+            to_training_data(wrong)
     demo = TrainingData(("demo",)).reader(TrainingOptions(learn="all"))(tokenizer, {8: 1})
     assert next(iter(demo)).is_learned is None
-    with pytest.raises(CtxextError, match="not both"):
+    with pytest.raises(CtxextError, match="both named and in memory"):
         TrainingData(("demo",), records=({"text": "w5"},)).reader(options)
 
 

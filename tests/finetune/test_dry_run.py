@@ -1,4 +1,4 @@
-"""--dry-run: nothing is written, and its figures are near what the training then takes."""
+"""--dry-run: nothing is written, and its estimates are close to the training."""
 
 import dataclasses
 import json
@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from ctxext.finetune.documents import Document
-from ctxext.finetune.dry_run import Cost, dry_run
+from ctxext.finetune.dry_run import Cost, plan_training
 from tiny_base import QUICK, documents, load, make_base, tune
 
 TESTS = Path(__file__).parents[1]
 
 
 def plan(base, options=QUICK, **others):
-    return dry_run(str(base), lambda *_: map(Document, documents()), options, **others)
+    return plan_training(str(base), lambda *_: map(Document, documents()), options, **others)
 
 
 def test_it_says_what_a_training_reports(base, tmp_path):
@@ -32,7 +32,7 @@ def test_it_says_what_a_training_reports(base, tmp_path):
 
 
 def test_work_and_logits_grow_as_the_shapes_say(base):
-    model, options = load(base), QUICK.settled(window=128, trained_length=32)
+    model, options = load(base), QUICK.resolve(window=128, trained_length=32)
     cost = Cost(model, options, learned_share=0.5)
     matrices = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48) + 32 * 5 + 64 * 32
     assert cost.per_token == matrices + 64 * 32 // 2
@@ -52,15 +52,15 @@ from ctxext.files.processes import peak_memory
 from ctxext.finetune.options import RunOptions
 from ctxext import TrainingOptions, finetune
 from ctxext.finetune.documents import Document
-from ctxext.finetune.dry_run import dry_run
+from ctxext.finetune.dry_run import plan_training
 from tiny_base import Tokens, documents
 options = TrainingOptions(length=1024, steps=2, batch_size=1, rank=8, short_share=0.0, checkpointing={checkpointing})
 reader = lambda *_: map(Document, documents(4, 1100))
 if {dry}:
-    peak = dry_run({base!r}, reader, options).peak_memory
+    peak = plan_training({base!r}, reader, options).peak_memory
 else:
     finetune({base!r}, {out!r}, Tokens(documents(4, 1100)), options, run=RunOptions(merge=False))
-    # Not that of getrusage, which begins with what the process had that started this one.
+    # Not from getrusage, which starts with the peak of the parent process.
     peak = peak_memory(torch.device("cpu"))
 print(peak)
 """
@@ -70,7 +70,7 @@ print(peak)
 @pytest.mark.thorough
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_peak_is_within_a_twentieth_of_the_real_one(tmp_path, checkpointing):
-    """On a model with large activations; each side in a process of its own.
+    """On a model with large activations, each measurement in a separate process.
 
     Both return to the system what they free. By default glibc keeps some of it, as it happens: the same training's
     peak was between 0.99 and 1.14 GB in five runs, of which 0.86 GB were in use.

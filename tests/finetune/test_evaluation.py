@@ -1,4 +1,4 @@
-"""What is measured while a training runs, which save is taken, and what a resumed run may change."""
+"""Evaluation during training, the choice of the save, and changes in a resumed run."""
 
 import json
 
@@ -23,7 +23,7 @@ def evaluated(out):
 
 
 def losses_of(out) -> torch.Tensor:
-    """By plain transformers: the loss of every token of the held-out sequences, (sequences, 63)."""
+    """Loss of every token of the held-out sequences with plain transformers, (sequences, 63)."""
     model = load(out)
     rows = torch.tensor([ids[start : start + 64] for ids in documents(count=3, seed=7) for start in (0, 64)])
     with torch.no_grad():
@@ -37,7 +37,7 @@ def test_the_loss_by_position_is_the_models(base, tmp_path):
     assert list(measured) == [1, 2, 3, 4]
     losses = losses_of(tmp_path / "out")
     assert measured[4]["eval_loss"] == pytest.approx(float(losses.mean()), abs=1e-3)
-    # The hidden state at place p predicts token p + 1; the last of 64 places predicts nothing.
+    # The hidden state at position p predicts token p + 1; the last of 64 positions predicts nothing.
     by_position = [float(losses[:, 16 * part : 16 * part + 16].mean()) for part in range(NUM_PARTS)]
     assert measured[4]["eval_loss_by_position"] == pytest.approx(by_position, abs=1e-3)
     assert max(by_position) - min(by_position) > 0.01, "so that the parts can be told apart"
@@ -57,7 +57,7 @@ def test_needles_are_asked_as_an_evaluation_asks_them(tmp_path):
 
 @pytest.fixture
 def report_losses(monkeypatch):
-    """Makes evaluations report given losses by step, as which save is best must not rest on a processor's rounding."""
+    """Evaluation that reports fixed losses by step, so that the best save does not depend on rounding."""
 
     def fix(*losses: float) -> dict[int, float]:
         evaluate, measured = Trainer.evaluation_loop, {}
@@ -84,11 +84,11 @@ def test_the_best_save_is_taken(base, tmp_path, report_losses):
     options = change(steps=5, keep_best=True, **STEPS_THAT_CHANGE_MUCH)
     tune(base, tmp_path / "out", options, eval_data=HELD_OUT, tell=lines.append)
     assert [line["eval_loss"] for line in evaluated(tmp_path / "out").values()] == [5.0, 4.0, 2.0, 3.0, 4.0]
-    assert any(line.startswith("kept step 3, the best") for line in lines)
+    assert any(line.startswith("using step 3, the best") for line in lines)
     others = [loss for step, loss in measured.items() if step != 3]
     assert min(abs(loss - measured[3]) for loss in others) > 0.01, "so that the saves can be told apart"
     assert float(losses_of(tmp_path / "out").mean()) == pytest.approx(measured[3], abs=1e-3)
-    with pytest.raises(CtxextError, match="measured on other data"):
+    with pytest.raises(CtxextError, match="--keep-best needs evaluation data"):
         tune(base, tmp_path / "other", options)
 
 

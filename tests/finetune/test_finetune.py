@@ -1,4 +1,4 @@
-"""The whole run: what it makes, that it can be stopped and taken up again, and what it refuses."""
+"""Whole runs: their results, stopping and resuming, and refusals."""
 
 import json
 import math
@@ -17,7 +17,7 @@ from ctxext.errors import CtxextError
 from ctxext.finetune.base import open_base
 from ctxext.finetune.prepare import check_mergeable
 from ctxext.finetune.run import training_folder
-from ctxext.finetune.trainer import newest_save
+from ctxext.finetune.trainer import find_newest_save
 from ctxext.methods import MsPoE, PositionInterpolation, Yarn
 from ctxext.publish.push import plan_push
 from ctxext.recipes.encodings.rotary import model_config
@@ -41,7 +41,7 @@ def test_it_learns_and_reports(base, tmp_path):
     long = [loss for step, loss in done.losses if step % 5]
     assert sum(long[-5:]) / 5 < sum(long[:5]) / 5 - 0.2
     assert lines[0] == "data: 24 documents, 3,120 tokens → 48 sequences of 64; 48 tokens dropped"
-    assert lines[1:] == ["      and 48 of 32 tokens", "      each sequence is seen 2.0 times"]
+    assert lines[1:] == ["      and 48 of 32 tokens", "      each sequence is used 2.0 times"]
     assert [state[1] for state in steps if "loss" in state[0]] == list(range(1, 31))
     assert "tokens/s" in steps[0][0]
     report = json.loads((out / "finetune.json").read_text())
@@ -56,7 +56,7 @@ def test_it_learns_and_reports(base, tmp_path):
 
 
 def test_a_second_training_reports_itself(base, tmp_path):
-    """A trained base holds the first one's report, and its evaluation: neither is true of the second's weights."""
+    """A trained base contains a report and an evaluation of its own weights, which are not those of the result."""
     tune(base, tmp_path / "first", change(steps=2))
     (tmp_path / "first" / "evaluation").mkdir()
     (tmp_path / "first" / "evaluation" / "report.json").write_text("{}")
@@ -100,12 +100,12 @@ def test_killed_and_resumed_equals_a_straight_run(base, tmp_path, dropout, our_p
     result = our_processes.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert result.returncode == -signal.SIGKILL, result.stderr
     assert not (tmp_path / "killed").exists()
-    assert newest_save(training_folder(tmp_path / "killed"), 6).name == "checkpoint-4"
+    assert find_newest_save(training_folder(tmp_path / "killed"), 6).name == "checkpoint-4"
     lines, steps = [], []
     progress = lambda text, step, total: steps.append(step) if "loss" in text else None  # noqa: E731
     done = tune(base, tmp_path / "killed", options, resume=True, tell=lines.append, progress=progress)
     assert steps == [5, 6]
-    assert "going on after step 4" in lines
+    assert "resuming after step 4" in lines
     written = (tmp_path / "killed" / "steps.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in written] == [1, 2, 3, 4, 5, 6]
     assert furthest(adapter(tmp_path / "killed"), adapter(tmp_path / "straight")) < 1e-6
@@ -115,7 +115,7 @@ def test_killed_and_resumed_equals_a_straight_run(base, tmp_path, dropout, our_p
 
 @pytest.fixture(scope="module")
 def stopped(base, tmp_path_factory):
-    """What a run leaves that is stopped after the third step, with a save of the second."""
+    """Leftovers of a run that was stopped after the third step, with a save of the second."""
     out = tmp_path_factory.mktemp("stopped") / "out"
     with pytest.raises(Stopped):
         tune(base, out, change(save_every=2), progress=stop_after(3))
@@ -132,14 +132,14 @@ def test_a_damaged_save_is_told_in_one_line(base, stopped, tmp_path, name, conte
         torch.save([1, 2], file)
     else:
         file.write_bytes(content)
-    with pytest.raises(CtxextError, match=r'checkpoint-2" is damaged, its .* cannot be loaded') as error:
+    with pytest.raises(CtxextError, match=r'checkpoint-2" is damaged: its .* cannot be loaded') as error:
         tune(base, out, change(save_every=2), resume=True)
     assert "--overwrite" in error.value.hint
 
 
 @pytest.mark.parametrize(("share", "steps", "rising"), [(0.03, 10, 1), (0.1, 25, 3), (0.1, 20, 2), (0.0, 20, 0)])
 def test_warm_up_is_rounded_up(share, steps, rising):
-    """A short run has one too, unless it is asked for none."""
+    """A short run has one too, unless it is disabled."""
     assert TrainingOptions(length=64, steps=steps, warmup=share).warmup_steps == rising
 
 
@@ -147,12 +147,12 @@ def test_resume_refuses_other_settings_and_another_recipe(base, stopped, tmp_pat
     out = tmp_path / "out"
     shutil.copytree(stopped, training_folder(out))
     kept = sorted(path.name for path in training_folder(out).iterdir())
-    with pytest.raises(CtxextError, match='another rank: "4", not "8"'):
+    with pytest.raises(CtxextError, match='a different rank: "4", not "8"'):
         tune(base, out, change(rank=8), resume=True)
     other = make_base(tmp_path / "pi", PositionInterpolation(factor=4))
-    with pytest.raises(CtxextError, match="another model"):
+    with pytest.raises(CtxextError, match="a different model"):
         tune(other, out, resume=True)
-    with pytest.raises(CtxextError, match="another data"):
+    with pytest.raises(CtxextError, match="a different data"):
         tune(base, out, resume=True, data=Tokens(documents(), name="else"))
     with pytest.raises(CtxextError, match="unfinished run"):
         tune(base, out)
@@ -166,25 +166,23 @@ def test_more_steps_go_on_from_the_last_save(base, tmp_path):
         tune(base, out, change(save_every=2), progress=stop_after(5))
     progress = lambda text, step, total: steps.append(step) if "loss" in text else None  # noqa: E731
     done = tune(base, out, change(steps=9, save_every=2), resume=True, progress=progress, tell=lines.append)
-    assert "going on after step 4" in lines
+    assert "resuming after step 4" in lines
     assert steps == [5, 6, 7, 8, 9]
     assert [step for step, _ in done.losses] == list(range(1, 10))
     rates = [json.loads(line)["learning_rate"] for line in (out / "steps.jsonl").read_text().splitlines()]
-    # The cosine of nine steps, of which the first rises.
+    # A cosine of nine steps, with warmup in the first.
     assert rates[-1] == pytest.approx(5e-3 * (1 + math.cos(math.pi * 7 / 8)) / 2)
 
 
 def test_a_quantized_base_is_refused_before_it_is_trained(base, tmp_path):
-    """Its matrices have other types, and in 4 bits other shapes; only an adapter apart can be trained on it."""
+    """Its matrices have other types, and in 4 bits other shapes; only a separate adapter can be trained."""
     shutil.copytree(base, tmp_path / "quantized")
     path, name = tmp_path / "quantized" / "model.safetensors", "model.layers.0.self_attn.q_proj.weight"
     tensors = load_file(path)
     model = load(base)
     for stored in (tensors[name].to(torch.int8), torch.zeros(512, 1, dtype=torch.uint8)):
         save_file({**tensors, name: stored}, path, metadata={"format": "pt"})
-        with pytest.raises(
-            CtxextError, match=f'"{name}" is stored as U?I?8, which nothing can be merged into'
-        ) as caught:
+        with pytest.raises(CtxextError, match=f'Cannot merge into "{name}": it is stored as U?I?8') as caught:
             check_mergeable(open_base(str(tmp_path / "quantized"), 64), model)
         assert "--no-merge" in caught.value.hint
 
@@ -201,11 +199,11 @@ def test_the_packing_that_is_suggested_goes_with_the_other_options(base, tmp_pat
     lines = []
     data = TrainingData(records=tuple(records))
     tune(base, tmp_path / "out", change(steps=1, **options), data=data, merge=False, tell=lines.append)
-    assert any(f"(--pack {way} joins documents)" in line for line in lines)
+    assert any(f"--pack {way} to pack documents" in line for line in lines)
 
 
 def test_nothing_to_resume(base, tmp_path):
-    with pytest.raises(CtxextError, match="no unfinished run"):
+    with pytest.raises(CtxextError, match="No unfinished run"):
         tune(base, tmp_path / "out", resume=True)
     assert list(tmp_path.iterdir()) == []
 
@@ -217,7 +215,7 @@ def test_what_cannot_be_trained_is_refused(base, tmp_path):
     for model, options, message in (
         (source, change(length=64), "--length 64 is above the context length"),
         (base, change(length=256), "--length 256 is above the context length"),
-        (prompt, change(length=32), "again for each prompt"),
+        (prompt, change(length=32), "depends on the prompt"),
         (base, change(targets=("q_prj",)), "q_prj"),
         (tmp_path / "nowhere", QUICK, "no folder"),
     ):
@@ -229,17 +227,17 @@ def test_what_cannot_be_trained_is_refused(base, tmp_path):
 
 
 def test_a_source_is_trained_within_its_window(tmp_path):
-    """Its result says so: on its card, in its files, and by how it loads."""
+    """Its card, its files and the loaded model show that the context is not extended."""
     source, lines, out = save_llama(tmp_path / "stock"), [], tmp_path / "out"
     tune(source, out, change(length=None, learning_rate=1e-2), tell=lines.append)
-    assert lines[0] == "stock was not extended: its context length stays 32 tokens"
+    assert lines[0] == "stock is not extended; its context length remains 32 tokens"
     config = json.loads((out / "config.json").read_text())
     assert config["max_position_embeddings"] == 32
     assert model_config(config).is_extended is False
     card = (out / "README.md").read_text()
     assert "# stock, fine-tuned\n" in card
-    assert "What fine-tuning changed in `stock`; its context length stays at 32 tokens." in card
-    assert "extended" not in card.partition("## Load it")[0]
+    assert "Fine-tuned from `stock`. The context length is unchanged: 32 tokens." in card
+    assert "extended" not in card.partition("## Usage")[0]
     assert "trained within its context length" in (out / "adapter" / "README.md").read_text()
     assert (logits(load(out), length=32) - logits(load(source), length=32)).abs().max() > 1e-3
     assert [finding for finding in verify(str(out)) if finding.status == "failed"] == []
@@ -294,5 +292,5 @@ def test_adapter_alone(base, tmp_path):
     card = (tmp_path / "out" / "adapter" / "README.md").read_text()
     assert 'base_model: "base"' in card
     assert "ctxext convert source base --method yarn --factor 4" in card
-    with pytest.raises(CtxextError, match="no adapter to keep"):
+    with pytest.raises(CtxextError, match="--full has no adapter"):
         tune(base, tmp_path / "full", change(full=True), merge=False)

@@ -1,4 +1,4 @@
-"""The commands as a user meets them."""
+"""The commands from the command line."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from tiny_base import documents, load, logits, write_jsonl
 
 OPTIONS = ("--length", "64", "--steps", "3", "--batch-size", "2", "--rank", "4", "--learning-rate", "5e-3")
 PROGRAM = (
-    # A shell starts what it puts in the background with Ctrl-C ignored, and children inherit that.
+    # Background processes of a shell ignore Ctrl-C, and their children inherit that.
     "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\nfrom ctxext.cli.app import app\napp()\n"
 )
 
@@ -75,7 +75,7 @@ def test_demo_documents_are_made_for_any_tokenizer(base, tmp_path):
 
 
 def test_an_evaluation_that_fails_leaves_the_training(base, data, tmp_path, monkeypatch):
-    """One process evaluates; the others of a training are gone by then."""
+    """One process evaluates; the other training processes have ended by then."""
     counts, train = [], finetune_run.finetune
 
     def trained(*args, **options):
@@ -101,15 +101,15 @@ def test_an_evaluation_that_fails_leaves_the_training(base, data, tmp_path, monk
     ("words", "message"),
     [
         (("--data", "nowhere.txt"), "There is no file"),
-        (("--data", "nowhere"), "neither a file nor a data set"),
+        (("--data", "nowhere"), "neither a file nor an accessible data set"),
         ((), "--data is missing"),
         # It does not fit into the 32 tokens that this base was trained on.
         (("--data", "{data}", "--eval", "needle"), 'task "needle" needs at least'),
         (("--data", "{data}", "--eval", "short", "--no-merge"), "--no-merge makes none"),
         (("--data", "{data}", "--targets", "q_proj,o_prj"), "o_prj"),
         (("--data", "{empty}"), "no text"),
-        (("--data", "demo", "--epochs", "2"), "demo has no end"),
-        (("--data", "{data}:0.5", "--data", "demo:0.5"), "no records to mix"),
+        (("--data", "demo", "--epochs", "2"), "demo is endless"),
+        (("--data", "{data}:0.5", "--data", "demo:0.5"), "cannot be mixed"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(base, data, tmp_path, words, message):
@@ -122,7 +122,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(base, data, tmp_path, words, m
 
 
 def test_interrupted_and_resumed(base, data, tmp_path):
-    """Ctrl-C saves the last whole step and says the command that goes on, whatever the steps between two saves."""
+    """Ctrl-C saves the last whole step and prints the command to resume, for any number of steps between saves."""
     words = ["finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "--steps", "400", "--save-every", "1000"]
     command = [sys.executable, "-c", PROGRAM, *map(str, words)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -138,7 +138,7 @@ def test_interrupted_and_resumed(base, data, tmp_path):
     done = len(steps.read_text().splitlines())
     assert 0 < done < 400
     assert [path.name for path in folder.glob("checkpoint-*")] == [f"checkpoint-{done}"]
-    with pytest.raises(CtxextError, match="another rank"):
+    with pytest.raises(CtxextError, match="a different rank"):
         run(*words, "--rank", "3", "--resume")
     assert folder.exists()
 
@@ -177,18 +177,18 @@ def test_epochs_see_all_of_the_data(base, data, tmp_path):
     content = json.loads(result.stdout)
     assert content["options"]["steps"] == len(content["losses"]) == 6
     assert content["data"]["num_documents"] == 6
-    assert "each sequence is seen 2.0 times" in result.stderr
+    assert "each sequence is used 2.0 times" in result.stderr
 
 
 def test_the_loss_on_other_data_is_measured_at_every_save(base, data, tmp_path):
-    """It is the loss that the finished adapter has on those very sequences."""
+    """It equals the loss of the finished adapter on the same sequences."""
     other = write_jsonl(tmp_path / "other.jsonl", count=2, seed=9)
     words = ("--save-every", "2", "--steps", "4", "--short-share", "0", "--eval-data", other)
     result = run("finetune", base, tmp_path / "out", "--data", data, *OPTIONS, *words)
     lines = [json.loads(line) for line in (tmp_path / "out" / "steps.jsonl").read_text().splitlines()]
     measured = {line["step"]: line["eval_loss"] for line in lines if "eval_loss" in line}
     assert list(measured) == [2, 4]
-    assert "evaluated on 4 sequences every 2 steps" in result.stderr
+    assert "evaluation on 4 sequences every 2 steps" in result.stderr
     assert f"step 4: loss {measured[4]:.3f} on the evaluation data" in result.stderr
     rows = torch.tensor(documents(2, seed=9))[:, :128].reshape(4, 64)
     with torch.no_grad():

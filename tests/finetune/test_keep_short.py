@@ -1,4 +1,4 @@
-"""--keep-short: the source's own words on sequences inside its window, without a second copy of its weights."""
+"""--keep-short: distillation from the source within its original context, without a second copy of its weights."""
 
 import copy
 import dataclasses
@@ -17,8 +17,8 @@ from tiny_base import QUICK, SIZES, TRAINED, logits, make_base, save_llama, tune
 KEEP = dataclasses.replace(QUICK, keep_short=True)
 
 
-def settled(**changes):
-    return dataclasses.replace(KEEP, **changes).settled(window=128, trained_length=TRAINED)
+def resolve(**changes):
+    return dataclasses.replace(KEEP, **changes).resolve(window=128, trained_length=TRAINED)
 
 
 MSPOE = MsPoE(head_order="fixed", first_layer=0, schedule="by-parts", ratio_min=1.5, ratio_max=4)
@@ -29,7 +29,7 @@ MSPOE = MsPoE(head_order="fixed", first_layer=0, schedule="by-parts", ratio_min=
 def test_the_source_speaks_again_without_its_files(tmp_path, steps, full):
     base = open_base(str(make_base(tmp_path, *steps, tie_word_embeddings=not full)), None)
     model, _ = load_base(base, QUICK)
-    source = load_source(base, model, settled(full=full, learning_rate=1e-3))
+    source = load_source(base, model, resolve(full=full, learning_rate=1e-3))
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "source", dtype=torch.float32).eval()
     assert torch.equal(logits(source.model, length=30), logits(plain, length=30))
     theirs = {weight.data_ptr() for weight in model.parameters()}
@@ -39,10 +39,10 @@ def test_the_source_speaks_again_without_its_files(tmp_path, steps, full):
 
 def test_it_knows_positions_that_it_was_trained_on():
     source = SourceModel(LlamaForCausalLM(LlamaConfig(**SIZES)), [], trained_length=32)
-    assert source.knows(torch.arange(32)[None])
-    assert source.knows(torch.arange(16).repeat(2)[None])
-    assert not source.knows(torch.arange(33)[None])
-    assert not source.knows(torch.tensor([[0, 1, 40]]))
+    assert source.covers(torch.arange(32)[None])
+    assert source.covers(torch.arange(16).repeat(2)[None])
+    assert not source.covers(torch.arange(33)[None])
+    assert not source.covers(torch.tensor([[0, 1, 40]]))
 
 
 @pytest.mark.parametrize("frozen_head", [True, False])
@@ -73,7 +73,7 @@ def test_divergence_and_its_gradients_equal_the_plain_formula(piece, frozen_head
 
 @pytest.mark.thorough
 def test_training_stays_closer_to_the_source(tmp_path):
-    """The same steps with and without: short sequences move less, and long ones are trained all the same."""
+    """The same steps with and without it: short sequences change less, and long ones are trained as well."""
     base = make_base(tmp_path)
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "source", dtype=torch.float32).eval()
     said = logits(plain, length=TRAINED).log_softmax(-1)
@@ -93,5 +93,5 @@ def test_training_stays_closer_to_the_source(tmp_path):
 def test_what_it_needs_is_said(tmp_path):
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
     foreign = save_llama(tmp_path / "foreign", rope_parameters=rope, max_position_embeddings=128)
-    with pytest.raises(CtxextError, match="before it was extended"):
+    with pytest.raises(CtxextError, match="--keep-short needs the source"):
         tune(foreign, tmp_path / "out", KEEP)

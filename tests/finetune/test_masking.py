@@ -1,4 +1,4 @@
-"""Masked language modelling: the loss is transformers' own, of masked tokens alone; masks depend on the seed alone."""
+"""Masked language modelling: the loss is that of transformers on masked tokens; masks depend only on the seed."""
 
 import copy
 import dataclasses
@@ -74,9 +74,9 @@ def test_masks_are_the_collators_and_never_of_special_tokens(tokenizer):
 
 
 def test_masks_depend_on_the_seed_alone(tokenizer, tmp_path):
-    options = TrainingOptions(length=16, steps=3, batch_size=2, short_share=0.0).settled(window=16, trained_length=16)
+    options = TrainingOptions(length=16, steps=3, batch_size=2, short_share=0.0).resolve(window=16, trained_length=16)
     texts = [Document([number % (VOCABULARY - 5) + 5 for number in range(start, start + 64)]) for start in range(4)]
-    write_sequences(texts, tmp_path, wanted={16: 16}, pack="off", end=None)
+    write_sequences(texts, tmp_path, num_needed={16: 16}, pack="off", end=None)
     read = lambda probability: Sequences(tmp_path, options, Reading(0, make_masker(tokenizer, probability)))  # noqa: E731
     one, two, other = read(0.3), read(0.3), read(0.1)
     for index in (5, 0, 3):
@@ -100,11 +100,11 @@ def test_the_loss_is_measured_on_other_data_and_the_best_save_kept(tmp_path):
     tune(base, tmp_path / "out", change(keep_best=True), eval_data=held_out, tell=lines.append)
     assert sum("on the evaluation data" in line for line in lines) == 2
     assert not any("needles" in line for line in lines)
-    assert any(line.startswith("kept step") for line in lines)
+    assert any(line.startswith("using step") for line in lines)
 
 
 def tried(quick, among=tiny_models.ENCODERS):
-    """The rotary encoders that this transformers has; all but one are tried in CI alone."""
+    """Rotary encoders of the installed transformers; all except one are tested only in CI."""
     names = [name for name in tiny_models.ENCODERS if name in among]
     return [pytest.param(name, marks=[] if name == quick else [pytest.mark.thorough]) for name in names]
 
@@ -133,7 +133,7 @@ def test_a_rotary_encoder_is_trained_beyond_its_original_length_and_merged(model
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("model_type", tried("nomic_bert", among=("gte", "nomic_bert")))
 def test_what_files_join_is_trained_whole_and_in_part(model_type, tmp_path):
-    """Of a stored tensor that holds queries, keys and values the adapter changes the third that it is for."""
+    """In a stored tensor of queries, keys and values, the adapter changes only its own third."""
     base, options = rotary_base(tmp_path, model_type), change(length=128, pack="run-on")
     tune(base, tmp_path / "out", dataclasses.replace(options, targets=("k_proj",)))
     tune(base, tmp_path / "whole", dataclasses.replace(options, full=True))

@@ -1,4 +1,4 @@
-"""Which documents are trained on: all parts of the data are seen, by their weights, and the counts are right."""
+"""Choice of documents: all parts of the data are used by their weights, and the counts are right."""
 
 import csv
 import gzip
@@ -17,7 +17,7 @@ from ctxext.finetune.batches import Sequences
 from ctxext.finetune.data import START, write_sequences
 from ctxext.finetune.documents import Documents, Source, TrainingData, parse_source
 from ctxext.finetune.options import TrainingOptions
-from ctxext.finetune.prepare import data_lines
+from ctxext.finetune.prepare import format_data_lines
 from tiny_base import documents_of, write_records
 
 
@@ -32,23 +32,23 @@ def write(path, token, count, length=100):
 
 
 def test_every_part_is_seen_and_counted(tmp_path, tokenizer):
-    """40 documents in two parts, of which the run needs 32 sequences: neither part is passed over."""
+    """40 documents in two parts, and 32 needed sequences: neither part is skipped."""
     first, second = write(tmp_path / "a.jsonl", 5, 20), write(tmp_path / "b.jsonl", 6, 20)
-    options = TrainingOptions(length=50, steps=8, batch_size=4, short_share=0.0).settled(window=50, trained_length=50)
-    wanted = options.sequences_wanted()
-    documents = documents_of(tokenizer, first, second, wanted=wanted)
-    report = write_sequences(documents, tmp_path, wanted=wanted, pack="off", end=1)
+    options = TrainingOptions(length=50, steps=8, batch_size=4, short_share=0.0).resolve(window=50, trained_length=50)
+    num_needed = options.count_sequences()
+    documents = documents_of(tokenizer, first, second, num_needed=num_needed)
+    report = write_sequences(documents, tmp_path, num_needed=num_needed, pack="off", end=1)
     assert (report.num_documents, report.num_used, report.num_in_all) == (32, 32, 40)
     assert (report.num_tokens, report.num_tokens_in_all, report.num_sequences) == (3200, 4000, 32)
     line = "data: 32 of 40 documents (80.0 %), 3,200 of about 4,000 tokens → 32 sequences of 50; 0 tokens dropped"
-    assert data_lines(report, options) == [line]
-    again = documents_of(tokenizer, first, second, wanted=wanted)
+    assert format_data_lines(report, options) == [line]
+    again = documents_of(tokenizer, first, second, num_needed=num_needed)
     seen = Counter(document.ids[0] for document, _ in zip(again, range(32), strict=False))
     assert min(seen[5], seen[6]) >= 8
 
 
 def books(path, lengths, seed=0):
-    """Documents that say in each token which they are."""
+    """Documents with their number in each token."""
     rng = random.Random(seed)
     texts = [" ".join([f"w{2 + number % 62}", f"w{2 + number // 62}"] * (length // 2)) for number, length in lengths]
     rng.shuffle(texts)
@@ -57,11 +57,11 @@ def books(path, lengths, seed=0):
 
 def written(folder, tokenizer, path, **chosen):
     given = {"length": 16, "batch_size": 1, "short_share": 0.0, **chosen}
-    options = TrainingOptions(**given).settled(window=16, trained_length=16)
-    wanted = options.sequences_wanted()
-    documents = documents_of(tokenizer, path, seed=options.seed, wanted=wanted)
+    options = TrainingOptions(**given).resolve(window=16, trained_length=16)
+    num_needed = options.count_sequences()
+    documents = documents_of(tokenizer, path, seed=options.seed, num_needed=num_needed)
     folder.mkdir(exist_ok=True)
-    report = write_sequences(documents, folder, wanted=wanted, pack=options.pack, end=1)
+    report = write_sequences(documents, folder, num_needed=num_needed, pack=options.pack, end=1)
     return report, options, np.fromfile(folder / "sequences-16.bin", dtype=np.int32).reshape(-1, 16) & (START - 1)
 
 
@@ -71,7 +71,7 @@ def names_of(rows):
 
 @pytest.mark.parametrize("pack", ["off", "run-on", "restart"])
 def test_a_short_run_sees_many_documents(tmp_path, tokenizer, pack):
-    """1,500 documents and 100 steps of one sequence: consecutive pieces came from very few of them."""
+    """1,500 documents and 100 steps of one sequence: consecutive pieces used very few documents."""
     rng = random.Random(1)
     lengths = [(number, 2 * int(rng.lognormvariate(4, 1)) + 32) for number in range(1500)]
     path = books(tmp_path / "books.jsonl", lengths)
@@ -79,19 +79,19 @@ def test_a_short_run_sees_many_documents(tmp_path, tokenizer, pack):
     assert len(rows) == 100
     assert len(set(names_of(rows))) >= 90
     assert report.num_used >= 90
-    lines = data_lines(report, options)
+    lines = format_data_lines(report, options)
     assert f"of 1,500 documents ({100 * report.num_documents / 1500:.1f} %)" in lines[0]
-    assert "      the run sees less than a tenth of the documents" in "\n".join(lines)
+    assert "      less than a tenth of the documents is used" in "\n".join(lines)
     _, _, again = written(tmp_path / "two", tokenizer, path, steps=100, pack=pack)
     assert (rows == again).all()
-    # What each of two processes takes is the other's never: a batch is divided by its place.
+    # Two processes never use the same sequence: a batch is divided by position.
     data = Sequences(tmp_path / "one", options)
     seen = [names_of(data[step]["input_ids"].numpy())[0] for step in range(100)]
     assert Counter(seen) == Counter(names_of(rows))
 
 
 def test_documents_are_sampled_by_their_length(tmp_path, tokenizer):
-    """A tenth of the documents has ten times the tokens, and so about half of the sequences."""
+    """A tenth of the documents has ten times the tokens, so about half of the sequences."""
     lengths = [(number, 1600 if number % 10 == 0 else 160) for number in range(600)]
     path = books(tmp_path / "books.jsonl", lengths)
     shares = []
@@ -104,7 +104,7 @@ def test_documents_are_sampled_by_their_length(tmp_path, tokenizer):
 
 
 def test_each_document_gives_its_share_of_the_sequences(tmp_path, tokenizer):
-    """A quarter of what the data has is needed: a quarter of every document is taken, not the whole of the first."""
+    """A quarter of the data is needed: a quarter of every document is used, not all of the first ones."""
     path = write_records(tmp_path / "data.jsonl", [" ".join([f"w{10 + number}"] * 640) for number in range(10)])
     report, _, rows = written(tmp_path / "out", tokenizer, path, steps=100)
     assert (report.num_sequences, report.num_used) == (100, 10)
@@ -112,10 +112,12 @@ def test_each_document_gives_its_share_of_the_sequences(tmp_path, tokenizer):
 
 
 def test_only_the_first_piece_of_a_document_begins_it(tmp_path, tokenizer):
-    """A piece from its middle goes on where the one before it ended: its positions and its attention do not restart."""
+    """A piece from the middle of a document continues it: positions and attention do not restart."""
     texts = [" ".join(f"w{2 + number}" for number in range(48))] * 20
-    path, wanted = write_records(tmp_path / "data.jsonl", texts), {16: 30}
-    write_sequences(documents_of(tokenizer, path, wanted=wanted), tmp_path, wanted=wanted, pack="off", end=1)
+    path, num_needed = write_records(tmp_path / "data.jsonl", texts), {16: 30}
+    write_sequences(
+        documents_of(tokenizer, path, num_needed=num_needed), tmp_path, num_needed=num_needed, pack="off", end=1
+    )
     rows = np.fromfile(tmp_path / "sequences-16.bin", dtype=np.int32).reshape(-1, 16)
     first = int(tokenizer("w2", add_special_tokens=False)["input_ids"][0])
     is_first = (rows[:, 0] & (START - 1)) == first
@@ -125,7 +127,7 @@ def test_only_the_first_piece_of_a_document_begins_it(tmp_path, tokenizer):
 
 
 def test_pieces_are_distinct_and_all_are_there_when_needed(tmp_path, tokenizer):
-    """Where the share was too small, as short documents give nothing, the rest of the long ones is used."""
+    """If the share was too small, because short documents have no sequences, the rest of the long ones is used."""
     long = [" ".join(f"w{2 + (start + token) % 60}" for token in range(160)) for start in range(4)]
     short = [" ".join(["w7"] * 8)] * 200
     path = write_records(tmp_path / "mixed.jsonl", [*long, *short])
@@ -137,7 +139,7 @@ def test_pieces_are_distinct_and_all_are_there_when_needed(tmp_path, tokenizer):
 
 
 def test_a_stream_is_sampled_too(tmp_path, tokenizer, monkeypatch):
-    """Its size is not known: a document of average length gives one sequence, a longer one more."""
+    """Its size is unknown: a document of average length supplies one sequence, a longer one more."""
     records = [{"text": " ".join([f"w{2 + number % 62}", f"w{2 + number // 62}"] * 160)} for number in range(400)]
     monkeypatch.setattr(
         import_module("ctxext.finetune.documents"),
@@ -160,7 +162,7 @@ def test_what_the_run_does_not_need_is_not_copied(tmp_path, tokenizer, monkeypat
     monkeypatch.setattr(Documents, "_copy", copy)
     written(tmp_path / "out", tokenizer, path, steps=20)
     assert copied == [20 + 64]
-    seen = sorted(tuple(document.ids) for document in documents_of(tokenizer, path, wanted={16: 20}))
+    seen = sorted(tuple(document.ids) for document in documents_of(tokenizer, path, num_needed={16: 20}))
     everything = sorted(tuple(document.ids) for document in documents_of(tokenizer, path))
     assert seen == everything
     assert copied[1:] == [84, 600, 600]
@@ -174,7 +176,7 @@ def test_the_order_is_the_seed_s(tmp_path, tokenizer):
 
 
 def test_weights_are_shares_of_the_tokens(tmp_path, tokenizer):
-    """However long documents are; a small source is read again, in another order, until the large one is used up."""
+    """For any document length; a small source is read again, in another order, until the large one is used up."""
     large = write(tmp_path / "a.jsonl", 5, 70, length=100)
     small = write_records(tmp_path / "b.jsonl", [f"w6 w{10 + number} " * 5 for number in range(40)])
     tokens, again = Counter(), []
@@ -194,9 +196,9 @@ def test_a_folder_gives_its_training_split(tmp_path, tokenizer):
     assert {document.ids[0] for document in documents_of(tokenizer, folder)} == {5}
     assert {document.ids[0] for document in documents_of(tokenizer, folder, split="test")} == {6}
     (folder / "train.jsonl").unlink()
-    with pytest.raises(CtxextError, match='no split "train"; it has: test') as caught:
+    with pytest.raises(CtxextError, match=r'no split "train"\. Splits: test') as caught:
         list(documents_of(tokenizer, folder))
-    assert caught.value.hint == "Name one: --split test"
+    assert caught.value.hint == "Choose one: --split test"
 
 
 def test_a_page_named_test_is_not_all_that_a_folder_gives(tmp_path, tokenizer):
@@ -246,7 +248,7 @@ def test_every_kind_of_file_gives_the_same_records(tmp_path, name):
 def test_places_name_the_line(tmp_path):
     (tmp_path / "a.csv").write_text('text\n"one\ntwo"\nthree\n')
     assert [place.split(" of ")[0] for place, _ in read_records(str(tmp_path / "a.csv"))] == ["Line 3", "Line 4"]
-    # Python's own limit of a field is 128 KB, less than a long document.
+    # Python limits a field to 128 KB, less than a long document.
     long, limit = "word " * 60_000, csv.field_size_limit(1 << 17)
     try:
         for suffix, delimiter in (("csv", ","), ("tsv", "\t")):
@@ -271,5 +273,5 @@ def test_a_missing_file_is_not_asked_of_the_hub(name, monkeypatch):
 
 def test_what_cannot_be_mixed_is_refused():
     assert parse_source("user/name:en") == Source("user/name:en")
-    with pytest.raises(CtxextError, match="Some of --data have a weight"):
+    with pytest.raises(CtxextError, match="Only some of --data have a weight"):
         TrainingData(("a:0.5", "b")).reader(TrainingOptions())

@@ -1,4 +1,4 @@
-"""Documents that share a row: attention equals that of explicit masks, and no tensor grows with the square."""
+"""Packed documents: attention equals that with explicit masks, and no tensor grows quadratically."""
 
 import copy
 from importlib import import_module
@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, BloomConfig, Lfm2Config, LlamaConfig, MistralConfig, MixtralConfig
 
 from ctxext.errors import CtxextError
-from ctxext.finetune.attention import DOCUMENTS, attend_by_document, keeps_documents_apart
+from ctxext.finetune.attention import DOCUMENTS, attend_by_document, can_separate_documents
 from tiny_base import SIZES, Largest, change, tune
 
 LENGTHS = ([40, 3, 1, 84], [1, 127], [128])
@@ -20,7 +20,7 @@ CONFIGS = {
 
 def build(config):
     torch.manual_seed(0)
-    # A model keeps its configuration, in which its attention stands.
+    # The attention is in the configuration of the model.
     return AutoModelForCausalLM.from_config(copy.deepcopy(config))
 
 
@@ -44,7 +44,7 @@ def test_it_equals_explicit_masks(config):
     (expected, gradients), (logits, own) = results
     assert torch.allclose(logits, expected, atol=1e-5)
     assert all(torch.allclose(one, two, atol=1e-6) for one, two in zip(gradients, own, strict=True))
-    # Each document alone is read the same, so that the stock mask is no mistake of both.
+    # Each document alone gives the same result, which excludes an error in both masks.
     alone = plain(ids[:1, 44:], use_cache=False).logits
     assert torch.allclose(logits[:1, 44:], alone, atol=1e-5)
 
@@ -96,9 +96,9 @@ def test_a_mask_of_the_square_is_said(base, tmp_path, monkeypatch, is_changed):
 
 
 SEEN = {
-    # It counts positions by itself.
+    # It computes positions internally.
     "bloom": BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4),
-    # A convolution reaches back over the border.
+    # A convolution reads across the border.
     "lfm2": Lfm2Config(**{**SIZES, "max_position_embeddings": 4096}, layer_types=["conv", "full_attention"]),
 }
 APART = {**CONFIGS, "experts": MixtralConfig(**SIZES, num_local_experts=4)}
@@ -108,12 +108,12 @@ APART = {**CONFIGS, "experts": MixtralConfig(**SIZES, num_local_experts=4)}
 def test_what_keeps_documents_apart_is_tried(config):
     model = build(config)
     attend_by_document(model)
-    assert keeps_documents_apart(model, None if "bloom" in config.model_type else 0) is (config in APART.values())
+    assert can_separate_documents(model, None if "bloom" in config.model_type else 0) is (config in APART.values())
     assert model.training
 
 
 def test_a_model_that_mixes_documents_is_refused(base, tmp_path, monkeypatch):
-    monkeypatch.setattr(import_module("ctxext.finetune.prepare"), "keeps_documents_apart", lambda model, first: False)
+    monkeypatch.setattr(import_module("ctxext.finetune.prepare"), "can_separate_documents", lambda model, first: False)
     options = change(pack="restart", steps=1)
-    with pytest.raises(CtxextError, match="does not keep documents apart"):
+    with pytest.raises(CtxextError, match="cannot separate documents"):
         tune(base, tmp_path / "out", options, merge=False)

@@ -1,4 +1,4 @@
-"""Whose OUT it is while a run trains for hours, and what its leftovers do to the next run."""
+"""Ownership of OUT during a run, and the effect of leftovers on the next run."""
 
 import dataclasses
 import os
@@ -31,7 +31,7 @@ def names(folder: Path) -> list[str]:
 
 
 def quick(monkeypatch) -> None:
-    """No training: what is tested is before and after it."""
+    """No training: the tests cover the steps before and after it."""
     monkeypatch.setattr(run, "_train", lambda *_args, **_options: (_ for _ in ()).throw(Stopped))
 
 
@@ -97,7 +97,7 @@ def test_what_a_kill_leaves_is_in_nobodys_way(base, tmp_path, monkeypatch):
 
 
 def test_a_run_is_there_with_its_settings_or_not_at_all(base, tmp_path, monkeypatch):
-    """Killed while it makes or clears its folder, a run leaves what the next one begins anew with."""
+    """After a kill while it creates or clears its folder, the next run can start over."""
     quick(monkeypatch)
     folder = training_folder(tmp_path / "out")
     with pytest.raises(Stopped):
@@ -118,14 +118,14 @@ def test_files_of_others_in_the_folder_of_saves_stay(base, tmp_path):
     folder = training_folder(tmp_path / "out")
     folder.mkdir()
     (folder / "mine.txt").write_text("")
-    with pytest.raises(CtxextError, match="is in the way"):
+    with pytest.raises(CtxextError, match="not created by a run"):
         tune(base, tmp_path / "out", overwrite=True)
     assert names(folder) == ["mine.txt"]
 
 
 @pytest.mark.parametrize(("saves", "kept"), [((), []), (("checkpoint-2",), ["out.training"])])
 def test_a_run_that_fails_keeps_its_saves(base, tmp_path, monkeypatch, saves, kept):
-    """Without a save nothing is left of it; with one `--resume` continues."""
+    """Without a save nothing remains; with a save `--resume` continues."""
 
     def train(base, folder, *_):
         for name in saves:

@@ -1,4 +1,4 @@
-"""Published recipes of training by name: their options reach the run, and others stand above them."""
+"""Published training recipes: their options reach the run, and explicit options take precedence."""
 
 import json
 from importlib import import_module
@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 from ctxext.cli.app import app
 from ctxext.errors import CtxextError
 from ctxext.finetune.options import TrainingOptions, presets
-from ctxext.finetune.trainer import training_arguments
+from ctxext.finetune.trainer import make_training_arguments
 
 
 @pytest.fixture
 def options_of(monkeypatch):
-    """What the command hands to a run."""
+    """Options that the command passes to a run."""
     given = []
     monkeypatch.setattr(import_module("ctxext.finetune.run"), "finetune", lambda *args, **more: given.append(args[3]))
 
@@ -84,7 +84,7 @@ def test_the_rate_ends_at_its_floor(tmp_path):
     from transformers import get_scheduler
 
     options = TrainingOptions(length=8, steps=50, rate_floor=0.1, learning_rate=1e-5, warmup=0.1)
-    arguments = training_arguments(options.settled(window=8, trained_length=8), tmp_path, 1)
+    arguments = make_training_arguments(options.resolve(window=8, trained_length=8), tmp_path, 1)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=arguments.learning_rate)
     kwargs = arguments.lr_scheduler_kwargs
     kwargs = json.loads(kwargs) if isinstance(kwargs, str) else kwargs

@@ -1,4 +1,4 @@
-"""Several processes on this machine train what one trains."""
+"""Training in several processes on a machine gives the result of a single process."""
 
 import dataclasses
 import json
@@ -19,8 +19,8 @@ TESTS = Path(__file__).parents[1]
 EXAMPLES = TESTS.parent / "examples" / "accelerate"
 
 
-# accelerate shards on accelerators only; this lets it shard on a CPU, where torch can. For a save it
-# asks torch for whole tensors, and gets them as shards there: they are gathered here.
+# accelerate shards only on accelerators; this enables it on a CPU, where torch supports it. For a save it
+# requests whole tensors from torch, which returns shards on a CPU: they are gathered here.
 ALLOW_FSDP = """
 import accelerate.state as state
 begin = state.AcceleratorState.__init__
@@ -39,7 +39,7 @@ def gathered(self, *args, **kwargs):
 accelerate.Accelerator.get_state_dict = gathered
 """
 
-# Registered first, so called last: a group that is there at the end may abort the process.
+# Registered first, so called last: a remaining process group may abort the process at exit.
 AT_THE_END = """
 import atexit, torch
 atexit.register(lambda: print(f"ran to the end, grouped: {torch.distributed.is_initialized()}\\n", end="", flush=True))
@@ -47,7 +47,7 @@ atexit.register(lambda: print(f"ran to the end, grouped: {torch.distributed.is_i
 
 
 def run_two(base, out, options, **environment):
-    """The same run in two processes, as `accelerate launch` or torchrun would start it."""
+    """Run in two processes, as started by `accelerate launch` or torchrun."""
     script = out.parent / "two.py"
     script.write_text(
         f"{ALLOW_FSDP}{AT_THE_END}import sys; sys.path[:0] = [{str(TESTS)!r}]\nfrom pathlib import Path\n"
@@ -62,7 +62,7 @@ def run_two(base, out, options, **environment):
     assert result.returncode == 0, result.stderr[-20000:]
     assert result.stdout.count("ran as MULTI_CPU") == 2, result.stdout
     assert result.stdout.count("ran to the end, grouped: False") == 2, result.stdout
-    # Each process gathers at every save, and finds every weight in shards.
+    # Each process gathers at every save, and every weight is in shards.
     saves = [line for line in result.stdout.splitlines() if line.startswith("ran sharded")]
     assert len(saves) >= (4 if environment else 0), result.stdout
     assert all(line.split()[2] == line.split()[4] != "0" for line in saves), result.stdout
@@ -87,7 +87,7 @@ tune(Path({base!r}), Path({out!r}), {options!r})
 
 @pytest.mark.thorough
 def test_the_second_machine_waits_while_the_first_reads_its_data(base, short_trainings, tmp_path):
-    """Issue: it ended with an assertion, as it waited only for processes of its own machine."""
+    """It failed with an assertion, because it waited only for processes of its own machine."""
     options = dataclasses.replace(PARALLEL, steps=1, save_every=1)
     script = tmp_path / "slowly.py"
     script.write_text(SLOWLY.format(tests=str(TESTS), base=str(base), out=str(tmp_path / "out"), options=options))
@@ -115,7 +115,7 @@ def test_the_second_machine_waits_while_the_first_reads_its_data(base, short_tra
 
 
 def launched(name):
-    """What `accelerate launch` makes of an example: its arguments, and what it sets in the environment."""
+    """Arguments and environment of `accelerate launch` with an example."""
     words = ["--config_file", str(EXAMPLES / name), "-m", "ctxext"]
     arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
     return arguments, {key: value for key, value in prepare_multi_gpu_env(arguments).items() if "FSDP" in key}
@@ -133,12 +133,12 @@ def test_examples_say_what_they_are_for():
 @pytest.mark.thorough
 @pytest.mark.parametrize("example", ["", "fsdp2.yaml"], ids=["ddp", "fsdp2"])
 def test_two_processes_equal_one(base, tmp_path, example):
-    """Alone and by the shipped example.
+    """Compare a single process with the shipped example.
 
     One step in two has fewer tokens to predict in one process than in the other, so that means would differ.
     """
     environment = launched(example)[1] if example else {}
-    # In small pieces, of which one process has more than the other.
+    # In small pieces: one process has more of them than the other.
     options = dataclasses.replace(PARALLEL, piece=1)
     alone = tune(base, tmp_path / "one", options)
     run_two(base, tmp_path / "two", options, **environment)

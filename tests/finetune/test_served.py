@@ -44,11 +44,11 @@ def test_it_is_the_training_converted_afterwards(base, tmp_path):
 
 def test_what_cannot_be_served_is_refused_before_training(base, tmp_path):
     plain = open_base(str(save_llama(tmp_path / "plain")), None)
-    with pytest.raises(CtxextError, match="a schedule that ctxext wrote"):
-        base_module.served_with(plain, 8)
-    with pytest.raises(CtxextError, match="below that of the training, yarn ×4"):
-        base_module.served_with(open_base(str(base), None), 2)
-    with pytest.raises(CtxextError, match="for a merged checkpoint"):
+    with pytest.raises(CtxextError, match="a schedule written by ctxext"):
+        base_module.make_output_config(plain, 8)
+    with pytest.raises(CtxextError, match="below the factor of the training: yarn ×4"):
+        base_module.make_output_config(open_base(str(base), None), 2)
+    with pytest.raises(CtxextError, match="--serve-factor cannot be combined with --no-merge"):
         tune(base, tmp_path / "out", EIGHT, merge=False)
 
 

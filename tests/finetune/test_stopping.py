@@ -1,4 +1,4 @@
-"""SIGTERM at random moments: the last whole step is saved, and the resumed run equals one that nobody stopped."""
+"""SIGTERM at random moments: the last whole step is saved, and the resumed run equals an uninterrupted one."""
 
 import dataclasses
 import json
@@ -64,7 +64,7 @@ def test_sigterm_saves_the_last_whole_step(base, straight, tmp_path, seed):
 
 @pytest.mark.parametrize(("sequences", "saved"), [(2, []), (5, ["checkpoint-1"]), (12, ["checkpoint-3"])])
 def test_a_step_of_many_sequences_is_left_between_two(base, straight, tmp_path, monkeypatch, sequences, saved):
-    """A grace period may be shorter than a step; the random state that is saved is the one before the step."""
+    """A grace period may be shorter than a step; the saved random state is the one before the step."""
     expected, _ = straight
     out, num_done, whole = tmp_path / "out", 0, StopAfterStep.on_substep_end
 
@@ -137,7 +137,7 @@ def server():
 
 @pytest.fixture(scope="module")
 def whole(base, server, tmp_path_factory):
-    """A command that nobody stops: its result and its seconds."""
+    """Result and duration of an uninterrupted command."""
     place = tmp_path_factory.mktemp("whole")
     words = ("finetune", base, place / "out", "--data", write_jsonl(place / "numbers.jsonl"), *COMMAND)
     answer = server(words)
@@ -146,7 +146,7 @@ def whole(base, server, tmp_path_factory):
 
 
 SEEDS = {14, 8, 16, 12, 5, 6, 15}
-"""Those that CI tries of the twenty: they stop a run after about 19, 29, 41, 50, 63, 77 and 92 % of its time."""
+"""The moments that CI tests, of twenty: after about 19, 29, 41, 50, 63, 77 and 92 % of the time."""
 
 
 @pytest.mark.parametrize(
@@ -154,12 +154,12 @@ SEEDS = {14, 8, 16, 12, 5, 6, 15}
     [pytest.param(seed, marks=getattr(pytest.mark, "thorough" if seed in SEEDS else "slow")) for seed in range(20)],
 )
 def test_sigterm_at_any_moment_of_the_command(base, server, whole, tmp_path, seed):
-    """From its start to its end: it ends with 143 and the next command, and what that makes is the same."""
+    """At any moment: it exits with 143 and prints the next command, which gives the same result."""
     expected, seconds = whole
     words = ["finetune", base, tmp_path / "out", "--data", write_jsonl(tmp_path / "numbers.jsonl"), *COMMAND]
     moment = random.Random(seed).uniform(0.1, 0.95) * seconds
     answer = server(words, terminated=moment)
-    # Before the command has begun, and after it has ended its work, the signal is the system's.
+    # Before the command has started, and after its work, the system handles the signal.
     assert answer["code"] in (0, TERMINATED, -signal.SIGTERM), answer["said"]
     steps, folder = training_folder(tmp_path / "out") / "steps.jsonl", training_folder(tmp_path / "out")
     resumed = ["--resume"] if folder.exists() else []

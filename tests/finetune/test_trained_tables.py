@@ -1,4 +1,4 @@
-"""Models with a table of positions: it is trained whole, saved, taken up again and merged like everything else."""
+"""Models with a position table: it is fully trained, saved, resumed and merged like other weights."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from ctxext import merge, verify
 from ctxext.errors import CtxextError
-from ctxext.finetune.dry_run import dry_run
+from ctxext.finetune.dry_run import plan_training
 from ctxext.recipes.methods.ntk_alibi import NtkAlibi
 from ctxext.recipes.methods.range import Range
 from tiny_base import Stopped, stop_after
@@ -97,9 +97,9 @@ def test_sinusoids_stay_what_they_are(tmp_path):
 @pytest.mark.parametrize(
     ("model_type", "options", "message"),
     [
-        ("gpt2", {"keep_short": True}, "--keep-short is for rotary models"),
-        ("gpt2", {"pack": "restart"}, "--pack restart would train the first rows"),
-        ("bart", {}, "is a BartForConditionalGeneration; what is trained here guesses"),
+        ("gpt2", {"keep_short": True}, "--keep-short needs a model with rotary"),
+        ("gpt2", {"pack": "restart"}, "--pack restart would train only the first rows"),
+        ("bart", {}, "is a BartForConditionalGeneration; only causal and masked"),
         ("gpt2", {"length": 48}, "--length 48 is above the context length"),
     ],
 )
@@ -109,14 +109,14 @@ def test_what_does_not_go_with_such_a_model_is_refused(model_type, options, mess
         tune(base, tmp_path / "out", change(**options))
     assert not (tmp_path / "out").exists()
     with pytest.raises(CtxextError, match=message):
-        dry_run(str(base), lambda *_: (), change(**options))
+        plan_training(str(base), lambda *_: (), change(**options))
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("model_type", ["gpt2", "roberta"])
 def test_a_dry_run_says_what_it_would_take(model_type, tmp_path):
     base = make_base(tmp_path, model_type)
-    plan = dry_run(str(base), lambda *_: iter(texts()), OPTIONS)
+    plan = plan_training(str(base), lambda *_: iter(texts()), OPTIONS)
     assert plan.num_trained > table_of(base).numel()
     assert plan.peak_memory > 0
 

@@ -1,11 +1,11 @@
-"""Documents to sequences, and sequences to batches."""
+"""Conversion of documents to sequences, and of sequences to batches."""
 
 import numpy as np
 import pytest
 import torch
 
 from ctxext.errors import CtxextError
-from ctxext.finetune.batches import Sequences, stacked
+from ctxext.finetune.batches import Sequences, collate
 from ctxext.finetune.data import COUNTS, IGNORE, START, read_report, sequence_file, write_sequences
 from ctxext.finetune.documents import Document
 from ctxext.finetune.options import TrainingOptions
@@ -14,14 +14,14 @@ from tiny_base import documents
 DOCUMENTS = [[2, 3, 4, 5, 6], [7, 8], [9, 10, 11, 12, 13, 14, 15]]
 
 
-def write(folder, length=3, pack="off", wanted=99, end=1, data=DOCUMENTS):
-    return write_marked(folder, {length: wanted}, pack, map(Document, data), end)
+def write(folder, length=3, pack="off", num_needed=99, end=1, data=DOCUMENTS):
+    return write_marked(folder, {length: num_needed}, pack, map(Document, data), end)
 
 
-def write_marked(folder, wanted, pack, data, end=1):
-    report = write_sequences(iter(data), folder, wanted=wanted, pack=pack, end=end)
+def write_marked(folder, num_needed, pack, data, end=1):
+    report = write_sequences(iter(data), folder, num_needed=num_needed, pack=pack, end=end)
     assert read_report(folder) == report
-    return report, rows_of(folder, max(wanted))
+    return report, rows_of(folder, max(num_needed))
 
 
 def rows_of(folder, length):
@@ -62,7 +62,7 @@ def test_reading_stops_when_there_is_enough(tmp_path):
         while True:
             yield [2, 3, 4]
 
-    report, rows = write(tmp_path, wanted=5, data=endless())
+    report, rows = write(tmp_path, num_needed=5, data=endless())
     assert len(rows) == 5
     assert report.num_documents == 5
 
@@ -72,7 +72,7 @@ def test_reading_stops_when_there_is_enough(tmp_path):
     [
         ([], "off", "no text"),
         ([[]], "run-on", "no text"),
-        ([[2, 3]], "off", "longest has 2"),
+        ([[2, 3]], "off", "longest document has 2"),
         ([[2]], "run-on", "3 tok"),
     ],
 )
@@ -83,13 +83,13 @@ def test_unusable_data_is_refused(tmp_path, data, pack, message):
 
 def make(folder, trained=8, **changes):
     options = TrainingOptions(**{"length": 32, "steps": 10, "batch_size": 2, **changes})
-    options = options.settled(window=32, trained_length=trained)
-    write_marked(folder, options.sequences_wanted(), options.pack, map(Document, documents(6, 40)))
+    options = options.resolve(window=32, trained_length=trained)
+    write_marked(folder, options.count_sequences(), options.pack, map(Document, documents(6, 40)))
     return Sequences(folder, options)
 
 
 def test_every_row_of_a_step_jumps_by_itself(tmp_path):
-    """In one batch there are as many distances as rows; the same again for the same seed."""
+    """A batch has as many distances as rows; the same seed gives the same ones."""
     data, again = (make(tmp_path, steps=2, batch_size=16, short_share=0.0, positions="pose", length=4096) for _ in "ab")
     rows = [tuple(data[index]["position_ids"][0].tolist()) for index in range(32)]
     assert len(set(rows[:16])) == len(set(rows[16:])) == 16
@@ -110,7 +110,7 @@ def test_labels_leave_out_what_no_token_predicts(tmp_path):
 
 
 def marked(size, answer, first=2):
-    """A document of some size whose last tokens are an answer."""
+    """A document with an answer at its end."""
     return Document(list(range(first, first + size)), [False] * (size - answer) + [True] * answer)
 
 
@@ -136,7 +136,7 @@ def test_marked_documents_are_joined_and_never_cut(tmp_path):
 
 @pytest.mark.parametrize(
     ("data", "message"),
-    [([marked(40, 1)], "longer than 32"), ([marked(6, 1)], "so short that none needs")],
+    [([marked(40, 1)], "longer than 32"), ([marked(6, 1)], "No document needs")],
 )
 def test_marked_documents_of_the_wrong_size_are_refused(tmp_path, data, message):
     with pytest.raises(CtxextError, match=message):
@@ -144,8 +144,8 @@ def test_marked_documents_of_the_wrong_size_are_refused(tmp_path, data, message)
 
 
 def test_a_length_without_documents_is_left_out_of_the_run(tmp_path):
-    options = TrainingOptions(length=32, steps=10, batch_size=1, short_share=0.5).settled(window=32, trained_length=8)
-    write_marked(tmp_path, options.sequences_wanted(), "off", [marked(20, 3)])
+    options = TrainingOptions(length=32, steps=10, batch_size=1, short_share=0.5).resolve(window=32, trained_length=8)
+    write_marked(tmp_path, options.count_sequences(), "off", [marked(20, 3)])
     data = Sequences(tmp_path, options)
     assert set(data.lengths) == {32}
     assert [int((data[i]["labels"] != -100).sum()) for i in range(10)] == [3] * 10
@@ -160,7 +160,7 @@ def test_lengths_double_up_to_the_full_one(tmp_path):
 
 
 def test_no_sequence_is_repeated_before_all_were_seen(tmp_path):
-    """Over steps of several lengths, whoever asks for them in whatever order."""
+    """Over steps of several lengths, read in any order."""
     data = make(tmp_path, start_length=8, steps=6, batch_size=2, short_share=0.4, pack="run-on")
     for length in (8, 16, 32):
         seen = [
@@ -186,7 +186,7 @@ def test_every_epoch_has_each_sequence_once_in_another_order(tmp_path):
     first, second = ([data[e * count + i]["input_ids"].tolist() for i in range(count)] for e in (0, 1))
     assert first != second
     assert sorted(first) == sorted(second)
-    assert stacked([data[0], data[1]])["input_ids"].shape == (2, 32)
+    assert collate([data[0], data[1]])["input_ids"].shape == (2, 32)
 
 
 def test_pose_windows_are_short_and_skip(tmp_path):

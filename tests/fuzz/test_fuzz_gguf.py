@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ctxext import Recipe
 from ctxext.errors import CtxextError
-from ctxext.gguf.convert import carried_methods, convert_gguf
+from ctxext.gguf.convert import check_methods, convert_gguf
 from ctxext.gguf.model import FACTORS, RECIPE_KEY, open_gguf
 from ctxext.gguf.verify import verify_gguf
 from ctxext.methods import Llama3, Ntk, NtkByParts, PositionInterpolation, Yarn
@@ -146,7 +146,7 @@ def test_gguf_files(content, method, replace_scaling, factor):
         made, refusal = False, None
         try:
             model = open_gguf(path)
-            carried_methods(model)
+            check_methods(model)
             if model.recipe:
                 verify_gguf(path)
             options = {"replace_scaling": replace_scaling, "allow_shorter": True}

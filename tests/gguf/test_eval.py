@@ -1,4 +1,4 @@
-"""`eval` of a GGUF file through llama.cpp, over a stand-in; tests/engines asks the real one."""
+"""`eval` of a GGUF file in llama.cpp, with a stub; tests/engines runs the real engine."""
 
 import json
 import sys
@@ -25,7 +25,7 @@ def xllamacpp(monkeypatch):
 
 @pytest.fixture
 def demo(tmp_path, monkeypatch):
-    """A file that says what the demo's would; the stand-in has the weights."""
+    """A file with the header of the demo; the stub has the weights."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "demo.gguf"
     values = {key: value for key, value in keys_of().items() if key != "tokenizer.chat_template"}
@@ -39,9 +39,11 @@ def refusal(result):
 
 
 def test_the_same_questions_and_cells_as_the_checkpoint(demo, tmp_path, monkeypatch):
-    asked, greedy = [], LoadedModel._greedy
+    asked, greedy = [], LoadedModel._decode
     monkeypatch.setattr(
-        LoadedModel, "_greedy", lambda loaded, ids, size: asked.extend(ids.tolist()) or greedy(loaded, ids, size)
+        LoadedModel,
+        "_decode",
+        lambda loaded, ids, size: asked.extend(ids.tolist()) or greedy(loaded, ids, size),
     )
     settings = Settings(tasks=("needle", "kv"), lengths=(256,), depths=(1.0,), samples=1)
     report = evaluate([demo], settings, loading=LLAMA, out=tmp_path / "out")
@@ -60,21 +62,21 @@ def test_the_same_questions_and_cells_as_the_checkpoint(demo, tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("demo.gguf",), "is a GGUF file, which llama.cpp runs. Add --engine llama.cpp"),
+        (("demo.gguf",), "is a GGUF file, which needs llama.cpp. Add --engine llama.cpp"),
         (("demo", "--engine", "llama.cpp"), '"demo" is none'),
         (
             ("demo.gguf", "--engine", "llama.cpp", "--task", "needle,short"),
-            "short cannot be measured through llama.cpp",
+            "llama.cpp only generates answers: it cannot measure short",
         ),
         (("demo.gguf", "--engine", "llama.cpp", "--lengths", "1k"), "reads 512 tokens"),
-        (("demo.gguf", "--engine", "llama.cpp", "--lengths", "1k", "--allow-beyond"), "512 tokens, and none beyond"),
-        (("demo.gguf", "--engine", "llama.cpp", "--harness", "ruler-6"), "does not go through --engine"),
+        (("demo.gguf", "--engine", "llama.cpp", "--lengths", "1k", "--allow-beyond"), "supports only 512 tokens"),
+        (("demo.gguf", "--engine", "llama.cpp", "--harness", "ruler-6"), "cannot be combined with --engine"),
         (("demo.gguf", "--engine", "llama.cpp", "--device", "cpu"), "llama.cpp chooses device"),
         (("none.gguf", "--engine", "llama.cpp"), "There is no file"),
-        (("demo.gguf", "./demo.gguf", "--engine", "llama.cpp"), "is named twice"),
+        (("demo.gguf", "./demo.gguf", "--engine", "llama.cpp"), "is listed twice"),
         (
             ("demo.gguf", "--engine", "llama.cpp", "--lengths", "256", "--engine-args", '{"colour": 1}'),
-            'takes no 1 for "colour"',
+            'does not accept 1 for "colour"',
         ),
     ],
 )
@@ -120,7 +122,7 @@ def test_the_template_in_the_file(demo):
     said = [{"role": "user", "content": "a"}]
     text = LlamaTokenizer(engine).apply_chat_template(said, tokenize=False, add_generation_prompt=True)
     assert text == "<|begin|><a>!"
-    with pytest.raises(CtxextError, match=r"refuses .*exceeds the available context"):
+    with pytest.raises(CtxextError, match=r"failed with .*exceeds the available context"):
         engine.write([[2] * 300], [1])
     engine.close()
 
@@ -133,7 +135,7 @@ def test_a_file_with_less_room_than_was_asked_for_is_refused(demo, length, is_en
             "F32 keys and values, without flash attention"
         )
         return
-    with pytest.raises(CtxextError, match="512 tokens and not 513"):
+    with pytest.raises(CtxextError, match="512 tokens, fewer than 513"):
         LlamaCpp(demo, length=length, dtype="fp32", threads=1)
 
 
@@ -154,7 +156,7 @@ def test_an_end_token_is_no_part_of_an_answer(demo, monkeypatch, stop, tokens, r
         asked.append(content)
         return {"tokens": tokens, "stop_type": stop}
 
-    monkeypatch.setattr(engine, "_ask", ask)
+    monkeypatch.setattr(engine, "_request", ask)
     assert engine.write([[1, 2]], [room]) == [wanted]
     assert (asked[0]["n_predict"], asked[0]["prompt"], asked[0]["top_k"]) == (room, [1, 2], 1)
 
@@ -167,6 +169,6 @@ def test_scores_that_are_no_numbers_are_refused(demo, monkeypatch, score):
         "stop_type": "limit",
         "completion_probabilities": [{"logprob": 0.0}, {"logprob": score}],
     }
-    monkeypatch.setattr(engine, "_ask", lambda *given: answer)
+    monkeypatch.setattr(engine, "_request", lambda *given: answer)
     with pytest.raises(CtxextError, match="not finite"):
         engine.write([[1]], [2])

@@ -1,4 +1,4 @@
-"""GGUF files: what is rewritten, what stays, what llama.cpp makes of it, and what is refused."""
+"""GGUF files: changed and unchanged parts, the result in llama.cpp, and errors."""
 
 import dataclasses
 import errno
@@ -63,7 +63,7 @@ BY_FACTORS = [
 
 @pytest.fixture
 def gguf(tmp_path):
-    """Writes a GGUF file; by default a small Llama."""
+    """Write a GGUF file, by default of a small Llama."""
 
     def write(name="m.gguf", values=None, tensors=TENSORS, **more):
         path = tmp_path / name
@@ -74,7 +74,7 @@ def gguf(tmp_path):
 
 
 def contents(path):
-    """Every key with the bytes of its value, and every tensor with its bytes, read anew."""
+    """Read every key with the bytes of its value, and every tensor with its bytes."""
     header, raw = read_header(path), path.read_bytes()
     tensors = {tensor.name: raw[header.data_start + tensor.offset :][: tensor.size] for tensor in header.tensors}
     return {key: value.raw for key, value in header.values.items()}, tensors
@@ -98,7 +98,7 @@ def test_only_the_schedule_changes(gguf, tmp_path, step):
 
 @pytest.mark.parametrize("step", [*BY_KEYS, *BY_FACTORS], ids=name_of)
 def test_llama_cpp_rotates_as_transformers(gguf, tmp_path, step):
-    """By ggml_rope_yarn, written out here from what the file says."""
+    """Compute the rotation of ggml_rope_yarn from the keys of the file."""
     conversion = convert_gguf(gguf(), tmp_path / "out.gguf", Recipe([step]))
     header, raw = read_header(conversion.out), conversion.out.read_bytes()
     get = {key.removeprefix("llama.rope."): header.get(key) for key in header.values}.get
@@ -117,7 +117,7 @@ def test_llama_cpp_rotates_as_transformers(gguf, tmp_path, step):
         plain = [angle / factor for angle in plain]
     else:
         assert kind in (None, "none")
-    # The checkpoint of the same model, converted by the same step.
+    # The checkpoint of the same model, converted with the same step.
     config = {
         "model_type": "llama",
         "hidden_size": 64,
@@ -127,7 +127,7 @@ def test_llama_cpp_rotates_as_transformers(gguf, tmp_path, step):
         "rope_theta": 10000.0,
     }
     model = model_config(config)
-    wanted = Recipe([step]).resolved(model).edit(model).rotary
+    wanted = Recipe([step]).resolve(model).edit(model).rotary
     assert plain == pytest.approx(inverse_frequencies(wanted), rel=1e-6)
     assert attention == pytest.approx(attention_scaling(wanted), rel=1e-6)
     assert header.get("llama.context_length") == wanted.claimed_length
@@ -145,11 +145,11 @@ def test_partial_rotation_and_a_head_of_its_own_length(gguf, tmp_path):
 @pytest.mark.parametrize(
     ("step", "architecture", "says"),
     [
-        (MsPoE(), "llama", "llama.cpp runs none"),
-        (SelfExtend(factor=4), "llama", "llama.cpp runs none"),
-        (DynamicNtk(factor=4), "llama", "changes with the length"),
-        (LongRope(factor=4, long_factor=RISING), "llama", "changes with the length"),
-        (MrRope(factor=4), "qwen2", "reads no list of frequencies"),
+        (MsPoE(), "llama", "llama.cpp does not run"),
+        (SelfExtend(factor=4), "llama", "llama.cpp does not run"),
+        (DynamicNtk(factor=4), "llama", "depends on the length"),
+        (LongRope(factor=4, long_factor=RISING), "llama", "depends on the length"),
+        (MrRope(factor=4), "qwen2", "needs a list of frequencies"),
         (NtkByParts(factor=4), "gemma3", "sliding-window layers"),
     ],
     ids=lambda value: getattr(value, "name", value),
@@ -162,7 +162,7 @@ def test_what_llama_cpp_cannot_carry_is_refused(gguf, tmp_path, step, architectu
 
 
 def test_every_method_is_carried_or_has_a_reason(gguf):
-    reasons = converting.carried_methods(open_gguf(gguf()))
+    reasons = converting.check_methods(open_gguf(gguf()))
     names = {method.name for method in METHODS if method.encoding == "rotary" and not method.is_experimental}
     assert set(reasons) == names
     assert {name for name, why in reasons.items() if not why} >= {"pi", "ntk", "abf", "yarn", "ntk-by-parts", "mrrope"}
@@ -171,13 +171,13 @@ def test_every_method_is_carried_or_has_a_reason(gguf):
 def test_small_numbers_are_refused_and_not_divided_by(gguf):
     """A base of one pair, and the logarithm of one token."""
     one_pair = open_gguf(gguf(values=keys_of(rope__dimension_count=2)))
-    assert "one rotating pair" in converting.carried_methods(one_pair)["ntk"]
+    assert "one rotating pair" in converting.check_methods(one_pair)["ntk"]
     for name in ("context_length", "rope__scaling__original_context_length"):
-        with pytest.raises(CtxextError, match="nothing usable"):
+        with pytest.raises(CtxextError, match="an invalid value"):
             open_gguf(
                 gguf(values={**keys_of(rope__scaling__type="yarn", rope__scaling__factor=4.0), **keys_of(**{name: 1})})
             )
-    with pytest.raises(CtxextError, match="not a length that a model was trained on"):
+    with pytest.raises(CtxextError, match="is too short"):
         open_gguf(gguf(), original_length=1)
 
 
@@ -192,11 +192,11 @@ def test_a_schedule_is_not_put_on_another(gguf, tmp_path):
     for content in (keys, keys_direct):
         content.pop(RECIPE_KEY)
     assert keys == keys_direct
-    assert struct.unpack("<8f", tensors.pop(FACTORS)) == (1.0,) * 8  # The file keeps its layout; 1 divides nothing.
+    assert struct.unpack("<8f", tensors.pop(FACTORS)) == (1.0,) * 8  # Divisors of 1 keep the layout of the file.
     assert tensors == tensors_direct
     before = open_gguf(gguf()).model.rotary
     assert open_gguf(second).plain.rotary == dataclasses.replace(before, length_origin="--original-length")
-    with pytest.raises(CtxextError, match="would leave 1024"):
+    with pytest.raises(CtxextError, match="the result would have 1024"):
         plan_gguf(second, Recipe([Yarn(factor=2)]), replace_scaling=True)
 
 
@@ -213,7 +213,7 @@ def test_a_schedule_of_the_sources_own(gguf, kind):
 
 @pytest.mark.parametrize(("factor", "kind"), [(0.0, "default"), (1.0, "default"), (2.0, "linear")])
 def test_the_old_name_of_the_factor_is_read_without_the_new_one(gguf, factor, kind):
-    """As llama.cpp does (`llama_model_base::load_hparams`), which takes a 0 for "not scaled"."""
+    """As in llama.cpp (`llama_model_base::load_hparams`), 0 means "not scaled"."""
     both = keys_of(rope__scaling__factor=factor, rope__scale_linear=4.0)
     rotary = open_gguf(gguf(values=both)).model.rotary
     assert (rotary.rope_type, rotary.parameters.get("factor", 1.0)) == (kind, max(factor, 1.0))
@@ -222,7 +222,7 @@ def test_the_old_name_of_the_factor_is_read_without_the_new_one(gguf, factor, ki
 
 
 def test_the_divisors_of_a_source_are_its_schedule(gguf, tmp_path):
-    """Llama 3.1's files carry theirs so."""
+    """As in files of Llama 3.1."""
     made = convert_gguf(gguf(), tmp_path / "llama3.gguf", Recipe([Llama3(factor=4)])).out
     raw = made.read_bytes().replace(RECIPE_KEY.encode(), b"another.names")
     (tmp_path / "stranger.gguf").write_bytes(raw)
@@ -234,7 +234,7 @@ def test_the_divisors_of_a_source_are_its_schedule(gguf, tmp_path):
 
 @pytest.mark.parametrize("step", BY_FACTORS, ids=name_of)
 def test_phi3_takes_the_divisors_in_both_its_lists(gguf, tmp_path, step):
-    """It reads one of them for a whole run, by the length it is started with."""
+    """llama.cpp uses one of them for a whole run, by the configured length."""
     source = gguf(values={**keys_of("phi3"), "split.tensors.count": 3})
     out = convert_gguf(source, tmp_path / "out.gguf", Recipe([step])).out
     tensors, before = contents(out)[1], contents(source)[1]
@@ -251,13 +251,13 @@ def test_phi3_takes_the_divisors_in_both_its_lists(gguf, tmp_path, step):
     raw = bytearray(out.read_bytes())
     raw[read_header(out).data_start + read_header(out).tensors[-1].offset + 1] ^= 1
     out.write_bytes(raw)
-    with pytest.raises(CtxextError, match="lists of its own for long and short"):
+    with pytest.raises(CtxextError, match="different lists for long and short"):
         open_gguf(out)
 
 
 @pytest.fixture
 def split(tmp_path):
-    """Writes a model in three parts: keys and a tensor in the first, a tensor in each of the others."""
+    """Write a model in three parts: keys and a tensor in the first, a tensor in each of the others."""
 
     def write(stem="m", values=(), tensors=({"a.weight": b"1" * 40}, {"b.weight": b"2" * 50}, {"c.weight": b"3" * 60})):
         number = len(tensors)
@@ -273,7 +273,7 @@ def split(tmp_path):
 
 
 def with_divisors(path, divisors):
-    """Make the tensor of 32 bytes that a part holds a list of eight float32."""
+    """Turn the tensor of 32 bytes in a part into a list of eight float32."""
     raw = path.read_bytes()
     at = raw.index(FACTORS.encode()) + len(FACTORS)
     raw = raw[:at] + struct.pack("<IQI", 1, 8, 0) + raw[at + 16 :]
@@ -282,7 +282,7 @@ def with_divisors(path, divisors):
 
 
 def test_divisors_in_a_later_part_are_its_schedule(split, tmp_path):
-    """Seen by neither, two schedules would act at once."""
+    """If it were missed, two schedules would apply at once."""
     first = split(tensors=({"a.weight": b"1" * 40}, {FACTORS: bytes(32), "b.weight": b"2" * 50}))
     later = tmp_path / "m-00002-of-00002.gguf"
     with_divisors(later, RISING)
@@ -294,8 +294,8 @@ def test_divisors_in_a_later_part_are_its_schedule(split, tmp_path):
         out = convert_gguf(
             first, tmp_path / f"{step.name}.gguf", Recipe([step]), replace_scaling=True, original_length=512
         ).out
-        plain = model_config(open_gguf(first).unscaled.config, 512)
-        wanted = Recipe([step]).resolved(plain).edit(plain).rotary
+        plain = model_config(open_gguf(first).unscaled_model.config, 512)
+        wanted = Recipe([step]).resolve(plain).edit(plain).rotary
         written = struct.unpack("<8f", contents(tmp_path / f"{step.name}-00002-of-00002.gguf")[1][FACTORS])
         expected = [1.0] * 8
         if step.name == "mrrope":
@@ -312,16 +312,16 @@ def test_divisors_in_a_later_part_are_its_schedule(split, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        ("empty", "cut off"),
-        ("truncated", "ends behind the end|cut off"),
+        ("empty", "truncated or damaged"),
+        ("truncated", "ends after the end|truncated"),
         ("no GGUF", "not a GGUF file"),
         ("whole model", "does not belong"),
-        ("other number", "names it part 8 of 3"),
+        ("other number", "specifies part 8 of 3"),
         ("other count", "of 4"),
         ("other architecture", "it is a qwen2"),
         ("same tensor", 'tensor "a.weight" is in another part'),
-        ("more tensors", "names 3 tensors, and its 3 parts have 4"),
-        ("link elsewhere", "link out of the folder"),
+        ("more tensors", "specifies 3 tensors, but its 3 parts have 4"),
+        ("link elsewhere", "link to a file outside the folder"),
         ("link to another part", "does not belong"),
         ("folder", "missing"),
         ("gone", "missing"),
@@ -364,11 +364,11 @@ def test_every_part_belongs_to_the_model(split, tmp_path, kind, says, number):
     ("values", "says"),
     [
         ({"split.no": 1}, "part 2 of 3"),
-        ({"split.count": 2}, "name does not say so"),
+        ({"split.count": 2}, "but has another name"),
         ({"split.count": True}, "True for split.count"),
         ({"split.no": 0.0}, "0.0 for split.no"),
         ({"split.no": False}, "False for split.no"),
-        ({"split.tensors.count": 4}, "names 4 tensors, and its 3 parts have 3"),
+        ({"split.tensors.count": 4}, "specifies 4 tensors, but its 3 parts have 3"),
         ({"split.tensors.count": "3"}, "3 for split.tensors.count"),
         ({"split.tensors.count": ["3"]}, "a list for split.tensors.count"),
     ],
@@ -399,24 +399,24 @@ def test_split_output_of_ours_may_be_replaced(split, tmp_path):
     assert again == made
     assert all(check.is_passed for check in verify_gguf(made, other))
     assert sorted(path.name for path in tmp_path.glob(".*")) == []
-    # A part that belongs to another model stays, and so do parts without a first one of ours.
+    # Parts of another model are kept, and so are parts without a first part of ctxext.
     later = tmp_path / "out-00002-of-00003.gguf"
     later.write_bytes(gguf_bytes({"split.no": 0, "split.count": 1}, TENSORS))
-    with pytest.raises(CtxextError, match="was not made by ctxext"):
+    with pytest.raises(CtxextError, match="was not created by ctxext"):
         convert_gguf(first, out, step, overwrite=True)
     convert_gguf(first, out, step, overwrite_anything=True)
     convert_gguf(other, out, step, overwrite=True)
     made.unlink()
-    with pytest.raises(CtxextError, match="was not made by ctxext"):
+    with pytest.raises(CtxextError, match="was not created by ctxext"):
         convert_gguf(first, out, step, overwrite=True)
-    convert_gguf(other, out, step, overwrite=True)  # The same content: what a killed run leaves.
+    convert_gguf(other, out, step, overwrite=True)  # The same content, as after a killed run.
     assert all(check.is_passed for check in verify_gguf(made, other))
 
 
 @pytest.mark.parametrize("ends", [KeyboardInterrupt, None], ids=["interrupted", "killed"])
 @pytest.mark.parametrize("is_there", [False, True], ids=["new", "overwritten"])
 def test_no_first_part_stands_beside_parts_of_another_run(split, tmp_path, monkeypatch, is_there, ends):
-    """Whichever rename is the last, what has the name of the first part loads with its own parts only."""
+    """After any rename, a file with the name of the first part loads only with its own parts."""
     first = split(tensors=({"a.weight": b"1" * 40}, {FACTORS: bytes(32)}, {"c.weight": b"3" * 60}))
     with_divisors(tmp_path / "m-00002-of-00003.gguf", (1.0,) * 8)
     out, places = tmp_path / "out.gguf", [tmp_path / f"out-{number:05d}-of-00003.gguf" for number in (1, 2, 3)]
@@ -465,13 +465,13 @@ def test_no_first_part_stands_beside_parts_of_another_run(split, tmp_path, monke
 
 
 def numbered(key, kind, form, number):
-    """The raw bytes of a key with a number of a certain type."""
+    """Return the bytes of a key with a number of some type."""
     name = f"llama.{key}".encode()
     return struct.pack("<Q", len(name)) + name + struct.pack(f"<I{form}", kind, number)
 
 
 def file_with(key, kind, form, number):
-    """A file whose key has a number of a certain type."""
+    """Write a file with a number of some type in a key."""
     raw = gguf_bytes({name: value for name, value in keys_of().items() if name != f"llama.{key}"}, {})
     count = struct.unpack("<Q", raw[16:24])[0]
     head = (
@@ -485,7 +485,7 @@ WHOLE = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 10: "Q", 11: "q"}
 
 @pytest.mark.parametrize("kind", [2, 3, 4, 5, 10, 11])
 def test_a_length_of_any_whole_type_is_written_as_llama_cpp_reads_it(tmp_path, kind):
-    """400 × 100 does not fit in an int16, which would hold a negative number instead."""
+    """400 × 100 overflows an int16, which would be negative."""
     source = tmp_path / "m.gguf"
     source.write_bytes(file_with("context_length", kind, WHOLE[kind], 400))
     assert open_gguf(source).model.encoding.trained_length == 400
@@ -512,7 +512,7 @@ def test_a_length_of_any_whole_type_is_written_as_llama_cpp_reads_it(tmp_path, k
 def test_numbers_that_llama_cpp_does_not_read_are_refused(tmp_path, key, kind, form, number):
     source = tmp_path / "m.gguf"
     source.write_bytes(file_with(key, kind, form, number))
-    with pytest.raises(CtxextError, match=f"nothing usable for llama.{key}: "):
+    with pytest.raises(CtxextError, match=f"an invalid value for llama.{key}: "):
         open_gguf(source)
 
 
@@ -533,19 +533,19 @@ def test_numbers_that_llama_cpp_does_not_read_are_refused(tmp_path, key, kind, f
         ("rope.scaling.attn_factor", "1"),
         ("rope.dimension_count", 7),
         ("rope.dimension_count", 4_000_000_000),
-        ("block_count", 4_294_967_295),  # Before anything is made for each layer.
+        ("block_count", 4_294_967_295),  # Checked before memory is allocated per layer.
         ("rope.scaling.yarn_beta_fast", 16.0),
         ("attention.head_count_kv", ["2"]),
     ],
 )
 def test_values_that_are_not_understood_are_refused(gguf, key, value):
-    """A list is not "not there", and no key of a schedule is passed over."""
-    with pytest.raises(CtxextError, match=f"llama.{key}|dimensions that rotate"):
+    """A list is not a missing key, and no key of a schedule is ignored."""
+    with pytest.raises(CtxextError, match=f"llama.{key}|rotated dimensions"):
         open_gguf(gguf(values={**keys_of(), f"llama.{key}": value}))
 
 
 def test_texts_that_are_not_utf_8(gguf, tmp_path):
-    """They pass through where nothing reads them, before and after; where they are read, the error names them."""
+    """Unread values stay unchanged; for the others the error contains the value."""
     path = gguf(values={**keys_of(), "general.name": "Zoë's"})
     path.write_bytes(path.read_bytes().replace("Zoë's".encode(), "Zoë's".encode("latin-1") + b"!"))
     out = convert_gguf(path, tmp_path / "out.gguf", Recipe([Yarn(factor=4)])).out
@@ -590,7 +590,7 @@ def test_published_models_are_known_in_gguf_too(gguf, run, architecture, more, l
     path = gguf(values=keys_of(architecture, **more))
     rotary = open_gguf(path).model.rotary
     assert rotary.trained_length == length
-    assert rotary.length_origin.startswith(f"known of {known}" if known else "max_position_embeddings")
+    assert rotary.length_origin.startswith(f"published for {known}" if known else "max_position_embeddings")
     shown = json.loads(run("inspect", path, "--json").stdout)["rotary"]
     assert (shown["trained_length"], shown["trained_length_from"]) == (length, rotary.length_origin)
     if known:
@@ -602,7 +602,7 @@ def test_published_models_are_known_in_gguf_too(gguf, run, architecture, more, l
 
 
 def test_a_schedule_without_an_original_length_asks_for_it(gguf, tmp_path, run):
-    """As a checkpoint does: with 512 tokens as the original length, ×4 would be ×16."""
+    """As for a checkpoint: with 512 tokens as the original length, ×4 would be ×16."""
     linear = gguf(values=keys_of(rope__scaling__type="linear", rope__scaling__factor=4.0))
     listed = convert_gguf(gguf("p.gguf"), tmp_path / "a.gguf", Recipe([Llama3(factor=4)])).out
     lists = tmp_path / "lists.gguf"
@@ -610,14 +610,14 @@ def test_a_schedule_without_an_original_length_asks_for_it(gguf, tmp_path, run):
     for path, what in ((linear, "linear ×4"), (lists, f"longrope by {FACTORS}")):
         with pytest.raises(CtxextError, match=f"already extended: {what}[.]"):
             plan_gguf(path, Recipe([Yarn(factor=8)]))
-        with pytest.raises(CtxextError, match="does not say from which length") as caught:
+        with pytest.raises(CtxextError, match="but no original context length") as caught:
             plan_gguf(path, Recipe([Yarn(factor=8)]), replace_scaling=True)
         assert ("--original-length 128." in caught.value.hint) == (path == linear)
         assert "--original-length can" in " ".join(run("inspect", path).stdout.split())
         plan = plan_gguf(path, Recipe([Yarn(factor=16)]), replace_scaling=True, original_length=128)
         assert plan.header.get("llama.context_length") == 2048
         now = open_gguf(path).model.encoding.usable_length
-        assert plan.cautions[0] == f"--replace-scaling took away {what}: from {now} tokens to 2048.".replace(
+        assert plan.cautions[0] == f"--replace-scaling removed {what}: from {now} tokens to 2048.".replace(
             what, f"{what} from 128 tokens" if path == linear else "longrope ×1 from 128 tokens"
         )
 
@@ -632,12 +632,12 @@ def test_what_replace_scaling_took_away_is_reported(gguf, tmp_path, run, monkeyp
     )
     gguf(values=values)
     words = ("convert", "m.gguf", "out.gguf", "--method", "yarn", "--factor", "8", "--replace-scaling")
-    says = "--replace-scaling took away yarn ×4 from 128 tokens with attention factor 1.5: from 512 tokens to 1024."
+    says = "--replace-scaling removed yarn ×4 from 128 tokens with attention factor 1.5: from 512 tokens to 1024."
     assert json.loads(run(*words, "--dry-run", "--json").stdout)["cautions"] == [says]
     assert says in " ".join(run(*words, "--dry-run").output.split())
     assert says in " ".join(run(*words).output.split())
     again = ("convert", "out.gguf", "b.gguf", "--method", "pi", "--factor", "16", "--replace-scaling")
-    assert "took away yarn ×8: from 1024 tokens to 2048." in " ".join(run(*again).output.split())
+    assert "removed yarn ×8: from 1024 tokens to 2048." in " ".join(run(*again).output.split())
 
 
 def test_verify_sees_a_weight_a_key_and_a_frequency(gguf, tmp_path):
@@ -665,7 +665,7 @@ def test_verify_sees_a_weight_a_key_and_a_frequency(gguf, tmp_path):
     key = b"llama.context_length" + struct.pack("<I", 4)
     assert yarn.read_bytes().count(key + struct.pack("<I", 2048)) == 1
     changed = yarn.read_bytes().replace(key + struct.pack("<I", 2048), key + struct.pack("<I", 999))
-    yarn.write_bytes(changed)  # The schedule still reaches 2048.
+    yarn.write_bytes(changed)  # The schedule still has 2048 tokens.
     assert [check.name for check in verify_gguf(yarn, source) if not check.is_passed] == ["rotation"]
     with pytest.raises(CtxextError, match="was not converted by ctxext"):
         verify_gguf(source)
@@ -679,7 +679,7 @@ def test_verify_sees_a_weight_a_key_and_a_frequency(gguf, tmp_path):
     ],
 )
 def test_verify_sees_a_tensor_that_only_one_file_has_so(gguf, tmp_path, place, name, change):
-    """The same bytes in the same place, read as something else; or it is in one of them alone."""
+    """The same bytes in the same place with another type, or a tensor in only one of them."""
     source = gguf()
     out = convert_gguf(source, tmp_path / "out.gguf", Recipe([Yarn(factor=4)])).out
     path = tmp_path / f"{place}.gguf"
@@ -689,7 +689,7 @@ def test_verify_sees_a_tensor_that_only_one_file_has_so(gguf, tmp_path, place, n
     tensors = header.tensors[: header.tensors.index(one)]
     if change:
         tensors += (dataclasses.replace(one, kind=change[0], shape=change[1]),)
-    new = dataclasses.replace(header, tensors=tensors + others[header.tensors.index(one) :]).packed()
+    new = dataclasses.replace(header, tensors=tensors + others[header.tensors.index(one) :]).to_bytes()
     path.write_bytes(new + raw[header.data_start :])
     checks = {check.name: check for check in verify_gguf(out, source)}
     assert not checks["tensors"].is_passed
@@ -698,7 +698,7 @@ def test_verify_sees_a_tensor_that_only_one_file_has_so(gguf, tmp_path, place, n
 
 @pytest.mark.parametrize("alignment", [32, 64, 8192])
 def test_tensors_move_by_whole_blocks(tmp_path, gguf, alignment):
-    """So that file systems with clones share them; converted twice, too."""
+    """So that file systems can clone them, also after two conversions."""
     source = gguf(values={**keys_of(), "general.alignment": alignment}, alignment=alignment)
     once, twice = tmp_path / "once.gguf", tmp_path / "twice.gguf"
     convert_gguf(source, once, Recipe([MrRope(factor=4)]))
@@ -711,7 +711,7 @@ def test_tensors_move_by_whole_blocks(tmp_path, gguf, alignment):
 
 
 def test_copies_go_on_at_a_block(tmp_path, monkeypatch):
-    """A piece of a copy that begins within a block would be copied, and not shared."""
+    """A chunk that begins within a block would be copied instead of cloned."""
     source, starts = tmp_path / "source", []
     source.write_bytes(bytes(range(256)) * 64)
     real = os.copy_file_range
@@ -734,7 +734,7 @@ def test_divisors_of_another_head_are_refused(gguf, tmp_path):
     raw = made.read_bytes()
     shape = raw.rindex(FACTORS.encode()) + len(FACTORS) + 4
     made.write_bytes(raw[:shape] + struct.pack("<Q", 4) + raw[shape + 8 :])
-    with pytest.raises(CtxextError, match="16 dimensions that rotate and 4 divisors"):
+    with pytest.raises(CtxextError, match="16 rotated dimensions and 4 divisors"):
         open_gguf(made)
 
 
@@ -752,39 +752,51 @@ def _damaged():
     yield "no GGUF", b"GGML" + raw[4:], "not a GGUF file"
     yield "version 1", raw[:4] + struct.pack("<I", 1) + raw[8:], "version 1"
     yield "big-endian", raw[:4] + struct.pack(">I", 3) + raw[8:], "big-endian"
-    yield "tensors without end", raw[:8] + struct.pack("<Q", 1 << 62) + raw[16:], "damaged|cut off"
-    yield "keys without end", raw[:16] + struct.pack("<Q", 1 << 62) + raw[24:], "damaged|cut off"
+    yield "tensors without end", raw[:8] + struct.pack("<Q", 1 << 62) + raw[16:], "damaged"
+    yield "keys without end", raw[:16] + struct.pack("<Q", 1 << 62) + raw[24:], "damaged"
     yield "a key of an absurd length", raw[:24] + struct.pack("<Q", 1 << 40) + raw[32:], "damaged"
     key = raw.index(b"tokenizer.chat_template") + len("tokenizer.chat_template")
-    yield "a text of an absurd length", raw[: key + 4] + struct.pack("<Q", 1 << 60) + raw[key + 12 :], "cut off"
+    yield (
+        "a text of an absurd length",
+        raw[: key + 4] + struct.pack("<Q", 1 << 60) + raw[key + 12 :],
+        "truncated or damaged",
+    )
     words = raw.index(b"tokenizer.ggml.tokens") + len("tokenizer.ggml.tokens")
-    yield "a list without end", raw[: words + 8] + struct.pack("<Q", 1 << 60) + raw[words + 16 :], "cut off"
+    yield (
+        "a list without end",
+        raw[: words + 8] + struct.pack("<Q", 1 << 60) + raw[words + 16 :],
+        "truncated or damaged",
+    )
     numbers = struct.pack("<IQ", 4, 1 << 60)
-    yield "numbers without end", raw[: words + 4] + numbers + raw[words + 16 :], "cut off"
+    yield "numbers without end", raw[: words + 4] + numbers + raw[words + 16 :], "truncated or damaged"
     nested = struct.pack("<IQ", 9, 1) * 10_000
     yield "lists in lists", raw[: words + 4] + nested + raw[words + 16 :], "array of type 9"
-    yield "more keys than a model has", raw[:16] + struct.pack("<Q", 1 << 20) + raw[24:], "claims 1048576 keys"
+    yield "more keys than a model has", raw[:16] + struct.pack("<Q", 1 << 20) + raw[24:], "specifies 1048576 keys"
     yield "dimensions", raw[:at] + struct.pack("<I", 9) + raw[at + 4 :], "9 dimensions"
     yield "a shape", raw[: at + 4] + struct.pack("<Q", 1 << 62) + raw[at + 12 :], "damaged"
     both = struct.pack("<IQQ", 2, 1 << 62, 4)  # Their product is 0 in 64 bits.
-    yield "a product", raw[:at] + both + raw[at + 12 :], "no file holds"
-    yield "a type", raw[: at + 12] + struct.pack("<I", 99) + raw[at + 16 :], "type 99"
+    yield "a product", raw[:at] + both + raw[at + 12 :], "impossible shape"
+    yield "a type", raw[: at + 12] + struct.pack("<I", 99) + raw[at + 16 :], "unknown type 99"
     yield "an offset outside", raw[: at + 16] + struct.pack("<Q", 1 << 60) + raw[at + 24 :], "begins at byte"
-    yield "no data", raw[: raw.index(bytes(range(100)))], "ends behind the end"
+    yield "no data", raw[: raw.index(bytes(range(100)))], "ends after the end"
     yield "an offset", raw[: at + 16] + struct.pack("<Q", 32) + raw[at + 24 :], "begins at byte 32"
     yield "names", raw.replace(b"output.weight", b"output.weighu"), None
     yield "the same key twice", raw.replace(b"general.quantized", b"tokenizer.ggml.to"), None
     yield "no text", raw.replace("ä".encode(), b"\xff\xff"), None
     twice = gguf_bytes(keys_of(), {"a" * 5: b"1", "b" * 5: b"2"}).replace(b"bbbbb", b"aaaaa")
-    yield "the same tensor twice", twice, "stands twice"
-    yield "no architecture", gguf_bytes({}, TENSORS), "names no architecture"
-    yield "another architecture", gguf_bytes({"general.architecture": "mamba"}, TENSORS), "was not tried"
+    yield "the same tensor twice", twice, "occurs twice"
+    yield "no architecture", gguf_bytes({}, TENSORS), "has no architecture"
+    yield "another architecture", gguf_bytes({"general.architecture": "mamba"}, TENSORS), "untested"
     yield "no heads", gguf_bytes({**keys_of(), "llama.attention.head_count": 0}, TENSORS), "attention heads"
     yield "an alignment", gguf_bytes({**keys_of(), "general.alignment": 3}, TENSORS), "alignment is 3"
-    yield "another base", gguf_bytes(keys_of("gemma2", rope__freq_base_swa=1e4), TENSORS), "a base of their own"
+    yield "another base", gguf_bytes(keys_of("gemma2", rope__freq_base_swa=1e4), TENSORS), "a separate base"
     yield "parts in words", gguf_bytes({**keys_of(), "split.count": "two"}, TENSORS), "split.count"
     yield "parts without end", gguf_bytes({**keys_of(), "split.count": 4_000_000_000}, TENSORS), "split.count"
-    yield "no divisors for a head", gguf_bytes(keys_of(rope__dimension_count=8), {FACTORS: bytes(16)}), "not a list of"
+    yield (
+        "no divisors for a head",
+        gguf_bytes(keys_of(rope__dimension_count=8), {FACTORS: bytes(16)}),
+        "not a float32 list",
+    )
     record = {**keys_of(), RECIPE_KEY: json.dumps({"recipe": 1})}
     yield "a record", gguf_bytes(record, TENSORS), "record"
 
@@ -793,7 +805,7 @@ def _damaged():
 def test_damaged_files_are_refused_in_one_line(tmp_path, run, raw, says):
     path = tmp_path / "m.gguf"
     path.write_bytes(raw)
-    if says is None:  # Only other names or texts: the file is whole.
+    if says is None:  # Only names or texts changed, so the file is valid.
         open_gguf(path)
         return
     with pytest.raises(CtxextError, match=says) as caught:
@@ -805,7 +817,7 @@ def test_damaged_files_are_refused_in_one_line(tmp_path, run, raw, says):
 
 @pytest.fixture
 def memory():
-    """The most memory that was taken since the test began, in bytes."""
+    """Return the peak memory since the test began, in bytes."""
     tracemalloc.start()
     yield lambda: tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -831,7 +843,7 @@ print("done", flush=True)
 
 @pytest.mark.slow
 def test_kills_at_random_moments(gguf, tmp_path):
-    """20 kills leave the old file, the whole new one or none; the next run goes through."""
+    """20 kills leave the old file, the complete new file or none, and the next run succeeds."""
     tensors = {f"blk.{number}.weight": bytes([number]) * (1 << 22) for number in range(24)}
     source, out, chance = gguf(tensors=tensors), tmp_path / "out.gguf", random.Random(0)
 
@@ -904,7 +916,7 @@ def test_a_full_disk_is_seen_before_anything_is_written(gguf, tmp_path, monkeypa
 def test_a_wrong_result_is_not_kept(gguf, tmp_path, monkeypatch):
     wrong = {"context_length": 2048, "rope.scaling.type": "linear", "rope.scaling.factor": 4.001}
     monkeypatch.setattr(converting, "schedule_of", lambda rotary, architecture: (wrong, None))
-    with pytest.raises(CtxextError, match="would not rotate as the methods say"):
+    with pytest.raises(CtxextError, match="differs from the recipe"):
         convert_gguf(gguf(), tmp_path / "out.gguf", Recipe([PositionInterpolation(factor=4)]))
     assert not (tmp_path / "out.gguf").exists()
 
@@ -913,14 +925,14 @@ def test_what_may_be_replaced(gguf, tmp_path):
     source, out, step = gguf(), tmp_path / "out.gguf", Recipe([Yarn(factor=4)])
     with pytest.raises(CtxextError, match="SOURCE itself"):
         convert_gguf(source, source, step, overwrite_anything=True)
-    with pytest.raises(CtxextError, match="no name of a GGUF file"):
+    with pytest.raises(CtxextError, match="not a GGUF file name"):
         convert_gguf(source, tmp_path / "out", step)
     convert_gguf(source, out, step)
     with pytest.raises(CtxextError, match="exists"):
         convert_gguf(source, out, step)
     convert_gguf(source, out, step, overwrite=True)
     other = gguf("other.gguf")
-    with pytest.raises(CtxextError, match="was not made by ctxext"):
+    with pytest.raises(CtxextError, match="was not created by ctxext"):
         convert_gguf(source, other, step, overwrite=True)
     convert_gguf(source, other, step, overwrite_anything=True)
     assert convert_gguf(source, tmp_path / "new" / "folder" / "out.gguf", step).out.is_file()
@@ -978,7 +990,7 @@ out.write_bytes(gguf_bytes(values, TENSORS))
 
 @pytest.fixture
 def sources(tmp_path, monkeypatch):
-    """A folder with a converter in the place of llama.cpp's: it writes what config.json says, without weights."""
+    """A folder with a stub of llama.cpp's converter, which writes the header without weights."""
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     folder = tmp_path / "llama.cpp"
     folder.mkdir()
@@ -1019,10 +1031,10 @@ def test_exports_that_are_refused(llama, sources, tmp_path, run, monkeypatch):
     monkeypatch.delenv("LLAMA_CPP", raising=False)
     convert(str(llama), tmp_path / "code", Recipe([SelfExtend(factor=2)]), check=False)
     for source, more, says in [
-        (llama, {}, "takes llama.cpp's converter"),
+        (llama, {}, "needs llama.cpp's converter"),
         (llama, {"llama_cpp": tmp_path}, "has no convert_hf_to_gguf.py"),
-        (llama, {"llama_cpp": sources, "outtype": "q1"}, "no type of weights"),
-        (tmp_path / "code", {"llama_cpp": sources}, "carries modeling code"),
+        (llama, {"llama_cpp": sources, "outtype": "q1"}, "Unknown weight type"),
+        (tmp_path / "code", {"llama_cpp": sources}, "contains modeling code"),
     ]:
         with pytest.raises(CtxextError, match=says):
             export_gguf(str(source), tmp_path / "out.gguf", **more)
@@ -1061,7 +1073,7 @@ def test_no_result_is_shorter_in_silence(gguf, factor, is_refused):
     values = keys_of(rope__scaling__type="yarn", rope__scaling__factor=4.0, rope__scaling__original_context_length=128)
     path, recipe = gguf(values=values), Recipe([Yarn(factor=factor)])
     if is_refused:
-        with pytest.raises(CtxextError, match="reads 512 tokens, and this would leave"):
+        with pytest.raises(CtxextError, match="has a context of 512 tokens, and the result would have"):
             plan_gguf(path, recipe, replace_scaling=True)
     plan = plan_gguf(path, recipe, replace_scaling=True, allow_shorter=is_refused)
     assert plan.header.get("llama.context_length") == round(128 * factor)
@@ -1073,7 +1085,7 @@ def test_a_header_of_gigabytes_is_not_read(tmp_path, memory):
     head = struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + struct.pack("<Q", len(key)) + key + struct.pack("<IQ", 8, 1 << 29)
     with path.open("wb") as file:
         file.write(head)
-        file.truncate(1 << 30)  # A sparse file, which takes no room.
+        file.truncate(1 << 30)  # A sparse file, which uses no disk space.
     with pytest.raises(CtxextError, match="a header of more than 256 MB"):
         read_header(path)
     assert memory() < 1 << 20

@@ -1,4 +1,4 @@
-"""What an adapter's configuration says of its merge. Files made by hand; what peft makes is in test_kinds."""
+"""Adapter configurations that allow or prevent a merge, written by hand; test_kinds tests those of peft."""
 
 import json
 
@@ -23,11 +23,11 @@ def test_beginnings_that_leave_the_base(given, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"peft_type": "IA3"}, "it is IA3, and only LoRA is merged"),
-        ({"peft_type": None}, "it is None, and only LoRA is merged"),
+        ({"peft_type": "IA3"}, "it is IA3, and only LoRA can be merged"),
+        ({"peft_type": None}, "it is None, and only LoRA can be merged"),
         (
             {"init_lora_weights": "pissa"},
-            'it began as "pissa", which changes the base; save it with path_initial_model_for_weight_conversion',
+            'its "pissa" weights change the base; save it with path_initial_model_for_weight_conversion',
         ),
     ],
 )
@@ -46,7 +46,7 @@ def test_what_is_more_than_a_sum_of_matrices(changes, message, tmp_path):
     ],
 )
 def test_a_pattern_that_takes_forever_is_refused(pattern, tmp_path):
-    with pytest.raises(CtxextError, match="which may take forever to match"):
+    with pytest.raises(CtxextError, match="which takes too long to match"):
         read(tmp_path, alpha_pattern={pattern: 8})
 
 
@@ -98,5 +98,5 @@ def test_a_folder_that_is_no_adapter(tmp_path):
 
 @pytest.mark.parametrize("pattern", ["(", "a{99999999999}", "*x"])
 def test_a_pattern_that_is_no_regular_expression(pattern, tmp_path):
-    with pytest.raises(CtxextError, match=r'"alpha_pattern" has ".*", which is not a regular expression'):
+    with pytest.raises(CtxextError, match=r'"alpha_pattern" in .* contains ".*", which is not a regular expression'):
         read(tmp_path, alpha_pattern={"q_proj": 8, pattern: 8})

@@ -1,4 +1,4 @@
-"""Which files a merge reads, writes, leaves out and refuses to lose, on a checkpoint of a few numbers made by hand."""
+"""Files that a merge reads, writes, omits and refuses to lose, on a tiny checkpoint."""
 
 import json
 import pickle
@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
-from ctxext.merge.run import merge, save_adapter, tied_embeddings
+from ctxext.merge.run import find_tied_embeddings, merge, save_adapter
 
 LLAMA = {
     "model_type": "llama",
@@ -30,7 +30,7 @@ TENSORS = {EMBEDDING: torch.ones(6, 4), QUERY: torch.zeros(4, 4)}
 
 
 def make(folder, config=LLAMA, tensors=TENSORS, **texts):
-    """A checkpoint with what else lies in its folder."""
+    """A checkpoint with other files in its folder."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / "model.safetensors")
@@ -41,7 +41,7 @@ def make(folder, config=LLAMA, tensors=TENSORS, **texts):
 
 
 def make_adapter(folder, **tensors):
-    """It adds one to every number of a projection, unless it is to change others."""
+    """An adapter that adds one to every number of a projection, or of other tensors."""
     folder.mkdir()
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "lora_alpha": 1}))
     owner = QUERY.removesuffix(".weight")
@@ -77,7 +77,7 @@ def names(folder):
 
 
 def test_every_file_comes_along_but_weights_in_other_forms_and_an_older_adapter(tmp_path):
-    """Nor what would load the base again."""
+    """Nor files that would load the base again."""
     others = (
         *("pytorch_model.bin", "onnx/model.onnx", "onnx/more.safetensors", "adapter/old.txt", "adapter/deep/old.txt"),
         *("params.json", "adapter_config.json", "config.4.0.0.json", "openvino_model.xml", "trainer_state.json"),
@@ -140,7 +140,7 @@ def test_what_another_run_finished_meanwhile_is_seen_before_anything_is_written(
         (out / "config.json").write_text("{}")
         return {name: tuple(tensor.shape) for name, tensor in TENSORS.items()}
 
-    monkeypatch.setattr(sys.modules["ctxext.merge.run"], "stored_shapes", slow)
+    monkeypatch.setattr(sys.modules["ctxext.merge.run"], "read_shapes", slow)
     with pytest.raises(CtxextError, match="is not empty"):
         merge(str(model), adapter, out)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "model", "out"]
@@ -192,7 +192,7 @@ def test_where_the_language_model_is_nested_its_tie_is_cut_there_too(tmp_path, i
 
 
 def ties_of(folder, config, tensors):
-    return tied_embeddings(open_checkpoint(str(make(folder, config, tensors))))
+    return find_tied_embeddings(open_checkpoint(str(make(folder, config, tensors))))
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_whether_the_output_embedding_is_the_input_embedding(tmp_path, model_typ
     [(None, HEAD), (["lm_head.weight"], HEAD), (["head.bias", "head.weight", "late.weight"], "head.weight")],
 )
 def test_where_only_the_output_embedding_is_named_the_other_is_found_by_its_size(tmp_path, monkeypatch, keys, head):
-    """As transformers 4 names it."""
+    """With the names of transformers 4."""
     monkeypatch.setattr(LlamaForCausalLM, "_tied_weights_keys", keys)
     shapes = {"a": (6,), "b": (6, 1, 4), "c": (4, 6), head: (6, 4), "z.weight": (6, 4)}
     tensors = {name: torch.ones(shape) for name, shape in shapes.items()}
@@ -247,14 +247,14 @@ def test_an_adapter_is_saved_without_its_optimizer_and_with_the_name_of_its_base
     (adapter / "adapter_config.json").unlink()
     with pytest.raises(CtxextError) as caught:
         save_adapter(adapter, tmp_path / "none", SimpleNamespace())
-    assert str(caught.value) == f'"{adapter}" holds no adapter.'
+    assert str(caught.value) == f'"{adapter}" contains no adapter.'
     assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("alpha", [1e308, 1e39])
 def test_numbers_that_are_not_finite_are_refused_before_out_appears(alpha, model, adapter, tmp_path):
     (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "lora_alpha": alpha}))
-    with pytest.raises(CtxextError, match=f'"{QUERY}" would hold numbers that are not finite in F32'):
+    with pytest.raises(CtxextError, match=f'"{QUERY}" would contain infinite numbers or NaN in F32'):
         merge(str(model), adapter, tmp_path / "out")
     assert names(tmp_path) == sorted(f"{folder.name}/{name}" for folder in (model, adapter) for name in names(folder))
 
@@ -263,7 +263,7 @@ def test_numbers_that_are_not_finite_are_refused_before_out_appears(alpha, model
 def test_whole_tensors_that_are_not_finite_in_the_stored_type(dtype, value, tmp_path):
     base = make(tmp_path / "model", tensors={**TENSORS, QUERY: torch.zeros(4, 4, dtype=dtype)})
     changed = make_adapter(tmp_path / "adapter", **{QUERY: torch.full((4, 4), value)})
-    with pytest.raises(CtxextError, match="not finite"):
+    with pytest.raises(CtxextError, match="infinite numbers or NaN"):
         merge(str(base), changed, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -274,7 +274,7 @@ TRAINED = torch.full((6, 4), 3.0)
 @pytest.mark.parametrize("name", ["trainable_params.bin", "non_lora_trainables.bin"])
 @pytest.mark.parametrize("prefix", ["", "base_model.model."])
 def test_weights_that_were_trained_beside_an_adapter_are_merged(name, prefix, model, adapter, tmp_path):
-    """Issue: LongLoRA's embeddings and norms were lost, and the merge was reported as complete."""
+    """LongLoRA's embeddings and norms were lost, and the merge was reported as complete."""
     torch.save({f"{prefix}{EMBEDDING}": TRAINED, f"{prefix}{HEAD}": TRAINED}, adapter / name)
     assert merge(str(model), adapter, tmp_path / "out").num_changed == 2
     merged = load_file(tmp_path / "out" / "model.safetensors")
@@ -293,7 +293,7 @@ def _link(path):
     [
         (lambda path: torch.save({"unknown.weight": TRAINED}, path), 'changes "unknown.weight"'),
         (lambda path: torch.save({EMBEDDING: torch.ones(7, 4)}, path), "does not fit"),
-        (lambda path: torch.save([TRAINED], path), "holds something else"),
+        (lambda path: torch.save([TRAINED], path), "is not a dictionary of tensors"),
         (lambda path: path.write_bytes(b"no pickle"), "cannot be read"),
         (lambda path: path.write_bytes(pickle.dumps({EMBEDDING: print})), "cannot be read"),
         (_link, "it is a link"),
@@ -315,5 +315,5 @@ def test_convert_names_merge_for_an_adapter(adapter, tmp_path):
 @pytest.mark.parametrize("name", ["mm_projector.bin", "embeddings.safetensors", "trainable.pt"])
 def test_weights_beside_an_adapter_that_nobody_knows_are_refused(name, model, adapter, tmp_path):
     (adapter / name).write_bytes(b"")
-    with pytest.raises(CtxextError, match=f'holds "{name}"'):
+    with pytest.raises(CtxextError, match=f'contains "{name}"'):
         merge(str(model), adapter, tmp_path / "out")

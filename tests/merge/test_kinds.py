@@ -1,4 +1,4 @@
-"""Every kind of LoRA adapter that peft can make, on tied and untied models: merged right, or refused with a reason."""
+"""Every kind of LoRA adapter that peft can make, on tied and untied models: merged, or refused with a reason."""
 
 import pytest
 import torch
@@ -35,8 +35,8 @@ REFUSED = {
     "biases of matrices": ({"lora_bias": True}, "its matrices have biases"),
     "rows": ({"trainable_token_indices": [3, 4]}, "single rows of the embeddings"),
     "layers": ({"layer_replication": [[0, 2], [0, 2]]}, "it repeats layers"),
-    "pissa": ({"init_lora_weights": "pissa"}, 'began as "pissa", which changes the base'),
-    "olora": ({"init_lora_weights": "olora"}, 'began as "olora", which changes the base'),
+    "pissa": ({"init_lora_weights": "pissa"}, '"pissa" weights change the base'),
+    "olora": ({"init_lora_weights": "olora"}, '"olora" weights change the base'),
 }
 
 

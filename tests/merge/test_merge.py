@@ -1,4 +1,4 @@
-"""What was trained is in the merged checkpoint, whatever was trained, and everything else is as it was."""
+"""A merged checkpoint contains all trained weights, and everything else is unchanged."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from ctxext import convert, merge
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.tensor_files import read_safetensors_header
-from ctxext.merge.run import tied_embeddings
+from ctxext.merge.run import find_tied_embeddings
 from ctxext.methods import MsPoE, Yarn
 from tiny_base import change, load, logits, make_base, save_llama, tune
 
@@ -30,7 +30,7 @@ GEMMA3 = {
 
 
 def with_adapter(base, out):
-    """The adapter on its base, as peft puts it there."""
+    """The base with the adapter, loaded by peft."""
     from peft import PeftModel
 
     return PeftModel.from_pretrained(load(base), out / "adapter").eval()
@@ -38,7 +38,7 @@ def with_adapter(base, out):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_merged_equals_the_adapter_on_its_base(tmp_path, tied):
-    """With all that is trained beside matrices; other adapters are in test_kinds."""
+    """With all weights that are trained in addition to matrices; test_kinds has other adapters."""
     base = make_base(tmp_path, tie_word_embeddings=tied)
     out = tmp_path / "out"
     tune(base, out, change(train_norms=True, train_embeddings=True))
@@ -54,7 +54,7 @@ def test_merged_equals_the_adapter_on_its_base(tmp_path, tied):
 
 @pytest.mark.parametrize("name", ["gemma3", "llama4", "qwen3_5"])
 def test_a_text_model_within_one_that_sees_is_merged_where_it_is_stored(tmp_path, monkeypatch, name):
-    """Its files, the class for all of it and the class that is trained name its tensors differently."""
+    """Its files, the multimodal class and the trained class have different tensor names."""
     monkeypatch.setitem(multimodal_models.CONFIGS, "gemma3", GEMMA3)
     if name not in (*multimodal_models.NAMES, "gemma3"):
         pytest.skip("this transformers does not have it")
@@ -77,14 +77,14 @@ def test_a_base_in_four_bits_is_merged_into_its_own_weights(tmp_path):
     out, plain = tmp_path / "out", tmp_path / "plain"
     done, whole = tune(base, out, change(quantize="4bit")), tune(base, plain)
     assert (done.num_trained, done.num_parameters) == (whole.num_trained, whole.num_parameters)
-    # It was trained in 4 bits: the loss of the first step, before any change, is near the other, and not the same.
+    # It was trained in 4 bits: the loss of the first step is close to the other, but not equal.
     assert 0 < abs(done.losses[0][1] - whole.losses[0][1]) < 0.2
     assert (logits(load(out)) - logits(with_adapter(base, out))).abs().max() < 1e-4
     assert "base in 4bit while training" in (out / "ctxext.json").read_text()
 
 
 def test_mspoe_base_keeps_its_code(tmp_path):
-    """Byte for byte: `portable/test_checkpoint.py` loads it where ctxext cannot be imported."""
+    """Byte for byte: `portable/test_checkpoint.py` loads it without ctxext."""
     base, out = make_base(tmp_path, Yarn(factor=4), MSPOE), tmp_path / "tuned"
     tune(base, out)
     assert (logits(load(out)) - logits(with_adapter(base, out))).abs().max() < 1e-4
@@ -176,7 +176,7 @@ def weights(folder):
 
 @pytest.mark.parametrize("writer", ["ctxext", "transformers"])
 def test_a_checkpoint_that_was_trained_is_merged_whole(base, tuned, tmp_path, writer):
-    """transformers writes the keys of its own version, and all defaults."""
+    """transformers writes the keys of its version, and all defaults."""
     other = tmp_path / "other"
     if writer == "transformers":
         model = load(tuned)
@@ -194,11 +194,11 @@ def test_a_checkpoint_that_was_trained_is_merged_whole(base, tuned, tmp_path, wr
     wider = text.replace('"factor": 4.0', '"factor": 3.0')
     assert wider != text
     (other / "config.json").write_text(wider)
-    with pytest.raises(CtxextError, match=r"no training of .*config\.json has another positions"):
+    with pytest.raises(CtxextError, match=r"was not trained from .*config\.json has a different positions"):
         merge(base, other, tmp_path / "again")
     (other / "config.json").write_text(text)
     save_file({**weights(other), "model.more.weight": torch.ones(2)}, other / "model.safetensors", {"format": "pt"})
-    with pytest.raises(CtxextError, match=r'no training of .*"model\.more\.weight"'):
+    with pytest.raises(CtxextError, match=r'was not trained from .*"model\.more\.weight"'):
         merge(base, other, tmp_path / "again")
 
 
@@ -208,7 +208,7 @@ def test_a_family_that_this_transformers_does_not_know_may_tie_its_embeddings(tm
     config = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": stated}))
     monkeypatch.setattr("transformers.AutoConfig.for_model", mock.Mock(side_effect=ValueError("Unrecognized")))
-    assert tied_embeddings(open_checkpoint(str(base))) == tied
+    assert find_tied_embeddings(open_checkpoint(str(base))) == tied
 
 
 @pytest.mark.parametrize("both", ["base", "tuned"])

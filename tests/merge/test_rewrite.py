@@ -1,4 +1,4 @@
-"""A safetensors file written again: what changes is new, every other byte is the old one's. Files made by hand."""
+"""A rewritten safetensors file: changed tensors are new, all other bytes are identical."""
 
 import hashlib
 import json
@@ -11,36 +11,36 @@ from safetensors.torch import load_file, save_file
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.tensor_files import read_safetensors_header, rewrite
-from ctxext.merge.tensors import changed_tensors, stored_shapes
+from ctxext.merge.tensors import list_changed_tensors, read_shapes
 
 OLD = {"a": torch.arange(4.0), "embed": torch.arange(6.0).reshape(3, 2), "z": torch.zeros(5)}
 
 
 class Add:
-    """One more in each number of some tensors."""
+    """Changes that add one to each number of some tensors."""
 
     def __init__(self, *names, **untied) -> None:
         self.names, self.untied = frozenset(names), untied
 
-    def new(self, name, old):
+    def compute(self, name, old):
         return old + 1
 
 
 class Turned(Add):
-    def new(self, name, old):
+    def compute(self, name, old):
         return old.T
 
 
 @pytest.fixture
 def again(tmp_path):
-    """Write a file of tensors again; returns the old file and the new one."""
+    """Rewrite a file of tensors and return the old and the new file."""
 
     def call(tensors, changes, progress=None):
         old, new, digest = tmp_path / "old", tmp_path / "new", hashlib.sha256()
         save_file(tensors, old, {"format": "pt"})
-        rewrite(old, new, changed_tensors(changes, old), progress, digest=digest)
+        rewrite(old, new, list_changed_tensors(changes, old), progress, digest=digest)
         assert digest.hexdigest() == hashlib.sha256(new.read_bytes()).hexdigest()
-        rewrite(old, tmp_path / "by the kernel", changed_tensors(changes, old))
+        rewrite(old, tmp_path / "by the kernel", list_changed_tensors(changes, old))
         assert (tmp_path / "by the kernel").read_bytes() == new.read_bytes()
         return old, new
 
@@ -64,7 +64,7 @@ def test_one_tensor_changes(name, dtype, again):
 
 @pytest.mark.parametrize("head", ["h" * length for length in range(1, 9)])
 def test_an_output_embedding_of_its_own_comes_behind_all_others(head, again):
-    """By names of eight lengths, as the header is filled up so that the numbers begin at a multiple of eight bytes."""
+    """With names of eight lengths, because the header is padded to a multiple of eight bytes."""
     seen = []
     old, new = again(OLD, Add(head, **{head: "embed"}), lambda *given: seen.append(given))
     written = load_file(new)
@@ -108,25 +108,25 @@ def test_a_tensor_of_another_shape_is_refused(again):
 
 
 def test_whole_numbers_are_refused(again):
-    with pytest.raises(CtxextError, match='"a" is stored as I64, which nothing can be merged into'):
+    with pytest.raises(CtxextError, match='Cannot merge into "a": it is stored as I64'):
         again({"a": torch.arange(4)}, Add("a"))
 
 
 @pytest.mark.parametrize("digest", [None, hashlib.sha256()])
 @pytest.mark.parametrize("changes", [Add(), Add("w")])
 def test_a_file_that_is_cut_off_meanwhile_is_one_line(changes, digest, tmp_path):
-    """Cut off by whoever hears first that something was written."""
+    """Truncated by the first progress callback."""
     old = tmp_path / "old"
     save_file({"w": torch.zeros(100_000)}, old)
-    tensors = changed_tensors(changes, old)
+    tensors = list_changed_tensors(changes, old)
     with pytest.raises(CtxextError, match='old" became shorter while it was read'):
         rewrite(old, tmp_path / "new", tensors, lambda *_: os.truncate(old, 1000), digest=digest)
 
 
 def test_names_and_shapes_that_are_stored(tmp_path):
     save_file(OLD, tmp_path / "model.safetensors")
-    assert stored_shapes(Checkpoint("mine", tmp_path, {})) == {"a": (4,), "embed": (3, 2), "z": (5,)}
+    assert read_shapes(Checkpoint("mine", tmp_path, {})) == {"a": (4,), "embed": (3, 2), "z": (5,)}
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     with pytest.raises(CtxextError, match='"mine" has no safetensors weights to merge into') as caught:
-        stored_shapes(Checkpoint("mine", tmp_path, {}))
+        read_shapes(Checkpoint("mine", tmp_path, {}))
     assert "--no-merge" in caught.value.hint

@@ -1,4 +1,4 @@
-"""What an adapter or a whole training says of each stored tensor: numbers by hand, and what does not go together."""
+"""Changes of each stored tensor by an adapter or a full training, computed by hand, and mismatches."""
 
 import json
 
@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from ctxext.errors import CtxextError
-from ctxext.merge.tensors import AdapterChanges, WholeChanges, stored_name
+from ctxext.merge.tensors import AdapterChanges, WholeChanges, find_stored_name
 
 STORED = {"layer.weight": (3, 2), "embed.weight": (5, 2), "norm.weight": (2,)}
 TIED = {"head.weight": "embed.weight"}
@@ -18,7 +18,7 @@ EMBED_A, EMBED_B, EMBED_MAGNITUDE = (
 
 
 def adapter(folder, tensors, **config):
-    """An adapter as peft saves it, alpha 6."""
+    """An adapter as saved by peft, with alpha 6."""
     folder.mkdir(exist_ok=True)
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "lora_alpha": 6, **config}))
     whole = {
@@ -32,7 +32,11 @@ def adapter(folder, tensors, **config):
 def changed(folder, tensors, name, old, **config):
     """One tensor with an adapter added, as numbers."""
     old = torch.tensor(old)
-    return AdapterChanges(adapter(folder, tensors, **config), {name: tuple(old.shape)}, tied={}).new(name, old).tolist()
+    return (
+        AdapterChanges(adapter(folder, tensors, **config), {name: tuple(old.shape)}, tied={})
+        .compute(name, old)
+        .tolist()
+    )
 
 
 def test_with_dora_rows_have_the_length_that_was_learned(tmp_path):
@@ -48,7 +52,7 @@ def test_embeddings_are_kept_as_rows_whatever_layers_are(tmp_path, fan_in_fan_ou
     tensors = {EMBED_A: [[1.0, 0.0, 1.0]], EMBED_B: [[3.0], [0.5]]}
     given = {"name": "embed.weight", "old": [[0.0, 1.0], [24.0, 5.0], [-18.0, 0.0]], "fan_in_fan_out": fan_in_fan_out}
     assert changed(tmp_path, tensors, **given) == [[18, 4], [24, 5], [0, 3]]
-    # Of embeddings DoRA scales the columns, here of lengths 30 and sqrt(50).
+    # For embeddings DoRA scales the columns, here with norms 30 and sqrt(50).
     scaled = changed(tmp_path, {**tensors, EMBED_MAGNITUDE: [5.0, 50.0**0.5]}, **given)
     assert torch.allclose(torch.tensor(scaled), torch.tensor([[3.0, 4.0], [4.0, 5.0], [0.0, 3.0]]))
     assert changed(tmp_path, {"norm.weight": [7.0, 8.0]}, "norm.weight", [1.0, 2.0]) == [7, 8]
@@ -74,16 +78,16 @@ def test_matrices_that_do_not_go_together_are_refused(tmp_path, shapes):
     folder = adapter(tmp_path / "odd", {name: torch.ones(shape) for name, shape in shapes.items()})
     with pytest.raises(CtxextError) as caught:
         AdapterChanges(folder, STORED, tied={})
-    assert str(caught.value).splitlines()[0] == f'"{folder}" does not hold matrices for "{owner}" that go together.'
+    assert str(caught.value).splitlines()[0] == f'"{folder}" has missing or mismatched matrices for "{owner}".'
 
 
 @pytest.mark.parametrize(
     ("shapes", "config", "message"),
     [
-        ({A: (1, 3), B: (2, 1)}, {}, '"layer.weight" is (3, 2), the adapter\'s (2, 3).'),
-        ({A: (1, 2), B: (3, 1)}, {"fan_in_fan_out": True}, '"layer.weight" is (3, 2), the adapter\'s (2, 3).'),
-        ({"norm.weight": (3,)}, {}, '"norm.weight" is (2,), the adapter\'s (3,).'),
-        ({"head.weight": (5, 3)}, {}, '"head.weight" is (5, 2), the adapter\'s (5, 3).'),
+        ({A: (1, 3), B: (2, 1)}, {}, '"layer.weight" has shape (3, 2), in the adapter (2, 3).'),
+        ({A: (1, 2), B: (3, 1)}, {"fan_in_fan_out": True}, '"layer.weight" has shape (3, 2), in the adapter (2, 3).'),
+        ({"norm.weight": (3,)}, {}, '"norm.weight" has shape (2,), in the adapter (3,).'),
+        ({"head.weight": (5, 3)}, {}, '"head.weight" has shape (5, 2), in the adapter (5, 3).'),
     ],
 )
 def test_other_shapes_than_the_checkpoint_s_are_refused(tmp_path, shapes, config, message):
@@ -103,9 +107,9 @@ def test_what_another_model_has_and_what_is_no_adapter_is_refused(tmp_path):
     folder = adapter(tmp_path / "odd", {"other.weight": torch.ones(2)})
     with pytest.raises(CtxextError, match=r'changes "other\.weight", which this checkpoint does not have') as caught:
         AdapterChanges(folder, STORED, tied={})
-    assert caught.value.hint == "Is it another model's?"
+    assert caught.value.hint == "Pass the adapter's base model."
     path = folder / "adapter_model.safetensors"
-    header = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}'  # Four bytes before it that are nobody's.
+    header = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}'  # Four unused bytes before it.
     path.write_bytes(len(header).to_bytes(8, "little") + header + b"12345678")
     with pytest.raises(
         CtxextError, match=r'"adapter_model\.safetensors" is .+ not a safetensors file: "a" begins at byte 4'
@@ -147,16 +151,18 @@ def test_a_tie_stays_where_both_change_alike(tmp_path, tensors, is_tied, names, 
     folder = adapter(tmp_path, {**tensors, "norm.weight": torch.ones(2)}, ensure_weight_tying=is_tied)
     changes = AdapterChanges(folder, STORED, tied=TIED)
     assert (changes.names, changes.untied) == ({*names, "norm.weight"}, TIED if is_cut else {})
-    # A tied output embedding that is stored all the same changes as the input embedding does.
+    # A tied output embedding that is also stored changes like the input embedding.
     stored = AdapterChanges(folder, {**STORED, "head.weight": (5, 2)}, tied=TIED)
     assert stored.names == ({*names, "norm.weight"} if is_cut or not tensors else BOTH | {"norm.weight"})
     if not is_cut and tensors:
-        assert torch.equal(stored.new("head.weight", torch.zeros(5, 2)), stored.new("embed.weight", torch.zeros(5, 2)))
+        assert torch.equal(
+            stored.compute("head.weight", torch.zeros(5, 2)), stored.compute("embed.weight", torch.zeros(5, 2))
+        )
 
 
 @pytest.mark.parametrize("first", [{}, {"embed.weight": torch.ones(5, 2)}])
 def test_every_tie_is_looked_at(tmp_path, first):
-    """Where the first one stays, a second one that training cut is cut all the same."""
+    """If the first one stays tied, a second one that was untied in training is still untied."""
     stored, tied = {**STORED, "late.weight": (1,)}, {**TIED, "late.head.weight": "late.weight"}
     for number, is_cut in ((1.0, False), (2.0, True)):
         tensors = {**first, "late.weight": [1.0], "late.head.weight": [number]}
@@ -176,11 +182,11 @@ def test_a_whole_training_gives_every_tensor_by_its_stored_name(tmp_path):
     folder = whole(tmp_path / "new", {"embed.weight": embedding}, {"base.norm.weight": torch.tensor([7.0, 8.0])})
     changes = WholeChanges(folder, STORED, tied=TIED)
     assert (changes.names, changes.untied) == ({"embed.weight", "norm.weight"}, {})
-    assert changes.new("norm.weight", torch.zeros(2)).tolist() == [7, 8]
-    # A tied output embedding that is stored all the same becomes the new input embedding.
+    assert changes.compute("norm.weight", torch.zeros(2)).tolist() == [7, 8]
+    # A tied output embedding that is also stored becomes the new input embedding.
     stored = WholeChanges(folder, {**STORED, "head.weight": (5, 2)}, tied=TIED)
     assert stored.names == {"embed.weight", "norm.weight", "head.weight"}
-    assert torch.equal(stored.new("head.weight", torch.zeros(5, 2)), embedding)
+    assert torch.equal(stored.compute("head.weight", torch.zeros(5, 2)), embedding)
 
 
 def test_a_whole_training_may_hold_a_tied_head_and_nothing_else_of_its_own(tmp_path):
@@ -189,7 +195,7 @@ def test_a_whole_training_may_hold_a_tied_head_and_nothing_else_of_its_own(tmp_p
     assert WholeChanges(folder, STORED, tied=TIED).names == {"embed.weight"}
     with pytest.raises(CtxextError) as caught:
         WholeChanges(folder, STORED, tied={})
-    assert str(caught.value) == 'The trained model has "head.weight", for which the base has no place.'
+    assert str(caught.value) == 'The trained model has "head.weight", which the base does not have.'
 
 
 @pytest.mark.parametrize(
@@ -206,4 +212,4 @@ def test_a_whole_training_may_hold_a_tied_head_and_nothing_else_of_its_own(tmp_p
 )
 def test_the_name_under_which_a_parameter_is_stored(owner, place):
     stored = ["layer.weight", "model.tokens.weight", "bert.LayerNorm.gamma", "bert.LayerNorm.beta"]
-    assert stored_name(owner, stored) == place
+    assert find_stored_name(owner, stored) == place

@@ -77,7 +77,7 @@ def convert(source, target, **options):
 def write(target, *steps):
     """Turn a copied checkpoint into what these steps make of it; the weights stay."""
     model = model_config(json.loads((target / "config.json").read_text()))
-    recipe = Recipe(steps).resolved(model)
+    recipe = Recipe(steps).resolve(model)
     (target / "config.json").write_text(json.dumps(recipe.edit(model).config, indent=1))
     for name, text in recipe.code_files(model.config).items():
         (target / name).write_text(text)

@@ -119,8 +119,8 @@ def warnings_of(monkeypatch):
 @pytest.mark.parametrize(
     ("client", "warning"),
     [
-        ("prefill_chunk_size", "a cache goes on with several tokens"),
-        ("prompt_lookup_num_tokens", "a cache goes on with several tokens"),
+        ("prefill_chunk_size", "a cache continues with several tokens"),
+        ("prompt_lookup_num_tokens", "a cache continues with several tokens"),
         ("use_cache=False", "a text grows without a cache"),
     ],
 )

@@ -57,7 +57,7 @@ def test_the_numbers_are_zeros_among_the_weights_and_all_else_is_the_sources(sou
     assert stock.config.num_attention_heads == 4
     card = (tmp_path / "out" / "README.md").read_text()
     assert "distance.weight" in card
-    assert "zeros, yet to be trained" in card
+    assert "which is zero and must be trained" in card
 
 
 def test_sharded_weights_get_them_in_the_smallest_file(source, tmp_path):

@@ -1,4 +1,4 @@
-"""Each check of `ctxext verify` asked by itself, without a model: what it fails on, and what it allows."""
+"""Each check of `ctxext verify` separately, without a model: failures and allowed differences."""
 
 import dataclasses
 import hashlib
@@ -47,7 +47,7 @@ def test_either_record_may_tell_another_story(extended, name, key):
     else:
         noted["source"][{"source": "name"}.get(key, key)] = COMMIT
     change_json(extended / name, **content)
-    problem = f'"ctxext.json" and "config.json" disagree about {key}'
+    problem = f'"ctxext.json" and "config.json" differ in {key}'
     assert file_checks.check_record(subject_of(extended)) == Finding("record", "failed", problem)
 
 
@@ -57,7 +57,7 @@ FILES = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "REA
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("what", ["changed", "missing"])
 def test_files_that_changed_or_are_missing(extended, what, name):
-    """The card may be edited or left out; the bytes of weights have a check of their own."""
+    """The card may be edited or missing; weights have a separate check."""
     subject = subject_of(extended)
     if what == "missing":
         (extended / name).unlink()
@@ -66,7 +66,7 @@ def test_files_that_changed_or_are_missing(extended, what, name):
     finding = file_checks.check_files(subject)
     if name == "README.md" or (what, name) == ("changed", "model.safetensors"):
         assert finding.status == "passed"
-        assert ("was edited since" in finding.detail) == ((what, name) == ("changed", "README.md"))
+        assert ("was edited, which" in finding.detail) == ((what, name) == ("changed", "README.md"))
     else:
         assert (finding.status, finding.detail) == ("failed", f'{what}: "{name}"')
 
@@ -109,7 +109,7 @@ def sharded(extended):
 @pytest.mark.parametrize("known", [(), (0,), (0, 1), (0, 1, 2)])
 @pytest.mark.parametrize("touched", [(), (0,), (1,), (2,)])
 def test_weights_by_digest_or_by_stamp(sharded, known, touched):
-    """A digest says all; without one size and time do, of every file that has none."""
+    """The digest decides; files without one are compared by size and timestamp."""
     folder, names = sharded
     stamps = {name: stamp_of(folder / name) for name in names}
     for number in touched:
@@ -119,13 +119,13 @@ def test_weights_by_digest_or_by_stamp(sharded, known, touched):
     finding = file_checks.check_weights(subject_of(folder))
     if {*touched} - {*known}:
         assert finding.status == "failed"
-        assert finding.detail.startswith("written to since they were recorded")
+        assert finding.detail.startswith("modified after they were recorded")
         assert [name in finding.detail for name in names] == [number in touched for number in range(3)]
     elif len(known) < 3:
         assert finding.status == "not checked"
         assert f"recorded for {3 - len(known)} of 3 file(s)" in finding.detail
     else:
-        assert (finding.status, finding.detail) == ("passed", "3 file(s) as recorded")
+        assert (finding.status, finding.detail) == ("passed", "3 file(s) match the record")
     for number in known:
         change_json(folder / "ctxext.json", weights={**weights, names[number]: "0" * 64})
         finding = file_checks.check_weights(subject_of(folder))
@@ -149,7 +149,7 @@ def test_what_is_compared_in_full_may_be_newer_but_not_larger(converted, llama_s
 
 
 def planned(source, recipe) -> dict:
-    """The config.json that a conversion writes."""
+    """Return the config.json of a conversion."""
     return make_plan(open_checkpoint(str(source)), recipe).model.config
 
 
@@ -179,7 +179,7 @@ def test_classes_of_heads_may_differ_by_version_and_no_others(originals, changes
 
 @pytest.mark.parametrize("name", ["max_position_embeddings", "rope_parameters", "rope_scaling", "hidden_size"])
 def test_nested_configurations_are_compared_key_by_key(llama_source, name):
-    """The language model of a multimodal one: a difference in it is named by its place, and none other."""
+    """Only differences in the language model of a multimodal model are reported, by their key."""
     plain = read_json(llama_source / "config.json")
     source = Checkpoint("source", llama_source, {"model_type": "gemma3", "text_config": {**plain, "model_type": "x"}})
     expected = {**source.config, "text_config": dict(source.config["text_config"])}
@@ -202,7 +202,7 @@ def test_a_length_is_a_whole_number(originals, length, status):
 @pytest.mark.parametrize("name", ["mspoe.py", "modeling_ctxext.py", "helper.py", "deep/method.py"])
 @pytest.mark.parametrize("is_recorded", [True, False])
 def test_code_that_is_ours_and_code_that_is_not(converted, kind, name, is_recorded):
-    """Files of our names that the recipe does not need are a source's own if they were recorded; else nobody's."""
+    """Unneeded files with names of ctxext's code belong to the source if recorded; otherwise they are stray."""
     folder = converted(kind)
     needed = {path.name for path in folder.glob("*.py")}
     assert file_checks.check_code(subject_of(folder)).status == "passed"
@@ -214,12 +214,13 @@ def test_code_that_is_ours_and_code_that_is_not(converted, kind, name, is_record
     finding = file_checks.check_code(subject_of(folder))
     if name in needed:
         assert finding.status == "failed"
-        assert f'not this version\'s: "{name}"' in finding.detail
+        assert f'differs from this version\'s code: "{name}"' in finding.detail
     elif name in ("mspoe.py", "modeling_ctxext.py") and name not in files:
-        assert (finding.status, finding.detail) == ("failed", f'the recipe needs no code, but there is "{name}"')
+        detail = f'the recipe needs no code, but the checkpoint contains "{name}"'
+        assert (finding.status, finding.detail) == ("failed", detail)
     else:
         assert finding.status == "passed"
-        assert finding.detail.endswith(f'; code of its source is there too: "{name}"')
+        assert finding.detail.endswith(f'; also contains code of its source: "{name}"')
 
 
 def test_each_file_of_code_must_be_there(converted):
@@ -233,7 +234,7 @@ def test_each_file_of_code_must_be_there(converted):
         path.write_bytes(content)
 
 
-# What loaded models are compared with
+# Expected values for loaded models
 
 RIGHT, WRONG = "right", "wrong"
 
@@ -258,7 +259,7 @@ RIGHT, WRONG = "right", "wrong"
 )
 def test_which_rotary_embeddings_are_compared(originals, monkeypatch, modules, status):
     subject = subject_of(originals["yarn"])
-    wanted, scaling = run.expected_rotation(subject.recipe, subject.plain, subject.expected, 128)
+    wanted, scaling = run.expected_rotation(subject.recipe, subject.plain_model, subject.expected_model, 128)
     made = {
         RIGHT: (wanted, scaling),
         WRONG: ([*wanted[:-1], 1.0001 * wanted[-1]], scaling),
@@ -287,17 +288,17 @@ def test_which_rotary_embeddings_are_compared(originals, monkeypatch, modules, s
         ({"scaling": float("nan")}, "would differ from yarn ×4 by inf"),
         ({"lacks": True}, "would differ from yarn ×4 by inf"),
         ({"as_before": True}, "yarn ×4 would have no effect"),
-        ({"none": True}, "no rotary embedding was found"),
+        ({"none": True}, "it has no rotary embedding"),
         ({"sliding": 1.0}, ""),
-        ({"sliding": 1.01}, "of its sliding layers would rotate otherwise too"),
-        ({"local": 1.01}, "of its sliding layers would rotate otherwise too"),
+        ({"sliding": 1.01}, "of its sliding layers would change too"),
+        ({"local": 1.01}, "of its sliding layers would change too"),
         ({"other": 1.01}, "would differ from yarn ×4 by"),
     ],
 )
 def test_what_transformers_makes_of_a_schedule_is_held_against_the_recipe(originals, monkeypatch, what, told):
-    """Inside the length and at its end, every embedding but those of sliding layers, which stay as they were."""
+    """Inside the length and at its end, all embeddings change except those of sliding layers."""
     subject = subject_of(originals["yarn"])
-    recipe, plain, stock = subject.recipe, subject.plain, subject.expected
+    recipe, plain, stock = subject.recipe, subject.plain_model, subject.expected_model
     before = tuple(sorted(carried.expected_frequencies((), plain.rotary, 128)[0]))
 
     def rotations(config, lengths):
@@ -325,15 +326,15 @@ def test_what_transformers_makes_of_a_schedule_is_held_against_the_recipe(origin
     monkeypatch.setattr(carried, "rotations", rotations)
     if told:
         with pytest.raises(CtxextError, match=told):
-            carried.check_carried(recipe, plain.config, plain, stock)
+            carried.check_stock_rotation(recipe, plain.config, plain, stock)
     else:
-        assert carried.check_carried(recipe, plain.config, plain, stock) < 1e-9
+        assert carried.check_stock_rotation(recipe, plain.config, plain, stock) < 1e-9
     code_alone = Recipe([MsPoE(first_layer=0, head_order="fixed")])
-    assert carried.check_carried(code_alone, plain.config, plain, plain) is None
+    assert carried.check_stock_rotation(code_alone, plain.config, plain, plain) is None
 
 
 def compared(source, monkeypatch, answer, *, free=2**40, code=0, errors="", output="loaded\n"):
-    """Compare a checkpoint with a recipe by what a process is made to answer."""
+    """Compare a checkpoint with a recipe by a fake result of the process."""
     result = types.SimpleNamespace(returncode=code, stdout=output + json.dumps(answer), stderr=errors)
     monkeypatch.setattr(clean_load, "run_isolated", lambda *_: result)
     monkeypatch.setattr(clean_load.psutil, "virtual_memory", lambda: types.SimpleNamespace(available=free))
@@ -353,14 +354,14 @@ def test_memory_for_two_copies_in_float32(llama_source, monkeypatch):
     ("difference", "scale", "attention", "refused"),
     [
         (1e-3, 20.0, 0.0, ""),
-        (1e-3, 5.0, 0.0, "logits differ by 2.0e-04"),
+        (1e-3, 5.0, 0.0, "logits of the converted model differ from the reference by 2.0e-04"),
         (1e-5, 0.0, 0.0, ""),
-        (2e-4, 0.0, 0.0, "logits differ by 2.0e-04"),
+        (2e-4, 0.0, 0.0, "logits of the converted model differ from the reference by 2.0e-04"),
         (1e-5, 1.0, 9e-5, ""),
-        (1e-5, 1.0, 2e-4, "attention differs by 2.0e-04"),
-        (1.0, 1.0, 1.0, "logits differ by 1.0e\\+00"),
-        (float("nan"), 1.0, 0.0, "logits differ by nan"),
-        (0.0, 1.0, float("nan"), "attention differs by nan"),
+        (1e-5, 1.0, 2e-4, "attention outputs of the converted model differ from the reference by 2.0e-04"),
+        (1.0, 1.0, 1.0, "logits of the converted model differ from the reference by 1.0e\\+00"),
+        (float("nan"), 1.0, 0.0, "logits of the converted model differ from the reference by nan"),
+        (0.0, 1.0, float("nan"), "attention outputs of the converted model differ from the reference by nan"),
     ],
 )
 def test_differences_are_relative_and_the_larger_counts(
@@ -377,18 +378,18 @@ def test_differences_are_relative_and_the_larger_counts(
 
 
 def test_who_is_told_to_have_failed(llama_source, monkeypatch):
-    """The checkpoint, where it did not load; after that this package's own check."""
+    """The checkpoint if it did not load; otherwise the check itself."""
     with pytest.raises(CtxextError, match="does not load in a clean process: why"):
         compared(llama_source, monkeypatch, {}, code=1, errors="first\nwhy\n", output="")
-    with pytest.raises(CtxextError, match="What the method says could not be worked out: why"):
+    with pytest.raises(CtxextError, match="The expected logits could not be computed: why"):
         compared(llama_source, monkeypatch, {}, code=1, errors="first\nwhy\n", output="loaded\n")
-    with pytest.raises(CtxextError, match='"llama" cannot carry self-extend: of norms'):
+    with pytest.raises(CtxextError, match='"llama" does not support self-extend: of norms'):
         compared(llama_source, monkeypatch, {"refused": "of norms"})
 
 
 @pytest.mark.parametrize("length", [128, 1024, 2**20])
 def test_where_the_tokens_of_the_check_stand(llama_source, length):
-    """Most where the method's rules change, the rest in pairs of neighbours over the whole reach."""
+    """Most are where the method's rules change, the others are pairs over the whole context."""
     checkpoint = open_checkpoint(str(llama_source))
     plan = make_plan(checkpoint, Recipe([method_named("self-extend")(factor=length / 32)]))
     steps, reach = plan.model.code["steps"], plan.model.rotary.context_length
@@ -404,11 +405,11 @@ def test_where_the_tokens_of_the_check_stand(llama_source, length):
     assert clean_load._positions(yarn.recipe, yarn.model.rotary, []) == list(range(64))
 
 
-# What is passed on, and what a check may raise
+# Passed arguments, and errors of checks
 
 
 def test_revision_and_token_reach_what_they_are_for(llama_source, monkeypatch):
-    """The revision is OUT's; the token opens both."""
+    """The revision is that of OUT; the token is used for both."""
     calls, local = [], open_checkpoint(str(llama_source))
 
     def opened(name, **options):
@@ -454,20 +455,20 @@ def test_a_training_is_known_from_either_record(extended, recorded, noted, train
 
 
 def test_what_describes_far_more_than_it_holds_is_not_loaded(extended, monkeypatch):
-    """Asked before anything else is, so that leave for code does not load it either."""
+    """Checked first, so that it is not loaded even if its code may run."""
     change_json(extended / "config.json", hidden_size=32_768, intermediate_size=100_000, num_hidden_layers=400)
-    monkeypatch.setattr(clean_load, "answer_of", None)
+    monkeypatch.setattr(clean_load, "run_script", None)
     for leave in (False, True):
-        assert "describes far more weights" in subject_of(extended, trust_remote_code=leave).loaded.error
+        assert "describes far more weights" in subject_of(extended, trust_remote_code=leave).load_report.error
 
 
 @pytest.mark.parametrize("leave", [False, True])
 @pytest.mark.parametrize("is_own", [False, True])
 def test_logits_are_compared_with_the_stock_steps_of_the_recipe(converted, monkeypatch, leave, is_own):
-    """Yarn under our code stays in what stock transformers loads, and a stranger's code is run from its own folder."""
+    """Yarn besides code of ctxext remains in the stock configuration, and third-party code runs from its folder."""
     folder, asked = converted("mspoe"), []
     recipe = Recipe([Yarn(factor=4), MsPoE(first_layer=0, head_order="fixed")])
-    model = recipe.edit(subject_of(folder).plain)
+    model = recipe.edit(subject_of(folder).plain_model)
     subject = Subject(Checkpoint("out", folder, model.config), trust_remote_code=leave)
     monkeypatch.setattr(subject_module, "runs_only_own_code", lambda _: is_own)
     monkeypatch.setattr(subject_module, "load_in_clean_process", lambda *_args, **_options: LoadReport())
@@ -476,8 +477,8 @@ def test_logits_are_compared_with_the_stock_steps_of_the_recipe(converted, monke
         asked.append((*given, options))
         return clean_load.Verification(difference=1e-6)
 
-    vars(subject)["recipe"], vars(subject)["expected"] = recipe, model
-    vars(subject)["may_load"], vars(subject)["loaded"] = True, LoadReport()
+    vars(subject)["recipe"], vars(subject)["expected_model"] = recipe, model
+    vars(subject)["may_load"], vars(subject)["load_report"] = True, LoadReport()
     monkeypatch.setattr(run, "compare_logits", compare)
     monkeypatch.setattr(Subject, "has_recipe", True)
     assert run.check_logits(subject).status == "passed"
@@ -491,7 +492,7 @@ def test_logits_are_compared_with_the_stock_steps_of_the_recipe(converted, monke
 
 
 def weights(folder, files) -> Checkpoint:
-    """A checkpoint of small tensors: file name to tensors by name."""
+    """Write a checkpoint of small tensors: tensors by name, by file name."""
     import torch
     from safetensors.torch import save_file
 
@@ -515,7 +516,7 @@ ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors
         ({"model.safetensors": {"a": 1, "b": 3}}, "failed", "passed", "1 of 2 tensors differ: b"),
         ({"model.safetensors": {"a": 1}}, "failed", "failed", 'missing: "b"'),
         ({"model.safetensors": {"a": 1, "b": 2, "c": 3}}, "failed", "failed", 'added: "c"'),
-        ({ONE: {"a": 1, "b": 2}, TWO: {"b": 2}}, "failed", "failed", "which another file holds too"),
+        ({ONE: {"a": 1, "b": 2}, TWO: {"b": 2}}, "failed", "failed", "which another file contains too"),
         ({"model.safetensors": {"a": 1, "b": 2}, "pytorch_model.bin": {"a": 9}}, "passed", "passed", "all 2 tensors"),
         ({"pytorch_model.bin": {"a": 1, "b": 2}}, "passed", "passed", "all 2 tensors"),
         ({"pytorch_model.bin": {"a": 1, "b": 3}}, "failed", "passed", "1 of 2 tensors differ: b"),
@@ -533,7 +534,7 @@ def test_which_tensors_count_and_which_may_differ(tmp_path, files, status, train
 @pytest.mark.parametrize(
     ("files", "status", "told"),
     [
-        ({"a": 3, "b": 2}, "passed", "written anew, as the recipe says: a"),
+        ({"a": 3, "b": 2}, "passed", "rewritten by the recipe: a"),
         ({"a": 3}, "failed", 'missing: "b"'),
         ({"a": 3, "b": 3}, "failed", "2 of 2 tensors differ"),
         ({"a": 3, "b": 2, "c": 1}, "failed", 'added: "c"'),
@@ -559,18 +560,18 @@ def test_files_shared_on_disk_are_the_same_bytes_if_no_others_stand_beside_them(
         (other.folder / "model.safetensors").rename(out.folder / "model.safetensors")
     finding = file_checks.check_against(Subject(open_checkpoint(str(out.folder)), source))
     assert finding.status == ("passed" if extra == "nothing" else "failed")
-    assert {"nothing": "the same bytes", "in the result": 'added: "c"', "in the source": 'missing: "b"'}[
+    assert {"nothing": "the same files", "in the result": 'added: "c"', "in the source": 'missing: "b"'}[
         extra
     ] in finding.detail
 
 
-# What a clean process says of a loaded model
+# Results of a clean process for a loaded model
 
 
 @pytest.mark.parametrize(
     ("code", "output", "errors", "told"),
     [
-        (-9, "", "half a line", "loading was stopped by signal 9, perhaps for lack of memory"),
+        (-9, "", "half a line", "loading was stopped by signal 9, possibly out of memory"),
         (1, "", "Traceback\nValueError: why\n", "it does not load: ValueError: why"),
         (1, "", "", "it does not load: no message"),
         (0, 'noise\n{"name": "X", "parameters": 3}\n', "warning", ""),
@@ -593,7 +594,7 @@ def test_how_a_clean_process_ended(llama_source, monkeypatch, code, output, erro
 
 
 def test_every_rotary_embedding_is_named_with_its_own_numbers():
-    """By layer type where one module serves several; what is kept beside it, or is a table, is no inverse frequency."""
+    """By layer type if a module serves several; other buffers and tables are not inverse frequencies."""
     import torch
 
     def module(**values):

@@ -111,7 +111,7 @@ def test_what_is_refused_is_told_in_one_line_and_no_token_is_shown(commands, ser
         ("push", extended, "me/ti ny", "--token", TOKEN): "not a name that the Hub allows",
         ("push", extended, "tiny", "--token", TOKEN): "not a name that the Hub allows",
         ("push", extended, "a/b/c", "--token", TOKEN): "not a name that the Hub allows",
-        ("push", extended, "me/tiny", "--token", "hf_bro\nken"): "characters that no token has",
+        ("push", extended, "me/tiny", "--token", "hf_bro\nken"): "invalid characters",
         ("push", extended, "me/tiny"): "needs a Hub token",
         ("push", extended, "me/tiny", "--token", TOKEN, "--private"): "exists and is public",
         ("push", extended, "me/tiny", "--token", TOKEN, "--create-pr", "--revision", "v2"): "against main",
@@ -209,7 +209,7 @@ def test_the_card_of_a_trained_checkpoint_says_how(extended):
     assert f"{command} --train-norms" in card.replace(" \\\n   ", "")
     assert "ctxext convert llama EXTENDED --method yarn --factor 4" in card
     assert "| trained | LoRA rank 4 |" in card
-    assert "![Loss of the training](loss.png)" in card
+    assert "![Training loss](loss.png)" in card
     assert "byte for byte" not in card
     assert "config-only" not in card
 

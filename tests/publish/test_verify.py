@@ -1,4 +1,4 @@
-"""`ctxext verify`: what it finds wrong, and that it finds nothing wrong where nothing is."""
+"""`ctxext verify`: errors that it finds, and correct checkpoints that pass."""
 
 import dataclasses
 import hashlib
@@ -30,12 +30,12 @@ QUICK_FAMILIES = ("llama", "gemma3_text", "phi3", "gpt_neox", "granite")
 
 
 def results_of(folder, **options) -> dict[str, tuple[str, str]]:
-    """Status and detail by check."""
+    """Return status and detail by check."""
     return {finding.check: (finding.status, finding.detail) for finding in verify(str(folder), **options)}
 
 
 def rewrite(folder, name, change) -> None:
-    """Change a JSON file as someone would who covers their tracks: its digest is recorded again."""
+    """Change a JSON file and its recorded digest."""
     content = read_json(folder / name)
     change(content)
     (folder / name).write_text(json.dumps(content))
@@ -55,7 +55,7 @@ def test_a_fresh_conversion_passes_every_check(originals, llama_source, name):
 
 @pytest.mark.parametrize("load", [False, True])
 def test_a_checkpoint_that_ctxext_did_not_make_is_not_loaded(llama_source, monkeypatch, load):
-    """Loading takes minutes for a large model, and there is nothing to compare it with."""
+    """Loading takes minutes for a large model, and there is no reference for it."""
     monkeypatch.setattr(subject, "load_in_clean_process", None)
     results = results_of(llama_source, load=load)
     assert (results["record"][0], results["files"][0]) == ("failed", "not checked")
@@ -82,12 +82,12 @@ def test_configuration_that_contradicts_its_recipe_is_found_even_if_recorded(ext
 
 @pytest.mark.parametrize("length", [128, 511, 513, 4096])
 def test_a_tokenizer_of_another_length_is_found_even_if_recorded(extended, length):
-    """Shorter or longer: one cuts what the model reads, the other hands it more than it can."""
-    assert results_of(extended, load=False)["lengths"] == ("passed", "all files say 512 tokens")
+    """A shorter length truncates texts, and a longer one exceeds the model's context."""
+    assert results_of(extended, load=False)["lengths"] == ("passed", "all files specify 512 tokens")
     rewrite(extended, "tokenizer_config.json", lambda config: config.update(model_max_length=length))
     results = results_of(extended, load=False)
     assert results["files"][0] == "passed"
-    assert results["lengths"] == ("failed", f'"config.json" says 512, "tokenizer_config.json" {length}')
+    assert results["lengths"] == ("failed", f'"config.json" specifies 512 tokens, "tokenizer_config.json" {length}')
 
 
 def test_code_of_another_version_is_found_even_if_recorded_and_not_run(converted):
@@ -99,7 +99,8 @@ def test_code_of_another_version_is_found_even_if_recorded_and_not_run(converted
     (folder / "ctxext.json").write_text(json.dumps(manifest))
     results = results_of(folder)
     assert results["files"][0] == "passed"
-    assert results["code"] == ("failed", f'not this version\'s: "mspoe.py" (it was made by ctxext {__version__})')
+    problem = f'differs from this version\'s code: "mspoe.py" (created by ctxext {__version__})'
+    assert results["code"] == ("failed", problem)
     assert {results[name][0] for name in ("loading", "frequencies", "logits")} == {"not checked"}
     assert not (folder / "ran").exists()
 
@@ -134,7 +135,7 @@ def test_code_from_elsewhere_is_not_run(converted, file, change):
     ],
 )
 def test_what_may_be_loaded_with_and_without_leave(converted, kind, changes, may_load, with_leave):
-    """A type that nobody knows needs code, as some methods do: ours, or what the user allowed."""
+    """Unknown types and some methods need code: that of ctxext, or code that the user allowed."""
     folder = converted(kind)
     rewrite(folder, "config.json", lambda config: config.update(changes))
     checkpoint = open_checkpoint(str(folder))
@@ -177,7 +178,7 @@ def test_foreign_code_from_the_hub_needs_a_pinned_revision(llama_source, monkeyp
     ],
 )
 def test_a_model_that_lacks_weights_or_does_not_load_is_found(config, report, status, converted, monkeypatch):
-    """A package that is missing here is no fault of the checkpoint."""
+    """A missing package is not an error of the checkpoint."""
     monkeypatch.setattr(subject, "load_in_clean_process", lambda *_args, **_options: LoadReport(**report))
     one = Subject(open_checkpoint(str(converted("yarn"))))
     one.checkpoint.config["quantization_config"] = config
@@ -197,7 +198,7 @@ def test_weights_that_only_an_accelerator_quantizes_are_not_loaded_on_a_cpu(key,
     assert (finding.status, key in finding.detail) == ("not checked", True)
     with pytest.raises(CtxextError, match=f'cannot be loaded on a CPU: config.json has "{key}"'):
         load_model(open_infos([str(extended)])[0], Loading(device="cpu"))
-    compared = clean_load.compare_logits(extended, one.checkpoint, one.recipe, one.expected, one.plain)
+    compared = clean_load.compare_logits(extended, one.checkpoint, one.recipe, one.expected_model, one.plain_model)
     assert key in compared.skipped
 
 
@@ -208,7 +209,7 @@ def families() -> list:
 
 @pytest.mark.parametrize("model_type", families())
 def test_the_recipe_gives_the_configuration_again(model_type, tmp_path):
-    """For every family and method: what verify derives again is what convert wrote."""
+    """For every family and method, the configuration that verify computes equals that of convert."""
     source = open_checkpoint(str(tiny_models.save(model_type, tmp_path / "source")))
     family = family_of(source.config)
     if family.reason:

@@ -34,7 +34,9 @@ def test_links_in_an_adapter_s_folder_are_not_shared(name, inside, secret, tmp_p
     assert prepare(tmp_path / "lora", "me/lora", PushOptions(adapter=True)).sizes
     (folder / name).unlink()
     (folder / name).symlink_to(secret.with_name(name))
-    with pytest.raises(CtxextError, match=rf'"(adapter/)?{re.escape(name)}" of .* is a link out of the folder'):
+    with pytest.raises(
+        CtxextError, match=rf'"(adapter/)?{re.escape(name)}" of .* is a link to a file outside the folder'
+    ):
         prepare(tmp_path / "lora", "me/lora", PushOptions(adapter=True))
     (folder / name).unlink()
     (secret.with_name(name)).rename(folder / "own")
@@ -45,7 +47,7 @@ def test_links_in_an_adapter_s_folder_are_not_shared(name, inside, secret, tmp_p
 def test_nor_is_an_adapter_that_is_a_link_itself(secret, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "adapter").symlink_to(secret.parent)
-    with pytest.raises(CtxextError, match="is a link out of the folder"):
+    with pytest.raises(CtxextError, match="is a link to a file outside the folder"):
         prepare(tmp_path / "out", "me/lora", PushOptions(adapter=True))
 
 
@@ -55,7 +57,7 @@ def test_links_in_a_checkpoint_are_not_shared_with_or_without_the_checks(name, c
     (extended / name).parent.mkdir(exist_ok=True)
     (extended / name).unlink(missing_ok=True)
     (extended / name).symlink_to(secret)
-    with pytest.raises(CtxextError, match="is a link out of the folder"):
+    with pytest.raises(CtxextError, match="is a link to a file outside the folder"):
         prepare(extended, "me/tiny", PushOptions(check=check))
 
 
@@ -141,7 +143,7 @@ def test_links_in_a_report_s_folder_are_not_shared(name, secret, extended, tmp_p
     place = with_report(extended, tmp_path / "r")
     (place / name).rename(secret.with_name(name))
     (place / name).symlink_to(secret.with_name(name))
-    with pytest.raises(CtxextError, match=f'"{name}" of .* is a link out of the folder'):
+    with pytest.raises(CtxextError, match=f'"{name}" of .* is a link to a file outside the folder'):
         prepare(extended, "me/tiny", PushOptions(report=place))
 
 
@@ -449,12 +451,12 @@ def test_the_command_of_a_training_names_what_was_chosen_and_nothing_of_the_mach
 
 def test_the_command_of_a_training_is_one_that_gives_the_same_options(tmp_path):
     chosen = {"short_share": 0.0, "warmup": 0.0, "positions": "pose", "targets": ("q_proj", "v_proj"), "epochs": 2.0}
-    options = TrainingOptions(steps=7, rank=4, **chosen).settled(window=4096, trained_length=1024)
+    options = TrainingOptions(steps=7, rank=4, **chosen).resolve(window=4096, trained_length=1024)
     data = {"name": "a.jsonl:0.7, b.jsonl:0.3", "format": "chat", "eval": "held.jsonl"}
     (tmp_path / "finetune.json").write_text(json.dumps({"options": options.to_dict(), "data": data}))
     command = typer.main.get_command(app).commands["finetune"]
     given = command.make_context("finetune", shlex.split(training_command(tmp_path))[2:]).params
-    repeated = built(TrainingOptions, given).settled(window=4096, trained_length=1024)
+    repeated = built(TrainingOptions, given).resolve(window=4096, trained_length=1024)
     assert repeated == options
     assert list(given["words"]) == ["a.jsonl:0.7", "b.jsonl:0.3"]
     assert (given["record_format"], given["eval_data"]) == ("chat", "held.jsonl")

@@ -33,10 +33,10 @@ def test_sizes_are_whole_numbers_from_1_to_2_to_the_31(config, key):
 
 
 def test_alibi_in_words():
-    said = "ALiBi: 4 slopes, by which scores fall with the distance; no position past 64 is out of range{}, but far "
+    said = "ALiBi: 4 slopes, by which scores fall with the distance; no position beyond 64 is out of range{}, but far "
     said += "tokens fade"
     assert model_config(BLOOM).encoding.describe() == said.format("")
-    assert model_config(MPT).encoding.describe() == said.format(", though transformers stops there")
+    assert model_config(MPT).encoding.describe() == said.format(", though transformers supports no longer input")
 
 
 @pytest.mark.parametrize(
@@ -56,18 +56,18 @@ def test_slopes_that_transformers_does_not_read(attention, said):
     model = model_config(config)
     cautions = model.encoding.cautions(config, model.family, is_changed=True)
     told = (
-        f'config.json says alibi_bias_max "{said}", which transformers ignores: it uses the slopes of 8, '
-        "and these are changed."
+        f'config.json contains alibi_bias_max "{said}", which transformers ignores: it uses the slopes of 8, '
+        "which the method changes."
     )
     assert cautions == ((told,) if said else ())
 
 
 def test_buckets_are_taken_back_and_written():
     model = model_config({**T5, "relative_attention_max_distance": 40})
-    assert model.encoding.noted() == {"trained_length": 64, "source_length": 64, "source_distance": 40}
-    assert model.encoding.plain({"source_distance": 20}).distance == 20
-    assert model.encoding.plain({}).distance == 40
-    assert model.encoding.at_length(256).plain({"source_length": 96}).context_length == 96
+    assert model.encoding.to_record() == {"trained_length": 64, "source_length": 64, "source_distance": 40}
+    assert model.encoding.restore_source({"source_distance": 20}).distance == 20
+    assert model.encoding.restore_source({}).distance == 40
+    assert model.encoding.at_length(256).restore_source({"source_length": 96}).context_length == 96
     longer = model.with_context_length(128).config
     assert (longer["n_positions"], longer["relative_attention_max_distance"]) == (128, 40)
 

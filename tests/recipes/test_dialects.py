@@ -9,7 +9,7 @@ from ctxext.methods import Yarn
 from ctxext.recipes.encodings.base import provenance
 from ctxext.recipes.encodings.dialects import (
     nested_by_type,
-    unsupported,
+    unsupported_reason,
     write_explicit,
     write_length,
 )
@@ -76,24 +76,24 @@ def test_a_length_stands_wherever_the_family_reads_it(above, wanted):
 
 
 def test_why_a_family_does_not_carry_a_schedule():
-    assert unsupported(FAMILIES["llama"], "yarn") == ""
-    assert unsupported(FAMILIES["gemma4_text"], "linear") == ""
-    assert unsupported(FAMILIES["codegen"], "default") == FAMILIES["codegen"].reason != ""
-    said = 'its code does not carry the rope type "yarn" (it takes: default, proportional)'
-    assert unsupported(FAMILIES["gemma4_text"], "yarn") == said
+    assert unsupported_reason(FAMILIES["llama"], "yarn") == ""
+    assert unsupported_reason(FAMILIES["gemma4_text"], "linear") == ""
+    assert unsupported_reason(FAMILIES["codegen"], "default") == FAMILIES["codegen"].reason != ""
+    said = 'its code does not support the rope type "yarn" (supported: default, proportional)'
+    assert unsupported_reason(FAMILIES["gemma4_text"], "yarn") == said
     none = dataclasses.replace(FAMILIES["llama"], rope_types=())
-    assert unsupported(none, "yarn") == 'its code does not carry the rope type "yarn" (it takes: none)'
-    assert unsupported(none, "default") == ""
+    assert unsupported_reason(none, "yarn") == 'its code does not support the rope type "yarn" (supported: none)'
+    assert unsupported_reason(none, "default") == ""
 
 
 def test_a_length_is_written_into_the_part_of_the_language_model():
     text = {"max_position_embeddings": 12, "hidden_size": 8}
     nested = model_config({"model_type": "clip", "text_config": dict(text), "vision_config": {}})
-    assert nested.encoding.with_length_written(nested.config, nested.family) == nested.config
-    longer = nested.encoding.at_length(24).with_length_written(nested.config, nested.family)
+    assert nested.encoding.write_length_to(nested.config, nested.family) == nested.config
+    longer = nested.encoding.at_length(24).write_length_to(nested.config, nested.family)
     assert longer == {"model_type": "clip", "text_config": {**text, "max_position_embeddings": 24}, "vision_config": {}}
     flat = model_config({"model_type": "bert", **text})
-    assert flat.encoding.at_length(24).with_length_written(flat.config, flat.family)["max_position_embeddings"] == 24
+    assert flat.encoding.at_length(24).write_length_to(flat.config, flat.family)["max_position_embeddings"] == 24
 
 
 @pytest.mark.parametrize(("noted", "expected"), [({"trained_length": 7}, {"trained_length": 7}), ("x", {}), (None, {})])

@@ -62,7 +62,7 @@ def test_other_towers_have_layers_of_their_own(tmp_path):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ([QUERY.format(0)], "Layer 1 has no attention that is known by its name."),
+        ([QUERY.format(0)], "Layer 1 has no attention with a known name."),
         (
             [*(QUERY.format(layer) for layer in range(2)), "other.layers.1.attn.q.weight"],
             "Layer 1 has several attentions: model.layers.1.self_attn, other.layers.1.attn.",

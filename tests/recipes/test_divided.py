@@ -96,7 +96,7 @@ def test_nothing_is_sharpened_at_factor_one():
 
 @pytest.mark.parametrize("name", DIVIDED)
 def test_classes_that_take_no_factor_on_cosine_and_sine(name):
-    message = "its configuration class takes no factor on cosine and sine, which this schedule needs"
+    message = "its configuration class supports no factor on cos and sin, which this schedule needs"
     assert DIVIDED[name].refusal({}, FAMILIES["phi3"]) == message
     assert DIVIDED[name].refusal({}, FAMILIES["llama"]) == ""
     with pytest.raises(CtxextError, match=f'"phi3": {message}'):
@@ -157,7 +157,7 @@ def test_redundant_keys_change_no_rotation_of_any_family(name):
         try:
             model = model_config(json.loads(tiny_config(model_type).to_json_string(use_diff=False)))
             step = step_of(name, model.rotary.dim // 2)
-            config = step.adapted(model).resolved(model.encoding).edit(model).config
+            config = step.adapt(model).resolve(model.encoding).edit(model).config
             lengths = [model.rotary.trained_length // 2, 4 * model.rotary.trained_length]
             written = rotations(config, lengths)
         except CtxextError:  # Families that take no schedule, or not this one.

@@ -14,7 +14,7 @@ QWEN = published("qwen2.5-7b-instruct-1m")["config"]
 def test_the_published_numbers_are_taken():
     """From config.json of Qwen/Qwen2.5-7B-Instruct-1M, which declares 1010000 tokens and was trained on 262144."""
     model = model_config(dict(QWEN))
-    recipe = Recipe([DualChunk()]).resolved(model)
+    recipe = Recipe([DualChunk()]).resolve(model)
     assert recipe.steps[0].to_dict() == {
         "method": "dca", "factor": 1010000 / 262144, "temperature": "none", "chunk_size": 262144, "local": 8192
     }  # fmt: skip
@@ -36,12 +36,12 @@ def test_the_published_numbers_are_taken():
     ],
 )
 def test_given_numbers_stand_above_it(given, taken):
-    assert DualChunk(**given).adapted(model_config(dict(QWEN))) == DualChunk(**taken)
+    assert DualChunk(**given).adapt(model_config(dict(QWEN))) == DualChunk(**taken)
 
 
 @pytest.mark.parametrize("published", [None, "x", [1]])
 def test_a_block_that_says_nothing_changes_nothing(published):
-    assert DualChunk().adapted(model_config({**QWEN, "dual_chunk_attention_config": published})) == DualChunk()
+    assert DualChunk().adapt(model_config({**QWEN, "dual_chunk_attention_config": published})) == DualChunk()
 
 
 def test_others_must_say_how_far(llama_source):

@@ -58,11 +58,11 @@ def test_a_ramp_counts_from_the_schedule_s_own_length_and_parts_of_heads_at_the_
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        (rotary("proportional"), "are not known"),
+        (rotary("proportional"), "are unknown"),
         (rotary("linear"), 'lacks "factor"'),
-        (rotary("longrope", short_factor=[1.0] * 7, long_factor=[1.0] * 7), "makes no sense"),
-        (rotary("linear", factor=0), "makes no sense"),
-        (rotary("llama3", factor=2, low_freq_factor=1.0, high_freq_factor=1.0), "makes no sense"),
+        (rotary("longrope", short_factor=[1.0] * 7, long_factor=[1.0] * 7), "is invalid"),
+        (rotary("linear", factor=0), "is invalid"),
+        (rotary("llama3", factor=2, low_freq_factor=1.0, high_freq_factor=1.0), "is invalid"),
     ],
 )
 def test_schedules_that_make_none(schedule, message):
@@ -150,7 +150,7 @@ def test_at_factor_one_there_is_one_rung_and_it_is_the_full_list():
 
 @pytest.mark.parametrize(("around", "divisors"), [("longrope", None), ("yarn", [1.0, 2.0, 4.0, 8.0])])
 def test_longrope_alone_needs_its_list(around, divisors):
-    with pytest.raises(CtxextError, match="long_factor goes with longrope, and longrope needs it") as caught:
+    with pytest.raises(CtxextError, match="long_factor requires longrope, and longrope requires long_factor") as caught:
         rows_of(around=around, long_factor=divisors)
     assert caught.value.hint == "--around longrope --long-factor FILE"
 

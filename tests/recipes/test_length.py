@@ -42,9 +42,9 @@ def test_a_recipe_reaches_no_further_than_the_longest_context(method):
     llama = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1}
     model = model_config({**llama, "max_position_embeddings": 128})
     longest = Recipe([step_from_dict({"method": method, "factor": LONGEST / 128}, "x")])
-    assert longest.resolved(model).edit(model).encoding.usable_length == LONGEST
+    assert longest.resolve(model).edit(model).encoding.usable_length == LONGEST
     for factor in (LONGEST / 128 + 1, 1e30):
         longer = Recipe([step_from_dict({"method": method, "factor": factor}, "x")])
-        for make in (longer.edit,) if method == "dynamic" else (longer.edit, longer.resolved):
+        for make in (longer.edit,) if method == "dynamic" else (longer.edit, longer.resolve):
             with pytest.raises(CtxextError, match="more than any context"):
                 make(model)

@@ -9,7 +9,7 @@ from ctxext.errors import CtxextError
 from ctxext.methods import LongRope
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import Rotary
-from ctxext.recipes.methods.longrope import _between
+from ctxext.recipes.methods.longrope import _interpolate
 
 FACTOR = 4.0
 
@@ -20,8 +20,8 @@ def rotary(dim, length=512, **parameters):
 
 
 def test_a_line_through_knots():
-    assert [_between([0.0, 4.0, 6.0], place) for place in (0, 0.25, 0.5, 0.75, 1)] == [0, 2, 4, 5, 6]
-    assert [_between([1.0, 2.0], place) for place in (0, 0.5, 1)] == [1, 1.5, 2]
+    assert [_interpolate([0.0, 4.0, 6.0], place) for place in (0, 0.25, 0.5, 0.75, 1)] == [0, 2, 4, 5, 6]
+    assert [_interpolate([1.0, 2.0], place) for place in (0, 0.5, 1)] == [1, 1.5, 2]
 
 
 @pytest.mark.parametrize(("dim", "knots"), [(4, 2), (8, 4), (16, 8), (18, 8), (128, 8)])

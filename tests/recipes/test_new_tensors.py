@@ -51,11 +51,11 @@ def made(folder, step, config, *files):
             dict.fromkeys((ENCODER, DECODER, f"x.{ENCODER}"), ((5, WIDTH), "F32")),
             "have several position tables: ",
         ),
-        (GPT2, {"wpe.weight": ((4, WIDTH), "F32")}, r"has the shape \[4, 2\]; config.json says 3 rows"),
-        (GPT2, {"wpe.weight": ((2, 3), "F32")}, r"has the shape \[2, 3\]; config.json says 3 rows"),
-        (GPT2, {"wpe.weight": ((3,), "F32")}, r"has the shape \[3\]; config.json says 3 rows"),
-        (GPT2, {"wpe.weight": ((3, WIDTH, 1), "F32")}, r"has the shape \[3, 2, 1\]; config.json says 3 rows"),
-        (ROBERTA, {"embeddings.position_embeddings.weight": ((3, WIDTH), "F32")}, "config.json says 5 rows"),
+        (GPT2, {"wpe.weight": ((4, WIDTH), "F32")}, r"has the shape \[4, 2\]; config.json specifies 3 rows"),
+        (GPT2, {"wpe.weight": ((2, 3), "F32")}, r"has the shape \[2, 3\]; config.json specifies 3 rows"),
+        (GPT2, {"wpe.weight": ((3,), "F32")}, r"has the shape \[3\]; config.json specifies 3 rows"),
+        (GPT2, {"wpe.weight": ((3, WIDTH, 1), "F32")}, r"has the shape \[3, 2, 1\]; config.json specifies 3 rows"),
+        (ROBERTA, {"embeddings.position_embeddings.weight": ((3, WIDTH), "F32")}, "config.json specifies 5 rows"),
         (GPT2, {"wpe.weight": ((3, WIDTH), "F8_E4M3")}, "is F8_E4M3, which is not supported"),
     ],
 )
@@ -76,13 +76,15 @@ def test_stored_tensors(tmp_path):
         "a": ("model-00001-of-00002.safetensors", [2]),
         "b": ("model-00002-of-00002.safetensors", [3]),
     }
-    with pytest.raises(CtxextError, match=r'2.safetensors" holds "a", which "model-00001-of-00002.safetensors" holds'):
+    with pytest.raises(
+        CtxextError, match=r'2.safetensors" contains "a", which "model-00001-of-00002.safetensors" contains'
+    ):
         source(tmp_path, GPT2, one, one).stored_tensors()
 
 
 def test_weights_of_another_form_hold_no_tensors(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    with pytest.raises(CtxextError, match=r'"mine" holds its weights as pytorch_model\.bin') as caught:
+    with pytest.raises(CtxextError, match=r'"mine" has its weights in pytorch_model\.bin') as caught:
         Checkpoint("mine", tmp_path, GPT2).stored_tensors()
     assert "save_pretrained" in caught.value.hint
 

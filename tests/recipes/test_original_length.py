@@ -16,7 +16,7 @@ from ctxext.methods import Llama3, MsPoE, Ntk, Yarn
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.self_extend import SelfExtend
 from ctxext.recipes.recipe import load_recipe
-from ctxext.search.space import space_of
+from ctxext.search.space import build_space
 from ctxext.verify.run import failures, verify
 from published_models import published, write
 from small_llama import make_llama, read_json
@@ -51,11 +51,11 @@ def test_a_length_given_stands_above_all(tmp_path):
 
 def test_the_shipped_recipes_give_what_they_cite():
     qwen = model_config(published("qwen3-8b")["config"])
-    rotary = load_recipe("qwen-yarn-x4").resolved(qwen).edit(qwen).rotary
+    rotary = load_recipe("qwen-yarn-x4").resolve(qwen).edit(qwen).rotary
     assert (rotary.parameters["original_max_position_embeddings"], rotary.context_length) == (32768, 131072)
     assert rotary.parameters["factor"] == 4.0
     llama = model_config(published("meta-llama-3-8b")["config"])
-    made = load_recipe("llama-3.1-128k").resolved(llama).edit(llama)
+    made = load_recipe("llama-3.1-128k").resolve(llama).edit(llama)
     cited = published("llama-3.1-8b")["config"]
     assert made.config["rope_scaling"] == cited["rope_scaling"]
     assert made.config["max_position_embeddings"] == cited["max_position_embeddings"]
@@ -100,15 +100,15 @@ def test_what_is_declared_and_what_was_trained_stay_apart(step, length, declares
 
 
 def test_less_than_it_declares_is_refused(llama, tmp_path):
-    with pytest.raises(CtxextError, match="declares 128 tokens, and this would leave 96"):
+    with pytest.raises(CtxextError, match="declares 128 tokens, but the result would have 96"):
         convert(str(llama), tmp_path / "out", Recipe([Yarn(factor=1.5)]), original_length=64)
     convert(str(llama), tmp_path / "out", Recipe([Yarn(factor=1.5)]), original_length=64, allow_shorter=True)
 
 
 SAID = {
-    "qwen3-8b": ("40960 are declared", "32768 tokens (known of Qwen/Qwen3-8B: model card"),
+    "qwen3-8b": ("40960 are declared", "32768 tokens (published for Qwen/Qwen3-8B: model card"),
     "llama-3.1-8b": ("by a schedule of its own, llama3 ×8 from 8192", "8192 tokens (original_max_position_embeddings)"),
-    "gemma-3-4b-it": ("by a schedule of its own, linear ×8 from 32768", "known of google/gemma-3-4b-pt: Gemma 3"),
+    "gemma-3-4b-it": ("by a schedule of its own, linear ×8 from 32768", "published for google/gemma-3-4b-pt: Gemma 3"),
     "c4ai-command-r-v01": ("131072 tokens, not extended", "131072 tokens (model_max_length)"),
     "mistral-7b-v0.3": ("32768 tokens, not extended", "32768 tokens (max_position_embeddings)"),
 }
@@ -126,7 +126,7 @@ def test_inspect_says_which_length_and_why(name, run, tmp_path):
 def test_what_measures_searches_and_trains_counts_from_it(tmp_path):
     (info,) = open_infos(["demo"], original_length=256)
     assert (info.trained_length, info.context_length) == (256, 512)
-    assert space_of(open_checkpoint("demo", original_length=256), 2048).factor == 8
+    assert build_space(open_checkpoint("demo", original_length=256), 2048).factor == 8
     convert("demo", tmp_path / "out", Recipe([Yarn(factor=4)]), check=False)
     base = open_base(str(tmp_path / "out"), None, original_length=256)
     assert (base.model.rotary.trained_length, base.model.rotary.context_length) == (256, 2048)
@@ -136,7 +136,7 @@ def test_a_dry_run_shows_cautions(run, tmp_path):
     source = make_llama(tmp_path / "llama", rope_scaling={"rope_type": "linear", "factor": 2.0})
     words = ["--method", "yarn", "--factor", "4", "--replace-scaling", "--original-length", "64", "--dry-run"]
     result = run("convert", source, *words)
-    assert "took away linear ×2 from 64 tokens" in " ".join(result.stderr.split())
+    assert "removed linear ×2 from 64 tokens" in " ".join(result.stderr.split())
     assert "from 128 tokens to 256" in " ".join(result.stderr.split())
 
 
@@ -186,4 +186,4 @@ def test_the_table_answers_for_the_types_of_another_format():
     assert known_model(old, family, {}, model_types=("llama", "mistral")) is None
     known = known_model(old, family, {}, model_types=("llama", "mistral"), unstated=("sliding_window",))
     assert known.original_length == 8192
-    assert known.origin.startswith("known of mistralai/Mistral-7B-v0.1: ")
+    assert known.origin.startswith("published for mistralai/Mistral-7B-v0.1: ")

@@ -10,7 +10,7 @@ from ctxext.errors import CtxextError
 from ctxext.methods import Yarn
 from ctxext.recipes.base import KINDS
 from ctxext.recipes.encodings.rotary import Rotary, model_config
-from ctxext.recipes.methods.adaptive import rungs, slowed_alike
+from ctxext.recipes.methods.adaptive import factors_up_to, slow_by_wavelength
 from ctxext.recipes.recipe import step_from_dict
 from ctxext.recipes.registry import method_named
 
@@ -19,7 +19,7 @@ PLAIN = {"rope_type": "default"}
 
 def resolved(name, length, **numbers):
     rotary = Rotary(theta=1e4, dim=64, span=64, trained_length=length, context_length=length, parameters=PLAIN)
-    return step_from_dict({"method": name, **numbers}, "here").resolved(rotary)
+    return step_from_dict({"method": name, **numbers}, "here").resolve(rotary)
 
 
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
@@ -133,7 +133,7 @@ def test_factor_and_length():
     assert resolved("pi", 1000, target_length=1001).factor == 1.001
     with pytest.raises(CtxextError, match="disagree"):
         resolved("rerope", 1000, target_length=2501, factor=2.5)
-    with pytest.raises(CtxextError, match="reads already"):
+    with pytest.raises(CtxextError, match="is below the current context length"):
         resolved("rerope", 1000, target_length=999)
 
 
@@ -171,7 +171,7 @@ def test_a_group_for_each_pair_of_dimensions():
 def test_a_family_whose_attention_is_out_of_reach(name):
     """Others in test_steps."""
     config = {"model_type": "falcon", "num_hidden_layers": 2}
-    assert method_named(name).refusal(config, family_of(config)).startswith("its attention does not go through")
+    assert method_named(name).refusal(config, family_of(config)).startswith("its attention does not use")
 
 
 def recipe(*names):
@@ -239,19 +239,19 @@ def test_only_mspoe_may_choose_by_the_prompt():
     [(1, [1]), (1.5, [1.5]), (2, [2]), (8, [2, 4, 8]), (9, [2, 4, 8, 9]), (16, [2, 4, 8, 16]), (2.5, [2, 2.5])],
 )
 def test_rungs_double_up_to_the_factor(factor, wanted):
-    assert rungs(factor) == wanted
+    assert factors_up_to(factor) == wanted
 
 
 def test_a_frequency_is_slowed_as_a_plain_one_of_its_wavelength():
     plain, slowed = [1.0, 0.1, 0.01], [1.0, 0.05, 0.0025]
-    assert slowed_alike(plain, plain, slowed) == pytest.approx(slowed)
+    assert slow_by_wavelength(plain, plain, slowed) == pytest.approx(slowed)
     # Half of the way between two frequencies, on a logarithmic scale, half of what becomes of both.
-    assert slowed_alike([10**-0.5, 10**-1.5], plain, slowed) == pytest.approx([10**-0.5 * 0.75, 10**-1.5 * 0.375])
+    assert slow_by_wavelength([10**-0.5, 10**-1.5], plain, slowed) == pytest.approx([10**-0.5 * 0.75, 10**-1.5 * 0.375])
     # Beyond either end as at the end.
-    assert slowed_alike([2.0, 0.001], plain, slowed) == pytest.approx([2.0, 0.00025])
+    assert slow_by_wavelength([2.0, 0.001], plain, slowed) == pytest.approx([2.0, 0.00025])
 
 
 @pytest.mark.parametrize(("length", "factor", "reach"), [(512, 1.3, 666), (512, 1.1, 563), (4096, 2.3, 9421)])
 def test_the_reach_is_the_nearest_whole_number(length, factor, reach):
     rotary = model_config({"model_type": "llama", "max_position_embeddings": length, **SIZES}).rotary
-    assert Yarn(factor=factor).resolved(rotary).reach(rotary) == reach
+    assert Yarn(factor=factor).resolve(rotary).length_after(rotary) == reach

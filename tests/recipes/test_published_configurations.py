@@ -22,7 +22,7 @@ from ctxext.checkpoint.families import family_of, text_config
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
-from ctxext.recipes.encodings.rotary import model_config, unsupported
+from ctxext.recipes.encodings.rotary import model_config, unsupported_reason
 from ctxext.recipes.registry import method_named
 from ctxext.verify.carried import rotations
 from published_models import NAMES, published, write_config
@@ -82,8 +82,8 @@ def converted(row, source, name, factor):
     step = kind(target_length=factor * row["reads"]) if is_scaled else kind(factor=float(factor))
     # Factor 1 is written as no schedule, save for `dynamic`, which goes on stretching beyond the original length.
     is_plain = factor == 1 and not is_scaled and name != "dynamic"
-    if unsupported(family_of(row["config"]), kind.rope_type) and not is_plain:  # As test_families.py measures.
-        with pytest.raises(CtxextError, match="does not carry the rope type"):
+    if unsupported_reason(family_of(row["config"]), kind.rope_type) and not is_plain:  # As test_families.py measures.
+        with pytest.raises(CtxextError, match="does not support the rope type"):
             make_plan(source, Recipe([step]), replace_scaling=is_scaled)
         return None
     return make_plan(source, Recipe([step]), replace_scaling=is_scaled, allow_shorter="declares" in row)

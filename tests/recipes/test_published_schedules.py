@@ -126,14 +126,14 @@ def test_dynamic_without_alpha_is_said_to_be_for_5_only(tmp_path):
     source = hunyuan("hunyuan_v1_dense", tmp_path / "source")
     plan = make_plan(open_checkpoint(str(source)), Recipe([DynamicNtk(factor=2)]))
     assert "alpha" not in plan.model.rotary.parameters
-    assert any("4.57 does not carry this schedule" in line for line in plan.cautions)
+    assert any("4.57 does not support this schedule" in line for line in plan.cautions)
 
 
 def test_dynamic_by_1_is_said_to_be_for_5_only_where_4_is_strict():
     """OLMo's and OLMo 2's class of 4.57 wants a factor above 1."""
     model = model_config({"model_type": "olmo2"})
     for factor in (1, 2):
-        assert is_new_only(DynamicNtk(factor=factor).resolved(model.rotary).edit(model)) == (factor == 1)
+        assert is_new_only(DynamicNtk(factor=factor).resolve(model.rotary).edit(model)) == (factor == 1)
 
 
 ODD = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "attn_factor": 0.878}
@@ -162,8 +162,8 @@ def test_alpha_is_hunyuan_s_alone(tmp_path):
     config |= {"rope_theta": 10000.0, "max_position_embeddings": 64, "rope_scaling": dict(ALPHA)}
     model = model_config(config)
     assert model.rotary.rope_type == "dynamic"
-    with pytest.raises(CtxextError, match='has "alpha", which "llama" does not read'):
-        model.with_encoding(model.rotary.plain({}))
+    with pytest.raises(CtxextError, match='has "alpha", which no known version of transformers reads for "llama"'):
+        model.with_encoding(model.rotary.restore_source({}))
 
 
 def test_a_key_beside_nested_schedules_is_seen():
@@ -290,7 +290,7 @@ def test_both_copies_of_a_base_are_written(tmp_path):
     config |= {"num_key_value_heads": 2, "full_attn_idxs": [1], "theta": 1e6, "rope_theta": 1e6}
     model = model_config({**config, "max_position_embeddings": 64})
     step = Ntk(factor=4)
-    written = step.resolved(model.rotary).edit(model).config
+    written = step.resolve(model.rotary).edit(model).config
     base = 1e6 * 4 ** (8 / 6)
     assert written["theta"] == written["rope_theta"] == written["rope_parameters"]["rope_theta"] == pytest.approx(base)
     for entry in rotations(written, [64])[64]:
@@ -371,7 +371,7 @@ def test_inspect_says_what_convert_says_of_dynamic(tmp_path):
     source = open_checkpoint(str(tmp_path / "source"))
     data = inspection_data("source", inspect_checkpoint(source))
     assert data["rotary"]["context_length"] == data["encoding"]["context_length"] == 768
-    with pytest.raises(CtxextError, match="reads 768 tokens by a schedule of its own"):
+    with pytest.raises(CtxextError, match="already has a schedule for 768 tokens"):
         make_plan(source, Recipe([Yarn(factor=4)]))
 
 

@@ -29,14 +29,14 @@ def test_what_is_written_is_read_again():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"steps": {"method": "yarn"}}, 'needs a list of "steps"'),
+        ({"steps": {"method": "yarn"}}, 'has no list of "steps"'),
         ({"steps": []}, "no steps"),
         ({"steps": [YARN], "step": 1}, 'unknown key "step"'),
         ({"steps": [YARN], 7: 1}, 'unknown key "7"'),
         ({"steps": [[]]}, 'x, step 1: each step needs a "method"'),
         ({"steps": [{"factor": 4}]}, 'each step needs a "method"'),
         ({"steps": [YARN, {"method": "mspo"}]}, 'There is no method "mspo"'),
-        ({"steps": [{"method": "yarn", "beta_fas": 1}]}, 'x, step 1: yarn has no number "beta_fas"'),
+        ({"steps": [{"method": "yarn", "beta_fas": 1}]}, 'x, step 1: yarn has no parameter "beta_fas"'),
         ({"steps": [{"method": "abf"}]}, "abf needs theta"),
         ({"steps": [{"method": "abf", "theta": None}]}, "abf needs theta"),
         ({"steps": [{"method": "longrope", "factor": 2}]}, "longrope needs long_factor"),
@@ -107,10 +107,10 @@ def test_what_is_taken_over_of_a_schedule_that_is_replaced(noted, kept):
     llama["rope_scaling"] = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 24.0}
     if noted is not None:
         llama["ctxext"] = {"recipe": {"steps": [{"method": name} for name in noted]}}
-    recipe, inherited = Recipe([Yarn(factor=8)], "mine").taking_over(model_config(llama))
+    recipe, inherited = Recipe([Yarn(factor=8)], "mine").take_over(model_config(llama))
     assert inherited == kept
     assert recipe == Recipe([Yarn(factor=8, **kept)], "mine")
-    given = Recipe([Yarn(factor=8, beta_fast=16)]).taking_over(model_config(llama))
+    given = Recipe([Yarn(factor=8, beta_fast=16)]).take_over(model_config(llama))
     assert given == (Recipe([Yarn(factor=8, beta_fast=16)]), {})
 
 

@@ -193,10 +193,10 @@ def test_a_schedule_that_was_replaced_leaves_nothing_behind():
     schedule = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
     model = model_config({**LLAMA, "original_max_position_embeddings": 32, "rope_scaling": schedule})
     assert model.with_encoding(model.rotary).config["original_max_position_embeddings"] == 32
-    plain = model.with_encoding(model.rotary.plain({})).config
+    plain = model.with_encoding(model.rotary.restore_source({})).config
     assert not {"rope_scaling", "original_max_position_embeddings"} & plain.keys()
     assert (plain["max_position_embeddings"], plain["rope_parameters"]) == (32, PLAIN)
-    assert model.rotary.plain({"source_theta": 5e5}).theta == 5e5
+    assert model.rotary.restore_source({"source_theta": 5e5}).theta == 5e5
 
 
 def test_a_base_for_each_layer_changes_in_those_that_rotate():
@@ -211,7 +211,7 @@ def test_a_family_without_such_a_schedule_refuses_it():
     config = {"model_type": "phi3", **SIZES}
     model = model_config(config)
     yarn = model.rotary.with_parameters({"rope_type": "yarn", "factor": 2.0})
-    with pytest.raises(CtxextError, match='"phi3": its code does not carry the rope type "yarn"') as caught:
+    with pytest.raises(CtxextError, match='"phi3": its code does not support the rope type "yarn"') as caught:
         write_rotary(config, model.family, yarn)
     assert "ctxext inspect" in caught.value.hint
 
@@ -232,13 +232,13 @@ def test_what_sliding_layers_make_of_a_schedule():
         return model.rotary.cautions(model.config, model.family, is_changed=is_changed)
 
     (follows,) = cautions_of(GRANITE)
-    assert "sliding-window layers read the same schedule" in follows
+    assert "sliding-window layers use the same schedule" in follows
     assert cautions_of(GRANITE, is_changed=False) == ()
     assert cautions_of({**GRANITE, "layer_types": ["full_attention"] * 4}) == ()
     assert cautions_of({"model_type": "gemma3_text", **SIZES, "num_hidden_layers": 6, "sliding_window": 8}) == ()
     mistral = {"model_type": "mistral", **SIZES, "sliding_window": 8}
     (blind,) = cautions_of(mistral, is_changed=False)
-    assert "a window of 8 tokens only" in blind
+    assert "a sliding window of 8 tokens" in blind
     assert cautions_of({**mistral, "sliding_window": None}) == ()
 
 
@@ -253,9 +253,13 @@ def test_whether_code_or_a_schedule_extends_it():
 
 def test_encodings_that_are_not_rotary():
     bert = model_config({"model_type": "bert", "max_position_embeddings": 512})
-    with pytest.raises(CtxextError, match='"bert" has learned position embeddings, not rotary ones'):
+    with pytest.raises(
+        CtxextError, match='"bert" has learned position embeddings; rotary position embeddings are required'
+    ):
         _ = bert.rotary
-    with pytest.raises(CtxextError, match='"mamba" has no position embeddings, not rotary ones'):
+    with pytest.raises(
+        CtxextError, match='"mamba" has no position embeddings; rotary position embeddings are required'
+    ):
         model_config({"model_type": "mamba"})
 
 

@@ -64,10 +64,10 @@ def test_families_that_no_code_reaches(method, model_type, told):
 
 def test_code_is_for_layers_that_look_back_over_everything():
     sliding = {"model_type": "mistral", "num_hidden_layers": 2, "sliding_window": 8, "max_position_embeddings": LENGTH}
-    told = "every layer with a rotary embedding sees a window only, and those stay as they are"
+    told = "every layer with a rotary embedding has a sliding window, and these layers are not changed"
     assert MsPoE.refusal(sliding, FAMILIES["mistral"]) == told
     assert MsPoE.refusal({**sliding, "sliding_window": None}, FAMILIES["mistral"]) == ""
-    with pytest.raises(CtxextError, match=f'"mistral" cannot carry mspoe: {told}'):
+    with pytest.raises(CtxextError, match=f'"mistral" does not support mspoe: {told}'):
         MsPoE().edit(model_config({**sliding, "rope_theta": 1e4, "head_dim": 8}))
 
 
@@ -94,15 +94,15 @@ def test_bidirectional_decoders_are_refused_with_the_key_that_makes_them_so(conf
 
 def test_a_schedule_that_a_family_does_not_carry():
     family = FAMILIES["phi3"]
-    assert Yarn.refusal({}, family) == 'its code does not carry the rope type "yarn" (it takes: default, longrope)'
+    assert Yarn.refusal({}, family) == 'its code does not support the rope type "yarn" (supported: default, longrope)'
     assert AdjustedBase.refusal({}, family) == ""
 
 
 def test_how_far_a_step_reaches():
-    assert Yarn(factor=2.5).reach(ROTARY) == 320
-    assert Yarn(target_length=300).resolved(ROTARY).reach(ROTARY) == 300
-    assert Yarn(factor=2, target_length=300).reach(ROTARY) == 300
-    assert MsPoE().reach(ROTARY) == LENGTH
+    assert Yarn(factor=2.5).length_after(ROTARY) == 320
+    assert Yarn(target_length=300).resolve(ROTARY).length_after(ROTARY) == 300
+    assert Yarn(factor=2, target_length=300).length_after(ROTARY) == 300
+    assert MsPoE().length_after(ROTARY) == LENGTH
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ SCHEDULE = {"rope_type": "yarn", "factor": 8.0, "mscale": 0.7, "mscale_all_dim":
     ],
 )
 def test_what_a_step_keeps_of_the_schedule_it_replaces(step, schedule, made_by, taken):
-    assert step.taken_over(schedule, made_by) == taken
+    assert step.inherit_from(schedule, made_by) == taken
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_how_many_positions(config, positions, special):
         ({**ROBERTA, "pad_token_id": -1}, "pad_token_id"),
         ({**ROBERTA, "pad_token_id": True}, "pad_token_id"),
         ({**ROBERTA, "pad_token_id": "1"}, "pad_token_id"),
-        ({"model_type": "whisper"}, "location of its table is not known"),
+        ({"model_type": "whisper"}, "location of its table is unknown"),
     ],
 )
 def test_configurations_that_do_not_say(config, message):
@@ -91,11 +91,15 @@ def test_buffers_of_another_form_are_refused(entry):
 @pytest.mark.parametrize(
     ("config", "first", "said"),
     [
-        (BERT, 0, "a table with one row for each of 512 positions, which"),
-        (ROBERTA, 2, "a table with one row for each of 512 positions after 2 for others, which"),
-        (OPT, 0, "one row for each of 2048 positions after 2 for others, which"),
-        ({**BERT, "position_embedding_type": "absolute"}, 0, "one row for each of 512 positions, which"),
-        ({**BERT, "position_embedding_type": "relative_key"}, 0, "embeddings of distances, clipped at 511: farther"),
+        (BERT, 0, "a table with one row for each of 512 positions, all of them trained"),
+        (ROBERTA, 2, "a table with one row for each of 512 positions after 2 for others, all of them trained"),
+        (OPT, 0, "one row for each of 2048 positions after 2 for others, all of them trained"),
+        ({**BERT, "position_embedding_type": "absolute"}, 0, "one row for each of 512 positions, all of them trained"),
+        (
+            {**BERT, "position_embedding_type": "relative_key"},
+            0,
+            "embeddings of distances, clipped at 511: all farther",
+        ),
         ({"model_type": "marian", "max_position_embeddings": 512}, 0, "sinusoidal position embeddings: a table comp"),
     ],
 )
@@ -119,8 +123,8 @@ def test_names_of_tensors_end_with_whole_parts():
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({**BERT, "position_embedding_type": "relative_key"}, "its table holds distances"),
-        ({"model_type": "whisper"}, "the location of its table is not known"),
+        ({**BERT, "position_embedding_type": "relative_key"}, "its table contains distances"),
+        ({"model_type": "whisper"}, "the location of its table is unknown"),
     ],
 )
 def test_tables_that_cannot_be_written(config, reason):
@@ -129,7 +133,7 @@ def test_tables_that_cannot_be_written(config, reason):
 
 def test_a_model_without_a_table_is_not_edited():
     llama = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": 128}
-    with pytest.raises(CtxextError, match='"llama" has no table that table could lengthen: it has rotary') as caught:
+    with pytest.raises(CtxextError, match='"llama" has no table that table supports: it has rotary') as caught:
         Table(factor=2).edit(model_config(llama))
     assert "ctxext inspect" in caught.value.hint
     assert Table(factor=2).edit(model_config(dict(BERT))).config["max_position_embeddings"] == 1024
@@ -137,16 +141,16 @@ def test_a_model_without_a_table_is_not_edited():
 
 def test_the_hierarchical_fill_ends_at_the_square():
     bert = model_config({**BERT, "max_position_embeddings": 12}).encoding
-    assert Table(factor=12, fill="hierarchical").resolved(bert).factor == 12
-    assert Table(target_length=145).resolved(bert).reach(bert) == 145
-    with pytest.raises(CtxextError, match="hierarchical reaches 144 positions from 12, not 145"):
-        Table(target_length=145, fill="hierarchical").resolved(bert)
+    assert Table(factor=12, fill="hierarchical").resolve(bert).factor == 12
+    assert Table(target_length=145).resolve(bert).length_after(bert) == 145
+    with pytest.raises(CtxextError, match="hierarchical extends 12 positions to at most 144, not 145"):
+        Table(target_length=145, fill="hierarchical").resolve(bert)
 
 
 def test_the_weight_of_the_coarse_row():
     bert = model_config(dict(BERT)).encoding
     for alpha in (0.0, 0.9):
-        assert Table(factor=2, alpha=alpha).resolved(bert).alpha == alpha
+        assert Table(factor=2, alpha=alpha).resolve(bert).alpha == alpha
     for alpha in (-0.01, 0.91):
         with pytest.raises(CtxextError, match="alpha must be at"):
-            Table(factor=2, alpha=alpha).resolved(bert)
+            Table(factor=2, alpha=alpha).resolve(bert)

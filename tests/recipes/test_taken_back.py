@@ -71,7 +71,7 @@ def test_a_hidden_activation_comes_back_or_is_missed():
         "hidden_act": "silu",
         "architectures": ["Phi3ForCausalLM"],
     }
-    with pytest.raises(CtxextError, match='lacks "hidden_act"'):
+    with pytest.raises(CtxextError, match='lacks the hidden value of "hidden_act"'):
         without_code({**hidden, "ctxext_code": block})
     shown = {**hidden, "hidden_act": "gelu"}
     assert without_code({**shown, "ctxext_code": block})["hidden_act"] == "gelu"

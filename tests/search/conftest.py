@@ -1,4 +1,4 @@
-"""Fixtures: a tiny checkpoint with a tokenizer, trained to few tokens, so that prompts beyond that are short."""
+"""Fixtures: a tiny checkpoint with a tokenizer, with a short original context, so that longer prompts are short too."""
 
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +16,7 @@ TRAINED = 320
 
 @pytest.fixture(scope="session", autouse=True)
 def no_pictures():
-    """The Pareto front is laid out and not drawn, as that takes longer than a short search."""
+    """Lay out the Pareto front without drawing it, which takes longer than a short search."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(import_module("ctxext.evaluate.report.pictures"), "as_png", lambda figure: b"not drawn")
         yield
@@ -33,6 +33,6 @@ def source(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def bench(source, tmp_path_factory) -> Workbench:
-    """That model, on which recipes are tried."""
+    """The same model, for trying recipes."""
     stock = make_ready("tiny", AutoModelForCausalLM.from_pretrained(source), make_tokenizer())
     return Workbench(stock, open_checkpoint(str(source)), tmp_path_factory.mktemp("bench") / "bench")

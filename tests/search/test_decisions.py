@@ -1,4 +1,4 @@
-"""What a search decides by: its options, who is better, who is asked on, and what is written; nothing is loaded."""
+"""Decisions of a search: options, comparisons, early stopping and written files, without a model."""
 
 import dataclasses
 import json
@@ -20,10 +20,10 @@ from ctxext.cli.search import point_line, state_line, verdict
 from ctxext.errors import CtxextError
 from ctxext.methods import Ntk, Yarn
 from ctxext.search import final_evaluation, gradient, run, study
-from ctxext.search.final_evaluation import Check, check, refuse_without_points
-from ctxext.search.measurement import EvalSet, Measurement, bounded, measurement_from
-from ctxext.search.options import SearchOptions, StudyPlace, study_beside
-from ctxext.search.study import Ground, Point, Standing, Trial, best_of, pareto_front, points_of
+from ctxext.search.final_evaluation import Check, check, raise_without_points
+from ctxext.search.measurement import EvalSet, Measurement, bound_loss, read_measurement
+from ctxext.search.options import SearchOptions, StudyPlace, default_study
+from ctxext.search.study import Ground, Point, Standing, Trial, choose_best, find_pareto_front, find_points
 
 LENGTHS = (64, 128)
 
@@ -46,22 +46,22 @@ def test_options_that_mean_nothing(given, message):
 
 
 def test_lengths_and_time():
-    assert options(keep_short=0.0, lengths=(1024,), checked=2).lengths_from(256) == (1024,)
-    assert options().lengths_from(256) == (256, 512, 1024)
-    assert options().lengths_from(300) == (300, 600, 1024)
-    assert options(lengths=(512,)).lengths_from(256) == (512, 1024), "the target is always asked"
+    assert options(keep_short=0.0, lengths=(1024,), checked=2).list_lengths(256) == (1024,)
+    assert options().list_lengths(256) == (256, 512, 1024)
+    assert options().list_lengths(300) == (300, 600, 1024)
+    assert options(lengths=(512,)).list_lengths(256) == (512, 1024), "the target is always asked"
     for trained in (1024, 2048):
-        with pytest.raises(CtxextError, match="is no longer"):
-            options().lengths_from(trained)
+        with pytest.raises(CtxextError, match="is not above the original context length"):
+            options().list_lengths(trained)
     seconds = [options(**more).seconds for more in ({}, {"trials": 3}, {"minutes": 0.5}, {"minutes": 2.0, "trials": 3})]
     assert seconds == [1200, math.inf, 30, 120]
 
 
 def test_what_two_runs_of_one_study_share():
-    asked = options(seed=3, methods=("yarn",), keep_short=0.5, samples=4).what_is_asked(256)
+    asked = options(seed=3, methods=("yarn",), keep_short=0.5, samples=4).get_study_options(256)
     expected = {"target_length": 1024, "keep_short": 0.5, "samples": 4, "num_depths": 5, "seed": 3}
     assert asked == {**expected, "lengths": [256, 512, 1024], "methods": ["yarn"]}
-    assert options(original_length=99).what_is_asked(256)["original_length"] == 99
+    assert options(original_length=99).get_study_options(256)["original_length"] == 99
 
 
 def measured(losses=(0.5, 0.5), shorts=(1.0, 1.0), share=0.5, count=4, asked=None):
@@ -86,7 +86,7 @@ def test_sums_of_answers():
     assert begun.loss == pytest.approx(0.4), "what was not reached counts like the last one that was"
     assert begun.least_loss == pytest.approx(0.2), "or may come to nothing"
     assert measured(()).loss == math.inf
-    assert measurement_from(json.loads(json.dumps(dataclasses.asdict(both)))) == both
+    assert read_measurement(json.loads(json.dumps(dataclasses.asdict(both)))) == both
     rise, half = measured(shorts=(2.2, 4.6)).rise(measured(shorts=(2.0, 4.0)))
     assert rise == pytest.approx(0.4 / 3.0)
     assert half == pytest.approx(12.706205 * 0.2 / 3.0)
@@ -108,13 +108,13 @@ def test_who_dominates_whom():
     expected = {(0.5, 0.1): False, (0.6, 0.1): True, (0.5, 0.2): True, (0.4, 0.2): False, (0.6, 0.0): False}
     assert {at: one.dominates(*at) for at in expected} == expected
     points = [one, point(1, 0.4, 0.2), point(2, 0.6, 0.0), point(3, 0.5, 0.15), point(4, 0.5, 0.1)]
-    assert [kept.trial.number for kept in pareto_front(points)] == [1, 0, 4, 2]
-    assert best_of(points, 0.1).trial.number == 0, "the earlier one of equals"
-    assert best_of([point(5, 0.1, 0.1, sure=0.2)], 0.1) is None, "it does not keep the bound surely"
-    assert best_of([point(5, 0.1, 0.1, sure=0.2)], 0.2).trial.number == 5
+    assert [kept.trial.number for kept in find_pareto_front(points)] == [1, 0, 4, 2]
+    assert choose_best(points, 0.1).trial.number == 0, "the earlier one of equals"
+    assert choose_best([point(5, 0.1, 0.1, sure=0.2)], 0.1) is None, "it does not keep the bound surely"
+    assert choose_best([point(5, 0.1, 0.1, sure=0.2)], 0.2).trial.number == 5
     trials = [trial(0, measured()), trial(1, measured((0.5,))), trial(2, None)]
-    assert [kept.trial.number for kept in points_of(trials, measured())] == [0]
-    (sure,) = points_of([trial(0, measured(shorts=(1.1, 1.3)))], measured())
+    assert [kept.trial.number for kept in find_points(trials, measured())] == [0]
+    (sure,) = find_points([trial(0, measured(shorts=(1.1, 1.3)))], measured())
     assert (sure.rise, sure.sure_rise) == (pytest.approx(0.2), pytest.approx(0.2 + 12.706205 * 0.1))
 
 
@@ -148,7 +148,7 @@ def test_a_gain_within_chance_is_none():
 
 
 def test_one_missed_answer_does_not_outweigh_many():
-    assert [bounded(loss) for loss in (0.0, math.log(2), 30.0)] == pytest.approx([0.0, 0.5, 1.0])
+    assert [bound_loss(loss) for loss in (0.0, math.log(2), 30.0)] == pytest.approx([0.0, 0.5, 1.0])
     stock = Measurement([1.0], {8: [9.0, 0.0]}, {8: [False, True]}, (8,), 2)
     assert stock.loss == pytest.approx(0.5, abs=1e-3)
 
@@ -167,17 +167,17 @@ def test_prompts_about_one_text_are_one_value_of_the_interval():
 @pytest.mark.parametrize(
     ("losses", "short", "keep_short", "is_given_up"),
     [
-        ((), 1.02, 0.01, True),  # It loses more than it may.
+        ((), 1.02, 0.01, True),  # It exceeds the bound.
         ((), 1.005, 0.01, False),
         ((0.7,), 1.006, 0.01, True),  # 0.7 / 2 is above 0.3 already.
-        ((0.7,), 1.004, 0.006, False),  # It keeps the short text better.
-        ((0.7,), 1.004, 0.01, True),  # Both lose no more than half of it.
-        ((0.5,), 1.006, 0.01, False),  # It may still come out below 0.3.
+        ((0.7,), 1.004, 0.006, False),  # It is better on short text.
+        ((0.7,), 1.004, 0.01, True),  # Both rise by at most half of the bound.
+        ((0.5,), 1.006, 0.01, False),  # It may still end below 0.3.
     ],
 )
 def test_given_up_where_it_cannot_be_on_the_front_any_more(losses, short, keep_short, is_given_up):
     stock = measured((0.1, 0.9))
-    good = points_of([trial(0, measured((0.2, 0.4), (1.005, 1.005)))], stock) if losses else []
+    good = find_points([trial(0, measured((0.2, 0.4), (1.005, 1.005)))], stock) if losses else []
     assert study.is_hopeless(measured(losses, (short, short)), stock, good, keep_short) == is_given_up
 
 
@@ -192,7 +192,7 @@ def test_who_is_checked_in_the_end(monkeypatch):
         asked.extend(one.number for one in trials)
         return {-1: measured(), **{one.number: one.measurement for one in trials}}
 
-    monkeypatch.setattr(final_evaluation, "_asked", answering)
+    monkeypatch.setattr(final_evaluation, "_measure_models", answering)
     result = check(None, None, points, [points[2]], 0.01, 0.0)
     assert asked == [2, 1, 3], "the winner, the best published one, and who answers most"
     assert (result.winner.trial.number, result.published.trial.number) == (2, 1)
@@ -233,13 +233,13 @@ def test_the_last_check_chooses_and_keeps_the_bound(monkeypatch):
     def asked(_bench, _eval_set, trials, _end):
         return {number: unseen[number] for number in (-1, *(trial.number for trial in trials))}
 
-    monkeypatch.setattr(final_evaluation, "_asked", asked)
+    monkeypatch.setattr(final_evaluation, "_measure_models", asked)
     result = check(None, None, [lucky, other, third], [lucky, third, other], 0.01, math.inf)
     assert result.winner is other, "the best on unseen prompts that surely keeps the bound"
     assert result.is_better
     assert result.published is other
-    assert "(may break the bound)" not in run.figures(result)[2]
-    assert "ntk ×2 (breaks the bound)" in "\n".join(run.figures(result))
+    assert "(may break the bound)" not in run.format_results(result)[2]
+    assert "ntk ×2 (breaks the bound)" in "\n".join(run.format_results(result))
     unseen |= dict.fromkeys((1, 2), rising)
     none = check(None, None, [lucky, other, third], [lucky, third, other], 0.01, math.inf)
     assert none.winner is None
@@ -250,13 +250,13 @@ def test_the_last_check_chooses_and_keeps_the_bound(monkeypatch):
     unseen |= {0: measured((0.1, 0.1), (1.0, 1.018) * 4, 1.0)}
     unsure = check(None, None, [lucky], [lucky], 0.01, math.inf)
     assert unsure.winner is None, "by the upper end of its interval"
-    assert "ntk ×2 (may break the bound)" in run.figures(unsure)[-1]
+    assert "ntk ×2 (may break the bound)" in run.format_results(unsure)[-1]
 
 
 def test_finalists_are_the_best_and_every_published_one_that_keeps_the_bound():
     many = [point(number, 0.1 + number / 100, 0.001) for number in range(2, 9)]
     late = point(9, 0.8, 0.0, published="yarn")
-    chosen = [one.trial.number for one in study.finalists_of([KEPT, COSTLY, *many, late], 0.01)]
+    chosen = [one.trial.number for one in study.choose_finalists([KEPT, COSTLY, *many, late], 0.01)]
     assert chosen == [2, 3, 4, 5, 6, 0, 9]
 
 
@@ -269,7 +269,7 @@ class Bench:
 
 
 def test_whoever_surely_lost_is_asked_no_further(monkeypatch):
-    """Three rounds: one that breaks the bound and one that surely answers worse are left out, the plain model never."""
+    """Three rounds: a recipe beyond the bound and a significantly worse one are dropped, the unmodified model never."""
     points = [point(n, 0.5, 0.0) for n in range(4)]
     names = [one.trial.recipe.summary() for one in points]
     losses = {"stock": 0.9, names[0]: 0.2, names[1]: 0.8, names[2]: 0.2, names[3]: 0.25}
@@ -285,26 +285,26 @@ def test_whoever_surely_lost_is_asked_no_further(monkeypatch):
 
     monkeypatch.setattr(final_evaluation, "measure", measure)
     eval_set = SimpleNamespace(parts=lambda: iter(["first", "second", "third"]))
-    finalists = final_evaluation.run_off(Bench, eval_set, points, 0.01, math.inf)
+    finalists = final_evaluation.rank_finalists(Bench, eval_set, points, 0.01, math.inf)
     assert [one.trial.number for one in finalists] == [0, 3]
     models = {part: [model for model, asked_of in asked if asked_of == part] for part in ("first", "second", "third")}
     assert set(models["first"]) == {"stock", *names}
     assert set(models["second"]) == {"stock", names[0], names[3]}
     asked.clear()
-    final_evaluation.run_off(Bench, eval_set, points, 0.01, time.monotonic() - 1)
+    final_evaluation.rank_finalists(Bench, eval_set, points, 0.01, time.monotonic() - 1)
     assert {part for _, part in asked} == {"first"}, "at least one part, however late it is"
 
 
 def test_a_rise_that_only_may_be_small_does_not_count_in_the_run_off(monkeypatch):
-    """Both are finalists; the scattered one answers better and is given up for its documents."""
+    """Both are finalists; the one with scattered losses answers better and is dropped for its documents."""
     steady, scattered = measured((0.5, 0.5), (1.004, 1.005, 1.006)), measured((0.3, 0.3), (0.99, 1.005, 1.02))
     stock = measured((0.9, 0.9), (1.0, 1.0, 1.0))
     rise, half = scattered.rise(stock)
     assert rise < 0.01 < rise + half
     asked = {-1: stock, 0: steady, 1: scattered}
-    monkeypatch.setattr(final_evaluation, "_asked", lambda bench, eval_set, trials, end, has_lost: asked)
-    points = points_of([trial(0, steady), trial(1, scattered)], stock)
-    kept = final_evaluation.run_off(None, None, points, 0.01, math.inf)
+    monkeypatch.setattr(final_evaluation, "_measure_models", lambda bench, eval_set, trials, end, has_lost: asked)
+    points = find_points([trial(0, steady), trial(1, scattered)], stock)
+    kept = final_evaluation.rank_finalists(None, None, points, 0.01, math.inf)
     assert [point.trial.number for point in kept] == [0]
 
 
@@ -318,7 +318,7 @@ def test_a_rise_that_only_may_be_small_does_not_count_in_the_run_off(monkeypatch
 )
 def test_why_there_is_nothing_to_compare(refusals, minutes, message):
     with pytest.raises(CtxextError, match=message):
-        refuse_without_points([SimpleNamespace(refusal=one) for one in refusals], minutes)
+        raise_without_points([SimpleNamespace(refusal=one) for one in refusals], minutes)
 
 
 def test_parts_have_every_question_and_document_once():
@@ -336,40 +336,40 @@ def test_studies_of_one_journal_are_told_apart(tmp_path):
     import optuna
 
     one, other = (StudyPlace(name=name, storage=str(tmp_path / "journal")) for name in ("one", "other"))
-    assert not one.is_there
+    assert not one.exists
     optuna.create_study(study_name="one", storage=one.open())
-    assert one.is_there
-    assert not other.is_there
+    assert one.exists
+    assert not other.exists
     other.clear()
-    assert one.is_there
+    assert one.exists
     one.clear()
-    assert not one.is_there
+    assert not one.exists
     assert str(one) == f"one in {tmp_path / 'journal'}"
-    assert study_beside(Path("a/best.yaml")) == StudyPlace(path=Path("a/best.db"))
+    assert default_study(Path("a/best.yaml")) == StudyPlace(path=Path("a/best.db"))
 
 
 def test_a_mutation_stays_near_and_inside():
     rng = random.Random(0)
     space = FloatDistribution(1.0, 100.0, log=True)
-    moved = [study._mutated(rng, 10.0, space) for _ in range(2000)]
+    moved = [study._mutate(rng, 10.0, space) for _ in range(2000)]
     logs = [math.log(value / 10.0) for value in moved]
     assert min(moved) >= 1.0
     assert max(moved) <= 100.0
     assert math.sqrt(sum(one * one for one in logs) / 2000) == pytest.approx(0.15 * math.log(100), rel=0.1)
-    plain = [study._mutated(rng, 5.0, FloatDistribution(0.0, 10.0)) for _ in range(2000)]
+    plain = [study._mutate(rng, 5.0, FloatDistribution(0.0, 10.0)) for _ in range(2000)]
     assert math.sqrt(sum((one - 5) ** 2 for one in plain) / 2000) == pytest.approx(1.5, rel=0.1)
-    assert {study._mutated(rng, 9.0, FloatDistribution(0.0, 9.0)) for _ in range(50)} & {9.0}
-    whole = [study._mutated(rng, 5, IntDistribution(0, 10)) for _ in range(2000)]
+    assert {study._mutate(rng, 9.0, FloatDistribution(0.0, 9.0)) for _ in range(50)} & {9.0}
+    whole = [study._mutate(rng, 5, IntDistribution(0, 10)) for _ in range(2000)]
     assert all(isinstance(one, int) for one in whole)
     assert sum(whole) / 2000 == pytest.approx(5.0, abs=0.15), "rounded to the nearest"
     words = CategoricalDistribution(["a", "b", "c"])
-    kept = [study._mutated(rng, "a", words) for _ in range(2000)].count("a") / 2000
+    kept = [study._mutate(rng, "a", words) for _ in range(2000)].count("a") / 2000
     assert kept == pytest.approx(0.85 + 0.15 / 3, abs=0.03)
 
 
 def parent(number, known, finished):
     trials = SimpleNamespace(get_trials=lambda **given: finished)
-    one = study.SteadySampler(0, known)._parent(trials, number)
+    one = study.SteadySampler(0, known)._choose_parent(trials, number)
     return one and one.number
 
 
@@ -430,10 +430,10 @@ def test_what_others_are_compared_with_is_asked_more(is_start, short, loss, stop
         return measured()
 
     monkeypatch.setattr(study, "measure", measure)
-    bench = SimpleNamespace(prepared=lambda recipe: recipe, apply=lambda recipe: recipe.summary())
+    bench = SimpleNamespace(prepare=lambda recipe: recipe, apply=lambda recipe: recipe.summary())
     space = SimpleNamespace(recipe=lambda parameters: Recipe([Ntk(factor=parameters["factor"])]))
     standing = Standing("", points=[point(0, 0.5, 0.015)])
-    study._tried(ground_of(bench), space, {"factor": 3}, standing, is_start, lambda: looked.append(1))
+    study._try_recipe(ground_of(bench), space, {"factor": 3}, standing, is_start, lambda: looked.append(1))
     assert (said, looked) == ([stops], [1])
 
 
@@ -449,14 +449,14 @@ def test_the_time_that_is_reserved_for_the_last_checks():
 
 @pytest.mark.parametrize("better", [True, False])
 def test_a_recipe_is_written_where_it_is_better_alone(better, tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "pareto_picture", lambda *given: repr(given[1:]).encode())
+    monkeypatch.setattr(run, "draw_pareto_front", lambda *given: repr(given[1:]).encode())
     out = tmp_path / "best.yaml"
     out.write_text("old")
     measurement = measured((0.2, 0.2), share=1.0 if better else 0.0)
     result = checked(measurement, measured((0.5, 0.5), share=0.5))
     source = SimpleNamespace(public_name="me/ö")
     standing = Standing("", trials=[1, 2, 3], points=[])
-    written = run._written(standing, result, out, source, options(seed=4))
+    written = run._write_result(standing, result, out, source, options(seed=4))
     assert (out.with_suffix(".png")).read_bytes().endswith("'me/ö to 1k tokens: 3 recipes tried, seed 4')".encode())
     assert written.files == ((out.with_suffix(".png"), out) if better else (out.with_suffix(".png"),))
     assert out.exists() == better
@@ -472,9 +472,9 @@ def test_figures_best_first_with_what_they_are():
     points = {
         n: Point(trial(n, answered, "pi" if n == 1 else ""), answered.loss, 0.0, 0.0) for n, answered in answers.items()
     }
-    lines = run.figures(Check(points[0], points[1], measured((0.9, 0.9), share=0.25), points, answers, 0.01))
+    lines = run.format_results(Check(points[0], points[1], measured((0.9, 0.9), share=0.25), points, answers, 0.01))
     assert lines == [
-        "Measured on 4 prompts of each length that the search never saw:",
+        "Measured on 4 unseen prompts per length:",
         "  stock: loss of an answer 0.9000, needles 25.0 % at 64, 25.0 % at 128",
         "  ntk ×3 (published, breaks the bound): loss of an answer 0.2000, needles 50.0 % at 64, 50.0 % at 128; "
         "original context length +50.00 ± 0.00 %",
@@ -508,7 +508,7 @@ def test_the_picture_marks_what_was_taken_and_what_is_published(monkeypatch):
         import_module("ctxext.evaluate.report.pictures"), "as_png", lambda figure: figures.append(figure) or b""
     )
     points = [point(0, 0.5, 0.0, published="ntk"), point(1, 0.2, 0.02), point(2, 0.6, 0.05)]
-    run.pareto_picture(points, points[1], 0.03, "title")
+    run.draw_pareto_front(points, points[1], 0.03, "title")
     axes = figures[0].axes[0]
     dots, ring = axes.collections
     assert dots.get_offsets().tolist() == [[0.0, 0.5], [2.0, 0.2], [5.0, 0.6]]
@@ -522,7 +522,7 @@ def test_the_picture_marks_what_was_taken_and_what_is_published(monkeypatch):
 
 def test_questions_of_one_text_are_joined_behind_it():
     prompts = [SimpleNamespace(ids=[1, 2, 3, *tail], num_answer=n) for tail, n in (([4, 5, 6], 2), ([7, 8], 1))]
-    ids, is_answer = gradient._joined(prompts)
+    ids, is_answer = gradient._join_prompts(prompts)
     assert ids.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8]]
     assert is_answer.tolist() == [[False] * 4 + [True, True, False, True]]
 

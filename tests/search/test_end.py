@@ -1,4 +1,4 @@
-"""How a search ends: in its time, with everything worth knowing checked, and with a word on what finds more."""
+"""End of a search: time limit, final evaluation, and the recipe that answers the most prompts."""
 
 import math
 import time
@@ -11,7 +11,7 @@ from ctxext.evaluate import model as evaluate_model
 from ctxext.methods import Ntk, Yarn
 from ctxext.recipes.registry import method_named
 from ctxext.search import final_evaluation, measurement, study
-from ctxext.search.final_evaluation import check, run_off
+from ctxext.search.final_evaluation import check, rank_finalists
 from ctxext.search.measurement import make_eval_sets, measure
 from ctxext.search.study import Point, Trial
 
@@ -24,7 +24,7 @@ def eval_set(bench):
 
 
 def test_models_that_are_asked_in_turn_answer_as_if_alone(bench, eval_set):
-    """Codes of several recipes are in memory at once, written to one folder one after the other."""
+    """Code of several recipes is in memory at once, written to one folder in turn."""
     recipes = [Recipe([Yarn(factor=2)]), Recipe([method_named("self-extend")(factor=4)]), Recipe([Ntk(factor=2)])]
     points = [
         Point(Trial(number, "yes", recipe, measure(bench.apply(recipe), eval_set), "", 1.0), 0.5, 0.0, 0.0)
@@ -37,7 +37,7 @@ def test_models_that_are_asked_in_turn_answer_as_if_alone(bench, eval_set):
         for length in answered.answers:
             assert sorted(answered.answers[length]) == pytest.approx(sorted(alone.answers[length]), abs=1e-4)
     assert len({answered.loss for answered in checked.answers.values()}) == 3
-    kept = run_off(bench, eval_set, points, 5.0, math.inf)
+    kept = rank_finalists(bench, eval_set, points, 5.0, math.inf)
     assert kept[0].trial.number == min(checked.answers, key=lambda number: checked.answers[number].loss)
 
 
@@ -51,7 +51,7 @@ def test_whatever_the_time_every_recipe_is_asked_the_same(bench, eval_set, monke
 
 @pytest.mark.parametrize("minutes", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_minutes_are_kept_with_everything_included(source, monkeypatch, minutes):
-    """By a clock that only asking moves: half a second for each prompt."""
+    """With a clock that advances by half a second per prompt."""
     now = [0.0]
 
     def slow(loaded, questions, *more):
@@ -71,7 +71,7 @@ def test_minutes_are_kept_with_everything_included(source, monkeypatch, minutes)
 
 
 def test_too_little_time_is_said_before_it_is_spent(source, monkeypatch):
-    """By a clock that only reading moves: half a second for each token."""
+    """With a clock that advances by half a second per token."""
     now, load = [0.0], evaluate_model.load_model
 
     def load_slow(*given):
@@ -84,6 +84,6 @@ def test_too_little_time_is_said_before_it_is_spent(source, monkeypatch):
 
     monkeypatch.setattr(evaluate_model, "load_model", load_slow)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    with pytest.raises(CtxextError, match=r"10 minutes were too short: .* one recipe take about \d+ min"):
+    with pytest.raises(CtxextError, match=r"10 minutes are too short: .* one recipe take about \d+ min"):
         search(str(source), SearchOptions(target_length=640, minutes=10, samples=2, checked=2))
     assert now[0] < 60

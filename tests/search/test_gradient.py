@@ -1,4 +1,4 @@
-"""Heads that are learned: what is learned on is what is shipped, and it comes out better than it began."""
+"""Learned heads: training runs the code of the checkpoint, and the result improves."""
 
 import json
 import math
@@ -29,7 +29,7 @@ def logits_of(model):
 def test_every_number_has_a_gradient_and_the_weights_have_none(bench):
     learner = Learner(bench, OPTIONS)
     before = {name: weight.clone() for name, weight in bench.stock.model.state_dict().items()}
-    with torch.no_grad():  # Away from where a ramp ends, where its slope is one-sided.
+    with torch.no_grad():  # Not at the end of a ramp, where its slope is one-sided.
         for log in learner.logs.values():
             log.add_(torch.rand(log.shape, generator=torch.Generator().manual_seed(0)) * 0.2 - 0.1)
     learner.refresh()
@@ -55,9 +55,9 @@ def test_what_was_learned_on_is_what_is_converted(bench, source, tmp_path):
 
 
 def test_more_steps_lower_what_is_learned_on(bench, monkeypatch):
-    """On one text and nothing held: only that the gradient points downwards."""
-    one = next(gradient._sequences(bench.stock.encoder, OPTIONS, 640))
-    monkeypatch.setattr(gradient, "_sequences", lambda *_: iter(lambda: one, None))
+    """On one text without a divergence: the gradient points downwards."""
+    one = next(gradient._draw_sequences(bench.stock.encoder, OPTIONS, 640))
+    monkeypatch.setattr(gradient, "_draw_sequences", lambda *_: iter(lambda: one, None))
     monkeypatch.setattr(gradient, "_HELD", 0.0)
     monkeypatch.setattr(gradient, "_BEYOND", 0.0)
     losses = []
@@ -67,10 +67,10 @@ def test_more_steps_lower_what_is_learned_on(bench, monkeypatch):
 
 
 def test_the_divergence_is_that_of_the_positions_asked(bench):
-    """Against whole logits and torch's own divergence."""
+    """Compare with full logits and the divergence of torch."""
     model = bench.apply(Recipe([learned()])).model
     ids, at = torch.arange(5, 65)[None].repeat(2, 1), torch.tensor([40, 3, 17])
-    divergence, loss = gradient._divergence(model, bench.stock.model, ids, at)
+    divergence, loss = gradient._compute_divergence(model, bench.stock.model, ids, at)
     with torch.no_grad():
         trained, said = (one(ids).logits[:, at].log_softmax(-1) for one in (model, bench.stock.model))
     expected = torch.nn.functional.kl_div(trained, said, reduction="sum", log_target=True) / 6
@@ -78,11 +78,11 @@ def test_the_divergence_is_that_of_the_positions_asked(bench):
     assert loss == pytest.approx(float(torch.nn.functional.cross_entropy(said.flatten(0, 1), ids[:, at + 1].flatten())))
 
     def whole(input_ids, use_cache):
-        """A model that cannot leave logits out."""
+        """A model that always computes all logits."""
         return bench.stock.model(input_ids)
 
     whole.device, whole.forward = "cpu", whole
-    again, loss_again = gradient._divergence(model, whole, ids, at)
+    again, loss_again = gradient._compute_divergence(model, whole, ids, at)
     assert (float(again), loss_again) == pytest.approx((float(divergence), loss), rel=1e-4)
 
 

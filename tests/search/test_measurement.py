@@ -1,4 +1,4 @@
-"""Losses of answers and of documents, when a recipe is given up, and which one is best."""
+"""Losses of answers and documents, early stopping, and the choice of the best recipe."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from ctxext.evaluate.model import LoadedModel, make_ready
 from ctxext.evaluate.scoring.answers import answer_losses
 from ctxext.methods import LongRope
 from ctxext.search import measurement
-from ctxext.search.measurement import make_eval_sets, measure, measurement_from
+from ctxext.search.measurement import make_eval_sets, measure, read_measurement
 from ctxext.search.options import SearchOptions
 from hand_made import make_tokenizer, tiny_llama
 
@@ -38,7 +38,7 @@ def test_documents_first_then_the_shortest_prompts(loaded, eval_sets):
     assert part.short == whole.short
     assert part.answers == {320: whole.answers[320]}
     assert not part.is_whole
-    assert measurement_from(dataclasses.asdict(part)) == part
+    assert read_measurement(dataclasses.asdict(part)) == part
 
 
 def test_rounds_show_early_what_is_hopeless(loaded, eval_sets, monkeypatch):

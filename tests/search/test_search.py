@@ -1,4 +1,4 @@
-"""The whole search on a tiny model: steady, resumable, and honest where nothing helps."""
+"""Whole searches on a tiny model: reproducible, resumable, and without a recommendation if no recipe helps."""
 
 import dataclasses
 import os
@@ -14,7 +14,7 @@ from ctxext import SearchOptions, load_recipe, search
 from ctxext.evaluate.report.pictures import as_png
 from ctxext.search import study as study_module
 from ctxext.search.options import StudyPlace
-from ctxext.search.space import space_of
+from ctxext.search.space import build_space
 from ctxext.search.study import Study
 
 METHODS = ("ntk", "yarn", "longrope", "mspoe")
@@ -32,12 +32,12 @@ QUICK = SearchOptions(
 
 
 class Killed(BaseException):
-    """What a kill looks like from inside: nothing catches it."""
+    """Stands for a kill: nothing catches it."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def soon_not_random():
-    """The sampler learns from the first trials on, so that what it draws depends on all before."""
+    """The sampler learns from the first trials on, so that its draws depend on all earlier ones."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(study_module, "_RANDOM_AT_FIRST", 1)
         yield
@@ -51,7 +51,7 @@ def trials_of(result):
 
 @pytest.fixture(scope="module")
 def whole(source, tmp_path_factory):
-    """A search that nothing interrupts."""
+    """An uninterrupted search."""
     return search(str(source), QUICK, out=tmp_path_factory.mktemp("whole") / "best.yaml")
 
 
@@ -86,7 +86,7 @@ def test_a_killed_search_goes_on_as_if_nothing_had_happened(source, tmp_path, wh
 
 
 def is_beaten(measurement, search):
-    """Whether another recipe is better in both aims, whatever the prompts bring that were not asked."""
+    """Return whether another recipe dominates, whatever the results of the remaining prompts."""
     rise = measurement.rise(search.standing.stock)[0]
     return any(point.dominates(measurement.least_loss, rise) for point in search.standing.points)
 
@@ -104,7 +104,7 @@ def test_a_recipe_is_measured_once(source, monkeypatch):
     asked = []
     original = study_module.measure
     monkeypatch.setattr(study_module, "measure", lambda *given: asked.append(given[0].name) or original(*given))
-    monkeypatch.setattr(study_module, "_mutated", lambda rng, value, space: value)
+    monkeypatch.setattr(study_module, "_mutate", lambda rng, value, space: value)
     options = dataclasses.replace(QUICK, methods=("pi",), trials=4)
     result = search(str(source), options)
     recipes = [one.recipe.to_dict() for one in result.standing.trials if one.recipe]
@@ -128,7 +128,7 @@ def test_a_model_that_nothing_helps_is_left_alone(source, tmp_path, run, monkeyp
 def test_a_recipe_of_another_process_is_left_to_it(source, tmp_path):
     from ctxext.checkpoint.opening import open_checkpoint
 
-    space = space_of(open_checkpoint(str(source)), 1280)
+    space = build_space(open_checkpoint(str(source)), 1280)
     mine, theirs = (Study(StudyPlace(path=tmp_path / "shared.db"), space, 0, 0.01) for _ in range(2))
     for study in (mine, theirs):
         study.begin({"source": "tiny"})
@@ -151,7 +151,7 @@ def test_the_demo_gets_a_recipe_file_that_converts(tmp_path, run):
     assert result.exit_code == 0, result.output
     assert f"ctxext convert demo OUT --recipe {out}" in result.stderr
     text = out.read_text()
-    assert text.startswith("# Measured on 10 prompts of each length that the search never saw:\n#   stock: loss of an")
+    assert text.startswith("# Measured on 10 unseen prompts per length:\n#   stock: loss of an")
     assert load_recipe(str(out)).description.startswith("Found by ctxext search on demo for 1024 tokens; 1 recipes")
     assert yaml.safe_load(text)["steps"][0]["method"] == "yarn"
     converted = run("convert", "demo", tmp_path / "long", "--recipe", out)

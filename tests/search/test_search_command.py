@@ -1,4 +1,4 @@
-"""`ctxext search` and `ctxext convert --method auto` as a user types them."""
+"""`ctxext search` and `ctxext convert --method auto` from the command line."""
 
 import io
 import json
@@ -18,7 +18,7 @@ from ctxext.cli.search import watching
 from ctxext.errors import CtxextError, NothingMeasuredError
 from ctxext.search.measurement import Measurement
 from ctxext.search.options import SearchOptions
-from ctxext.search.study import Standing, Trial, best_of, points_of
+from ctxext.search.study import Standing, Trial, choose_best, find_points
 
 SMALL = ("--trials", 2, "--samples", 1, "--checked", 2, "--lengths", 640, "--target-length", 640)
 SMALL += ("--methods", "ntk,yarn")
@@ -49,27 +49,35 @@ def studied(folder):
 FAR = ("--target-length", "640")
 BAD = {
     "no target": ((), None, "How far should the model reach?"),
-    "target inside": (("--target-length", "320"), None, "trained to 320 tokens already"),
+    "target inside": (("--target-length", "320"), None, "not above the original context length 320"),
     "no such method": ((*FAR, "--methods", "yarm"), None, 'no method "yarm"'),
     "no time": ((*FAR, "--minutes", "0"), None, "minutes must be above 0"),
-    "beyond the target": ((*FAR, "--lengths", "1k"), None, "beyond the target of 640"),
+    "beyond the target": ((*FAR, "--lengths", "1k"), None, "above the target length of 640"),
     "too short": ((*FAR, "--lengths", "100"), None, 'The task "needle" needs at least'),
     "extended": ((*FAR,), extended, "is already extended: yarn ×2"),
     "not rotary": ((*FAR,), learned, "learned position embeddings"),
-    "a folder": ((*FAR,), lambda folder: (folder / "best.yaml").mkdir(), "is a folder, not a place"),
-    "a recipe there": ((*FAR,), lambda folder: write(folder / "best.yaml"), "There is a file"),
-    "no folder": ((*FAR,), lambda folder: (folder / "best.yaml").symlink_to("no/x"), "is not there or cannot be"),
-    "a study there": ((*FAR,), studied, 'best.db" already. Go on with it: --resume'),
-    "no study": ((*FAR, "--resume"), None, "to go on with. Leave --resume away"),
-    "no study to replace": ((*FAR, "--resume", "--overwrite"), None, "Leave --resume away"),
+    "a folder": ((*FAR,), lambda folder: (folder / "best.yaml").mkdir(), "is a folder, not a recipe file"),
+    "a recipe there": ((*FAR,), lambda folder: write(folder / "best.yaml"), 'best.yaml" exists already'),
+    "no folder": (
+        (*FAR,),
+        lambda folder: (folder / "best.yaml").symlink_to("no/x"),
+        "does not exist or is not writable",
+    ),
+    "a study there": ((*FAR,), studied, 'best.db" exists already. Continue with --resume'),
+    "no study": ((*FAR, "--resume"), None, "does not exist. Remove --resume"),
+    "no study to replace": ((*FAR, "--resume", "--overwrite"), None, "Remove --resume"),
     "not a study": ((*FAR, "--resume"), lambda folder: write(folder / "best.db", "text " * 99), "cannot be used"),
     "no data": ((*FAR, "--data", "absent.txt"), None, "There is no file"),
     "little data, an old study": (
         (*FAR, "--data", "little.txt", "--overwrite"),
         lambda folder: (studied(folder), write(folder / "little.txt", "Few.")),
-        "holds",
+        "no document of 320 tokens",
     ),
-    "little data": ((*FAR, "--data", "little.txt"), lambda folder: write(folder / "little.txt", "Few."), "holds"),
+    "little data": (
+        (*FAR, "--data", "little.txt"),
+        lambda folder: write(folder / "little.txt", "Few."),
+        "no document of 320 tokens",
+    ),
 }
 
 
@@ -108,7 +116,7 @@ def test_json_is_alone_on_stdout(run, source, tmp_path):
     again = run("search", source, out, *SMALL, "--keep-short", 5, "--resume", "--study", tmp_path / "own.db", "--json")
     assert json.loads(again.stdout) == data
     other = run("search", source, out, *SMALL, "--keep-short", 4, "--resume", "--study", tmp_path / "own.db")
-    assert "was made otherwise: keep_short 5.0, now 4.0" in other.exception.message
+    assert "different settings: keep_short 5.0, now 4.0" in other.exception.message
 
 
 def standing(numbers, stage="trying recipes", seconds=90.4):
@@ -121,8 +129,8 @@ def standing(numbers, stage="trying recipes", seconds=90.4):
               Measurement([1.001, 1.001], {64: [-math.log1p(-loss)]}, {64: [True]}, (64,), 1), "", 1.0)
         for n, loss in enumerate(numbers)
     ]  # fmt: skip
-    points = points_of(tried, stock)
-    return Standing(stage, stock, tried, points, best_of(points, 0.01), time.monotonic() + seconds)
+    points = find_points(tried, stock)
+    return Standing(stage, stock, tried, points, choose_best(points, 0.01), time.monotonic() + seconds)
 
 
 def test_a_log_has_a_line_for_each_new_best_and_no_other():
@@ -138,7 +146,7 @@ def test_a_log_has_a_line_for_each_new_best_and_no_other():
 
 @pytest.fixture
 def few(monkeypatch):
-    """Let `--method auto` ask little of YaRN alone."""
+    """Limit `--method auto` to YaRN and few prompts."""
 
     def ask(**more):
         less = {"samples": 1, "checked": 2, "methods": ("yarn",), **more}
@@ -155,7 +163,7 @@ def test_auto_converts_with_the_recipe_that_a_search_writes(run, tmp_path, few):
     result = run("convert", "demo", tmp_path / "out", *words)
     assert result.exit_code == 0, result.output
     assert "yarn ×2" in result.stdout
-    assert "of each length that the search never saw" in result.stderr
+    assert "unseen prompts per length" in result.stderr
     assert json.loads((tmp_path / "out" / "ctxext.json").read_text())["recipe"]["description"].startswith("Found by")
 
 

@@ -1,4 +1,4 @@
-"""What can be tried is read from the classes, and what is drawn is a recipe that they accept."""
+"""The search space comes from the method classes, and every draw is a valid recipe."""
 
 import dataclasses
 import math
@@ -14,11 +14,11 @@ from ctxext.methods import LongRope, MsPoE, Yarn
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.methods.rerope import ReRope
-from ctxext.search.space import NONE, Space, space_of
+from ctxext.search.space import NONE, Space, build_space
 
 
 class Dice:
-    """Draws at random where optuna would choose."""
+    """A trial that draws at random instead of optuna."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -39,7 +39,7 @@ ROTARY = [method for method in METHODS if method.encoding == "rotary" and not me
 
 @pytest.fixture
 def space(source) -> Space:
-    return space_of(open_checkpoint(str(source)), 1280)
+    return build_space(open_checkpoint(str(source)), 1280)
 
 
 def test_every_method_is_in_it(space):
@@ -48,17 +48,17 @@ def test_every_method_is_in_it(space):
 
 
 def test_experimental_methods_are_tried_where_they_are_named(source):
-    named = space_of(open_checkpoint(str(source)), 1280, ["cope", "sinks"])
+    named = build_space(open_checkpoint(str(source)), 1280, ["cope", "sinks"])
     assert {method.name for methods in named.slots.values() for method in methods} == {"cope", "sinks"}
 
 
 def test_factors_count_from_the_original_length_and_windows_from_what_the_model_reads(source):
-    """On a checkpoint with a schedule of its own the two lengths differ."""
+    """With a schedule in the checkpoint, the two lengths differ."""
     checkpoint = open_checkpoint(str(source))
     yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 320}
     config = {**checkpoint.config, "max_position_embeddings": 640, "rope_parameters": yarn}
     config.pop("rope_scaling", None)
-    space = space_of(dataclasses.replace(checkpoint, config=config), 1280)
+    space = build_space(dataclasses.replace(checkpoint, config=config), 1280)
     assert (space.rotary.trained_length, space.rotary.context_length, space.factor) == (320, 640, 4.0)
     window = ReRope.search_space(space.rotary, space.factor)["window"]
     assert (window.values, window.start) == ((640 // 32, 640 // 2), 640 // 4)
@@ -86,7 +86,7 @@ def test_the_search_starts_from_the_published_numbers(space):
 def test_a_base_below_the_models_own_is_no_start(source):
     checkpoint = open_checkpoint(str(source))
     high = {**checkpoint.config, "rope_theta": 1e6, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
-    space = space_of(dataclasses.replace(checkpoint, config=high), 1280)
+    space = build_space(dataclasses.replace(checkpoint, config=high), 1280)
     assert "abf" not in [method.name for method, _ in space.starts()]
 
 
@@ -124,7 +124,7 @@ def test_longrope_factors_rise_and_stay_within_the_papers_bounds(space):
 
 
 def test_methods_narrow_it(source):
-    space = space_of(open_checkpoint(str(source)), 1280, ("yarn", "mspoe"))
+    space = build_space(open_checkpoint(str(source)), 1280, ("yarn", "mspoe"))
     assert {slot: [method.name for method in methods] for slot, methods in space.slots.items()} == {
         "schedule": ["yarn"],
         "heads": ["mspoe"],
@@ -135,17 +135,17 @@ def test_methods_narrow_it(source):
 def test_a_method_that_does_not_apply_is_told(tmp_path):
     source = open_checkpoint(str(tiny_models.save("phi3", tmp_path / "phi3")))
     with pytest.raises(CtxextError, match=r"yarn does not apply.*longrope"):
-        space_of(source, 1280, ("yarn",))
-    assert "yarn" not in [method.name for method, _ in space_of(source, 1280).starts()]
+        build_space(source, 1280, ("yarn",))
+    assert "yarn" not in [method.name for method, _ in build_space(source, 1280).starts()]
     llama = open_checkpoint(str(tiny_models.save("llama", tmp_path / "llama")))
     assert "distance-aware" not in {
-        method.name for methods in space_of(llama, 512).slots.values() for method in methods
+        method.name for methods in build_space(llama, 512).slots.values() for method in methods
     }
-    with pytest.raises(CtxextError, match="changes nothing until it is trained"):
-        space_of(llama, 512, ["distance-aware"])
+    with pytest.raises(CtxextError, match="has no effect without training"):
+        build_space(llama, 512, ["distance-aware"])
 
 
 def test_foreign_code_leaves_no_room_for_a_methods_own(source):
     checkpoint = open_checkpoint(str(source))
     config = {**checkpoint.config, "auto_map": {"AutoModelForCausalLM": "own.Own"}}
-    assert "heads" not in space_of(dataclasses.replace(checkpoint, config=config), 1280).slots
+    assert "heads" not in build_space(dataclasses.replace(checkpoint, config=config), 1280).slots

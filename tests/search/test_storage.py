@@ -1,4 +1,4 @@
-"""Studies in places that machines share, by optuna's own storages."""
+"""Studies in optuna storages shared by several machines."""
 
 import json
 import os
@@ -16,8 +16,8 @@ from ctxext import redaction
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.redaction import redacted
-from ctxext.search.options import StudyPlace, shown_storage
-from ctxext.search.space import space_of
+from ctxext.search.options import StudyPlace, redact_storage
+from ctxext.search.space import build_space
 from ctxext.search.study import Study
 
 WORDS = ("--target-length", 640, "--samples", 1, "--checked", 2, "--lengths", 640, "--keep-short", 5, "--seed", 3)
@@ -29,7 +29,7 @@ def test_a_journal_is_gone_on_from_and_replaced(run, source, tmp_path):
     first = run("search", source, tmp_path / "best.yaml", *WORDS, "--trials", 3, *place, "--json")
     assert json.loads(first.stdout)["trials"] == 3
     again = run("search", source, tmp_path / "best.yaml", *WORDS, "--trials", 5, *place)
-    assert 'There is a study "mine in ' in again.exception.message
+    assert 'The study "mine in ' in again.exception.message
     more = run("search", source, tmp_path / "best.yaml", *WORDS, "--trials", 5, *place, "--resume", "--json")
     assert json.loads(more.stdout)["trials"] == 5
     other = run("search", source, tmp_path / "best.yaml", *WORDS, "--trials", 3, *place, "--overwrite", "--json")
@@ -38,16 +38,16 @@ def test_a_journal_is_gone_on_from_and_replaced(run, source, tmp_path):
 
 
 def test_a_password_is_not_shown():
-    assert shown_storage("postgresql://me:secret@host/db") == "postgresql://me:…@host/db"
-    assert shown_storage("/shared/study.log") == "/shared/study.log"
-    assert shown_storage("postgresql://host/db?password=secret&x=1") == "postgresql://host/db?password=…&x=1"
-    assert shown_storage("postgresql://me:secret@host:PORT/db") == "postgresql://..."
+    assert redact_storage("postgresql://me:secret@host/db") == "postgresql://me:…@host/db"
+    assert redact_storage("/shared/study.log") == "/shared/study.log"
+    assert redact_storage("postgresql://host/db?password=secret&x=1") == "postgresql://host/db?password=…&x=1"
+    assert redact_storage("postgresql://me:secret@host:PORT/db") == "postgresql://..."
     assert "secret" not in str(StudyPlace(name="x", storage="postgresql://me:secret@host/db"))
 
 
 def test_a_password_that_was_shown_is_taken_out_of_what_the_driver_says(monkeypatch):
     monkeypatch.setattr(redaction, "_given", set())
-    shown_storage("postgresql://me:correct-horse@host/db")
+    redact_storage("postgresql://me:correct-horse@host/db")
     assert redacted('FATAL: no user "me" with correct-horse') == 'FATAL: no user "me" with …'
 
 
@@ -56,7 +56,7 @@ NO_URLS = (
     *("postgresql:/u:hunter2@host/db", "postgresql:u:hunter2@host/db", "mysql+pymysql:/u:hunter2@host/db"),
     "postgresql://me:hunter2hunter2@host:PORT/db",
 )
-"""A password without a host, or in the place of the port, was shown."""
+"""A password without a host, or instead of the port, was shown."""
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,8 @@ NO_URLS = (
     [
         ("nosuchdb://host/name", "cannot be used"),
         ("mysql+cymysql://host/name", "needs a database driver"),
-        ("postgresql+psycopg2://u:a/hunter2@[host/db", "driver|is not the URL"),
-        ("absent/study.log", "There is no folder"),
+        ("postgresql+psycopg2://u:a/hunter2@[host/db", "driver|is not a database URL"),
+        ("absent/study.log", "for the study does not exist"),
         *((storage, "--storage") for storage in NO_URLS),
     ],
 )
@@ -83,7 +83,7 @@ def test_a_place_that_cannot_be_used_is_one_clear_line_without_a_secret(
 
 @pytest.mark.slow
 def test_three_processes_share_a_study_and_one_is_killed(source, tmp_path):
-    """With CTXEXT_TEST_STORAGE in a database of that URL, otherwise in a journal file."""
+    """In the database of CTXEXT_TEST_STORAGE if it is set, otherwise in a journal file."""
     storage = os.environ.get("CTXEXT_TEST_STORAGE") or str(tmp_path / "study.log")
     name = f"three-{os.getpid()}"
     place = StudyPlace(name, storage=storage)
@@ -97,7 +97,7 @@ def test_three_processes_share_a_study_and_one_is_killed(source, tmp_path):
         return optuna.load_study(study_name=name, storage=place.open()).get_trials(deepcopy=False)
 
     first = begin("a.yaml")
-    while not place.is_there or sum(trial.state.is_finished() for trial in trials()) < 1:
+    while not place.exists or sum(trial.state.is_finished() for trial in trials()) < 1:
         assert first.poll() is None
         time.sleep(0.2)
     others = [begin("b.yaml", "--resume"), begin("c.yaml", "--resume")]
@@ -117,13 +117,13 @@ def test_three_processes_share_a_study_and_one_is_killed(source, tmp_path):
 def test_a_damaged_study_is_told_in_one_line(tmp_path):
     with (
         pytest.raises(CtxextError, match=r"cannot be used: .*invalid data"),
-        StudyPlace(path=tmp_path / "x.db").errors_named(),
+        StudyPlace(path=tmp_path / "x.db").explain_errors(),
     ):
         raise StorageInternalError("invalid data in the commit")
 
 
 def test_a_recipe_that_is_being_tried_counts_among_the_trials(tmp_path):
-    study = Study(StudyPlace(path=tmp_path / "study.db"), space_of(open_checkpoint("demo"), 1024, ["ntk"]), 0, 0.01)
+    study = Study(StudyPlace(path=tmp_path / "study.db"), build_space(open_checkpoint("demo"), 1024, ["ntk"]), 0, 0.01)
     study.begin({"source": "demo"})
     assert study.is_due(0), "what is queued is tried whatever the limit"
     study.ask()
@@ -132,7 +132,7 @@ def test_a_recipe_that_is_being_tried_counts_among_the_trials(tmp_path):
 
 
 def test_a_study_that_several_write_is_waited_for(tmp_path, monkeypatch):
-    """SQLite's own limit is 5 seconds, and a slow disk holds the lock longer."""
+    """SQLite's default timeout is 5 seconds, and a slow disk holds the lock longer."""
     import optuna
 
     opened = []
@@ -160,7 +160,7 @@ def test_a_line_of_a_journal_that_optuna_does_not_know_is_told_in_one_line(line,
 
 
 def test_a_pipe_is_no_place_for_a_study(tmp_path):
-    """Reading it would wait for whoever writes there."""
+    """Reading a pipe would wait for a writer."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("pipe")
     for place in (StudyPlace(storage=str(tmp_path / "pipe")), StudyPlace(path=tmp_path / "link")):

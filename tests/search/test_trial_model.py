@@ -1,4 +1,4 @@
-"""A recipe applied to a model in memory is the recipe converted and loaded, and leaves the model as it was."""
+"""A recipe applied in memory equals the converted and loaded one, and leaves the model unchanged."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from ctxext.recipes.encodings.rotary import model_config
 IS_4 = transformers.__version__.startswith("4.")
 QUICK = ("llama", "gemma3_text", "phi3", "gpt_neox", "deepseek_v3", "glm", "gpt_oss", "qwen3")
 LENGTHS = (40, 150, 70)
-"""Inside and beyond the 64 positions that the tiny models know, not in order: some schedules remember."""
+"""Lengths within and beyond the original 64, not in order, because some schedules have state."""
 
 
 def workbench(folder: Path, place: Path, dtype=torch.float32) -> Workbench:
@@ -40,14 +40,14 @@ def same(one, other) -> bool:
 
 
 def recipes(folder: Path) -> dict[str, Recipe]:
-    """Each method that the checkpoint's family carries here, and compositions."""
+    """Each method that the family supports in this version, and compositions."""
     config = open_checkpoint(str(folder)).config
     family = family_of(config)
     rotary = model_config(config).rotary
     named = {}
     for method in METHODS:
         native = getattr(method, "rope_type", "default")
-        if method.name == "distance-aware":  # A search leaves it out.
+        if method.name == "distance-aware":  # A search omits it.
             continue
         if method.refusal(config, family) or (IS_4 and native not in (family.rope_types_4x or [native])):
             continue
@@ -63,7 +63,7 @@ def recipes(folder: Path) -> dict[str, Recipe]:
 
 
 def converted(source: Path, out: Path, recipe: Recipe) -> list[torch.Tensor] | None:
-    """What a checkpoint on disk answers; None where it is refused, or where its code does not fit transformers 4."""
+    """Output of a checkpoint on disk; None if it is refused, or its code does not support transformers 4."""
     misfits = (AttributeError, RuntimeError, ValueError) if IS_4 and recipe.needs_code else ()
     try:
         convert(str(source), out, recipe, check=False)
@@ -86,7 +86,7 @@ def test_applied_is_converted_and_loaded(model_type, tmp_path):
 @pytest.mark.thorough
 @pytest.mark.parametrize("model_type", [name for name in tiny_models.FAMILIES if name not in QUICK])
 def test_a_tenth_of_the_recipes_applied_is_converted_and_loaded(model_type, tmp_path):
-    """Another tenth for the next family, and for the other line of transformers; `make slow` tries all of them."""
+    """A different tenth per family and version of transformers; `make slow` tests all."""
     check_applied(model_type, tmp_path, list(tiny_models.FAMILIES).index(model_type) + 5 * IS_4)
 
 
@@ -107,9 +107,9 @@ def check_applied(model_type, tmp_path, tenth=None):
         wanted = converted(source, tmp_path / name, recipe)
         if wanted is None:
             with pytest.raises(CtxextError):
-                bench.apply(bench.prepared(recipe))
+                bench.apply(bench.prepare(recipe))
             continue
-        applied = logits(bench.apply(bench.prepared(recipe)).model)
+        applied = logits(bench.apply(bench.prepare(recipe)).model)
         assert same(applied, wanted), name
         num_carried += 1
         changed += not same(applied, before)
@@ -138,7 +138,7 @@ def test_16_bit_models_keep_their_frequencies_in_32(tmp_path):
 
 def test_a_calibrated_order_is_the_one_that_converting_measures(bench, source, tmp_path):
     recipe = Recipe([Yarn(factor=4), MsPoE(head_order="calibrated", first_layer=0, ratio_max=3.0)])
-    prepared = bench.prepared(recipe)
+    prepared = bench.prepare(recipe)
     assert prepared.steps[-1].ranks is not None
     done = convert(str(source), tmp_path / "out", recipe, check=False)
     assert prepared.to_dict() == done.plan.recipe.to_dict()
@@ -150,5 +150,5 @@ def test_a_model_with_other_weights_than_its_family_is_refused(tmp_path):
     source = tiny_models.save("llama", tmp_path / "source")
     bench = workbench(source, tmp_path)
     del bench.stock.model.model.layers[0].mlp.up_proj
-    with pytest.raises(CtxextError, match="cannot be tried"):
+    with pytest.raises(CtxextError, match="cannot be applied"):
         bench.apply(Recipe([Yarn(factor=4)]))

@@ -1,1 +1,1 @@
-"""A checkpoint as data: opening it, model families, and the facts in its configuration and its files."""
+"""Checkpoints: opening and loading them, model families, and the properties in config.json and other files."""

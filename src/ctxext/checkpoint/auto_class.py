@@ -1,4 +1,4 @@
-"""The Auto class of transformers for a checkpoint, by the class named in its config.json."""
+"""The Auto class of transformers for a checkpoint, by the architecture in its config.json."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,13 +30,13 @@ WHOLE = "ForConditionalGeneration"
 
 
 def auto_class(config: Mapping[str, Any]) -> str:
-    """Return the Auto class for a checkpoint: by default the family's, and the causal one for unknown classes."""
-    return _found(config)[0]
+    """Return the Auto class for a checkpoint, by default that of the family; causal for unknown classes."""
+    return _find_auto_class(config)[0]
 
 
 def pipeline_tag(config: Mapping[str, Any]) -> str:
-    """Return the Hub's name for the task of such a model."""
-    return _found(config)[1]
+    """Return the Hub's pipeline tag for such a model."""
+    return _find_auto_class(config)[1]
 
 
 def is_causal(config: Mapping[str, Any]) -> bool:
@@ -44,9 +44,8 @@ def is_causal(config: Mapping[str, Any]) -> bool:
     return auto_class(config) in (CAUSAL, MULTIMODAL)
 
 
-def _found(config: Mapping[str, Any]) -> tuple[str, str]:
-    named = config.get("architectures") or ("",)
-    name = str(named[0])
+def _find_auto_class(config: Mapping[str, Any]) -> tuple[str, str]:
+    name = str((config.get("architectures") or ("",))[0])
     family = FAMILIES.get(str(config.get("model_type")))
     if family is not None and family.loader == MULTIMODAL and (not name or name.endswith(WHOLE)):
         return MULTIMODAL, "image-text-to-text"

@@ -1,7 +1,7 @@
-"""The differences between model families, as data: their position encodings, and the keys of config.json for them.
+"""Model families as data: their position encodings, and the keys of config.json for them.
 
-The table itself is families.json, which tools/make_families.py writes from an installed transformers. Nothing here
-imports torch or transformers, so everything is read from config.json alone, in milliseconds.
+The table is families.json, which tools/make_families.py writes from an installed transformers. This module imports
+neither torch nor transformers, so reading config.json takes milliseconds.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from ctxext.errors import CtxextError
 _REMOTE_CODE = frozenset(
     {"baichuan", "chatglm", "deepseek", "internlm", "internlm2", "mimo", "minicpm", "orion", "qwen"}
 )
-"""Model types without code in transformers, for copies that lost their `auto_map`."""
+"""Model types without code in transformers, for copies without their `auto_map`."""
 
 _THINKERS: Mapping[str, str] = {
     "qwen2_5_omni": "Qwen2_5OmniThinkerForConditionalGeneration",
@@ -28,34 +28,32 @@ _THINKERS: Mapping[str, str] = {
 
 
 _VAGUE = "something else"
-"""Entry of the table for model types without an Auto class that shows their kind, such as parts of other models."""
+"""Entry of the table for model types of unknown kind, such as parts of other models."""
 
 
-def unknown_type(config: Mapping[str, Any], known: Iterable[str], others: Mapping[str, str]) -> CtxextError:
-    """Return the error for a configuration with a model type without a family; `others` describes some such types."""
+def unknown_type_error(config: Mapping[str, Any], known: Iterable[str], others: Mapping[str, str]) -> CtxextError:
+    """Return the error for a model type without a family; `others` describes some of these types."""
     model_type = str(config["model_type"])
     is_vague = others.get(model_type) == _VAGUE
     if is_vague and not config.get("auto_map"):
-        return CtxextError(f'"{model_type}" is a model type that no Auto class for language models loads by itself.')
+        return CtxextError(f'"{model_type}" is not a language model: no Auto class for language models loads it.')
     if model_type in others and not is_vague:
-        hint = "docs/families.md lists the multimodal models whose text part is converted."
+        hint = "docs/families.md lists the multimodal models with a supported text part."
         if thinker := _THINKERS.get(model_type):
-            hint = (
-                f"Its thinker is converted: {thinker}.from_pretrained loads it alone, to be saved (docs/families.md)."
-            )
+            hint = f"Convert its thinker: load it with {thinker}.from_pretrained and save it (docs/families.md)."
         return CtxextError(
             f'"{model_type}" is not a causal language model but {others[model_type]}.',
             hint=hint if "multimodal" in others[model_type] else "",
         )
     if config.get("auto_map") or model_type in _REMOTE_CODE:
-        what = "language model of transformers by itself" if is_vague else "model type of transformers"
+        kind = "language model" if is_vague else "model type"
         return CtxextError(
-            f'"{model_type}" is no {what}: its code comes with the checkpoint.',
-            hint="ctxext converts what transformers itself runs; such a version of it is often named -hf.",
+            f'"{model_type}" is not a {kind} of transformers: it needs the code in its checkpoint.',
+            hint="Use a version of the checkpoint for transformers; its name often ends in -hf.",
         )
     near = difflib.get_close_matches(model_type, known, n=3)
     hint = "Did you mean " + " or ".join(f'"{name}"' for name in near) + "?" if near else ""
-    return CtxextError(f'The model type "{model_type}" is not known.', hint=hint)
+    return CtxextError(f'Unknown model type "{model_type}".', hint=hint)
 
 
 FULL_TYPES = frozenset(
@@ -85,11 +83,11 @@ class Family:
         positions: "rotary", "learned", "sinusoidal", "alibi", "relative" or "none".
         text_config: The key under which a multimodal model nests its language model's configuration.
         text_type: The model type of the nested configuration if it names none.
-        any_text: Whether the nested configuration may name any model type; otherwise the class builds its own.
+        any_text: Whether the nested configuration may have any model type; otherwise it is fixed.
         flat_text: Whether the class reads the language model's keys from the top level if nothing is nested.
         defaults: Values that transformers 5 assumes for missing keys of config.json; derived values are absent.
-        defaults_4x: The defaults that are different in transformers 4.57.
-        aliases: The name that this family gives a standard key, possibly dotted into a nested dict.
+        defaults_4x: The defaults that differ in transformers 4.57.
+        aliases: The family's name for a standard key, with dots for nested keys.
         layers: The rule that gives each layer its type if config.json has no `layer_types`.
         length_key: The key of the context length.
         theta_key: The top-level key of the base that transformers 4 reads.
@@ -99,16 +97,16 @@ class Family:
         full_types: The nested keys that the full-attention layers read.
         sliding_types: The nested keys that the sliding layers read.
         local_theta_key: The top-level key of the sliding layers' base.
-        layer_theta_key: The key of a list with one base for each layer, which overrides all others; 0 rotates nothing.
-        plain_type: The rope type of an unscaled schedule; with "proportional" the exponents run over the whole head.
+        layer_theta_key: The key of a list with a base per layer, which overrides all others; 0 means no rotation.
+        plain_type: The rope type of an unscaled schedule; with "proportional" the exponents span the whole head.
         rope_scaling: Whether config.json may contain `rope_scaling`: False if transformers 5 would let it overwrite
             the nested dict or affect the sliding layers.
         rope_scaling_keys: The only keys that `rope_scaling` may have for some rope types, if 4.57 is that strict.
         required_keys: Keys that every schedule except the plain one must contain: the original length, and the factor
             on cosine and sine if the name contains mscale.
-        explicit_default: Whether the class default is itself scaled, so that a plain schedule must be written out.
+        explicit_default: Whether the class default is scaled, so that a plain schedule must be explicit.
         default_schedule: That scaled schedule, which the class assumes if config.json has none.
-        explicit_head_dim: Whether config.json may name `head_dim`; a class that computes it as a property refuses.
+        explicit_head_dim: Whether config.json may contain `head_dim`; classes with such a property refuse it.
         shared_rotary_key: Latent attention: all heads share one rotated key.
         rotated: The layers that rotate: "all"; "sliding" (the full-attention layers have no positions); "unless_window"
             (the same, but only in a model that has a window); "no_rope_layers" (one flag per layer, 1 if it rotates);
@@ -116,7 +114,7 @@ class Family:
         sliding_follows: Whether the sliding layers read the same schedule, so that it cannot be changed for the
             full-attention layers alone.
         scalable: Whether transformers' rope types have an effect.
-        rope_types: The rope types that transformers 5 supports; "default" means a changed base alone.
+        rope_types: The rope types that transformers 5 supports; "default" means only a changed base.
         rope_types_4x: The same for transformers 4.57 if it differs; empty if 4.57 does not have the family.
         loader: The Auto class of transformers that loads it.
         reason: Why the family cannot be converted at all; empty if it can.
@@ -176,10 +174,10 @@ FAMILIES: Mapping[str, Family] = _families("families")
 """Every causal language model family of transformers, rotary or not, by model type, and some that are not causal."""
 
 OTHERS: Mapping[str, str] = _TABLE["others"]
-"""Kinds of the model types that no method supports, as AutoModelForCausalLM does not load them."""
+"""Kinds of unsupported model types, which AutoModelForCausalLM does not load."""
 
 INNER: Mapping[str, Family] = _families("inner")
-"""Language models that are converted only inside a multimodal model, by model type."""
+"""Language models that are supported only inside a multimodal model, by model type."""
 
 
 def text_config(config: Mapping[str, Any], family: Family) -> Mapping[str, Any]:
@@ -189,24 +187,24 @@ def text_config(config: Mapping[str, Any], family: Family) -> Mapping[str, Any]:
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """Return the family of a checkpoint, adjusted to the keys of its config.json that change the position encoding."""
-    return _switched(config, named_family(config))
+    """Return the family of a checkpoint, adjusted to the keys of config.json that change its position encoding."""
+    return _apply_switches(config, find_family(config))
 
 
-def named_type(config: Mapping[str, Any]) -> Family:
-    """Return the family of the model type that a config.json names."""
+def find_type(config: Mapping[str, Any]) -> Family:
+    """Return the family of the model type in a config.json."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise CtxextError("config.json has no model_type.", hint="Is this the folder of a transformers checkpoint?")
     family = FAMILIES.get(model_type)
     if family is None:
-        raise unknown_type(config, FAMILIES, OTHERS)
+        raise unknown_type_error(config, FAMILIES, OTHERS)
     return family
 
 
-def named_family(config: Mapping[str, Any]) -> Family:
-    """Return the family that a config.json names, without its keys about positions; raises as `family_of`."""
-    family = named_type(config)
+def find_family(config: Mapping[str, Any]) -> Family:
+    """Return the family of a config.json before adjusting it to position keys; raises as `family_of`."""
+    family = find_type(config)
     model_type = family.model_type
     is_causal = family.positions in _CAUSAL_ONLY and family.loader != MASKED
     architectures = (config.get("architectures") or ()) if is_causal else ()
@@ -229,25 +227,25 @@ _LANGUAGE_PARTS = ("text_config", "llm_config", "language_config", "thinker_conf
 
 
 def _with_text(family: Family, nested: Mapping[str, Any]) -> Family:
-    """Return the family of a multimodal model with the rules of the language model that its class builds."""
+    """Return the family of a multimodal model with the rules of its language model."""
     place, named = f'"{family.text_config}" of "{family.model_type}"', nested.get("model_type", family.text_type)
     named = _READ_AS.get((family.model_type, str(named)), named)
     if not family.any_text:
         if named not in (None, family.model_type, family.text_type, f"{family.model_type}_text", *_OLDER_NAMES):
             raise CtxextError(
                 f'{place} names the model type "{named}", but transformers builds "{family.text_type}" there.',
-                hint=f'Set its model_type to "{family.text_type}", or that of the whole model to one with such a part.',
+                hint=f'Set its model_type to "{family.text_type}", or change the model_type of the whole model.',
             )
         named = family.text_type
     inner = FAMILIES.get(str(named)) or INNER.get(str(named))
     if inner is None and family.any_text:
         if named is None:
-            raise CtxextError(f"{place} has the model_type null.", hint="Write the type of its language model there.")
+            raise CtxextError(f"{place} has the model_type null.", hint="Set it to the type of the language model.")
         near = difflib.get_close_matches(str(named), {**FAMILIES, **INNER}, n=3)
         hint = "Did you mean " + " or ".join(f'"{name}"' for name in near) + "?" if near else ""
         raise CtxextError(
-            f'{place} has the model type "{named}", whose position encoding is unknown.',
-            hint=hint or "docs/families.md lists the language models that are converted.",
+            f'{place} has the unknown model type "{named}".',
+            hint=hint or "docs/families.md lists the supported language models.",
         )
     if inner is None:
         return family
@@ -267,20 +265,20 @@ _READ_AS = {("kimi_k25", "kimi_k2"): "deepseek_v3"}
 """Model types by family and inner model type, for families with a class that builds another inner model."""
 
 _OLDER_NAMES = ("Glm4vMoe_text",)
-"""Names of a class's own language model in other versions of transformers."""
+"""Names of the language model in other versions of transformers."""
 
 
 def language_types(config: Mapping[str, Any], family: Family) -> frozenset[str]:
-    """Return the model types of a language model: its own, and that of the whole model."""
+    """Return the model types of a language model and of the whole model."""
     return frozenset({family.model_type, family.text_type or family.model_type})
 
 
-def _switched(config: Mapping[str, Any], family: Family) -> Family:
-    """Return the family as changed by its own keys: some of them turn the rotary embedding off or fix it."""
-    for key, (rotary, otherwise) in _SWITCHES.get(family.model_type, {}).items():
+def _apply_switches(config: Mapping[str, Any], family: Family) -> Family:
+    """Return the family adjusted to keys that disable or fix the rotary embedding."""
+    for key, (rotary, positions) in _SWITCHES.get(family.model_type, {}).items():
         value = read(config, family, key)
         if value != rotary and not (isinstance(rotary, bool) and bool(value) == rotary):
-            return dataclasses.replace(family, positions=otherwise)
+            return dataclasses.replace(family, positions=positions)
     text = text_config(config, family)
     for key, (rotary, why) in _DISPUTED.get(str(text.get("model_type")), {}).items():
         if text.get(key, rotary) != rotary:
@@ -291,7 +289,7 @@ def _switched(config: Mapping[str, Any], family: Family) -> Family:
     kind = text.get("position_embedding_type")
     if family.positions == "learned" and kind not in (None, "absolute", *DISTANCES):
         positions = {"rotary": "rotary", "rope": "rotary", "alibi": "alibi"}.get(str(kind), "none")
-        why = f'position_embedding_type is "{kind}", which only code that comes with the checkpoint reads'
+        why = f'position_embedding_type is "{kind}", which only the code of the checkpoint supports'
         return dataclasses.replace(family, positions=positions, reason=why)
     if null := _null_schedule(text, family):
         return dataclasses.replace(family, reason=f'"{null}" of rope_parameters is null, so these layers do not rotate')
@@ -303,7 +301,7 @@ def _switched(config: Mapping[str, Any], family: Family) -> Family:
 
 
 def bidirectional_key(config: Mapping[str, Any], family: Family) -> str:
-    """Return the key and value of config.json that let text tokens attend to later tokens; empty if none does.
+    """Return the key and value of config.json that let text tokens attend to later tokens; empty without one.
 
     With "vision" only images are bidirectional, and PaliGemma's class replaces null by true.
     """
@@ -330,7 +328,7 @@ def _null_schedule(text: Mapping[str, Any], family: Family) -> str:
 DISTANCES = ("relative_key", "relative_key_query")
 """The values of `position_embedding_type` for learned embeddings of distances."""
 
-# Keys that turn the rotary embedding off: the value with which it is on, and the encoding with any other value.
+# Keys that disable the rotary embedding: the value that enables it, and the encoding for other values.
 _SWITCHES: Mapping[str, Mapping[str, tuple[Any, str]]] = {
     "falcon": {"alibi": (False, "alibi")},
     "granitemoehybrid": {"position_embedding_type": ("rope", "none")},
@@ -344,21 +342,21 @@ _DISPUTED: Mapping[str, Mapping[str, tuple[Any, str]]] = {
     **dict.fromkeys(("granitemoe", "granitemoeshared"), _NOT_ROPE),
     "zamba2": {"use_long_context": (False, _LONG_CONTEXT)},
 }
-"""Keys that versions of transformers read differently: the value with the same result in all, and the difference."""
+"""Keys that versions of transformers interpret differently: the value with one result in all, and the difference."""
 
 _LONG_CONTEXT_LENGTH = 16384
 """Context length in Zamba2's class with `use_long_context`; it overrides config.json."""
 
 _UNROTATED_BY_NULL = frozenset({"olmo_hybrid"})
-"""Families that build no rotary embedding if the base is null; all others fail with it."""
+"""Families without a rotary embedding if the base is null; all others fail."""
 
 
 def read(config: Mapping[str, Any], family: Family, key: str) -> Any:
-    """Return a value as transformers 5 would compute it: from config.json, else the class default, else derived.
+    """Return a value as in transformers 5: from config.json, by default that of the class or a derived one.
 
-    Keys are the standard names of transformers (`num_attention_heads`, `rope_theta` ...), whatever the family's names
-    are. `rope_theta`, `partial_rotary_factor` and `head_dim` are those of the full-attention layers;
-    `local_rope_theta` is the base of the sliding ones.
+    Keys are the standard names of transformers (`num_attention_heads`, `rope_theta` ...), not the family's names.
+    `rope_theta`, `partial_rotary_factor` and `head_dim` are those of the full-attention layers; `local_rope_theta` is
+    the base of the sliding ones.
     """
     text = text_config(config, family)
     if key in ("rope_theta", family.theta_key):
@@ -384,7 +382,7 @@ def read(config: Mapping[str, Any], family: Family, key: str) -> Any:
 
 
 def plain_value(text: Mapping[str, Any], family: Family, key: str) -> Any:
-    """Return the value of a key unchanged, under the family's own name for it or the standard one, or its default."""
+    """Return the unchanged value of a key, by the family's name or the standard one, or its default."""
     for name in (family.aliases.get(key, key), key):
         place: Any = text
         for part in name.split("."):
@@ -398,7 +396,7 @@ _ABSENT: Any = object()
 
 
 def _head_dim(config: Mapping[str, Any], text: Mapping[str, Any], family: Family) -> Any:
-    """Return the head size of the full-attention layers, which may not be that of the sliding ones (Gemma 4)."""
+    """Return the head size of the full-attention layers; sliding layers may have another one (Gemma 4)."""
     if text.get("per_layer_config"):
         for index in full_attention_layers(config, family):
             if size := own_config(text, index).get("head_dim"):
@@ -445,9 +443,9 @@ def _theta(text: Mapping[str, Any], family: Family) -> Any:
 
 
 def _stated_thetas(text: Mapping[str, Any], family: Family) -> Iterator[Any]:
-    """Yield the bases in config.json for the full-attention layers, highest precedence first; a null is one too.
+    """Yield the bases in config.json for the full-attention layers, highest precedence first, including null.
 
-    A null never means the default: most classes fail with it, and Olmo-Hybrid then does not rotate.
+    Null never means the default: most classes fail with it, and Olmo-Hybrid does not rotate.
     """
     inside = [
         schedule["rope_theta"] for schedule in _schedules(text, family, family.full_types) if "rope_theta" in schedule
@@ -500,7 +498,7 @@ def _stated_local_thetas(text: Mapping[str, Any], family: Family) -> Iterator[An
 
 
 def _partial(config: Mapping[str, Any], text: Mapping[str, Any], family: Family) -> Any:
-    """Return the share of a head that rotates, between 0 and 1; None if config.json has null or leaves it open."""
+    """Return the rotated share of a head, between 0 and 1; None if config.json has null or is ambiguous."""
     schedules = _schedules(text, family, family.full_types)
     if inside := [schedule["partial_rotary_factor"] for schedule in schedules if "partial_rotary_factor" in schedule]:
         return None if inside[0] is None else float(inside[0])
@@ -511,7 +509,7 @@ def _partial(config: Mapping[str, Any], text: Mapping[str, Any], family: Family)
         above = text.get("partial_rotary_factor")
     default = family.defaults.get("partial_rotary_factor", 1.0)
     if above is None and default != 1 and ((schedules and family.nested_rope) or family.partial_key in text):
-        return None  # Some classes then rotate the whole head, others their usual share.
+        return None  # Some classes then rotate the whole head, others the default share.
     return float(default if above is None else above)
 
 
@@ -521,7 +519,7 @@ def rotary_dim(config: Mapping[str, Any], family: Family) -> int:
         return int(read(config, family, "qk_rope_head_dim"))
     head_dim = read(config, family, "head_dim") or 0
     partial = read(config, family, "partial_rotary_factor")
-    if partial is None:  # Reading the schedule refuses it by name.
+    if partial is None:  # Reading the schedule raises for it.
         return int(head_dim)
     if family.plain_type == "proportional":
         return 2 * int(partial * head_dim // 2)
@@ -529,9 +527,9 @@ def rotary_dim(config: Mapping[str, Any], family: Family) -> int:
 
 
 def layer_types(config: Mapping[str, Any], family: Family, length: int | None = None) -> list[str]:
-    """Return the type of each layer, as config.json lists them or as the family's class fills them in.
+    """Return the type of each layer, from config.json or by the rule of the family's class.
 
-    Some depend on the context length in tokens, by default that of config.json.
+    Some types depend on the context length in tokens, by default that of config.json.
     """
     text = text_config(config, family)
     count = read(config, family, "num_hidden_layers") or 0
@@ -552,18 +550,18 @@ def layer_types(config: Mapping[str, Any], family: Family, length: int | None = 
         return [kinds[index + first in listed] for index in range(count)]
     length = length or read(config, family, "max_position_embeddings") or 0
     window = read(config, family, "sliding_window") or 0
-    window = window if window < length else 0  # Nothing ever leaves such a window (Phi-3 with 128k).
+    window = window if window < length else 0  # Such a window has no effect (Phi-3 with 128k).
     if rule.get("window") == "all":
         return ["sliding_attention" if window else "full_attention"] * count
     if rule.get("window") == "above":
         first = read(config, family, "max_window_layers") if window else None
         return ["full_attention" if first is None or index < first else "sliding_attention" for index in range(count)]
-    types = _tiled(rule, plain_value(text, family, rule["key"]) if "key" in rule else None, count)
+    types = _repeat_pattern(rule, plain_value(text, family, rule["key"]) if "key" in rule else None, count)
     flags = text.get("no_rope_layers") if rule.get("key") == "no_rope_layer_interval" else None
     return [rule["period"][0 if flag else -1] for flag in flags] if flags else types
 
 
-def _tiled(rule: Mapping[str, Any], length: Any, count: int) -> list[str]:
+def _repeat_pattern(rule: Mapping[str, Any], length: Any, count: int) -> list[str]:
     """Repeat a pattern of layer types; `length`, from a key of config.json, may replace its length."""
     period = list(rule.get("period") or ["full_attention"])
     if isinstance(length, int) and length > 0:
@@ -583,7 +581,7 @@ def full_attention_layers(config: Mapping[str, Any], family: Family) -> list[int
 
 
 def sliding_layers(config: Mapping[str, Any], family: Family) -> list[int]:
-    """Return the layers that attend only to a window or a chunk. They keep their own rotary embedding."""
+    """Return the layers that attend only to a window or a chunk. Their rotary embedding does not change."""
     return [index for index, name in enumerate(layer_types(config, family)) if name in SLIDING_TYPES]
 
 
@@ -613,14 +611,14 @@ def serves_sliding(config: Mapping[str, Any], family: Family, module: str, layer
 
 def _entry(listed: Sequence[Any], index: int, key: str) -> Any:
     if index >= len(listed):
-        raise CtxextError(f'"config.json": "{key}" has "{len(listed)}" entries, and none for layer {index}.')
+        raise CtxextError(f'"config.json": "{key}" has "{len(listed)}" entries and lacks layer {index}.')
     return listed[index]
 
 
 def rotated_layers(config: Mapping[str, Any], family: Family) -> list[int]:
-    """Return the full-attention layers that rotate queries and keys: the target of a longer schedule.
+    """Return the full-attention layers that rotate queries and keys, to which a longer schedule applies.
 
-    Empty if such layers have no positions at all (Cohere 2, Llama 4): then there is nothing to extend.
+    Empty if these layers have no positions (Cohere 2, Llama 4), so that there is nothing to extend.
     """
     full = full_attention_layers(config, family)
     if family.rotated == "sliding" or (family.rotated == "unless_window" and read(config, family, "sliding_window")):

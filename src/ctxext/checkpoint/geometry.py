@@ -1,7 +1,6 @@
 """Lengths and sizes of a model: claimed and original context length, checks of config.json, size of the cache.
 
-Several places may specify the original length; known_models.json lists published models without it in their
-config.json.
+Several keys may specify the original length; known_models.json lists published models without it in config.json.
 """
 
 import dataclasses
@@ -15,9 +14,9 @@ from typing import Any
 from ctxext.checkpoint.families import (
     Family,
     family_of,
+    find_family,
     full_attention_layers,
     language_types,
-    named_family,
     own_config,
     plain_value,
     read,
@@ -35,16 +34,16 @@ _ONE_PER_LAYER = ("layer_types", "no_rope_layers", "layer_rope_theta")
 
 
 def check_sizes(config: Mapping[str, Any], name: str) -> None:
-    """Check the sizes of a config.json, under the family's names for them; `name` is the file's name in errors."""
+    """Check the sizes in a config.json, by the family's names; `name` is the file's name in errors."""
     try:
-        plain = named_family(config)
-    except CtxextError:  # The code that needs the family reports why there is none.
+        plain = find_family(config)
+    except CtxextError:  # Code that needs the family reports this error.
         return
     text = text_config(config, plain)
     if plain.text_config and text is config and not (plain.flat_text or plain.reason):
         raise CtxextError(
-            f'"{name}" has no "{plain.text_config}", from which "{plain.model_type}" reads its language model.',
-            hint="Download the file again, or move the language model's keys there.",
+            f'"{name}" has no "{plain.text_config}", which "{plain.model_type}" needs for its language model.',
+            hint="Download the file again, or move the keys of the language model there.",
         )
     sizes = {key: plain_value(text, plain, key) for key in SIZES.fields}
     indices = plain.layers.get("indices")
@@ -64,11 +63,11 @@ def check_sizes(config: Mapping[str, Any], name: str) -> None:
             )
     keys = ("sliding_window", "attention_chunk_size")
     stated = [key for key in keys if family.aliases.get(key, key) in text]
-    # Without a window most classes fail, and some let sliding layers see the whole context.
+    # Without a window most classes fail, and in some sliding layers attend to the whole context.
     if stated and sliding_layers(config, family) and all(read(config, family, key) is None for key in keys):
         raise CtxextError(
-            f'"{name}": "{stated[0]}" is null, but the layer types have sliding layers.',
-            hint="Write the window that the model was trained with, or full_attention as the type of these layers.",
+            f'"{name}": "{stated[0]}" is null, but the model has sliding layers.',
+            hint="Set the window of the model's training, or the type full_attention for these layers.",
         )
     checked({key: read(config, family, key) for key in _DERIVED}, CONFIG, name)
     dim = rotary_dim(config, family)
@@ -77,9 +76,9 @@ def check_sizes(config: Mapping[str, Any], name: str) -> None:
 
 
 def claimed_length(config: Mapping[str, Any], family: Family) -> Any:
-    """Return the context length in tokens that config.json claims: `max_position_embeddings`, or a key above it.
+    """Return the context length in tokens in config.json: `max_position_embeddings`, or a key that overrides it.
 
-    Command R was published with 8192 there and 131072 under `model_max_length`, which engines use.
+    Command R has 8192 there and 131072 under `model_max_length`, which engines use.
     """
     above = text_config(config, family).get(LENGTH_ABOVE) if family.model_type in ("cohere", "cohere2") else None
     return above or read(config, family, "max_position_embeddings")
@@ -93,9 +92,9 @@ LENGTH_REACHED = "max_sequence_length"
 def reached_length(config: Mapping[str, Any], family: Family, schedule: Mapping[str, Any]) -> int:
     """Return the context length in tokens of a model with its own schedule; by default the claimed length.
 
-    The YaRN schedules of model cards contain a factor and an original length, and leave `max_position_embeddings`
-    unchanged (Qwen3, GLM-4). A linear schedule may start from that key, if `max_sequence_length` contains its end. The
-    schedule is that of the full-attention layers, with `rope_type`.
+    YaRN schedules of model cards have a factor and an original length, with `max_position_embeddings` unchanged (Qwen3,
+    GLM-4). A linear schedule may start from that key, with its end in `max_sequence_length`. The schedule is that of
+    the full-attention layers, with `rope_type`.
     """
     claimed, factor = int(claimed_length(config, family)), float(schedule.get("factor") or 1)
     if schedule.get("rope_type") == "yarn":
@@ -106,7 +105,7 @@ def reached_length(config: Mapping[str, Any], family: Family, schedule: Mapping[
 
 
 def default_length(config: Mapping[str, Any], family: Family) -> int | None:
-    """Return the configuration class's default context length in tokens; None if config.json contains a length."""
+    """Return the default context length of the configuration class, in tokens; None if config.json has a length."""
     named = read(config, dataclasses.replace(family, defaults={}), "max_position_embeddings")
     length = claimed_length(config, family)
     names_above = text_config(config, family).get(LENGTH_ABOVE) is not None
@@ -114,20 +113,20 @@ def default_length(config: Mapping[str, Any], family: Family) -> int | None:
 
 
 MAXIMUM = "max_position_embeddings"
-"""Key of the original length without a more specific one."""
+"""Default key of the original length."""
 
 _ORIGINAL = "original_max_position_embeddings"
 
 
 @dataclass(frozen=True)
 class KnownModel:
-    """One published model, or several with the same facts.
+    """One published model, or several with the same properties.
 
     Attributes:
         names: Their ids on the Hub.
-        model_types: Any of these.
-        facts: Keys of config.json, or of its schedule, with the values that they must have: one, or any of a list.
-        original_length: The context that they were trained on before any schedule, in tokens.
+        model_types: Their model types.
+        facts: Keys of config.json or its schedule with the required value, or a list of accepted ones.
+        original_length: The context length of training before any schedule, in tokens.
         source: The document with this length.
     """
 
@@ -140,7 +139,7 @@ class KnownModel:
     @property
     def origin(self) -> str:
         """The source of the original length, human-readable."""
-        return f"known of {self.names[0]}: {self.source}"
+        return f"published for {self.names[0]}: {self.source}"
 
 
 @cache
@@ -160,29 +159,29 @@ def known_model(
     model_types: Collection[str] | None = None,
     unstated: Collection[str] = (),
 ) -> KnownModel | None:
-    """Return the published model with the facts of a configuration, or None; left-out keys count as the class default.
+    """Return the published model with the properties of a configuration, or None; missing keys have the class default.
 
-    Names do not count: a copy in a folder has another one, and a fine-tune has the facts of its base.
+    Names are ignored: copies have other names, and fine-tuned models have the properties of their base.
 
     Args:
         config: The content of config.json.
         family: Its family.
         schedule: The full-attention layers' schedule, with `rope_type`.
-        model_types: The types of the language model; by default those of config.json. A GGUF file names an
-            architecture, which corresponds to one or several types.
+        model_types: The types of the language model; by default those of config.json. The
+            architecture of a GGUF file has one or several types.
         unstated: Facts for which the file has no key.
     """
     types = frozenset(language_types(config, family) if model_types is None else model_types)
     numbers = {"rope_type": "default", "factor": None, **schedule}
 
-    def has(key: str, wanted: Any) -> bool:
+    def matches(key: str, expected: Any) -> bool:
         if key in unstated:
             return True
         value = numbers[key] if key in ("rope_type", "factor") else read(config, family, key)
-        return value in (wanted if isinstance(wanted, list) else [wanted])
+        return value in (expected if isinstance(expected, list) else [expected])
 
-    known = (one for one in known_models() if types.intersection(one.model_types))
-    return next((one for one in known if all(has(*fact) for fact in one.facts.items())), None)
+    candidates = (model for model in known_models() if types.intersection(model.model_types))
+    return next((model for model in candidates if all(matches(*fact) for fact in model.facts.items())), None)
 
 
 def original_length_of(
@@ -190,39 +189,39 @@ def original_length_of(
     family: Family,
     schedule: Mapping[str, Any],
     *,
-    given: int | None = None,
-    noted: int | None = None,
+    requested: int | None = None,
+    recorded: int | None = None,
 ) -> tuple[int, str]:
-    """Return the original context length in tokens, and its source: the most reliable place that specifies one.
+    """Return the original context length in tokens, and its source.
 
-    The user's value comes first, then ctxext's record of its conversion, then the full-attention layers' schedule,
-    then the rest of config.json.
+    In order of precedence: the user's value, ctxext's record of its conversion, the full-attention layers' schedule,
+    and the rest of config.json.
     """
-    if given:
-        return given, "--original-length"
-    if noted:
-        return int(noted), "noted by ctxext"
+    if requested:
+        return requested, "--original-length"
+    if recorded:
+        return int(recorded), "recorded by ctxext"
     if original := schedule.get(_ORIGINAL) or text_config(config, family).get(_ORIGINAL):
         return int(original), _ORIGINAL
     if known := known_model(config, family, schedule):
         return known.original_length, known.origin
     claimed = int(claimed_length(config, family))
     if (reached := reached_length(config, family, schedule)) > claimed:
-        return claimed, f"{MAXIMUM}, from which {LENGTH_REACHED} {reached} follows"
+        return claimed, f"{MAXIMUM}, implied by {LENGTH_REACHED} {reached}"
     return claimed, MAXIMUM if claimed == read(config, family, MAXIMUM) else LENGTH_ABOVE
 
 
 def cache_numbers(config: Mapping[str, Any], family: Family, length: int) -> int:
-    """Return how many numbers the keys and values of one sequence are, as its architecture needs them.
+    """Return the number of elements in the cached keys and values of one sequence.
 
-    A layer with a window or with chunks keeps no more tokens than these. Latent attention keeps one compressed vector
-    and one rotated key for all heads (DeepSeek-V2, section 2.1). States that do not grow with the text are not counted.
+    Layers with a window or chunks cache at most that many tokens. Latent attention caches one compressed vector and
+    one rotated key for all heads (DeepSeek-V2, section 2.1). States of constant size are not counted.
     """
     window = read(config, family, "attention_chunk_size") or read(config, family, "sliding_window") or length
     count, num_shared = (read(config, family, key) or 0 for key in ("num_hidden_layers", "num_kv_shared_layers"))
-    borrowing = set(range(count - num_shared, count))  # They read the keys of layers before them (Gemma 3n).
+    borrowing = set(range(count - num_shared, count))  # They use the keys of earlier layers (Gemma 3n).
     full, sliding = ({*layers(config, family)} - borrowing for layers in (full_attention_layers, sliding_layers))
-    looped, loops = _looped(config, family) if family.model_type == "dory" else (range(0), 1)
+    looped, loops = _find_loops(config, family) if family.model_type == "dory" else (range(0), 1)
     return sum(
         _per_token(config, family, layer, sliding=layer in sliding)
         * (min(length, window) if layer in sliding else length)
@@ -231,8 +230,8 @@ def cache_numbers(config: Mapping[str, Any], family: Family, length: int) -> int
     )
 
 
-def _looped(config: Mapping[str, Any], family: Family) -> tuple[range, int]:
-    """Return the layers that run several times, and how many times they keep keys (Dory)."""
+def _find_loops(config: Mapping[str, Any], family: Family) -> tuple[range, int]:
+    """Return the layers that run several times, and how many times they cache keys (Dory)."""
     text = text_config(config, family)
     loops = plain_value(text, family, "n_recurrent_loops") or 1
     if text.get("recurrent_kv_cache_mode") == "last_loop":
@@ -243,17 +242,17 @@ def _looped(config: Mapping[str, Any], family: Family) -> tuple[range, int]:
 
 
 def _per_token(config: Mapping[str, Any], family: Family, layer: int, *, sliding: bool) -> int:
-    """Return how many numbers a layer keeps for one token."""
+    """Return the number of elements that a layer caches per token."""
     text = text_config(config, family)
-    own = own_config(text, layer)
+    entry = own_config(text, layer)
 
     def size(*names: str) -> int:
-        return int(next((value for name in names if (value := own.get(name) or read(config, family, name))), 0))
+        return int(next((value for name in names if (value := entry.get(name) or read(config, family, name))), 0))
 
     if rank := size("kv_lora_rank"):
         return rank + size("qk_rope_head_dim")
-    if sliding:  # A family may give its full-attention layers heads of another size, which `read` returns.
-        heads, named = size("swa_num_key_value_heads", "num_key_value_heads"), own.get("head_dim")
+    if sliding:  # `read` returns the head size of full-attention layers.
+        heads, named = size("swa_num_key_value_heads", "num_key_value_heads"), entry.get("head_dim")
         plain = text.get("swa_head_dim") or text.get("head_dim") or family.defaults.get("head_dim")
         head_dim = int(named or plain or size("head_dim"))
     else:

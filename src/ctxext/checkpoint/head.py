@@ -1,8 +1,8 @@
-"""Logits of a few positions at a time, so that memory never contains length × vocabulary numbers.
+"""Logits of a few positions at a time, so that length × vocabulary logits are never in memory.
 
-The base model computes the hidden states once. Then the language model's own forward runs on pieces of them, with its
-base model replaced by one that returns them. So everything between hidden states and logits (soft caps, scales, norms)
-is applied, without code for single families.
+The base model computes the hidden states once. Then the forward of the language model runs on chunks of them, with its
+base model replaced by one that returns the chunk. So everything between hidden states and logits (soft caps, scales,
+norms) is applied, without code for single families.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-# On a CPU small enough that memory is reused instead of allocated again; on an accelerator large enough to fill it.
+# Small on a CPU, so that memory is reused; large on an accelerator, to use it fully.
 _PIECE_BYTES = {"cpu": 24 << 20}
 _ACCELERATOR_BYTES = 256 << 20
 _PROBE_LENGTH, _PROBE_PIECE = 16, 5
@@ -25,30 +25,30 @@ def positions_at_once(model: Any, piece: int | None = None) -> int:
     return piece or max(1, _PIECE_BYTES.get(model.device.type, _ACCELERATOR_BYTES) // (4 * vocabulary))
 
 
-def whole_weights(model: Any) -> contextlib.AbstractContextManager[None]:
+def gather_weights(model: Any) -> contextlib.AbstractContextManager[None]:
     """Gather the weights that DeepSpeed (ZeRO 3) loads as shards, for the duration of the context."""
     if not any(hasattr(weight, "ds_id") for weight in model.parameters()):
         return contextlib.nullcontext()
-    zero: Any = sys.modules["deepspeed"].zero  # DeepSpeed is loaded, since it created the shards.
+    zero: Any = sys.modules["deepspeed"].zero  # DeepSpeed is imported, because it created the shards.
     gathered: contextlib.AbstractContextManager[None] = zero.GatheredParameters(list(model.parameters()))
     return gathered
 
 
 def base_of(model: Any) -> Any:
-    """Return the part that computes hidden states; the model itself if it has no such part."""
+    """Return the submodule that computes hidden states; the model itself without one."""
     # Gemma 3 in transformers 4 is its own base_model.
     return next((part for part in (model.base_model, getattr(model, "model", model)) if part is not model), model)
 
 
 class Head:
-    """The part of a language model between hidden states and logits, as in its forward when this is built.
+    """The part of a language model between hidden states and logits, as in its present forward.
 
-    If the logits depend on more than the last hidden states, which a few tokens show, the head is not separate: `read`
-    then returns the logits of the whole text, and a call returns those it is given.
+    A test with a few tokens shows whether logits depend only on the last hidden states. If not, the head is not
+    separate: `read` returns the logits of the whole text, and a call returns its input.
 
     Args:
-        model: A causal or masked language model of transformers; adapters may be inside already or come later.
-        is_masked: Whether it predicts masked tokens, and has no cache.
+        model: A causal or masked language model of transformers; adapters may be added before or after.
+        is_masked: Whether it is a masked language model, without a cache.
     """
 
     def __init__(self, model: Any, *, is_masked: bool = False) -> None:
@@ -57,20 +57,20 @@ class Head:
         self.is_separate = True
         self.is_separate = self._gives_plain_logits()
 
-    def read(self, ids: torch.Tensor, **given: Any) -> torch.Tensor:
+    def read(self, ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
         """Compute the last hidden states of tokens.
 
         Args:
             ids: (batch, length), without padding.
-            given: Further arguments of the base model.
+            arguments: Further arguments of the base model.
 
         Returns:
             (batch, length, width).
         """
         if not self.is_separate:
-            logits: torch.Tensor = self.forward(input_ids=ids, **self.options, **given).logits
+            logits: torch.Tensor = self.forward(input_ids=ids, **self.options, **arguments).logits
             return logits
-        output = base_of(self.model)(input_ids=ids, **self.options, **given)
+        output = base_of(self.model)(input_ids=ids, **self.options, **arguments)
         self._kind = type(output)
         hidden: torch.Tensor = output.last_hidden_state
         return hidden
@@ -89,10 +89,10 @@ class Head:
         return logits
 
     def pieces(self, hidden: torch.Tensor, size: int) -> Iterator[slice]:
-        """Cut positions into pieces, of hidden states of shape (batch, positions, width).
+        """Split the positions of hidden states (batch, positions, width) into chunks.
 
-        If the head's weights are in shards, each call waits for the same call in all processes. Then there are as many
-        pieces as the process with the most positions has, and the last ones may be empty.
+        If the head's weights are sharded, each call waits for all processes. Then the number of chunks is that of the
+        process with the most positions, and the last ones may be empty.
         """
         most, last = hidden.shape[1], self.model.get_output_embeddings() if self.is_separate else torch.nn.Identity()
         if hasattr(last, "unshard") or any(hasattr(weight, "ds_id") for weight in last.parameters()):
@@ -102,7 +102,7 @@ class Head:
         return (slice(begin, begin + size) for begin in range(0, most, size))
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
-        """Yield the weights between hidden states and logits: those outside the base, and the output embedding's."""
+        """Yield the weights between hidden states and logits, including the output embedding."""
         inside = {id(parameter) for parameter in base_of(self.model).parameters()}
         yield from (parameter for parameter in self.model.parameters() if id(parameter) not in inside)
         yield from self.model.get_output_embeddings().parameters()
@@ -126,7 +126,7 @@ class Head:
 
     @torch.no_grad()
     def _gives_plain_logits(self) -> bool:
-        """Return whether pieces of a few tokens give the logits of the plain forward."""
+        """Return whether chunks of a few tokens have the logits of the plain forward."""
         model = self.model
         if not hasattr(model, "base_model") or base_of(model) is model:
             return False
@@ -135,7 +135,7 @@ class Head:
         was_training = model.training
         model.eval()
         try:
-            with whole_weights(model):
+            with gather_weights(model):
                 plain = self.forward(input_ids=ids, **self.options).logits.float()
                 hidden = self.read(ids)
                 parts = zip(*(torch.split(whole, _PROBE_PIECE, dim=1) for whole in (hidden, ids)), strict=True)

@@ -1,7 +1,7 @@
-"""The loader of every command: silent, from local files alone, and only if they contain all that config.json describes.
+"""The loader of all commands: silent, offline, and strict about missing weights.
 
-The files are compared with config.json before anything is loaded. transformers initializes all missing weights before
-it reports them: minutes and gigabytes if a config.json does not belong to the weights next to it.
+The files are compared with config.json before loading, because transformers initializes missing weights before it
+reports them: minutes and gigabytes for a config.json of another model.
 """
 
 import importlib
@@ -32,7 +32,7 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """Values of `--dtype`, and torch's names for them."""
 
 BUILT_IN = frozenset({"eager", "sdpa"})
-"""Kinds of attention and of experts that require only torch; other names are kernels, some of them on the Hub."""
+"""Implementations of attention and experts that require only torch; others are kernels, some on the Hub."""
 
 _IMPLEMENTATIONS = frozenset(
     f"{underscore}{part}_implementation{internal}"
@@ -53,22 +53,22 @@ _OF_THE_HUB = frozenset(
         "adapter_kwargs",
     }
 )
-"""Keys of a configuration that transformers may follow to code or files elsewhere."""
+"""Keys of a configuration for code or files elsewhere."""
 
 _BACKBONE, _PRETRAINED_BACKBONE = "backbone", "use_pretrained_backbone"
-"""Keys of a vision model for the name of a model of the Hub or of timm, and for fetching its weights."""
+"""Keys of a vision model for the name of a model of the Hub or timm, and for downloading its weights."""
 
 _NUMBERS, _PER_BYTE = 100_000_000, 16
-"""Limit of the parameters: a minimum, and the number per byte of the files.
+"""Limit of the number of parameters: a minimum, and the number per byte of the files.
 
-The margin is wide, as no loadable model may be refused. 1-bit weights are 8 per byte, tied weights may count twice,
-and buffers that are in no file (the masks of GPT-2) are small compared with weights."""
+The margin is wide, because no loadable model may be refused: a byte contains 8 weights of 1 bit, tied weights may count
+twice, and buffers without a file (the masks of GPT-2) are small."""
 
 _TENSORS, _BYTES_PER_TENSOR = 2_000, 64
-"""Limit of the tensors: a fixed number, and the bytes per further one. 100,000 modules of any size take a minute."""
+"""Limit of the number of tensors: a minimum, and the bytes per further tensor. 100,000 modules take a minute."""
 
 _ROPE = ("rope_scaling", "rope_parameters", "auto_map", "quantization_config")
-"""Keys without effect on the number of weights; only a checkpoint's own code knows some of them."""
+"""Keys without effect on the number of weights; some are specific to a checkpoint's code."""
 
 RECORDED = Path(__file__).with_name("weight_names.json")
 """Names of weights in files, by family, from tools/record_weight_names.py."""
@@ -82,7 +82,7 @@ _BF16_FLAGS = ("amx_bf16", "avx512_bf16")
 
 
 def choose_device(name: str) -> "torch.device":
-    """Return the device of a name; "auto" is an accelerator if there is one, a separate one for each process."""
+    """Return the device of a name; "auto" is an accelerator if available, a separate one per process."""
     import torch
 
     if name == "auto":
@@ -93,14 +93,14 @@ def choose_device(name: str) -> "torch.device":
         device = torch.device(name)
     except RuntimeError as error:
         raise CtxextError(f'"{name}" is not a device.', hint="Choose auto, cpu, cuda or mps.") from error
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}.get(device.type, True)
-    if not there:
-        raise CtxextError(f'This machine has no "{name}" that torch can use.', hint="Choose --device auto or cpu.")
+    is_available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}.get(device.type, True)
+    if not is_available:
+        raise CtxextError(f'torch finds no device "{name}" on this machine.', hint="Choose --device auto or cpu.")
     return device
 
 
 def choose_dtype(name: str) -> "torch.dtype | str":
-    """Return the number format of a name; "auto" is returned unchanged, which transformers reads as "as saved"."""
+    """Return the dtype of a name; "auto" is returned unchanged, which transformers interprets as "as saved"."""
     import torch
 
     if name == "auto":
@@ -112,7 +112,7 @@ def choose_dtype(name: str) -> "torch.dtype | str":
 
 
 def fast_cpu_dtype() -> "torch.dtype":
-    """Return this processor's fastest format for bf16 weights: bfloat16 if it multiplies bf16, else float32."""
+    """Return the processor's fastest dtype for bf16 weights: bfloat16 with native support, else float32."""
     import torch
 
     try:
@@ -123,52 +123,52 @@ def fast_cpu_dtype() -> "torch.dtype":
 
 
 def settle_dtype(model: Any, name: str, device: "torch.device") -> Any:
-    """Move a loaded model to the number format that "auto" means on a device; other names leave it unchanged.
+    """Convert a loaded model to the dtype of "auto" on a device; other names leave it unchanged.
 
-    Auto is "as saved". On a CPU, bf16 weights get the processor's fastest format, and fp16 weights float32: weights
-    are never rounded.
+    "auto" is the saved dtype. On a CPU, bf16 weights get the fastest dtype and fp16 weights float32, so weights are
+    never rounded.
     """
     import torch
 
     if name != "auto" or device.type != "cpu" or model.dtype not in (torch.bfloat16, torch.float16):
         return model
     settled = fast_cpu_dtype() if model.dtype == torch.bfloat16 else torch.float32
-    # Moving a model to the format that it has would still round its buffers, including inverse frequencies.
+    # Converting to the present dtype would still round buffers, including inverse frequencies.
     return model if model.dtype == settled else model.to(settled)
 
 
 def without_hub(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy a configuration without the keys that name kernels, code or files elsewhere, at any depth.
+    """Copy a configuration without keys for kernels, code or files elsewhere, at any depth.
 
-    An implementation of attention is kept if it is transformers' own: `_attn_implementation: "user/kernel"` would
-    be fetched from the Hub and run, by `from_config` as by `from_pretrained`.
+    Only built-in implementations of attention are kept: `from_config` and `from_pretrained` would download and run
+    `_attn_implementation: "user/kernel"`.
     """
 
-    def cleaned(value: Any, *, is_inner: bool = True) -> Any:
+    def clean(value: Any, *, is_inner: bool = True) -> Any:
         if isinstance(value, Mapping):
-            kept = {key: cleaned(inner) for key, inner in value.items() if _is_kept(key, inner)}
-            if is_inner:  # Only the top level names code of ctxext.
-                kept.pop("auto_map", None)
-            if isinstance(kept.get(_BACKBONE), str) or _PRETRAINED_BACKBONE in kept:
-                kept[_PRETRAINED_BACKBONE] = False  # The checkpoint has those weights; some classes default to True.
-            return kept
-        return [cleaned(inner) for inner in value] if isinstance(value, list) else value
+            cleaned = {key: clean(inner) for key, inner in value.items() if _is_kept(key, inner)}
+            if is_inner:  # Code of ctxext is only at the top level.
+                cleaned.pop("auto_map", None)
+            if isinstance(cleaned.get(_BACKBONE), str) or _PRETRAINED_BACKBONE in cleaned:
+                cleaned[_PRETRAINED_BACKBONE] = False  # The checkpoint has those weights; some classes default to True.
+            return cleaned
+        return [clean(inner) for inner in value] if isinstance(value, list) else value
 
-    return cleaned(config, is_inner=False)  # type: ignore[no-any-return]
+    return clean(config, is_inner=False)  # type: ignore[no-any-return]
 
 
 def hub_kernels(config: Any) -> tuple[str, ...]:
-    """Return the kernels of the Hub, as user/name, that a configuration or one inside it names, sorted."""
+    """Return the kernels of the Hub (user/name) in a configuration and nested ones, sorted."""
     return tuple(sorted({value for key, value in _texts(config) if key in _IMPLEMENTATIONS and "/" in value}))
 
 
 def hub_backbones(config: Any) -> tuple[str, ...]:
-    """Return the backbones that a configuration names instead of describing them, sorted."""
+    """Return the backbones that a configuration names without describing them, sorted."""
     return tuple(sorted({value for key, value in _texts(config) if key == _BACKBONE}))
 
 
 def _texts(config: Any) -> Iterator[tuple[str, str]]:
-    """Yield each key of a configuration with a text as its value, and that text, at any depth."""
+    """Yield each key of a configuration with a string value, and the string, at any depth."""
     for key, value in config.items() if isinstance(config, Mapping) else ():
         if isinstance(value, str):
             yield key, value
@@ -184,23 +184,23 @@ def _is_kept(key: str, value: Any) -> bool:
 
 
 @contextmanager
-def sealed(*, kernels: bool = False) -> Iterator[None]:
-    """Load from local files alone: nothing is fetched, nothing prompts, and no third-party code or kernel runs.
+def forbid_downloads(*, kernels: bool = False) -> Iterator[None]:
+    """Forbid downloads, prompts, and third-party code and kernels while loading.
 
-    A configuration can name a backbone or code elsewhere, at any depth. transformers would fetch it, or prompt on the
-    terminal before running it; here it raises. With `kernels` the user named a kernel of the Hub, which may be fetched.
+    A configuration can name a backbone or code elsewhere, at any depth. transformers would download it, or prompt on
+    the terminal before running it; here it raises. With `kernels`, kernels of the Hub may be downloaded.
     """
     import huggingface_hub
     import torch
     from transformers import dynamic_module_utils
     from transformers.utils import hub
 
-    def refused(name: Any, *_: Any, **__: Any) -> Any:
-        raise ImportError(f'"{getattr(name, "full_url", name)}" is not fetched.')
+    def refuse(name: Any, *_: Any, **__: Any) -> Any:
+        raise ImportError(f'"{getattr(name, "full_url", name)}" is not downloaded.')
 
     changes: list[tuple[Any, str, Any]] = [
-        (dynamic_module_utils, "TIME_OUT_REMOTE_CODE", 0),  # With 0 there is no prompt: remote code raises.
-        (torch.hub, "urlopen", refused),
+        (dynamic_module_utils, "TIME_OUT_REMOTE_CODE", 0),  # With 0, remote code raises without a prompt.
+        (torch.hub, "urlopen", refuse),
     ]
     if not kernels:
         changes += [(huggingface_hub.constants, "HF_HUB_OFFLINE", True), (hub, "_is_offline_mode", True)]
@@ -208,8 +208,8 @@ def sealed(*, kernels: bool = False) -> Iterator[None]:
             from transformers.integrations import hub_kernels
 
             places = (importlib.import_module("kernels"), "get_kernel"), (hub_kernels, "get_kernel")
-            changes += [(place, name, refused) for place, name in (*places, (hub_kernels, "get_kernel_hub"))]
-    # Version 0 of the client decides for each session whether it is offline.
+            changes += [(place, name, refuse) for place, name in (*places, (hub_kernels, "get_kernel_hub"))]
+    # In version 0 of the client, each session is online or offline from its start.
     reset = getattr(huggingface_hub.utils, "reset_sessions", lambda: None)
     with ExitStack() as patched:
         patched.callback(reset)
@@ -222,24 +222,24 @@ def sealed(*, kernels: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def explain_loading_errors(what: str, hint: str = "") -> Iterator[None]:
-    """Load silently, and raise any failure as one line that begins with `what`: files can be broken in any way."""
+def explain_loading_errors(message: str, hint: str = "") -> Iterator[None]:
+    """Load silently, and report any failure in one line that begins with `message`."""
     try:
         with quiet_transformers():
             yield
     except CtxextError:
         raise
-    except Exception as error:  # Any exception counts here: all of them come from other libraries.
+    except Exception as error:  # Any exception of other libraries.
         first = (str(error).splitlines() or [type(error).__name__])[0]
         reason = first if isinstance(error, (OSError, ValueError, ImportError)) else f"{type(error).__name__}: {first}"
-        raise CtxextError(f"{what}: {reason}", hint=hint) from error
+        raise CtxextError(f"{message}: {reason}", hint=hint) from error
 
 
 def guard_vocabulary(model: Any, tokenizer: Any) -> None:
-    """Make a model refuse tokens without an embedding; torch would raise an index error or stop the whole device.
+    """Make a model refuse tokens without an embedding; torch would raise an index error or stop the device.
 
-    A vocabulary may contain tokens without an embedding if no text uses them, so each input is checked on a CPU. On
-    an accelerator the check waits for the device, so it runs only if the vocabulary has such tokens.
+    A vocabulary may contain unused tokens without an embedding, so each input is checked. On an accelerator, where the
+    check waits for the device, it runs only if the vocabulary has such tokens.
     """
     try:
         embedding = model.get_input_embeddings()
@@ -250,13 +250,13 @@ def guard_vocabulary(model: Any, tokenizer: Any) -> None:
         return
     reaches_beyond = max(tokenizer.get_vocab().values(), default=0) >= rows
 
-    def check(_module: Any, given: tuple[Any, ...]) -> None:
-        if not given or not given[0].numel() or not (reaches_beyond or given[0].device.type == "cpu"):
+    def check(_module: Any, args: tuple[Any, ...]) -> None:
+        if not args or not args[0].numel() or not (reaches_beyond or args[0].device.type == "cpu"):
             return
-        if (largest := int(given[0].max())) >= rows:
+        if (largest := int(args[0].max())) >= rows:
             raise CtxextError(
-                f"The tokenizer gives the token {largest}, and the model knows {rows}.",
-                hint="Are the tokenizer's files those of this model?",
+                f"The tokenizer returned the token {largest}, but the model has {rows} embeddings.",
+                hint="Use the tokenizer of this model.",
             )
 
     embedding.register_forward_pre_hook(check)
@@ -275,12 +275,12 @@ def load_checkpoint(
     """Load a checkpoint's model in evaluation mode, with every weight that its configuration describes.
 
     Args:
-        checkpoint: The checkpoint, by which errors and the model are named.
+        checkpoint: The checkpoint; its name is used in errors and for the model.
         folder: The folder in which it is staged.
         trust: Whether the staged modeling code may run.
         dtype: auto, bf16, fp16, fp32, or a type of torch.
-        device: The device for the model, which also decides "auto"; None leaves the model as it was loaded.
-        hint: What to do if transformers cannot load it.
+        device: The device for the model, which also determines "auto"; None leaves the model as loaded.
+        hint: The hint of the error if transformers cannot load it.
         options: Further arguments of transformers' from_pretrained.
     """
     import transformers
@@ -294,7 +294,7 @@ def load_checkpoint(
     with explain_loading_errors(f'"{checkpoint.name}" cannot be loaded', hint):
         model, report = loader.from_pretrained(folder, trust_remote_code=trust, output_loading_info=True, **options)
     if report["missing_keys"]:
-        raise _lacking(checkpoint, report["missing_keys"])
+        raise _missing_error(checkpoint, report["missing_keys"])
     rename(model, checkpoint)
     return model.eval() if device is None else settle_dtype(model, str(dtype), device).to(device).eval()
 
@@ -310,12 +310,12 @@ def rename(loaded: Any, checkpoint: Checkpoint) -> Any:
     return loaded
 
 
-def _lacking(checkpoint: Checkpoint, missing: Iterable[Any]) -> CtxextError:
+def _missing_error(checkpoint: Checkpoint, missing: Iterable[Any]) -> CtxextError:
     first, *others = sorted(map(str, missing))
     more = f" and {len(others)} more weights" if len(others) > 1 else f' and "{others[0]}"' if others else ""
     return CtxextError(
         f'"{checkpoint.name}" lacks "{first}"{more}, which its config.json describes.',
-        hint="Download the checkpoint again, or save it again as the class that config.json names.",
+        hint="Download the checkpoint again, or save it again as the class in config.json.",
     )
 
 
@@ -324,10 +324,10 @@ class _TooMuch(Exception):
 
 
 def stock_class(config: Mapping[str, Any], auto: str) -> tuple[Any, Any]:
-    """Return the class of transformers with which an Auto class loads a config.json, and its configuration."""
+    """Return the class of transformers that an Auto class selects for a config.json, and its configuration."""
     import transformers
 
-    with tempfile.TemporaryDirectory() as folder, quiet_transformers(), sealed():
+    with tempfile.TemporaryDirectory() as folder, quiet_transformers(), forbid_downloads():
         stock = {key: value for key, value in without_hub(config).items() if key != "auto_map"}
         (Path(folder) / "config.json").write_text(as_json(stock), encoding="utf-8")
         described = transformers.AutoConfig.from_pretrained(folder)
@@ -338,51 +338,50 @@ def stock_class(config: Mapping[str, Any], auto: str) -> tuple[Any, Any]:
 
 
 def check_described(checkpoint: Checkpoint, *, runs_code: bool = False) -> None:
-    """Compare the weight files with the class that config.json names, without reading weights.
+    """Compare the weight files with the class in config.json, without reading weights.
 
-    transformers itself matches the names: the class is built on the meta device, without numbers, and loads tensors
-    without numbers, since only transformers has the rules by which names are changed, merged or tied. If it fails,
-    loading reports why. Three cases are not checked here, and loading alone reports missing weights: quantized weights,
-    code of the checkpoint, and a class that config.json does not name, such as one with a new head. Sentence encoders
-    often lack a pooler, which nothing reads.
+    Only transformers has the rules by which names are changed, merged or tied. So the class is built on the meta device
+    and loads tensors without data. If that fails, loading reports why. Three cases are not checked here, and only
+    loading reports missing weights: quantized weights, code of the checkpoint, and a class that is not in config.json,
+    such as one with a new head. Sentence encoders often lack the pooler, which is unused.
     """
     import torch
 
-    held = sum(map(checkpoint.size_of, checkpoint.weight_files))
-    limits = max(_NUMBERS, _PER_BYTE * held), _TENSORS + held // _BYTES_PER_TENSOR
+    size = sum(map(checkpoint.size_of, checkpoint.weight_files))
+    limits = max(_NUMBERS, _PER_BYTE * size), _TENSORS + size // _BYTES_PER_TENSOR
     names_differ = runs_code or _is_quantized(checkpoint.config)
     stored, missing = dict[str, torch.Tensor](), set[str]()
     try:
-        config = _plain(checkpoint.config) if names_differ else checkpoint.config
+        config = _strip(checkpoint.config) if names_differ else checkpoint.config
         kind, described = stock_class(config, auto_class(checkpoint.config))
-        with sealed(), quiet_transformers():
-            # Some activations read numbers of their own while they are built.
-            with suppress(NotImplementedError), torch.device("meta"), _counted(*limits):
+        with forbid_downloads(), quiet_transformers():
+            # Constructors of some activations read the values of tensors.
+            with suppress(NotImplementedError), torch.device("meta"), _limit_parameters(*limits):
                 kind._from_config(described)
             named = [str(name) for name in checkpoint.config.get("architectures") or ()]
             if names_differ or not any(name.endswith((kind.__name__, WHOLE)) for name in named):
                 return
-            stored = _stored(checkpoint)
+            stored = _read_tensors(checkpoint)
             _, report = kind.from_pretrained(
                 None, config=described, state_dict=dict(stored), device_map={"": "meta"}, output_loading_info=True
             )
         missing = {name for name in report["missing_keys"] if "pooler." not in name}
     except _TooMuch:
         raise CtxextError(
-            f'"{checkpoint.name}": config.json describes far more weights than its files hold ({held:,} bytes).',
-            hint="Is it the config.json of these weights? Download both again.",
+            f'"{checkpoint.name}": config.json describes far more weights than its files contain ({size:,} bytes).',
+            hint="Download config.json and the weights again.",
         ) from None
-    except RuntimeError:  # transformers 5 cannot merge the experts of a layer if one lacks a weight.
+    except RuntimeError:  # transformers 5 cannot merge experts if one lacks a weight.
         experts = [match.groups() for name in stored if (match := _EXPERT.fullmatch(name))]
         missing = {"".join(parts) for parts in itertools.product(*map(set, zip(*experts, strict=True)))} - {*stored, ""}
     except Exception:  # If transformers fails here, loading reports why.
         return
     if missing and stored:
-        raise _lacking(checkpoint, missing)
+        raise _missing_error(checkpoint, missing)
 
 
 def check_complete(checkpoint: Checkpoint) -> None:
-    """Check that the files have every weight of the class, without torch if the names are recorded for the family."""
+    """Check that the files contain all weights of the class, without torch if their names are recorded."""
     if not _is_quantized(checkpoint.config) and not _has_recorded_names(checkpoint):
         check_described(checkpoint)
 
@@ -392,9 +391,9 @@ def _is_quantized(config: Mapping[str, Any]) -> bool:
 
 
 def _has_recorded_names(checkpoint: Checkpoint) -> bool:
-    """Return whether the headers have all names that are recorded for the family; False if there are none.
+    """Return whether the headers have all recorded names of the family; False without a record.
 
-    Indices are recorded as ranges `{start:stop}` of numbers of config.json, which may have several names, `one|other`.
+    Indices are recorded as ranges `{start:stop}` of keys of config.json, with alternative names as `first|second`.
     """
     config, names = checkpoint.config, {*checkpoint.headers}
     record = json.loads(RECORDED.read_text(encoding="utf-8")).get(config["model_type"])
@@ -415,12 +414,12 @@ def _has_recorded_names(checkpoint: Checkpoint) -> bool:
             )
             for ending in endings
         )
-    except (KeyError, TypeError, ValueError):  # config.json leaves a number to the class.
+    except (KeyError, TypeError, ValueError):  # config.json lacks a size with a class default.
         return False
 
 
-def _stored(checkpoint: Checkpoint) -> "dict[str, torch.Tensor]":
-    """Return the tensors of the weight files by name, without numbers."""
+def _read_tensors(checkpoint: Checkpoint) -> "dict[str, torch.Tensor]":
+    """Return the tensors of the weight files by name, without data."""
     import torch
 
     tensors = {
@@ -434,9 +433,9 @@ def _stored(checkpoint: Checkpoint) -> "dict[str, torch.Tensor]":
 
 
 def needs_accelerator(checkpoint: Checkpoint) -> str:
-    """Return why a checkpoint does not load on a CPU; empty if that is not known.
+    """Return why a checkpoint does not load on a CPU; empty if no reason is known.
 
-    bitsandbytes quantizes plain weights only while it moves them to an accelerator.
+    bitsandbytes quantizes weights while it moves them to an accelerator.
     """
     described: Any = checkpoint.config.get("quantization_config")
     keys = ("load_in_4bit", "load_in_8bit") if isinstance(described, dict) else ()
@@ -444,11 +443,11 @@ def needs_accelerator(checkpoint: Checkpoint) -> str:
     packed = (".weight.absmax", ".SCB", ".weight_format")
     if key is None or any(name.endswith(packed) for name in checkpoint.headers):
         return ""
-    return f'config.json has "{key}", which quantizes the weights on an accelerator only'
+    return f'config.json has "{key}", which quantizes weights only on an accelerator'
 
 
 def check_device(checkpoint: Checkpoint, device: str) -> None:
-    """Refuse to load a checkpoint that quantizes its weights while loading on a device of the type "cpu"."""
+    """Raise if a checkpoint quantizes its weights while loading and the device is "cpu"."""
     if device == "cpu" and (reason := needs_accelerator(checkpoint)):
         raise CtxextError(
             f'"{checkpoint.name}" cannot be loaded on a CPU: {reason}.',
@@ -456,16 +455,16 @@ def check_device(checkpoint: Checkpoint, device: str) -> None:
         )
 
 
-def _plain(config: dict[str, Any]) -> dict[str, Any]:
+def _strip(config: dict[str, Any]) -> dict[str, Any]:
     """Copy a configuration without its schedule, code and quantization."""
     return {
-        key: _plain(value) if isinstance(value, dict) else value for key, value in config.items() if key not in _ROPE
+        key: _strip(value) if isinstance(value, dict) else value for key, value in config.items() if key not in _ROPE
     }
 
 
 @contextmanager
-def _counted(most_numbers: int, most_tensors: int) -> Iterator[None]:
-    """Raise as soon as modules register more numbers or more tensors than the limits, buffers included."""
+def _limit_parameters(most_numbers: int, most_tensors: int) -> Iterator[None]:
+    """Raise as soon as modules register more elements or tensors than allowed, including buffers."""
     from torch.nn.modules import module as hooks
 
     numbers = tensors = 0
@@ -477,17 +476,17 @@ def _counted(most_numbers: int, most_tensors: int) -> Iterator[None]:
             raise _TooMuch
 
     kinds = hooks.register_module_parameter_registration_hook, hooks.register_module_buffer_registration_hook
-    held = [register(count) for register in kinds]
+    handles = [register(count) for register in kinds]
     try:
         yield
     finally:
-        for hook in held:
-            hook.remove()
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Turn off progress bars and warnings of transformers while it loads; ctxext reports failures itself."""
+    """Disable progress bars and warnings of transformers; ctxext reports failures itself."""
     from transformers.utils import logging
 
     level, shows_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

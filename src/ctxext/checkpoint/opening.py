@@ -1,4 +1,4 @@
-"""A checkpoint as data: configuration and files of a folder, a Hub id or the package. No weights, no torch."""
+"""Configuration and files of a checkpoint: a folder, a Hub id or the demo. No weights, no torch."""
 
 import contextlib
 import hashlib
@@ -14,9 +14,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.families import Family, named_type
+from ctxext.checkpoint.families import Family, find_type
 from ctxext.checkpoint.geometry import check_sizes, claimed_length
-from ctxext.checkpoint.other_files import stated_lengths
+from ctxext.checkpoint.other_files import read_lengths
 from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST, is_text, open_regular
 from ctxext.files.length import as_length
@@ -28,9 +28,9 @@ from ctxext.redaction import remember
 _LOG = logging.getLogger(__name__)
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".npz")
-"""Suffixes of weight files. They are never rewritten in place, so they may be linked."""
+"""Suffixes of weight files. They are never modified in place, so they may be linked."""
 
-LOG_IN = "hf auth login, or --token with one that may write"
+LOG_IN = "Run hf auth login, or pass a token with write access: --token TOKEN"
 _INDEX_NAMES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 LOADABLE = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)$")
 _SKIPPED_FOLDERS = (".git", ".cache", "__pycache__")
@@ -41,7 +41,7 @@ _BESIDE_PACKED = re.compile(
     r"\.(qzeros|scales?|g_idx|weight_(scale(_inv)?|scale_2|zero_point|shape|g_idx|global_scale)|input_(global_)?scale|SCB)$"
     r"|_scales$|\.weight\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\..+)$|^(.*\.)?position_ids$"
 )
-"""Tensors that quantization stores next to packed weights."""
+"""Tensors that quantization adds to packed weights."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -55,7 +55,7 @@ class Checkpoint:
         folder: The folder of its files.
         config: The content of config.json.
         revision: The commit on the Hub, if it came from there.
-        remote_sizes: Size in bytes of files that were left on the Hub, by name.
+        remote_sizes: Size in bytes of files that were not downloaded, by name.
         original_length: The original context length in tokens, if the user specified it.
     """
 
@@ -68,19 +68,19 @@ class Checkpoint:
 
     @cached_property
     def public_name(self) -> str:
-        """The name that may be published: a Hub id unchanged, a folder by the last part of its path."""
+        """The name for publication: a Hub id unchanged, a folder by the last part of its path."""
         if self.revision or self.name == "demo":
             return self.name
-        return self.folder.resolve().name.encode("utf-8", "replace").decode()  # Bytes that are no text are replaced.
+        return self.folder.resolve().name.encode("utf-8", "replace").decode()  # Invalid UTF-8 is replaced.
 
     @cached_property
     def files(self) -> list[Path]:
-        """Every file, relative to the folder, sorted; version control and caches left out."""
+        """All files, relative to the folder, sorted, without version control and caches."""
         paths = []
         for root, folders, names in os.walk(self.folder):
             folders[:] = [name for name in folders if name not in _SKIPPED_FOLDERS and not name.startswith(".")]
             paths += [(Path(root) / name).relative_to(self.folder) for name in names]
-            # A linked folder remains one entry, which `check_file` refuses: its files would be missing silently.
+            # A linked folder is one entry, which `check_file` refuses, because its files would be missing silently.
             paths += [
                 (Path(root) / name).relative_to(self.folder) for name in folders if (Path(root) / name).is_symlink()
             ]
@@ -104,9 +104,9 @@ class Checkpoint:
         return read_json_object(self.folder / name)
 
     def known_digest(self, path: Path) -> str | None:
-        """Return a file's SHA-256 if it costs nothing: the Hub's client names large files of its cache by it.
+        """Return the SHA-256 of a large file in the Hub's cache, which is its name there; None for other files.
 
-        Only names in this user's cache are trusted, which that client alone writes; None for other files.
+        Only the cache of this user is trusted, because only the Hub's client writes to it.
         """
         target = (self.folder / path).resolve()
         if not _SHA256.fullmatch(target.name) or not self._is_own_blob(target):
@@ -116,29 +116,29 @@ class Checkpoint:
         return target.name if Path(constants.HF_HUB_CACHE).resolve() in target.parents else None
 
     def check_files(self) -> None:
-        """Check every file as `check_file` does: a regular one that belongs to the checkpoint."""
+        """Check every file with `check_file`."""
         for path in self.files:
             self.check_file(path)
 
     def check_file(self, path: Path) -> None:
-        """Check that a file, relative to the folder, is a regular one in it or in its part of the Hub's cache."""
+        """Check that a file, relative to the folder, is a regular one in it or in the Hub's cache of the repository."""
         if not is_text(str(path)):
-            raise CtxextError(f'"{path}" of "{self.name}" has a name that is not text in UTF-8.', hint="Rename it.")
+            raise CtxextError(f'"{path}" of "{self.name}" has a name that is not valid UTF-8.', hint="Rename it.")
         place = self.folder / path
         target = place.resolve()
         if not place.exists():
-            raise CtxextError(f'"{path}" of "{self.name}" is a link that leads nowhere.', hint="Remove it.")
+            raise CtxextError(f'"{path}" of "{self.name}" is a broken link.', hint="Remove it.")
         if place.is_symlink() and place.is_dir():
             raise CtxextError(
                 f'"{path}" of "{self.name}" is a link to a folder, "{target}".',
-                hint="Put the folder itself in its place.",
+                hint="Replace the link with the folder.",
             )
         if not place.is_file():
             raise CtxextError(f'"{path}" of "{self.name}" is not a regular file.', hint="Remove it.")
         if self.folder.resolve() not in target.parents and not self._is_own_blob(target):
             raise CtxextError(
-                f'"{path}" of "{self.name}" is a link out of the folder, to "{target}".',
-                hint="Put the file itself in its place.",
+                f'"{path}" of "{self.name}" is a link to a file outside the folder, "{target}".',
+                hint="Replace the link with the file.",
             )
 
     def _is_own_blob(self, target: Path) -> bool:
@@ -156,21 +156,21 @@ class Checkpoint:
         return home.relative_to(repository).parts[0] == "snapshots"
 
     def check_weights(self) -> None:
-        """Check from headers and indexes alone that the weights are all there."""
+        """Check that all weights exist, by headers and indexes."""
         self.check_files()
         names = {path.as_posix() for path in self.files} | set(self.remote_sizes)
         for index_name in _INDEX_NAMES:
             index = self.read_json(index_name) or {}
             weight_map = index.get("weight_map") or {}
             for shard in sorted({str(name) for name in weight_map.values()}):
-                place = f'"{index_name}" of "{self.name}" names'
+                place = f'"{index_name}" of "{self.name}" lists'
                 if Path(shard).is_absolute() or ".." in Path(shard).parts:
                     raise CtxextError(f'{place} a file outside the folder: "{shard}".')
                 if shard not in names:
-                    raise CtxextError(f'{place} "{shard}", which is not there.', hint="Download the checkpoint again.")
+                    raise CtxextError(f'{place} "{shard}", which is missing.', hint="Download the checkpoint again.")
         if not any(LOADABLE.match(name) for name in names):
             raise CtxextError(
-                f'"{self.name}" holds no weights that transformers would load.',
+                f'"{self.name}" contains no weights that transformers can load.',
                 hint="Expected model.safetensors, its shards with an index, or pytorch_model.bin.",
             )
         for path in self.weight_files:
@@ -184,7 +184,7 @@ class Checkpoint:
 
     @property
     def headers(self) -> dict[str, dict[str, Any]]:
-        """Dtype, shape and offsets of each tensor, from the headers of the safetensors files that are here."""
+        """Dtype, shape and offsets of each tensor, from the headers of the local safetensors files."""
         paths = [path for path in self.weight_files if path.suffix == ".safetensors" and LOADABLE.match(path.name)]
         here = [self.folder / path for path in paths if (self.folder / path).is_file()]
         return {name: entry for path in here for name, entry in read_safetensors_header(path).items()}
@@ -195,12 +195,12 @@ class Checkpoint:
         for path in self.loaded_safetensors:
             for name, entry in read_safetensors_header(self.folder / path).items():
                 if name in tensors:
-                    raise CtxextError(f'"{path}" holds "{name}", which "{tensors[name][0]}" holds too.')
+                    raise CtxextError(f'"{path}" contains "{name}", which "{tensors[name][0]}" contains too.')
                 tensors[name] = (path, entry)
         if not tensors:
             raise CtxextError(
-                f'"{self.name}" holds its weights as pytorch_model.bin, of which no part can be rewritten alone.',
-                hint="Load it once and save_pretrained it, which writes safetensors; then convert that.",
+                f'"{self.name}" has its weights in pytorch_model.bin, which this method cannot rewrite.',
+                hint="Load it in transformers, save it as safetensors with save_pretrained, and convert the result.",
             )
         return tensors
 
@@ -226,7 +226,7 @@ def _packed_bits(config: dict[str, Any]) -> int:
 
 
 def _num_in(name: str, entry: dict[str, Any], bits: int) -> int:
-    """Return the number of parameters in a tensor: packed ones are counted unpacked, and their scales as none."""
+    """Return the number of parameters in a tensor: packed weights are counted unpacked, their scales not at all."""
     count: int = math.prod(entry["shape"])
     if not bits:
         return count
@@ -242,7 +242,7 @@ def is_loadable(path: Path) -> bool:
 
 
 def is_cached(path: Path) -> bool:
-    """Return whether a file may be in the Hub's cache, shared by several checkpoints; that is no reason to trust it."""
+    """Return whether a file may be in the Hub's cache, which checkpoints share; that does not make it trusted."""
     return path.parent.name == "blobs"
 
 
@@ -257,11 +257,11 @@ def open_checkpoint(
     """Find a checkpoint and read its configuration.
 
     Args:
-        source: A folder, a Hub id, or `demo` for the checkpoint in the package.
+        source: A folder, a Hub id, or `demo` for the included checkpoint.
         revision: A branch, tag or commit on the Hub.
         token: A Hub token; the usual places are read if it is None.
-        weights: Whether the weight files must be local; if not, only the small files of a Hub id are fetched.
-        original_length: The original context length, in tokens or as "32k", if its files do not specify it.
+        weights: Whether to download the weight files of a Hub id; if not, only the other files.
+        original_length: The original context length, in tokens or as "32k"; overrides the value in its files.
 
     Raises:
         CtxextError: there is no such checkpoint, or its config.json is missing or broken.
@@ -276,29 +276,29 @@ def open_checkpoint(
     elif not folder.is_dir():
         raise CtxextError(
             f'"{source}" is a file, not a checkpoint folder.',
-            hint="Name a folder. inspect, convert, verify and eval --engine llama.cpp take a file NAME.gguf too.",
+            hint="Specify a folder. inspect, convert, verify and eval --engine llama.cpp also accept NAME.gguf.",
         )
     if not folder.is_dir():
-        raise CtxextError("This installation of ctxext lacks its demo checkpoint.", hint="Install ctxext again.")
+        raise CtxextError("The demo checkpoint is missing.", hint="Install ctxext again.")
     if not os.access(folder, os.R_OK | os.X_OK):
         raise CtxextError(f'"{source}" cannot be read.', hint="Check the folder's permissions.")
     if not (folder / "config.json").is_file():
-        hint = "Name the folder that holds the checkpoint's files."
+        hint = "Specify the folder with the files of the checkpoint."
         if (folder / "adapter_config.json").is_file():
-            hint = f"It is an adapter. Merge it into its base first: ctxext merge BASE {shlex.quote(source)} OUT"
+            hint = f"It is an adapter. Merge it into its base model first: ctxext merge BASE {shlex.quote(source)} OUT"
         if (folder / "0_Transformer" / "config.json").is_file():
-            hint = 'Move the files of "0_Transformer" up, and make "path" in modules.json "" for it.'
+            hint = 'Move the files of "0_Transformer" to the main folder, and set its "path" in modules.json to "".'
         raise CtxextError(f'"{source}" has no config.json.', hint=hint)
     Checkpoint(source, folder, {}).check_file(Path("config.json"))
     try:
         config = read_json_object(folder / "config.json")
     except CtxextError:
-        # An unknown model may give keys another form; that it is unknown is the reason to report.
+        # Report an unknown model as such, because its keys may have other types.
         content = parse_json(read_text(folder / "config.json"), str(folder / "config.json"))
         if isinstance(content, dict):
             _check_version(Checkpoint(source, folder, content))
             if isinstance(content.get("model_type"), str):
-                named_type(content)
+                find_type(content)
         raise
     check_sizes(config, str(folder / "config.json"))
     checkpoint = Checkpoint(source, folder, config, commit, sizes, trained_length)
@@ -308,38 +308,38 @@ def open_checkpoint(
 
 
 def _check_version(checkpoint: Checkpoint) -> None:
-    """Check that no version before 0.3 created a checkpoint: its formats are not read, and its code is not run."""
+    """Raise if a version before 0.3 created the checkpoint: its format and code are unsupported."""
     record: dict[str, Any] = {}
-    with contextlib.suppress(CtxextError):  # A broken record is for `verify` to report.
+    with contextlib.suppress(CtxextError):  # `verify` reports a broken record.
         record = checkpoint.read_json(MANIFEST) or {}
-    config, found = checkpoint.config, ""
+    config, evidence = checkpoint.config, ""
     for part in (config, config.get("text_config")):
         block = part.get("ctxext_code") if isinstance(part, dict) else None
         if isinstance(part, dict) and "ctxext_mspoe" in part:
-            found = 'config.json contains "ctxext_mspoe"'
+            evidence = 'config.json contains "ctxext_mspoe"'
         elif isinstance(block, dict) and "steps" in block and "hidden" not in block:
-            found = '"ctxext_code" in config.json lacks "hidden"'
-    auto_map, noted = config.get("auto_map"), config.get("ctxext")
+            evidence = '"ctxext_code" in config.json lacks "hidden"'
+    auto_map, record_in_config = config.get("auto_map"), config.get("ctxext")
     classes = auto_map.values() if isinstance(auto_map, dict) else ()
     if old := next((str(name) for name in classes if str(name).startswith("modeling_ctxext.MsPoE")), ""):
-        found = f'config.json names the class "{old}"'
-    in_config = noted.get("version") if isinstance(noted, dict) else None
+        evidence = f'config.json names the class "{old}"'
+    in_config = record_in_config.get("version") if isinstance(record_in_config, dict) else None
     for name, version in (("config.json", in_config), (MANIFEST, record.get("ctxext"))):
         if re.match(r"0\.[0-2]\b", str(version)):
-            found = f'{name} contains version "{version}"'
-    if found:
+            evidence = f'{name} contains version "{version}"'
+    if evidence:
         raise CtxextError(
-            f'"{checkpoint.name}" was created by a version before 0.3; convert it again ({found}).',
+            f'"{checkpoint.name}" was created by a version before 0.3; convert it again ({evidence}).',
             hint="ctxext convert SOURCE OUT --method NAME",
         )
 
 
 def hub_token(token: str | None = None) -> str | None:
-    """Return the token for the Hub, None if there is none; it is remembered so that `redacted` removes it.
+    """Return the token for the Hub, or None, and register it for redaction.
 
     Args:
-        token: The user's token; the client's own places are read if it is None or blank. Line ends around it, for
-            example from `--token "$(cat FILE)"` of a Windows file, are removed.
+        token: The user's token; if it is None or blank, the stored one of the Hub's client. Surrounding whitespace, for
+            example a line end from `--token "$(cat FILE)"`, is removed.
     """
     from huggingface_hub import constants, get_token
 
@@ -349,7 +349,7 @@ def hub_token(token: str | None = None) -> str | None:
         return None
     remember(*stripped.split())
     if not re.fullmatch(r"[\x21-\x7e]+", stripped):
-        raise CtxextError("The token holds characters that no token has.", hint=LOG_IN)
+        raise CtxextError("The token contains invalid characters.", hint=LOG_IN)
     return stripped
 
 
@@ -358,7 +358,7 @@ def _fetch(
 ) -> tuple[Path, str | None, dict[str, int]]:
     """Download a checkpoint from the Hub into its cache, with or without the weights."""
     if not re.fullmatch(r"[\w.\-]+(/[\w.\-]+)?", source):
-        raise CtxextError(f'There is no folder "{source}".', hint="Give a folder, a Hub id (user/name) or demo.")
+        raise CtxextError(f'There is no folder "{source}".', hint="Specify a folder, a Hub id (user/name) or demo.")
     import huggingface_hub
     from huggingface_hub import errors
     from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -366,7 +366,7 @@ def _fetch(
     if not weights:
         disable_progress_bars()
     token = hub_token(token)
-    # The client's transport errors are subclasses of the base of its HTTP errors, in both of its generations.
+    # The base class of the client's HTTP errors, which includes transport errors in versions 0 and 1.
     transport: type[Exception] = getattr(errors, "HTTPError")  # noqa: B009
     ignored = [] if weights else [f"*{suffix}" for suffix in WEIGHT_SUFFIXES]
     try:
@@ -376,19 +376,19 @@ def _fetch(
         sizes = {} if weights else _sizes_of(folder, source, revision, token)
     except errors.GatedRepoError as error:
         raise CtxextError(
-            f'"{source}" is gated on the Hub.', hint="Accept its terms there, then: hf auth login"
+            f'"{source}" is gated on the Hub.', hint="Accept its terms on the Hub, then run: hf auth login"
         ) from error
     except errors.RevisionNotFoundError as error:
         raise CtxextError(f'"{source}" has no revision "{revision}".') from error
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise CtxextError(
-            f'There is no folder "{source}", and the Hub knows no such repository.',
-            hint="Check the spelling; for a private repository: hf auth login",
+            f'There is no folder "{source}", and no such repository on the Hub.',
+            hint="Check the spelling. For a private repository: hf auth login",
         ) from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, transport, OSError) as error:
         raise CtxextError(
             f'"{source}" is neither a folder nor in the Hub\'s cache, and the Hub cannot be reached.',
-            hint="Check the name and the network, or give a local folder.",
+            hint="Check the name and the network, or specify a local folder.",
         ) from error
     return folder, folder.name, sizes
 
@@ -410,9 +410,9 @@ def _sizes_of(folder: Path, source: str, revision: str | None, token: str | None
 
 
 def claimed_lengths(checkpoint: Checkpoint, family: Family, context_length: int | None = None) -> dict[str, int]:
-    """Return the context length in tokens that each file claims, by file name.
+    """Return the context length in tokens in each file, by file name.
 
-    For config.json it is `context_length`, if given, instead of the value of the plain key.
+    For config.json, `context_length` overrides the value of its key.
     """
     generation = checkpoint.read_json("generation_config.json") or {}
     tokenizer = checkpoint.read_json("tokenizer_config.json") or {}
@@ -422,7 +422,7 @@ def claimed_lengths(checkpoint: Checkpoint, family: Family, context_length: int 
         "generation_config.json": generation.get("max_length"),
     }
     lengths = {name: int(value) for name, value in claims.items() if value and value < 10**12}
-    for (name, _), length in stated_lengths(checkpoint.folder).items():
+    for (name, _), length in read_lengths(checkpoint.folder).items():
         lengths[name] = min(length, lengths.get(name, length))
     return lengths
 
@@ -447,14 +447,14 @@ def fingerprint(checkpoint: Checkpoint, *, with_config: bool = True) -> str:
 def is_source_of(source: Checkpoint, result: Checkpoint) -> bool:
     """Return whether a result was converted from this checkpoint, or trained after such a conversion.
 
-    Results of version 0.3.0 and earlier record no fingerprint. Their weights are compared, so trained ones never match.
+    Results of version 0.3.0 and earlier have no fingerprint, so weights are compared, and trained ones never match.
     """
-    note = result.config.get("ctxext")
-    note = note if isinstance(note, dict) else {}
-    if not note.get("recipe"):
+    record = result.config.get("ctxext")
+    record = record if isinstance(record, dict) else {}
+    if not record.get("recipe"):
         return False
-    if note.get("revision"):
-        return bool(source.revision == note["revision"])
+    if record.get("revision"):
+        return bool(source.revision == record["revision"])
     origin: Any = (result.read_json(MANIFEST) or {}).get("source")
     recorded = origin.get("fingerprint") if isinstance(origin, dict) else None
     if recorded is not None:

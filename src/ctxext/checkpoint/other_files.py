@@ -1,4 +1,4 @@
-"""Files other than config.json: pipelines, and files that a result must not keep because some program would load them.
+"""Files other than config.json: pipelines, and files that must not be copied because some program would load them.
 
 The files of sentence-transformers, PyLate and ColBERT specify lengths, modules and pooling.
 """
@@ -13,7 +13,7 @@ from ctxext.errors import CtxextError
 from ctxext.files.strict import parse_json, read_text
 
 VERSIONED = "configuration_files"
-"""The key of config.json for a list of files that replace it in some versions of transformers."""
+"""Key of config.json for a list of files that replace it in some versions of transformers."""
 
 _OF_ADAPTERS = re.compile(r"adapter_(config\.json|model\S*\.(safetensors|bin)(\.index\.json)?)$")
 _OF_MISTRAL = re.compile(r"(params\.json|consolidated\S*\.(safetensors|pth|pt|bin)(\.index\.json)?)$")
@@ -27,8 +27,8 @@ _OTHER_FORMATS = re.compile(
 )
 
 
-def left_out(files: Iterable[Path], config: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the files that a result must not keep, by the reason.
+def find_excluded_files(files: Iterable[Path], config: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the files that must not be copied to a result, by reason.
 
     Args:
         files: The files of the source, relative to it.
@@ -38,7 +38,7 @@ def left_out(files: Iterable[Path], config: Mapping[str, Any]) -> dict[str, list
     versioned = config.get(VERSIONED)
     listed = {name for name in versioned if isinstance(name, str)} if isinstance(versioned, list) else set()
     reasons = {
-        "transformers 4 would load the base that they name instead of the result; merge the adapter first to keep it": [
+        "transformers 4 would load their base model instead of the result; merge the adapter first to keep it": [
             name for name in names if _OF_ADAPTERS.match(name)
         ],
         "they describe the source in Mistral's format, which vLLM may load instead": [
@@ -49,16 +49,16 @@ def left_out(files: Iterable[Path], config: Mapping[str, Any]) -> dict[str, list
         ],
         "they are the state of the source's training": [name for name in names if is_of_trainer(name)],
     }
-    return {reason: found for reason, found in reasons.items() if found}
+    return {reason: excluded for reason, excluded in reasons.items() if excluded}
 
 
 def is_of_trainer(name: str) -> bool:
-    """Return whether a file, by its path in the folder, contains the state of a training."""
+    """Return whether a file, by its path in the folder, belongs to the state of a training."""
     return bool(_OF_THE_TRAINER.match(name))
 
 
 def other_formats(files: Iterable[Path]) -> list[str]:
-    """Return the files that describe the model to other programs than transformers, with the source's positions."""
+    """Return the files of the model for other programs than transformers, which have the source's positions."""
     names = [path.as_posix() for path in files]
     return [name for name in names if _OTHER_FORMATS.match(Path(name).name) or ".mlpackage/" in name]
 
@@ -73,7 +73,7 @@ LENGTHS: tuple[tuple[str, str], ...] = (
     ("config_sentence_transformers.json", "document_length"),
     ("artifact.metadata", "doc_maxlen"),
 )
-"""Files and keys of the truncation length of texts. Lengths of queries, which may be padded, are not among them."""
+"""Files and keys of the truncation length of texts. Lengths of queries, which may be padded, are not included."""
 
 _LEGACY_POOLING = {
     "pooling_mode_cls_token": "cls",
@@ -95,17 +95,17 @@ class SentenceModule:
 
     @property
     def name(self) -> str:
-        """The class without its package."""
+        """Name of the class without its package."""
         return self.type.rpartition(".")[2]
 
 
 @dataclass(frozen=True)
 class SentencePipeline:
-    """The modules that turn a text into one vector.
+    """The modules that compute the embedding of a text.
 
     Attributes:
         modules: The modules in order; the first is the transformer.
-        pooling: How the token states are pooled, one vector for each way; empty without such a module.
+        pooling: The pooling modes, with one vector each; empty without such a module.
     """
 
     modules: tuple[SentenceModule, ...]
@@ -117,16 +117,16 @@ class SentencePipeline:
         return " → ".join(module.name + pooling * (module.name == "Pooling") for module in self.modules)
 
 
-def stated_lengths(folder: Path) -> dict[tuple[str, str], int]:
-    """Read the length limits in tokens from the files of `LENGTHS`, by file and key; invalid values are left out."""
+def read_lengths(folder: Path) -> dict[tuple[str, str], int]:
+    """Read the length limits in tokens from the files of `LENGTHS`, by file and key; invalid values are skipped."""
     contents = {name: _read(folder, name) for name, _ in LENGTHS if (folder / name).is_file()}
-    stated = {}
+    lengths = {}
     for name, key in LENGTHS:
         content = contents.get(name)
         number = content.get(key) if isinstance(content, dict) else None
         if isinstance(number, int) and not isinstance(number, bool) and number > 0:
-            stated[name, key] = number
-    return stated
+            lengths[name, key] = number
+    return lengths
 
 
 def read_pipeline(folder: Path) -> SentencePipeline | None:
@@ -137,8 +137,8 @@ def read_pipeline(folder: Path) -> SentencePipeline | None:
     entries = content if isinstance(content, list) and content else [None]
     modules = []
     for entry in entries:
-        named = entry if isinstance(entry, dict) else {}
-        kind, path = named.get("type"), named.get("path", "")
+        module = entry if isinstance(entry, dict) else {}
+        kind, path = module.get("type"), module.get("path", "")
         if not isinstance(kind, str) or not isinstance(path, str) or _is_outside(folder, path):
             raise CtxextError(
                 f'"{folder / _MODULES}" is not a list of modules with a type and a path in the folder.',

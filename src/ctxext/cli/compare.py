@@ -16,7 +16,7 @@ from ctxext.compare.page import PAGE, beyond_by_text, ratios
 from ctxext.compare.verdict import inside_of
 from ctxext.converters.engines import EXACT, PARTLY
 from ctxext.evaluate.loading import Loading
-from ctxext.evaluate.report.findings import percent
+from ctxext.evaluate.report.findings import format_percent
 from ctxext.evaluate.report.tables import Table
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def comparison_tables(report: "Report", width: int) -> Iterator[RenderableType]:
 def _cells(row: dict[str, Any]) -> list[str]:
     """Return the cells of one model."""
     found = row["found"]
-    share = f"{percent(found['share'])} ({percent(found['low'])}–{percent(found['high'])})" if found else "–"
+    share = "{} ({}–{})".format(*(format_percent(found[key]) for key in ("share", "low", "high"))) if found else "–"
     if "against" not in row:  # The unmodified model.
         loss = f"{row['loss_beyond']:.3f}" if row["loss_beyond"] is not None else "–"
         return [row["name"], share, loss, "", "", f"{row['peak'] / 1e9:.1f} GB" if row["peak"] else ""]

@@ -194,7 +194,7 @@ def _searched_recipe(
         )
     from ctxext.cli.search import watching  # A conversion with a named method needs none of these.
     from ctxext.search.options import SearchOptions
-    from ctxext.search.run import figures, search
+    from ctxext.search.run import format_results, search
 
     started = time.monotonic()
     minutes = _MINUTES if budget == Budget() else budget.minutes
@@ -210,7 +210,7 @@ def _searched_recipe(
         except NothingMeasuredError as error:
             out.note(f"{error.message} Published methods are compared instead.")
         else:
-            for line in figures(result.check):
+            for line in format_results(result.check):
                 out.note(line)
             if result.recipe is not None:
                 return result.recipe
@@ -270,12 +270,12 @@ def plan_data(plan: Plan, out: str | None) -> dict[str, Any]:
         "changes": [vars(change) for change in plan.changes],
         "rewritten": {tensor.name: list(tensor.shape) for tensor in plan.rewritten},
         "files": {
-            "written": plan.written,
+            "written": plan.written_files,
             "weights": [path.as_posix() for path in plan.weights],
             "copied": [path.as_posix() for path in plan.others],
         },
         "serving": [row.to_dict() for row in plan.serving],
-        "unconverted": dict(plan.unconverted),
+        "unconverted": dict(plan.source_commands),
         "cautions": list(plan.cautions),
     }
 
@@ -302,7 +302,7 @@ def _plan_lines(plan: Plan) -> list[Any]:
     table.add_row(bold("weights"), f"{len(plan.weights)} file(s), {size / 1e6:,.1f} MB, {changes}")
     table.add_row(bold("kept"), ", ".join(path.as_posix() for path in plan.others) or "-")
     table.add_row(bold("serves in"), serving_line(plan.serving))
-    return [table, *unconverted_text(plan.unconverted), "nothing written"]
+    return [table, *unconverted_text(plan.source_commands), "nothing written"]
 
 
 def _short(value: Any) -> str:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ctxext.evaluate.report import tables
 from ctxext.evaluate.report.colours import hexadecimal, ink, shade
-from ctxext.evaluate.report.findings import percent
+from ctxext.evaluate.report.findings import format_percent
 from ctxext.evaluate.report.report import HeatMap, Report, heat_map, tasks_of
 
 _CELL = 5
@@ -72,7 +72,7 @@ def _cell(cell: dict[str, Any] | None) -> Text:
     if cell is None:
         return Text(f"{'–':>{_CELL - 1}} ", "dim")
     colour = shade(cell["share"])
-    return Text(f"{percent(cell['share']):>{_CELL - 1}} ", f"not bold {ink(colour)} on {hexadecimal(colour)}")
+    return Text(f"{format_percent(cell['share']):>{_CELL - 1}} ", f"not bold {ink(colour)} on {hexadecimal(colour)}")
 
 
 def _cut(name: str, width: int) -> str:

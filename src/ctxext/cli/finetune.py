@@ -43,7 +43,7 @@ def with_step_lines(output: Output, progress: Progress) -> Progress:
 
 def tell_plan(output: Output, plan: "Plan") -> None:
     """Print the memory and time of a training, and remedies if it does not fit."""
-    from ctxext.finetune.trainer import span
+    from ctxext.finetune.trainer import format_duration
 
     peak, available = plan.peak_memory / 2**30, plan.available_memory / 2**30
     share = 100 * plan.num_trained / plan.num_parameters
@@ -53,7 +53,7 @@ def tell_plan(output: Output, plan: "Plan") -> None:
         f"sequences  {plan.data.num_sequences:,} of {plan.options.sequence_length:,} and {plan.num_tokens:,} tokens",
         f"trained    {plan.num_trained:,} parameters ({share:.1f} %)",
         f"memory     about {peak:.1f} GiB of {available:.1f} at the peak{verdict}",
-        f"time       about {plan.seconds_per_step:.1f} s a step, {span(plan.seconds)} in all",
+        f"time       about {plan.seconds_per_step:.1f} s a step, {format_duration(plan.seconds)} in all",
         f"           from steps at {plan.measured_length // 2:,} and {plan.measured_length:,} tokens",
     )
     if not plan.fits:
@@ -139,13 +139,15 @@ def finetune(
         held_out = dataclasses.replace(chosen, words=(measured.eval_data,), split=None)
         held_out.reader(training)  # Raises if the data cannot be read, in a dry run too.
     if dry_run:
-        from ctxext.finetune.dry_run import dry_run as plan_of
+        from ctxext.finetune.dry_run import plan_training
 
         with warnings.catch_warnings():
             # As during training: transformers and peft cause them, not the user.
             warnings.filterwarnings("ignore", category=FutureWarning)
             reader, tell = chosen.reader(training), output.note
-            plan = plan_of(model, reader, training, merge=run.merge, revision=run.revision, token=run.token, tell=tell)
+            plan = plan_training(
+                model, reader, training, merge=run.merge, revision=run.revision, token=run.token, tell=tell
+            )
         tell_plan(output, plan)
         return
     if preset and (first := presets()[preset].convert):

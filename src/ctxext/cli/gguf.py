@@ -13,7 +13,7 @@ from ctxext.cli.output import Output, bold, done_line, marked
 from ctxext.converters.options import ConvertOptions
 from ctxext.errors import CtxextError
 from ctxext.files.length import format_length
-from ctxext.gguf.convert import GgufPlan, carried_methods, convert_gguf, plan_gguf
+from ctxext.gguf.convert import GgufPlan, check_methods, convert_gguf, plan_gguf
 from ctxext.gguf.model import GgufModel, describe, open_gguf
 from ctxext.gguf.verify import verify_gguf
 from ctxext.recipes.recipe import Recipe, describe_step
@@ -89,7 +89,7 @@ def inspect_file(source: str, original_length: int | None, output: Output) -> No
     """Print the position encoding and context length of a GGUF file, and the methods that apply."""
     model = open_gguf(source, original_length)
     table = Table.grid(padding=(0, 2))
-    reasons = carried_methods(model)
+    reasons = check_methods(model)
     for label, text in _rows(model, reasons).items():
         table.add_row(bold(label), text)
     output.result(inspection_data(model, reasons), table)
@@ -127,7 +127,7 @@ def _rows(model: GgufModel, reasons: Mapping[str, str]) -> Mapping[str, str]:
     else:
         start = f"{rotary.trained_length} before any schedule"
         origin = model.plain.rotary.length_origin
-        start += f" ({origin})" if origin.startswith("known of") else ""
+        start += f" ({origin})" if origin.startswith("published for") else ""
     rows["context length"] = f"{rotary.usable_length} tokens, {start}"
     if model.recipe:
         rows["recipe"] = ", ".join(map(describe_step, model.recipe["recipe"]["steps"]))

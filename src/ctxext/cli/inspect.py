@@ -62,7 +62,7 @@ def inspect(
     table = Table.grid(padding=(0, 2))
     for label, text in _rows(inspection).items():
         table.add_row(bold(label), text)
-    output.result(inspection_data(source, inspection), table, *unconverted_text(inspection.unconverted))
+    output.result(inspection_data(source, inspection), table, *unconverted_text(inspection.source_commands))
     able = [name for name, reason in inspection.methods.items() if not reason]
     if inspection.model and not inspection.model.is_extended and able:
         length = format_length(4 * inspection.model.encoding.trained_length)
@@ -108,7 +108,7 @@ def inspection_data(source: str, inspection: Inspection) -> dict[str, Any]:
         "methods": {name: {"applies": not reason, "reason": reason} for name, reason in inspection.methods.items()},
         "recipe": inspection.recipe,
         "serving": [row.to_dict() for row in inspection.serving],
-        "unconverted": dict(inspection.unconverted),
+        "unconverted": dict(inspection.source_commands),
     }
 
 

@@ -153,7 +153,7 @@ def _shared_help(name: str, methods: Sequence[type[Method]], *, always_named: bo
 
 def build_recipe(methods: Sequence[str], recipe: str | None, options: Mapping[str, Any]) -> "Recipe":
     """Return the recipe of methods in order, or of a file or preset; options by Python name override its parameters."""
-    from ctxext.recipes.recipe import load_recipe, multiplied, recipe_from_dict
+    from ctxext.recipes.recipe import load_recipe, multiplying_steps, recipe_from_dict
 
     if bool(methods) == bool(recipe):
         raise CtxextError(
@@ -186,7 +186,7 @@ def build_recipe(methods: Sequence[str], recipe: str | None, options: Mapping[st
         )
     steps = recipe_from_dict(content, recipe or "the command line")
     reach = next((name for name in _SHARED if name in values), None)
-    if reach and (names := multiplied(steps.steps)):
+    if reach and (names := multiplying_steps(steps.steps)):
         raise CtxextError(
             f"{option_name(reach)} says how far the whole recipe reaches, but {' and '.join(names)} each multiply the "
             "context length.",

@@ -18,8 +18,8 @@ from ctxext.cli.output import Output, done_line, resuming_command
 from ctxext.evaluate.loading import Loading
 from ctxext.files.packages import install_command, is_installed
 from ctxext.options import option
-from ctxext.search.options import SearchOptions, StudyPlace, shown_storage, study_beside
-from ctxext.search.run import Found, figures, search
+from ctxext.search.options import SearchOptions, StudyPlace, default_study, redact_storage
+from ctxext.search.run import Found, format_results, search
 
 if TYPE_CHECKING:
     from ctxext.search.final_evaluation import Check
@@ -109,7 +109,7 @@ class StudyOptions:
         """Return the place of the study of a recipe file."""
         if self.storage is not None:
             return StudyPlace(name=self.study or out.stem, storage=self.storage)
-        return StudyPlace(path=Path(self.study)) if self.study else study_beside(out)
+        return StudyPlace(path=Path(self.study)) if self.study else default_study(out)
 
 
 @takes_options(without=("attention", "trust_remote_code", "engine", "engine_arguments"))
@@ -138,7 +138,7 @@ def search_(
             return
         words = resuming_command()
         if kept.storage:  # Hide the password in the URL.
-            words = [word.replace(kept.storage, shown_storage(kept.storage)) for word in words]
+            words = [word.replace(kept.storage, redact_storage(kept.storage)) for word in words]
         output.next_step(*words, why="Stopped; go on with")
 
     with answered_at_once(tell_how_to_go_on):
@@ -152,16 +152,16 @@ def search_(
             loading=loading,
             watch=watching(output),
         )
-    from ctxext.search.study import pareto_front
+    from ctxext.search.study import find_pareto_front
 
     points = list(result.standing.points)
     published = [point for point in points if point.trial.published]
-    front = pareto_front(points)
+    front = find_pareto_front(points)
     shown = sorted({id(point): point for point in [*front[:_CAP], *published]}.values(), key=lambda point: point.loss)
     lines: list[RenderableType] = [
         points_table(shown, result.standing.stock),
         "",
-        *figures(result.check),
+        *format_results(result.check),
         "",
         verdict(result, options),
     ]
@@ -223,7 +223,7 @@ def _more(check: "Check") -> str:
 
 def result_data(result: Found, options: SearchOptions) -> dict[str, Any]:
     """Return the result of a search as JSON."""
-    from ctxext.search.study import pareto_front
+    from ctxext.search.study import find_pareto_front
 
     def point_data(point: Any) -> dict[str, Any]:
         measured = point.trial.measurement
@@ -241,7 +241,7 @@ def result_data(result: Found, options: SearchOptions) -> dict[str, Any]:
         "recipe": result.recipe.to_dict() if result.recipe else None,
         "verdict": verdict(result, options),
         "trials": len(result.standing.trials),
-        "front": [point_data(point) for point in pareto_front(points)],
+        "front": [point_data(point) for point in find_pareto_front(points)],
         "published": [point_data(point) for point in points if point.trial.published],
         "checked": {
             "stock": _answers_data(check, check.stock),

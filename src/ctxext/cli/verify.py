@@ -18,7 +18,7 @@ from ctxext.options import HubOptions
 from ctxext.recipes.encodings.rotary import provenance
 
 if TYPE_CHECKING:
-    from ctxext.engines.in_engine import Compared
+    from ctxext.engines.in_engine import EngineComparison
 
 _MARKS = {"passed": ("✓", "green"), "failed": ("✗", "red"), "not checked": ("-", "yellow")}
 
@@ -93,7 +93,7 @@ def verify(
         mark, colour = _MARKS[finding.status]
         lines.append(Text.assemble((mark, colour), f"  {finding.check:<15}", finding.detail))
     failed = bool(failures(findings))
-    rows: list[Compared] = []
+    rows: list[EngineComparison] = []
     if engine and not failed:
         rows = _in_engine(
             open_checkpoint(folder, **vars(hub)),
@@ -124,7 +124,7 @@ def _arguments(engine: str | None, text: str | None) -> dict[str, Any]:
 
 def _in_engine(
     out: Checkpoint, source: Checkpoint | None, *, trust_remote_code: bool, arguments: Mapping[str, Any]
-) -> "list[Compared]":
+) -> "list[EngineComparison]":
     """Compare the checkpoint in vLLM with transformers, and its source with --hf-overrides if those are enough."""
     from ctxext.converters.engines import overrides
     from ctxext.engines.in_engine import compare_in_engine
@@ -137,7 +137,7 @@ def _in_engine(
     return compare_in_engine(out, served, trust_remote_code=trust_remote_code, arguments=arguments)
 
 
-def _table(rows: "Sequence[Compared]") -> list[RenderableType]:
+def _table(rows: "Sequence[EngineComparison]") -> list[RenderableType]:
     if not rows:
         return []
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))

@@ -8,7 +8,7 @@ from typing import Any
 
 from ctxext.checkpoint.families import family_of
 from ctxext.checkpoint.opening import Checkpoint
-from ctxext.converters.calibration import in_order
+from ctxext.converters.calibration import set_head_order
 from ctxext.converters.convert import check_frequencies
 from ctxext.converters.plan import Plan, make_plan
 from ctxext.errors import CtxextError
@@ -185,7 +185,7 @@ def _candidate(source: Checkpoint, name: str, content: dict[str, Any], file: str
         step["target_length"] = target_length
     try:
         recipe = recipe_from_dict({**content, "steps": steps}, name)
-        plan = make_plan(source, in_order(recipe, "fixed"))
+        plan = make_plan(source, set_head_order(recipe, "fixed"))
         check_frequencies(plan)
     except CtxextError as error:
         return Candidate(name, tuple(words), refusal=error.message)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ctxext.compare.verdict import engines_of, inside_of, signed
-from ctxext.evaluate.report.findings import percent, pooled
+from ctxext.evaluate.report.findings import format_percent, pool_cells
 from ctxext.evaluate.report.report import HeatMap, Report, heat_map, tasks_of
 from ctxext.evaluate.report.tables import Table, in_percent
 from ctxext.files.strict import in_markdown
@@ -59,7 +59,7 @@ def _task(scores: HeatMap) -> str:
         if not cells:
             return "–"
         share, interval = in_percent(cells)
-        return f"**{share}** ({interval}): {' '.join(percent(cell['share']) for cell in cells)}"
+        return f"**{share}** ({interval}): {' '.join(format_percent(cell['share']) for cell in cells)}"
 
     rows = [[model["name"], *(cell(model, length) for length in scores.lengths)] for model in scores.models]
     return _table((f"{scores.task}, %", *(f"{length} tokens" for length in scores.lengths)), rows)
@@ -101,7 +101,7 @@ def _bench_cells(model: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the cells of a task at a length as one cell, over all depths."""
     for (task, length), group in itertools.groupby(model["cells"], key=lambda cell: (cell["task"], cell["length"])):
         cells = list(group)
-        share, low, high = pooled(cells)
+        share, low, high = pool_cells(cells)
         asked = sum(cell["samples"] for cell in cells)
         seconds = round(sum(cell["seconds"] for cell in cells), 3)
         yield {

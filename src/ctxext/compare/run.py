@@ -18,7 +18,7 @@ from ctxext.errors import CtxextError, NothingMeasuredError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo, open_infos
 from ctxext.evaluate.plan import ModelPlan, plans_of
 from ctxext.evaluate.report.report import Report
-from ctxext.evaluate.run import Run, cost_of, in_words, rounds
+from ctxext.evaluate.run import Run, cost_of, format_duration, rounds
 from ctxext.evaluate.tasks.harness import check_harness
 from ctxext.evaluate.tasks.perplexity import Perplexity
 from ctxext.evaluate.tasks.registry import DEFAULTS
@@ -196,7 +196,7 @@ def _applied(
             continue
         _begin(progress, f"applying {candidate.name}")
         try:
-            recipe = bench.prepared(candidate.recipe, progress)
+            recipe = bench.prepare(candidate.recipe, progress)
             model = bench.apply(recipe).model
         except CtxextError as error:
             judged[-1] = dataclasses.replace(candidate, plan=None, recipe=None, refusal=error.message)
@@ -263,13 +263,13 @@ def estimate(
             reached[length] = reached.get(length, 0) + (spent <= left)
     if least > left:
         raise NothingMeasuredError(
-            f"The time is too short: {in_words(max(0.0, left))} are left after loading, and one text for each of "
-            f"{models} models takes about {in_words(least)}"
+            f"The time is too short: {format_duration(max(0.0, left))} are left after loading, and one text for each "
+            f"of {models} models takes about {format_duration(least)}"
             + (", with the calibration of a head order." if before else "."),
             hint="Give more --minutes, or fewer --methods, or shorter --lengths.",
         )
     planned = {length: sum(entry[0] == length for group in groups.values() for entry in group) for length in reached}
     if reached == planned:
-        return f"All of it takes about {in_words(spent)}."
+        return f"All of it takes about {format_duration(spent)}."
     parts = [f"{100 * count // planned[length]} % at {length} tokens" for length, count in sorted(reached.items())]
-    return f"All of it takes about {in_words(spent)}; in the time left, about {', '.join(parts)}."
+    return f"All of it takes about {format_duration(spent)}; in the time left, about {', '.join(parts)}."

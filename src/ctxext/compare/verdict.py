@@ -9,12 +9,12 @@ from typing import Any
 from ctxext.compare.candidates import STOCK, Candidate
 from ctxext.converters.engines import EXACT, PARTLY
 from ctxext.evaluate.plan import ModelPlan
-from ctxext.evaluate.report.findings import pooled
-from ctxext.evaluate.report.intervals import mean_interval, paired_interval, together
+from ctxext.evaluate.report.findings import pool_cells
+from ctxext.evaluate.report.intervals import adjust_confidence, mean_interval, paired_interval
 from ctxext.evaluate.report.report import Report
 from ctxext.evaluate.report.tables import in_percent
 from ctxext.evaluate.run import Meter
-from ctxext.evaluate.tasks.base import Record, texts_asked
+from ctxext.evaluate.tasks.base import Record, list_text_numbers
 
 _SAME_COST = 3
 """Decimals of equal costs, which are losses in nats per token."""
@@ -109,7 +109,7 @@ def measured(records: Sequence[Record], trained_length: int | None, lengths: Seq
             continue
         samples = record["samples"]
         seconds[record["task"], record["length"], record["depth"], tuple(samples)] = record["seconds"]
-        for sample, text, right in zip(samples, texts_asked(record), record.get("correct") or (), strict=False):
+        for sample, text, right in zip(samples, list_text_numbers(record), record.get("correct") or (), strict=False):
             asked = answers.setdefault((record["task"], record["length"], text), {})
             asked[record["depth"], sample] = float(right)
         buckets = enumerate(record.get("buckets") or () if trained_length else ())
@@ -132,7 +132,7 @@ def comparison(
         for name in by_name
     }
     stock = figures[STOCK]
-    confidence = together(len(figures) - 1)
+    confidence = adjust_confidence(len(figures) - 1)
     asked = {candidate.name: figures[candidate.name] for candidate in candidates if candidate.name in figures}
     found = {name: gain for name, mine in asked.items() if (gain := mine.finds_more(stock, confidence))}
     losses = {name: drop for name, mine in asked.items() if (drop := mine.loses_more(stock, confidence))}
@@ -177,7 +177,7 @@ def comparison(
 
 def _row(model: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row of a model: its name, summary and recipe, and the share that it finds."""
-    share, low, high = pooled(model["cells"])
+    share, low, high = pool_cells(model["cells"])
     found = {"share": share, "low": low, "high": high, "samples": sum(cell["samples"] for cell in model["cells"])}
     return {
         **{key: model[key] for key in ("name", "summary", "recipe")},

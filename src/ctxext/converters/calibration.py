@@ -1,4 +1,4 @@
-"""Measure the order of heads once, on a calibration text, for checkpoints that keep no state per prompt."""
+"""Measure the order of heads once, on a calibration text, for checkpoints without a state per prompt."""
 
 import dataclasses
 import json
@@ -10,11 +10,17 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.loading import choose_device, explain_loading_errors, guard_vocabulary, load_checkpoint, sealed
+from ctxext.checkpoint.loading import (
+    choose_device,
+    explain_loading_errors,
+    forbid_downloads,
+    guard_vocabulary,
+    load_checkpoint,
+)
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters.options import ConvertOptions
 from ctxext.converters.plan import make_plan
-from ctxext.data.encoding import open_tokenizer, tokenized
+from ctxext.data.encoding import open_tokenizer, tokenize
 from ctxext.errors import CtxextError
 from ctxext.files import strict
 from ctxext.files.content import Progress
@@ -27,20 +33,22 @@ _NUM_SEQUENCES = 16
 _MAX_LENGTH = 4096
 _MIN_LENGTH = 16
 _CHARACTERS_PER_TOKEN = 64
-"""Maximum of characters per token, above the average of any text; text beyond them is not tokenized."""
+"""Upper bound of the average characters per token; text beyond it is not tokenized."""
 _USUAL_CHARACTERS = 4
 """Characters per token of English text, for an estimate."""
 
 
-def calibrated(source: Checkpoint, recipe: Recipe, options: ConvertOptions, progress: Progress | None = None) -> Recipe:
+def calibrate_recipe(
+    source: Checkpoint, recipe: Recipe, options: ConvertOptions, progress: Progress | None = None
+) -> Recipe:
     """Load the model and return the recipe with the measured head order in the steps that need one.
 
     The statistic of Ms-PoE (`portable/mspoe.py`) is averaged over chunks of the text, each ending at a possible end
     of a prompt. The head with the highest average score takes the first ratio.
     """
     text, hint = read_text(options.calibration.text), "Try --head-order fixed."
-    listening = in_order(recipe, "prompt")
-    plan = make_plan(source, listening, replace_scaling=options.replace_scaling, allow_shorter=options.allow_shorter)
+    by_prompt = set_head_order(recipe, "prompt")
+    plan = make_plan(source, by_prompt, replace_scaling=options.replace_scaling, allow_shorter=options.allow_shorter)
     device, dtype = choose_device(options.calibration.device), options.calibration.dtype
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "out"
@@ -48,28 +56,30 @@ def calibrated(source: Checkpoint, recipe: Recipe, options: ConvertOptions, prog
         write_stage(folder, plan.source, plan.model.config, code)
         if not runs_only_own_code(open_checkpoint(str(folder))):
             raise CtxextError(
-                "The source brings Python code of its own, which calibration would run.", hint="Use --head-order fixed."
+                "The source contains Python code, which calibration would run.", hint="Use --head-order fixed."
             )
-        with sealed():
-            with explain_loading_errors("The model does not load for calibration", hint):
+        with forbid_downloads():
+            with explain_loading_errors("The model cannot be loaded for calibration", hint):
                 tokenizer = open_tokenizer(folder)
             model = load_checkpoint(source, folder, trust=True, dtype=dtype, device=device, hint=hint)
         guard_vocabulary(model, tokenizer)
         scores = head_scores(model, tokenizer, text, plan.encoding.trained_length, progress)
-    return with_order(recipe, scores)
+    return order_heads(recipe, scores)
 
 
-def in_order(recipe: Recipe, head_order: str) -> Recipe:
+def set_head_order(recipe: Recipe, head_order: str) -> Recipe:
     """Return the recipe with uncalibrated heads in another order: "fixed", or "prompt", which calibration records."""
-    return _changed(recipe, lambda _: {"head_order": head_order})
+    return _change_steps(recipe, lambda _: {"head_order": head_order})
 
 
-def with_order(recipe: Recipe, scores: dict[int, list[float]]) -> Recipe:
+def order_heads(recipe: Recipe, scores: dict[int, list[float]]) -> Recipe:
     """Return the recipe with its heads ordered by their average scores, from layer to one score per KV head."""
-    return _changed(recipe, lambda step: {"ranks": tuple(_ranks(scores[one], step.variant) for one in sorted(scores))})
+    return _change_steps(
+        recipe, lambda step: {"ranks": tuple(_ranks(scores[layer], step.variant) for layer in sorted(scores))}
+    )
 
 
-def _changed(recipe: Recipe, changes: Callable[[MsPoE], dict[str, Any]]) -> Recipe:
+def _change_steps(recipe: Recipe, changes: Callable[[MsPoE], dict[str, Any]]) -> Recipe:
     steps = [
         dataclasses.replace(step, **changes(step)) if isinstance(step, MsPoE) and step.needs_calibration else step
         for step in recipe.steps
@@ -84,7 +94,7 @@ def _ranks(scores: list[float], variant: str) -> tuple[int, ...]:
 
 
 def read_text(path: Path | None) -> str:
-    """Read the calibration text from a text file or JSON lines; by default return the text of the package."""
+    """Read the calibration text from a text or JSONL file; by default return the text of the package."""
     if path is None:
         return (resources.files("ctxext.converters") / "calibration.txt").read_text(encoding="utf-8")
     content = strict.read_text(path)
@@ -121,12 +131,12 @@ def head_scores(
 
     stage = f"calibrating the head order ({model.device.type}, {str(model.dtype).removeprefix('torch.')})"
     most = _NUM_SEQUENCES * min(trained_length, _MAX_LENGTH)
-    ids = tokenized(tokenizer, text[: _CHARACTERS_PER_TOKEN * most], return_tensors="pt")[0]
+    ids = tokenize(tokenizer, text[: _CHARACTERS_PER_TOKEN * most], return_tensors="pt")[0]
     length = min(trained_length, _MAX_LENGTH, len(ids) // _NUM_SEQUENCES)
     if length < _MIN_LENGTH:
         raise CtxextError(
             f"The calibration text has {len(ids)} tokens; {_NUM_SEQUENCES * _MIN_LENGTH} are needed.",
-            hint="Give a longer --calibration-text.",
+            hint="Use a longer --calibration-text.",
         )
     with _scores_of(model) as totals, torch.inference_mode():
         for number in range(_NUM_SEQUENCES):
@@ -144,11 +154,11 @@ def _scores_of(model: Any) -> Iterator[dict[int, Any]]:
     original = module.MsPoE.order
     totals: dict[int, Any] = {}
 
-    def listening(method: Any, call: Any, scores: Any) -> Any:
+    def record(method: Any, call: Any, scores: Any) -> Any:
         totals[call.layer] = totals.get(call.layer, 0) + scores.double().sum(0).cpu()
         return original(method, call, scores)
 
-    module.MsPoE.order = listening
+    module.MsPoE.order = record
     try:
         yield totals
     finally:

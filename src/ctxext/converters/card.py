@@ -1,4 +1,4 @@
-"""The model card: the changes, the commands, loading and serving, measured results and missing measurements."""
+"""The model card: the changes, the commands, loading, serving, results and missing evaluations."""
 
 import dataclasses
 import re
@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from ctxext.checkpoint.auto_class import auto_class, pipeline_tag
-from ctxext.converters.engines import EXACT, MARKS, Serving, serving_of, unconverted_lines
+from ctxext.converters.engines import EXACT, MARKS, Serving, serving_of, source_commands
 from ctxext.errors import CtxextError
 from ctxext.files.strict import in_markdown, parse_yaml, read_text
 from ctxext.files.tensor_files import grouped
@@ -52,17 +52,17 @@ class CardFacts:
     Attributes:
         source: Public name of the source checkpoint.
         revision: The source's commit on the Hub; None if it was a folder.
-        base: Hub id of the model that the source descends from, if the source is a folder; empty if unknown.
+        base: Hub id of the base model of the source, if the source is a folder; empty if unknown.
         inherited: Front matter of the source's card, or of the current card.
-        recipe: The applied recipe, resolved; None if the model was not extended by ctxext.
+        recipe: The applied recipe, resolved; None if ctxext did not extend the model.
         model: The configuration of the result.
         cautions: Warnings for the user.
         rewritten: The tensors that a method rewrote, by name.
         training: Record of a fine-tuning; empty if the weights are the source's.
         training_command: The command of the fine-tuning; empty if unknown.
-        curve: File name of the picture of its loss; empty if there is none.
+        curve: File name of the plot of its loss; empty if there is none.
         model_id: Name to load the model by.
-        is_adapter: Whether only a LoRA adapter is shared, which needs its base.
+        is_adapter: Whether the files are a LoRA adapter, which needs its base.
         measured: Results; None if there are none.
     """
 
@@ -93,7 +93,7 @@ class CardFacts:
 
     @property
     def is_extended(self) -> bool:
-        """Whether its context was extended; a model may also be trained within its original context length."""
+        """Whether its context was extended; fine-tuning alone does not extend it."""
         return bool(self.steps) or self.model.encoding.is_scaled
 
     @property
@@ -103,7 +103,7 @@ class CardFacts:
 
 
 def declared_base(config: Mapping[str, Any]) -> str:
-    """Return the Hub id in `_name_or_path`, in which transformers records the origin of a model; empty without one.
+    """Return the Hub id in `_name_or_path`, where transformers records the origin of a model; empty without one.
 
     A path is not an id: its form is not USER/NAME, or it exists as a folder.
     """
@@ -130,7 +130,7 @@ def render(facts: CardFacts) -> str:
     environment = Environment(
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
     )
-    environment.filters |= {"wrapped": wrapped, "short": _short, "begun": _begun}
+    environment.filters |= {"wrap_command": wrap_command, "format_value": _format_value, "capitalized": _capitalize}
     template = resources.files("ctxext.converters").joinpath("card.md.jinja").read_text(encoding="utf-8")
     return environment.from_string(template).render(
         facts=facts,
@@ -144,13 +144,13 @@ def render(facts: CardFacts) -> str:
         auto_class=auto_class,
         marks=MARKS,
         engine_commands=_engine_commands(facts),
-        unconverted=unconverted_lines(source, facts.model, facts.serving),
-        lists={"Not measured": facts.measured.missing if facts.measured else (), "Mind": facts.cautions},
+        unconverted=source_commands(source, facts.model, facts.serving),
+        lists={"Not evaluated": facts.measured.missing if facts.measured else (), "Limitations": facts.cautions},
         papers=[*dict.fromkeys(f"{step.title}: <{step.paper}>" for step in facts.steps)],
     )
 
 
-def _begun(sentence: str) -> str:
+def _capitalize(sentence: str) -> str:
     """Capitalize a sentence, unless it begins with a method's name and a colon."""
     return sentence if ":" in sentence.split()[0] else sentence[0].upper() + sentence[1:]
 
@@ -183,7 +183,7 @@ def front_matter(facts: CardFacts) -> dict[str, Any]:
     if facts.is_adapter:
         ours.append("lora")
     base = facts.base or (facts.source if facts.revision is not None else "")
-    # The Hub has no relation for a model with the same weights: adapter, finetune, merge and quantized imply others.
+    # The Hub has no relation for a model with the same weights: its relations all imply changed weights.
     relation = "adapter" if facts.is_adapter else "finetune" if facts.training else ""
     front = {
         **{key: inherited[key] for key in _INHERITED if key in inherited},
@@ -231,7 +231,7 @@ def _engine_commands(facts: CardFacts) -> list[str]:
 
 
 def _recipe_file(recipe: Recipe | None) -> str:
-    """Return the text of the recipe file if the command refers to one, else nothing."""
+    """Return the text of the recipe file if the command refers to one; else an empty string."""
     if recipe is None or not needs_file(recipe):
         return ""
     return yaml.safe_dump(recipe.to_dict(), sort_keys=False, allow_unicode=True, default_flow_style=None, width=100)
@@ -241,7 +241,7 @@ def _step_rows(step: Method) -> list[str]:
     """Return one table row per parameter of a step, with the help of its option as the meaning."""
     shown = step.to_dict()
     rows = [
-        f"| | {name} | {_short(shown[name])} | {limits_of(declared).help} |"
+        f"| | {name} | {_format_value(shown[name])} | {limits_of(declared).help} |"
         for declared in dataclasses.fields(step)
         if (name := declared.name) in shown
     ]
@@ -249,7 +249,7 @@ def _step_rows(step: Method) -> list[str]:
     return [first, *rows[1:]]
 
 
-def _short(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, list):
         return (
             f"({len(value)} numbers)" if not isinstance(value[0], list) else f"({len(value)} × {len(value[0])} places)"
@@ -258,13 +258,13 @@ def _short(value: Any) -> str:
 
 
 def convert_command(source: str, revision: str | None, recipe: Recipe, out: str = "OUT") -> str:
-    """Return the `ctxext convert` line of a recipe, with its parameters as options, or as a file if it needs one."""
+    """Return the `ctxext convert` line of a recipe, with its parameters as options, or as a file if needed."""
     options = command_options(recipe.to_dict()["steps"]) or ["--recipe", RECIPE_FILE]
     return shlex.join(["ctxext", "convert", source, out, *options, *(["--revision", revision] if revision else [])])
 
 
-def wrapped(command: str, width: int = 88) -> str:
-    """Wrap a long command for a page, on lines that a shell reads as one; each further line begins with an option."""
+def wrap_command(command: str, width: int = 88) -> str:
+    """Wrap a long command into lines that a shell reads as one; each further line begins with an option."""
     lines = [""]
     for word in shlex.split(command):
         quoted = shlex.quote(_UNSEEN.sub("?", word))

@@ -1,9 +1,9 @@
 """Convert a checkpoint: one function behind the command and the Python interface.
 
 The result is written to a temporary folder next to OUT and renamed when it is complete, so OUT is never incomplete.
-Editing the result does not change the source by default. A hard link shares its bytes with the source permanently, so
-it is created only on request, never for a file of the Hub's cache or of this package, and it loses its write bit.
-docs/security.md gives the reasons.
+By default, editing the result does not change the source. A hard link shares its bytes with the source permanently, so
+it is created only on request, never for a file of the Hub's cache or of this package, and it becomes read-only.
+docs/security.md explains the reasons.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from typing import Any
 
 from ctxext.checkpoint.loading import check_complete, check_described
 from ctxext.checkpoint.opening import Checkpoint, fingerprint, is_cached, open_checkpoint
-from ctxext.converters.calibration import calibrated, in_order
+from ctxext.converters.calibration import calibrate_recipe, set_head_order
 from ctxext.converters.card import CardFacts, card_metadata, declared_base, render
 from ctxext.converters.options import CLONED, COPIED, HARD, LINKS, ConvertOptions, SaveOptions
 from ctxext.converters.plan import Plan, make_plan
@@ -35,21 +35,21 @@ from ctxext.recipes.base import Method
 from ctxext.recipes.code.layout import without_code
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.recipe import Recipe, recipe_of
-from ctxext.verify.carried import check_carried
+from ctxext.verify.carried import check_stock_rotation
 from ctxext.verify.clean_load import Verification, compare_logits
 from ctxext.version import __version__
 
 _RECORDED_PACKAGES = ("transformers", "torch", "safetensors", "huggingface_hub")
 _MANY = 4
-"""Number of concurrent copies; the kernel does the work."""
+"""Number of concurrent copies, which the kernel performs."""
 REWRITTEN = "rewritten"
 """Status of a weight file with tensors that a method changed."""
 _FICLONE = 0x40049409
 _PACKAGE = Path(__file__).parents[1]
 
 _HARD_NOTE = (
-    "the weight files are hard links: one file with the source's. They lost their write bit, in the source too; "
-    "whoever writes to one all the same, as root can, changes both."
+    "the weight files are hard links to those of the source, and both are now read-only; writing to one anyway, for "
+    "example as root, changes both."
 )
 
 
@@ -61,7 +61,7 @@ class Written:
 
     @property
     def num_linked(self) -> int:
-        """Number of weight files that took no space: clones and links."""
+        """Number of weight files that use no disk space: clones and links."""
         return sum(how not in (COPIED, REWRITTEN) for how in self.ways.values())
 
     @property
@@ -146,8 +146,8 @@ def convert(
     checkpoint = _open(source, out, options, revision=revision, token=token)
     if recipe.needs_calibration:
         if tell is not None:
-            tell("Loading the model once to order its heads; where it does not fit, --head-order fixed.")
-        recipe = calibrated(checkpoint, recipe, options, progress)
+            tell("Loading the model once to order its heads. If it does not fit into memory, use --head-order fixed.")
+        recipe = calibrate_recipe(checkpoint, recipe, options, progress)
     plan = make_plan(checkpoint, recipe, replace_scaling=options.replace_scaling, allow_shorter=options.allow_shorter)
     if out is None:
         name, methods = Path(plan.source.name).name or "model", "-".join(step.name for step in plan.recipe.steps)
@@ -162,7 +162,7 @@ def convert(
         if options.check and plan.recipe.needs_code:
             if progress is not None:
                 progress("checking the converted model in a clean process", 0, 1)
-            verification = Verification(skipped="the source brings Python code of its own, which is not run")
+            verification = Verification(skipped="the source contains Python code, which is not run")
             if runs_only_own_code(open_checkpoint(str(work))):
                 verification = compare_logits(work, plan.source, plan.recipe, plan.model, plan.stock)
     return Conversion(Path(out), plan, Written(ways), verification)
@@ -179,12 +179,12 @@ def plan_conversion(
     token: str | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Plan:
-    """Plan a conversion without the weights: nothing large is downloaded and no model is loaded.
+    """Plan a conversion without downloading weights or loading a model.
 
     Args:
         source: A folder, a Hub id, or `demo`.
         out: The folder of the result; it is checked unless it is None.
-        recipe: The recipe; heads that need a calibration are planned in the order of their index.
+        recipe: The recipe; uncalibrated heads are ordered by index.
         options: How to convert. Each field is a keyword of this function too.
         revision: A branch, tag or commit on the Hub.
         token: A Hub token; the usual places are read if None.
@@ -196,13 +196,13 @@ def plan_conversion(
     recipe = recipe_of(recipe)
     checkpoint = _open(source, out, options, weights=False, revision=revision, token=token)
     if recipe.needs_calibration and tell is not None:
-        tell("converting would load the model once to order its heads; the plan shows them by index.")
-    recipe = in_order(recipe, "fixed")
+        tell("The conversion will load the model once to order its heads; the plan orders them by index.")
+    recipe = set_head_order(recipe, "fixed")
     return make_plan(checkpoint, recipe, replace_scaling=options.replace_scaling, allow_shorter=options.allow_shorter)
 
 
 def _open(source: str | Path, out: str | Path | None, options: ConvertOptions, **where: Any) -> Checkpoint:
-    """Open the source, and check the place of the result if it is known."""
+    """Open the source, and check OUT if it is given."""
     checkpoint = open_checkpoint(str(source), original_length=options.original_length, **where)
     if out is not None:
         check_out(Path(out), checkpoint.folder, options)
@@ -210,8 +210,8 @@ def _open(source: str | Path, out: str | Path | None, options: ConvertOptions, *
 
 
 def check_frequencies(plan: Plan) -> Verification | None:
-    """Verify the frequencies that the installed transformers computes for the plan; None if the recipe changes none."""
-    difference = check_carried(plan.recipe, without_code(plan.source.config), plan.start, plan.stock)
+    """Verify the frequencies that the installed transformers computes; return None if the recipe changes none."""
+    difference = check_stock_rotation(plan.recipe, without_code(plan.source.config), plan.start, plan.stock)
     return None if difference is None else Verification(of="frequencies", difference=difference)
 
 
@@ -234,7 +234,7 @@ def card_of(plan: Plan) -> str:
 
 def _write(plan: Plan, work: Path, options: SaveOptions, progress: Progress | None) -> dict[str, str]:
     """Write every file of the plan into a folder; return how each weight file was placed."""
-    ways = _bring_weights(plan, work, options.link, progress)
+    ways = _place_weights(plan, work, options.link, progress)
     files, weights = dict[str, str](), dict[str, str | None]()
 
     def write(name: str, text: str) -> None:
@@ -245,7 +245,7 @@ def _write(plan: Plan, work: Path, options: SaveOptions, progress: Progress | No
     write("config.json", as_json(plan.model.config))
     for name, text in plan.texts.items():
         write(name, text)
-    note = f"\n> On the disk where this was made, {_HARD_NOTE}\n" if HARD in ways.values() else ""
+    note = f"\n> On the disk where this checkpoint was created, {_HARD_NOTE}\n" if HARD in ways.values() else ""
     write("README.md", card_of(plan) + note)
     for path in plan.others:
         target = work / path
@@ -254,8 +254,8 @@ def _write(plan: Plan, work: Path, options: SaveOptions, progress: Progress | No
         files[path.as_posix()] = sha256_of(target)
     for name, how in ways.items():  # Record a digest if it is free or requested.
         known = None if how == REWRITTEN else plan.source.known_digest(Path(name))
-        is_wanted = options.digest or options.link == "copy"
-        weights[name] = known or (sha256_of(work / name) if is_wanted else None)
+        needs_digest = options.digest or options.link == "copy"
+        weights[name] = known or (sha256_of(work / name) if needs_digest else None)
     source, shared = plan.source, {name: how for name, how in ways.items() if how == HARD}
     origin = {} if source.revision else {"fingerprint": fingerprint(source)}
     record = {
@@ -274,7 +274,7 @@ def _write(plan: Plan, work: Path, options: SaveOptions, progress: Progress | No
     return ways
 
 
-def _bring_weights(plan: Plan, work: Path, link: str, progress: Progress | None) -> dict[str, str]:
+def _place_weights(plan: Plan, work: Path, link: str, progress: Progress | None) -> dict[str, str]:
     """Place every weight file, several at once; return how each was placed."""
     origins = {path: (plan.source.folder / path).resolve() for path in plan.weights}
     for path in origins:
@@ -291,20 +291,20 @@ def _bring_weights(plan: Plan, work: Path, link: str, progress: Progress | None)
             progress(name, done, total)
 
     with ThreadPoolExecutor(_MANY) as pool:
-        brought = {}
+        futures = {}
         for path, origin in origins.items():
             tensors = [tensor for tensor in plan.rewritten if tensor.path == path]
-            way = partial(rewrite, tensors=tensors) if tensors else partial(_bring, link=link)
-            brought[path] = pool.submit(way, origin, work / path, progress=report)
+            way = partial(rewrite, tensors=tensors) if tensors else partial(_place_file, link=link)
+            futures[path] = pool.submit(way, origin, work / path, progress=report)
         try:
-            return {path.as_posix(): future.result() or REWRITTEN for path, future in brought.items()}
-        finally:  # After a failure or Ctrl-C no further copy begins, and running ones stop.
+            return {path.as_posix(): future.result() or REWRITTEN for path, future in futures.items()}
+        finally:  # After a failure or Ctrl-C, no copy starts, and running ones stop.
             is_over.set()
             pool.shutdown(cancel_futures=True)
 
 
 def _clone(origin: Path, target: Path, _progress: Progress | None) -> bool:
-    """Clone a file, which shares its blocks until one of the two is written: Btrfs, XFS, bcachefs, ZFS."""
+    """Clone a file, which shares its blocks until either is written: Btrfs, XFS, bcachefs, ZFS."""
     try:
         import fcntl
     except ImportError:
@@ -320,7 +320,7 @@ def _clone(origin: Path, target: Path, _progress: Progress | None) -> bool:
 
 
 def _hard(origin: Path, target: Path, _progress: Progress | None) -> bool:
-    """Hard-link the user's own file; it loses its write bit under both names."""
+    """Hard-link a file of the user, which becomes read-only under both names."""
     status = origin.stat()
     # Files of the Hub's cache and of this package do not belong to the user.
     if is_cached(origin) or _PACKAGE in origin.parents or status.st_uid != os.geteuid():
@@ -351,8 +351,8 @@ _WAYS: Mapping[str, Callable[[Path, Path, Progress | None], bool]] = {CLONED: _c
 """Functions that copy or link a file, by kind. Each returns whether it was possible."""
 
 
-def _bring(origin: Path, target: Path, link: str, progress: Progress | None = None) -> str:
-    """Place a resolved file, with its time, by one of `LINKS`; return how it was placed."""
+def _place_file(origin: Path, target: Path, link: str, progress: Progress | None = None) -> str:
+    """Place a file, with its time, by one of `LINKS`; return how it was placed."""
     for how in LINKS[link]:
         if _WAYS[how](origin, target, progress):
             if how != HARD:
@@ -361,6 +361,6 @@ def _bring(origin: Path, target: Path, link: str, progress: Progress | None = No
             return how
         target.unlink(missing_ok=True)
     raise CtxextError(
-        f'"{origin.name}" cannot be cloned: the file system of "{target.parent.parent}" does not do it.',
-        hint="Leave --link out to copy, or choose --link hard.",
+        f'"{origin.name}" cannot be cloned: the file system of "{target.parent.parent}" does not support it.',
+        hint="Omit --link to copy, or use --link hard.",
     )

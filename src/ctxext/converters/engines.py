@@ -1,10 +1,10 @@
 """Engines that can run a converted checkpoint, and the arguments that they need.
 
 The status of methods without code is read from engines.json, which `tools/measure_engines.py` writes: one cell for
-each method and engine, never shared between methods. Combinations that were not run are "not known". The rest is read
-from engines.toml. Methods with code were run by `make engines` in vLLM 0.32.0 (log-probabilities within 9e-5 of
-transformers'). For SGLang only the source was read: correct schedules are "not known" there, with a remark.
-ALiBi with per-position slopes was run in transformers only: the other engines accept one slope per head.
+each method and engine, never shared between methods. Untested combinations are "not known". The rest is read from
+engines.toml. `make engines` tests methods with code in vLLM 0.32.0 (log-probabilities within 9e-5 of transformers').
+SGLang was checked by its source code only: correct schedules are "not known" there, with a remark. ALiBi with
+per-position slopes was tested in transformers only: the other engines accept one slope per head.
 """
 
 import dataclasses
@@ -25,10 +25,10 @@ from ctxext.recipes.registry import METHODS
 
 EXACT, PARTLY, WRONG, UNKNOWN = "exact", "with care", "not", "not known"
 MARKS: Mapping[str, str] = {EXACT: "✓", PARTLY: "~", WRONG: "✗", UNKNOWN: "?"}
-BY_SOURCE = "right by its source, not tried"
-"""Remark for combinations that were checked in the source but not run."""
-UNTRIED = "not tried with"
-"""Beginning of the remark on a family that was run only in transformers."""
+BY_SOURCE = "should work (untested)"
+"""Remark for combinations that are correct by the source code of the engine but untested."""
+UNTRIED = "untested with"
+"""Beginning of the remark on a family that was tested only in transformers."""
 ENGINES = ("transformers", "vLLM", "SGLang", "llama.cpp", "MLX")
 TOLERANCE = 1e-3
 """Largest difference of a log-probability from that of transformers, in nats."""
@@ -73,13 +73,13 @@ _METHOD_OF: Mapping[str, str] = {"default": _PLAIN, "linear": "pi"}
 
 
 @functools.cache
-def measured() -> Mapping[str, Any]:
+def read_measurements() -> Mapping[str, Any]:
     """Read engines.json.
 
     `prompts` are prompt lengths in tokens, `window` is the original context length, `greedy_of` the number of
-    generated tokens, `versions` those of the packages. `cells` has, by variant of a method and by engine, the
-    `differences` of each prompt from transformers and the number of identical `greedy` tokens, or why it `refused`.
-    `families` has the same for yarn in families that the cells were not measured with.
+    generated tokens, `versions` are package versions. `cells` has, by variant of a method and by engine, the
+    `differences` of each prompt from transformers and the number of identical `greedy` tokens, or the error
+    (`refused`). `families` has the same for yarn in other families.
     """
     return json.loads(files("ctxext.converters").joinpath("engines.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
@@ -91,19 +91,19 @@ def _read_notes() -> Mapping[str, Any]:
 
 
 def _find_row(part: str, thing: str, engine: str) -> _Row | None:
-    """Return the row of a part of engines.toml; None without one."""
+    """Return a row of engines.toml; None if there is none."""
     row = _read_notes()[part].get(thing, {}).get(engine)
     return tuple(row) if row else None
 
 
-def worst(variant: str, engine: str) -> float | None:
-    """Return the largest difference of a variant in an engine, in nats; None if it was not run."""
-    return max(measured()["cells"].get(variant, {}).get(engine, {}).get("differences", ()), default=None)
+def worst_difference(variant: str, engine: str) -> float | None:
+    """Return the largest difference of a variant in an engine, in nats; None if it is untested."""
+    return max(read_measurements()["cells"].get(variant, {}).get(engine, {}).get("differences", ()), default=None)
 
 
 def tried_in(engine: str) -> set[str]:
     """Return the families that an engine was tested with and runs correctly."""
-    rows = {name: cells.get(engine, {}).get("differences") for name, cells in measured()["families"].items()}
+    rows = {name: cells.get(engine, {}).get("differences") for name, cells in read_measurements()["families"].items()}
     right = {name for name, differences in rows.items() if differences and max(differences) <= TOLERANCE}
     return right.union(_read_notes()["tried_in"].get(engine, _read_notes()["tried_families"]))
 
@@ -111,10 +111,10 @@ def tried_in(engine: str) -> set[str]:
 def schedules_of(model: ModelConfig) -> tuple[str, ...]:
     """Return the method variants of a schedule, as named in engines.json; from config.json if there is no record."""
     carrier, numbers = model.encoding.carrier, model.encoding.numbers
-    noted = [str(step.get("method")) for step in (provenance(model.config).get("recipe") or {}).get("steps", ())]
+    recorded = [str(step.get("method")) for step in (provenance(model.config).get("recipe") or {}).get("steps", ())]
     rotary = {method.name: method for method in METHODS if method.encoding == "rotary" and not method.needs_code()}
-    names = [name for name in noted if name in rotary and getattr(rotary[name], "rope_type", "default") == carrier]
-    bases = [name for name in noted if name in rotary and rotary[name].kind == "base"]
+    names = [name for name in recorded if name in rotary and getattr(rotary[name], "rope_type", "default") == carrier]
+    bases = [name for name in recorded if name in rotary and rotary[name].kind == "base"]
     schedule = names[-1] if names else _METHOD_OF.get(carrier, carrier)
     factor, parts = numbers.get("attention_factor"), "yarn" if schedule == "ntk-by-parts" else schedule
     if parts == "yarn" and factor is not None:
@@ -160,7 +160,7 @@ def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
             rows = [_row(name, engine, has_code=bool(steps)) for name in schedules]
         rows += [_row(name, engine, has_code=True) for name in steps]
         if len(steps) > 1:  # Each was tested alone.
-            rows.append((UNKNOWN, "", f"{' and '.join(steps)} together were not tried"))
+            rows.append((UNKNOWN, "", f"the combination of {' and '.join(steps)} is untested"))
         status, _, remark = max(rows, key=lambda row: order.index(row[0]))
         arguments = " ".join(dict.fromkeys(row[1] for row in rows if row[1]))
         remark = remark or next((row[2] for row in rows if row[2]), "")
@@ -174,8 +174,10 @@ def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
     # Limits of transformers 4.57, if they are known.
     types, rope_type = model.family.rope_types_4x, native_type(model.family, model.encoding.carrier)
     if types is not None and rope_type not in types:
-        reads = "does not know the family" if not types else f'does not take the rope type "{rope_type}" here'
-        remark = "; ".join(part for part in (served[0].remark, f"5 or newer, as 4.57 {reads}") if part)
+        limit = "the family" if not types else f'the rope type "{rope_type}" here'
+        remark = "; ".join(
+            part for part in (served[0].remark, f"needs 5 or newer: 4.57 does not support {limit}") if part
+        )
         served[0] = dataclasses.replace(served[0], remark=remark)
     return tuple(served)
 
@@ -187,21 +189,22 @@ def _of_schedule(variant: str, engine: str, model: ModelConfig) -> _Row:
     if row := _find_row("schedules", variant, engine):
         return row
     if engine == "transformers":
-        two = (PARTLY, "", "not invariant under caching, as its two lists differ")
+        two = (PARTLY, "", "caching changes the result, as its two lists differ")
         return two if _TWO_LISTS in variant else (EXACT, "", "")
     if engine == "SGLang":
         if variant.endswith(_BARE):
-            return (WRONG, "", "ignores attention_factor; convert again, which writes the keys that it reads")
+            return (WRONG, "", "ignores attention_factor; convert again to write the keys that it reads")
         return (EXACT, arguments, remark)
     if (family, carrier, engine) == ("phi3", "longrope", "llama.cpp"):
         return (UNKNOWN, "", BY_SOURCE)
     if family != "llama" and (row := _find_row("only_llama", variant, engine)):
         return row
-    data, difference, better = measured(), worst(variant, engine), worst(variant, f"{engine} with metadata")
+    data, difference = read_measurements(), worst_difference(variant, engine)
+    better = worst_difference(variant, f"{engine} with metadata")
     if reason := data["cells"].get(variant, {}).get(engine, {}).get("refused"):
         return (WRONG, "", reason)
     if difference is None:
-        return (UNKNOWN, arguments, f"{variant} was not tried")
+        return (UNKNOWN, arguments, f"{variant} is untested")
     if difference <= TOLERANCE:
         return (PARTLY if variant == "dynamic" else EXACT, arguments, remark)
     reads_metadata = carrier == "yarn" or gguf_name(model) in _read_notes()["read_rope_freqs"]
@@ -212,8 +215,8 @@ def _of_schedule(variant: str, engine: str, model: ModelConfig) -> _Row:
     pairs = zip(data["prompts"], data["cells"][variant][engine]["differences"], strict=True)
     beyond = max(float(number) for length, number in pairs if length > data["window"])
     if _TWO_LISTS in variant and beyond <= TOLERANCE:
-        return (PARTLY, arguments, f"{remark}; below the original context length {differs}")
-    remedy = "convert again, which writes the keys that it reads" if variant.endswith(_BARE) else ""
+        return (PARTLY, arguments, f"{remark}; within the original context length {differs}")
+    remedy = "convert again to write the keys that it reads" if variant.endswith(_BARE) else ""
     remedy = remedy or _read_notes()["remedies"].get(carrier, {}).get(engine, "")
     return (WRONG, "", "; ".join(part for part in (differs, remedy) if part))
 
@@ -238,18 +241,18 @@ def _row(thing: str, engine: str, *, has_code: bool) -> _Row:
     """Return an engine's status for one schedule or method; it is "not known" if untested."""
     rows: Mapping[str, Any] = next((entry for entry in _read_notes()["carried"] if thing in entry["names"]), {})
     row = rows.get(engine) or (_read_notes()["code"].get(engine) if has_code else None)
-    return tuple(row) if row else (UNKNOWN, _TRUST if has_code else "", f"{thing} was not tried")
+    return tuple(row) if row else (UNKNOWN, _TRUST if has_code else "", f"{thing} is untested")
 
 
-def unconverted_lines(source: str, model: ModelConfig, serving: Sequence[Serving]) -> dict[str, str]:
+def source_commands(source: str, model: ModelConfig, serving: Sequence[Serving]) -> dict[str, str]:
     """Return, by engine, the command that serves a source with its recipe without converting it.
 
-    Only for recipes without code, and only for engines that serve their result. `make engines` runs the lines of
-    vLLM and llama.cpp; SGLang's line is untested and follows common usage.
+    Only for recipes without code and for engines that support the result. `make engines` tests the lines of vLLM and
+    llama.cpp; SGLang's line is untested.
     """
     if model.code or model.family.positions != "rotary":  # A command line can express neither code nor tables.
         return {}
-    # `demo` is neither a Hub id nor a folder; other names would not remain one word of a command on a page.
+    # `demo` is neither a Hub id nor a folder; other names might not be one word of a command.
     source = source if source != "demo" and source.isprintable() and not set(source) & set("<>`") else "SOURCE"
     run = {row.engine for row in serving if row.status in (EXACT, PARTLY) or BY_SOURCE in row.remark}
     # vLLM accepts the same line for any family, with a nested override for multimodal ones.
@@ -265,7 +268,9 @@ def unconverted_lines(source: str, model: ModelConfig, serving: Sequence[Serving
         "SGLang": ["python", "-m", "sglang.launch_server", "--model-path", source],
         "llama.cpp": ["llama-server", "-m", f"{source.rpartition('/')[2]}.gguf"],
     }
-    return {engine: shlex.join([*programs[engine], *own]) for engine, own in flags.items() if own and engine in run}
+    return {
+        engine: shlex.join([*programs[engine], *words]) for engine, words in flags.items() if words and engine in run
+    }
 
 
 def overrides(model: ModelConfig) -> dict[str, Any]:
@@ -281,12 +286,12 @@ def _llama_cpp(model: ModelConfig) -> list[str]:
     rotary, numbers = model.rotary, model.rotary.parameters
     length = str(rotary.context_length)
     # A server does not exceed the context length in the model's metadata.
-    reach = ["--override-kv", f"{gguf_name(model)}.context_length=int:{length}", "-c", length]
+    context = ["--override-kv", f"{gguf_name(model)}.context_length=int:{length}", "-c", length]
     kind = native_type(model.family, rotary.rope_type)
     if kind == "default" or (kind == "linear" and rotary.rope_type == "default"):  # Mistral 4's plain schedule.
-        return ["--rope-freq-base", f"{rotary.theta:.10g}", *reach]
+        return ["--rope-freq-base", f"{rotary.theta:.10g}", *context]
     if kind == "linear":
-        return ["--rope-scaling", "linear", "--rope-scale", f"{numbers['factor']:g}", *reach]
+        return ["--rope-scaling", "linear", "--rope-scale", f"{numbers['factor']:g}", *context]
     if kind != "yarn":
         return []
     flags = ["--rope-scaling", "yarn", "--rope-scale", f"{numbers['factor']:g}"]
@@ -296,4 +301,4 @@ def _llama_cpp(model: ModelConfig) -> list[str]:
             flags += [f"--yarn-{key.replace('_', '-')}", f"{numbers[key]:g}"]
     if (factor := attn_factor(model)) is not None:
         flags += ["--override-kv", f"{gguf_name(model)}.rope.scaling.attn_factor=float:{factor:.6g}"]
-    return [*flags, *reach]
+    return [*flags, *context]

@@ -1,4 +1,4 @@
-"""The context of a checkpoint, read from its configuration and tensor headers alone."""
+"""The context of a checkpoint, from its configuration and tensor headers."""
 
 import contextlib
 import math
@@ -11,44 +11,44 @@ from ctxext.checkpoint.families import Family, family_of, full_attention_layers,
 from ctxext.checkpoint.geometry import cache_numbers, default_length
 from ctxext.checkpoint.opening import Checkpoint, claimed_lengths
 from ctxext.checkpoint.other_files import SentencePipeline, read_pipeline
-from ctxext.converters.engines import Serving, serving_of, unconverted_lines
+from ctxext.converters.engines import Serving, serving_of, source_commands
 from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, is_readable, model_config, provenance
 from ctxext.recipes.registry import METHODS
 
 _BY_ENCODING: Mapping[str, str] = {
-    "learned": "the table ends where training ended; where this family keeps it was not tried",
-    "sinusoidal": "a table of sinusoids that this package did not try to lengthen",
-    "relative": "only the distance counts, so no position is out of range",
-    "none": "no positions at all: what bounds it is its state, or its window",
+    "learned": "a learned position table, which this version cannot extend for this family",
+    "sinusoidal": "a table of sinusoids, which this version cannot extend for this family",
+    "relative": "only distances matter, so no position is out of range",
+    "none": "no positions; its state or its window limits the context",
 }
 _CLIPPED = (
-    "distances are clipped at max_relative_positions ({max_relative_positions}, where -1 stands for "
-    "max_position_embeddings): farther tokens all look equally far, and more rows would have to be trained"
+    "distances are clipped at max_relative_positions ({max_relative_positions}, -1 means max_position_embeddings): all "
+    "farther tokens get the same embedding, and more rows would have to be trained"
 )
 _LOGARITHMIC = (
     "distances fall into {position_buckets} logarithmic buckets up to max_relative_positions "
-    "({max_relative_positions}, where -1 stands for max_position_embeddings): farther ones share the last, so any "
-    "length runs. What training never saw is the length itself, which no key changes"
+    "({max_relative_positions}, -1 means max_position_embeddings): farther ones share the last bucket, so no distance "
+    "is out of range. Longer inputs are untrained"
 )
 _BY_TYPE: Mapping[str, str] = {
     "deberta": _CLIPPED,
     "deberta-v2": _LOGARITHMIC,
     "transfo-xl": (
-        "nothing: it reads by segments and remembers mem_len ({mem_len}) states of those before; a larger mem_len "
-        "looks back further"
+        "none: it reads segments and keeps mem_len ({mem_len}) states of earlier ones; a larger mem_len extends the "
+        "context"
     ),
     "xlnet": (
-        "nothing: its relative sinusoids are computed for any distance; mem_len ({mem_len}) is how many states of "
-        "earlier segments it looks back at"
+        "none: its relative sinusoids are computed for any distance; mem_len ({mem_len}) is the number of states of "
+        "earlier segments that it keeps"
     ),
 }
 _DEFAULTS: Mapping[str, Any] = {"max_relative_positions": -1, "position_buckets": -1, "mem_len": "not set"}
 
 
 def bound_of(config: Mapping[str, Any], family: Family) -> str:
-    """Return a sentence on the limit of a family's context, with the numbers of this configuration."""
+    """Describe the limit of a family's context, with the values of this configuration."""
     sentence = _BY_TYPE.get(family.model_type, _BY_ENCODING.get(family.positions, ""))
     return sentence.format_map({**_DEFAULTS, **text_config(config, family)})
 
@@ -75,7 +75,7 @@ class Inspection:
         methods: For every method the reason why it does not apply; empty if it does.
         recipe: The recipe that ctxext applied to it, as in a recipe file; None without one.
         serving: Status in each engine, if ctxext created the checkpoint.
-        unconverted: By engine the command that serves its unconverted source with the recipe on the command line.
+        source_commands: By engine the command that serves its unconverted source with the recipe on the command line.
     """
 
     family: Family
@@ -92,7 +92,7 @@ class Inspection:
     methods: Mapping[str, str]
     recipe: Mapping[str, Any] | None
     serving: tuple[Serving, ...]
-    unconverted: Mapping[str, str]
+    source_commands: Mapping[str, str]
 
     @property
     def rotary(self) -> Rotary | None:
@@ -119,10 +119,10 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
             frequencies = inverse_frequencies(rotary)
             unfinished = sum(2 * math.pi / theta > rotary.trained_length for theta in frequencies)
     heads = read(config, family, "num_attention_heads")
-    noted = provenance(config)
-    recipe = noted.get("recipe")
+    record = provenance(config)
+    recipe = record.get("recipe")
     serving = serving_of(model) if recipe and model else ()
-    is_copy = recipe and model and not noted.get("finetune")
+    is_copy = recipe and model and not record.get("finetune")
     return Inspection(
         family=family,
         positions=family.positions,
@@ -147,5 +147,5 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         methods=methods,
         recipe=recipe,
         serving=serving,
-        unconverted=unconverted_lines(str(noted.get("source")), model, serving) if is_copy and model else {},
+        source_commands=source_commands(str(record.get("source")), model, serving) if is_copy and model else {},
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.other_files import read_pipeline, stated_lengths
+from ctxext.checkpoint.other_files import read_lengths, read_pipeline
 from ctxext.errors import CtxextError
 from ctxext.files.content import as_json
 from ctxext.files.schemas import read_json_object
@@ -19,7 +19,7 @@ _DECODER = json.JSONDecoder()
 
 
 def with_number(text: str, name: str, keys: Sequence[str], number: int, *, old: int | None = None) -> str | None:
-    """Replace a number in a JSON text, for any order, nesting or escapes of the keys; None if it is not there.
+    """Replace a number in a JSON text, for any order, nesting or escapes of the keys; return None if it is missing.
 
     Args:
         text: The text; a byte-order mark is removed.
@@ -43,7 +43,7 @@ def with_number(text: str, name: str, keys: Sequence[str], number: int, *, old: 
     return f"{text[:begin]}{number}{text[end:]}"
 
 
-def _value_of(text: str, at: int, wanted: str, name: str) -> tuple[int, int] | None:
+def _value_of(text: str, at: int, key_to_find: str, name: str) -> tuple[int, int] | None:
     """Return the start and end of a key's value in the object that begins at `at`; None if there is none."""
     at, place = _skip(text, at), None
     if text[at : at + 1] != "{":
@@ -58,9 +58,9 @@ def _value_of(text: str, at: int, wanted: str, name: str) -> tuple[int, int] | N
             raise ValueError(f"Expecting ':' at character {at}")
         begin = _skip(text, at + 1)
         _, end = _DECODER.raw_decode(text, begin)
-        if key == wanted and place is not None:
-            raise CtxextError(f'"{name}" has the key "{wanted}" twice.', hint="Keep one of the two.")
-        place = (begin, end) if key == wanted else place
+        if key == key_to_find and place is not None:
+            raise CtxextError(f'"{name}" has the key "{key_to_find}" twice.', hint="Keep one of the two.")
+        place = (begin, end) if key == key_to_find else place
         at = _skip(text, end)
         if text[at : at + 1] not in (",", "}"):
             raise ValueError(f"Expecting ',' at character {at}")
@@ -79,11 +79,11 @@ _FOLLOWING = (
     ("tokenizer_config.json", "max_len"),
     ("generation_config.json", "max_length"),
 )
-"""Values that change with the context length if they equal the old one; others may be deliberate."""
+"""Values that are updated only if they equal the old context length; others may be deliberate."""
 
 
 def length_files(folder: Path, before: Encoding, after: Encoding) -> dict[str, str]:
-    """Return the new texts of the files that contain the context length, by name; only those that change."""
+    """Return the new texts of the files that contain the context length, by name, if they change."""
     texts: dict[str, str] = {}
     tokenizer = _read(folder, "tokenizer_config.json")
     if tokenizer is not None and 0 < (tokenizer.get("model_max_length") or 0) < _UNLIMITED:
@@ -94,8 +94,8 @@ def length_files(folder: Path, before: Encoding, after: Encoding) -> dict[str, s
             _set(folder, texts, name, key, after.claimed_length)
     is_sentence_encoder = False
     if after.is_scaled or after.claimed_length != before.claimed_length:
-        # These truncate every text silently, often far below the model's context length, so all are updated.
-        stated = stated_lengths(folder)
+        # These silently truncate every text, often far below the context length, so all are updated.
+        stated = read_lengths(folder)
         for name, key in stated:
             _set(folder, texts, name, key, after.claimed_length)
         is_sentence_encoder = bool(stated) or read_pipeline(folder) is not None
@@ -106,7 +106,7 @@ def length_files(folder: Path, before: Encoding, after: Encoding) -> dict[str, s
     for name in dict.fromkeys(("tokenizer.json", *(name for name in names if Path(name).name == name))):
         if not (path := folder / name).is_file():
             continue
-        # Padding is kept: it does not change any token.
+        # Padding does not change any token, so it stays.
         keys = ("truncation", "max_length")
         if text := with_number(read_text(path), str(path), keys, after.claimed_length, old=old):
             texts[name] = text

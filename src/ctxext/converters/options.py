@@ -1,4 +1,4 @@
-"""The options of a conversion: writing the checkpoint, and permitted losses compared with the source."""
+"""The options of a conversion."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ LINKS: Mapping[str, tuple[str, ...]] = {
     "hard": (HARD, COPIED),
     "copy": (COPIED,),
 }
-"""Values of `--link`, and the ways to place weight files, in the order of the attempts."""
+"""Values of `--link`, with the ways to place weight files in the order of attempts."""
 
 _CALIBRATION = "Calibration of the head order"
 
@@ -28,19 +28,19 @@ class SaveOptions(OverwriteOptions):
 
     link: str = option(
         "auto",
-        help="How the weights come into OUT: auto (cloned where the disk can, else copied), reflink, hard or copy. "
-        "After hard an edit of OUT's weights is an edit of SOURCE's.",
+        help="How weight files are placed in OUT: auto (cloned if the file system can, else copied), reflink, hard or "
+        "copy. After hard, editing the weights of OUT also edits those of SOURCE.",
     )
-    digest: bool = option(False, help="Record the SHA-256 of the weights; reads them.")
+    digest: bool = option(False, help="Record the SHA-256 of the weights, which reads them all.")
     check: bool = option(
         True,
-        help="Check that transformers rotates as the method says; load code in a clean process.",
+        help="Check the rotation in transformers against the method; load code in a clean process.",
         flags=("--verify/--no-verify",),
     )
 
     def __post_init__(self) -> None:
         if self.link not in LINKS:
-            raise CtxextError(f'"{self.link}" is not a way to bring the weights.', hint=f"Choose {', '.join(LINKS)}.")
+            raise CtxextError(f'"{self.link}" is not a value of --link.', hint=f"Choose {', '.join(LINKS)}.")
 
 
 @with_documented_options
@@ -50,13 +50,13 @@ class Calibration:
 
     text: Path | None = option(
         None,
-        help="Text or JSONL file for --head-order calibrated; by default the package's.",
+        help="Text or JSONL file for --head-order calibrated; a text is included.",
         flags=("--calibration-text",),
         panel=_CALIBRATION,
     )
     device: str = option("auto", help="auto, cpu, cuda or mps.", panel=_CALIBRATION)
     dtype: str = option(
-        "auto", help="auto (as saved; on a CPU what it is fast in), bf16, fp16, fp32.", panel=_CALIBRATION
+        "auto", help="auto (as saved, or the fastest type on a CPU), bf16, fp16, fp32.", panel=_CALIBRATION
     )
 
 
@@ -67,9 +67,9 @@ class ConvertOptions(SaveOptions):
 
     replace_scaling: bool = option(
         False,
-        help="Take the source's own schedule away first, and what its weights learned with it; says what that is.",
+        help="Remove the existing RoPE scaling first (may hurt a model trained with it).",
     )
-    allow_shorter: bool = option(False, help="Accept a result that reads less than the source.")
+    allow_shorter: bool = option(False, help="Allow a shorter context than the source has.")
     original_length: int | None = original_length_option()
     calibration: Calibration = Calibration()
 

@@ -13,8 +13,8 @@ from ctxext.checkpoint.families import idle_window, read, text_config
 from ctxext.checkpoint.geometry import default_length
 from ctxext.checkpoint.loading import hub_kernels
 from ctxext.checkpoint.opening import Checkpoint
-from ctxext.checkpoint.other_files import LENGTHS, VERSIONED, left_out, other_formats
-from ctxext.converters.engines import Serving, serving_of, unconverted_lines
+from ctxext.checkpoint.other_files import LENGTHS, VERSIONED, find_excluded_files, other_formats
+from ctxext.converters.engines import Serving, serving_of, source_commands
 from ctxext.converters.lengths import index_files, length_files
 from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST, same_value
@@ -40,7 +40,7 @@ _FARTHEST = 32
 
 @dataclass(frozen=True)
 class Change:
-    """One value that a conversion changes in one file; None stands for "not there"."""
+    """One value that a conversion changes in one file; None if it is absent."""
 
     file: str
     key: str
@@ -55,15 +55,15 @@ class Plan:
     Attributes:
         source: The source checkpoint.
         recipe: The steps with all parameters resolved.
-        start: The configuration that the steps begin with: the source's, or the source's without its own schedule.
-        stock: The configuration with only the steps that unmodified transformers implements.
+        start: The configuration before the steps: the source's, without its schedule if that is replaced.
+        stock: The configuration with only the steps that transformers implements without code.
         model: The configuration of the result, as written to config.json.
         texts: Content of the other files with new content, by name, without the card.
         weights: Files to link or copy, relative to the source.
-        rewritten: The tensors among them that are rewritten; all others are the source's.
+        rewritten: The tensors among them that are rewritten; all others are unchanged.
         others: Files to copy unchanged, relative to the source.
         replaced: Description of the scaling removed from the source; empty if none was.
-        left_out: Files of the source omitted from the result without a replacement, by reason.
+        find_excluded_files: Files of the source that the result omits, by reason.
     """
 
     source: Checkpoint
@@ -76,7 +76,7 @@ class Plan:
     rewritten: tuple[NewTensor, ...]
     others: tuple[Path, ...]
     replaced: str
-    left_out: Mapping[str, Sequence[str]]
+    find_excluded_files: Mapping[str, Sequence[str]]
 
     @property
     def encoding(self) -> Encoding:
@@ -84,13 +84,13 @@ class Plan:
         return self.model.encoding
 
     @property
-    def written(self) -> list[str]:
+    def written_files(self) -> list[str]:
         """The names of all files with new content, sorted."""
         return sorted([*self.texts, *_REPLACED])
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
-        """The changes in the JSON files, for people."""
+        """The changes in the JSON files, for display."""
         old, new, family = self.source.read_json("config.json") or {}, self.model.config, self.model.family
         changes = _differences("config.json", "", old, new)
         if inner := family.text_config:
@@ -108,14 +108,14 @@ class Plan:
     @cached_property
     def cautions(self) -> tuple[str, ...]:
         """Warnings for users of the result."""
-        left = (f"left out, as {reason}: {', '.join(files)}." for reason, files in self.left_out.items())
+        left = (f"omitted, because {reason}: {', '.join(files)}." for reason, files in self.find_excluded_files.items())
         replaced = [self.replaced] if self.replaced else []
         return (*replaced, *cautions_of(self.source, self.recipe, self.model), *left)
 
     @property
-    def unconverted(self) -> Mapping[str, str]:
-        """By engine the command that serves the unconverted source with the recipe on the command line."""
-        return unconverted_lines(self.source.name, self.model, self.serving)
+    def source_commands(self) -> Mapping[str, str]:
+        """By engine the command that serves the unconverted source with the recipe."""
+        return source_commands(self.source.name, self.model, self.serving)
 
 
 def make_plan(
@@ -123,71 +123,71 @@ def make_plan(
 ) -> Plan:
     """Plan a conversion; weights are checked by their headers only."""
     before = model_config(source.config, source.original_length)
-    start, recipe, kept = _start(source, before, recipe, replace_scaling=replace_scaling)
-    recipe = recipe.resolved(start)
+    start, recipe, inherited = _find_start(source, before, recipe, replace_scaling=replace_scaling)
+    recipe = recipe.resolve(start)
     _LOG.debug("planning %s from %s", recipe.to_dict()["steps"], start.encoding)
     source.check_weights()
     code = recipe.code_files(start.config)
     if not before.code and (taken := sorted({path.as_posix() for path in source.files}.intersection(code))):
         raise CtxextError(
-            f'"{source.name}" has a file "{taken[0]}" of its own, which is the name of the code of this method.',
-            hint="Take it out of a copy of the folder, or choose a method without code.",
+            f'"{source.name}" already has a file "{taken[0]}", which this method would write.',
+            hint="Remove it from a copy of the folder, or choose a method without code.",
         )
     stock = recipe.edit(start, with_code=False)
     model = recipe.add_code(stock)
     rewritten = recipe.new_tensors(source, start)
     if not allow_shorter:
-        _check_reach(source, before, start, model.encoding)
+        _check_length(source, before, start, model.encoding)
     lengths = length_files(source.folder, before.encoding, model.encoding)
     texts = {**lengths, **code, **index_files(source.folder, rewritten)}
-    weights, others, omitted = _sorted_files(source, recipe, texts, has_code=bool(before.code))
+    weights, others, omitted = _sort_files(source, recipe, texts, has_code=bool(before.code))
     return Plan(
         source=source,
         recipe=recipe,
         start=start,
         stock=stock,
-        model=_noting(source, recipe, start, model),
+        model=_add_record(source, recipe, start, model),
         texts=texts,
         weights=weights,
         rewritten=rewritten,
         others=others,
-        replaced="" if start is before else _replaced(source, before, model.encoding, kept),
-        left_out=omitted,
+        replaced="" if start is before else _describe_replaced(source, before, model.encoding, inherited),
+        find_excluded_files=omitted,
     )
 
 
-def _start(
+def _find_start(
     source: Checkpoint, before: ModelConfig, recipe: Recipe, *, replace_scaling: bool
 ) -> tuple[ModelConfig, Recipe, Mapping[str, Any]]:
-    """Return the configuration to start from, the recipe with the parameters it takes over, and those parameters."""
+    """Return the configuration to start from, the recipe with inherited parameters, and those parameters."""
     if not before.code and not (before.encoding.is_scaled and recipe.replaces_encoding):
         return before, recipe, {}
     if not replace_scaling:
         raise already_extended(source, before.encoding)
-    noted = provenance(source.config)
-    if noted.get("recipe") and recipe_from_dict(noted["recipe"], "config.json").rewrites_weights:
+    record = provenance(source.config)
+    if record.get("recipe") and recipe_from_dict(record["recipe"], "config.json").rewrites_weights:
         raise CtxextError(
-            f'The recipe of "{source.name}" wrote weights, which no configuration brings back.',
-            hint=f'Start from its source "{noted.get("source")}".',
+            f'The recipe of "{source.name}" changed weights, which cannot be restored.',
+            hint=f'Start from its source "{record.get("source")}".',
         )
     start = plain_config(before)
     if start.encoding.is_scaled and recipe.replaces_encoding:
-        start = plain_config(start)  # Without our code, the source still has its own schedule.
+        start = plain_config(start)  # Without ctxext's code, the source still has its schedule.
     _check_original(source, before.encoding, start.encoding)
-    return start, *recipe.taking_over(before)
+    return start, *recipe.take_over(before)
 
 
-def _noting(source: Checkpoint, recipe: Recipe, start: ModelConfig, model: ModelConfig) -> ModelConfig:
+def _add_record(source: Checkpoint, recipe: Recipe, start: ModelConfig, model: ModelConfig) -> ModelConfig:
     """Return the configuration of the result with its source and recipe recorded."""
-    noted, declared = provenance(source.config), model.encoding.declared_length
-    trained = noted.get("finetune") or noted.get("source_finetune")
+    record, declared = provenance(source.config), model.encoding.declared_length
+    trained = record.get("finetune") or record.get("source_finetune")
     config = {
         **{key: value for key, value in model.config.items() if key != VERSIONED},
-        "ctxext": {  # A published file must not name a local folder.
+        "ctxext": {  # A published file must not contain a local path.
             "version": __version__,
             "source": source.public_name,
             "revision": source.revision,
-            **start.encoding.noted(),
+            **start.encoding.to_record(),
             **({"declared_length": declared} if declared else {}),
             "recipe": recipe.to_dict(),
             **({"source_finetune": trained} if trained else {}),
@@ -196,7 +196,7 @@ def _noting(source: Checkpoint, recipe: Recipe, start: ModelConfig, model: Model
     return dataclasses.replace(model, config=config)
 
 
-def _sorted_files(
+def _sort_files(
     source: Checkpoint, recipe: Recipe, texts: Collection[str], *, has_code: bool
 ) -> tuple[tuple[Path, ...], tuple[Path, ...], Mapping[str, Sequence[str]]]:
     """Return the weight files and other files to keep, and the omitted files by reason."""
@@ -205,51 +205,52 @@ def _sorted_files(
     stale: list[str] = []
     if recipe.rewrites_weights:  # Omit other formats of the weights: they contain the old table.
         loaded = {path.as_posix() for path in source.loaded_safetensors or map(Path, source.remote_sizes)}
-        beside = dict.fromkeys(name for name in names if "/" not in name)
-        stale = [name for name in beside if _SAME_WEIGHTS.match(name) and name not in loaded]
-    misleading = left_out((*weights, *source.files), source.config)
-    gone = {*texts, *_REPLACED, *(CODE_FILES if has_code else ()), *stale}.union(*misleading.values())
+        top_level = dict.fromkeys(name for name in names if "/" not in name)
+        stale = [name for name in top_level if _SAME_WEIGHTS.match(name) and name not in loaded]
+    misleading = find_excluded_files((*weights, *source.files), source.config)
+    omitted = {*texts, *_REPLACED, *(CODE_FILES if has_code else ()), *stale}.union(*misleading.values())
     # The source's records of training, its adapter and its figures do not describe the result.
-    gone.update(name for name in names if records_training(source.folder, name))
-    kept = [path for path in source.files if path not in source.weight_files and path.as_posix() not in gone]
+    omitted.update(name for name in names if records_training(source.folder, name))
+    others = [path for path in source.files if path not in source.weight_files and path.as_posix() not in omitted]
     reasons = {
-        "they hold the old table": stale,
+        "they contain the old table": stale,
         **{reason: [*dict.fromkeys(files)] for reason, files in misleading.items()},
-        "loading the result would run them": [path.as_posix() for path in kept if runs_by_itself(path)],
+        "loading the result would run them": [path.as_posix() for path in others if runs_by_itself(path)],
     }
     return (
-        tuple(path for path in weights if path.as_posix() not in gone),
-        tuple(path for path in kept if not runs_by_itself(path)),
+        tuple(path for path in weights if path.as_posix() not in omitted),
+        tuple(path for path in others if not runs_by_itself(path)),
         {reason: files for reason, files in reasons.items() if files},
     )
 
 
-def _replaced(source: Checkpoint, before: ModelConfig, after: Encoding, kept: Mapping[str, Any]) -> str:
-    """Describe the scaling that --replace-scaling removed and the numbers that the recipe kept."""
+def _describe_replaced(source: Checkpoint, before: ModelConfig, after: Encoding, inherited: Mapping[str, Any]) -> str:
+    """Describe the scaling that --replace-scaling removed and the parameters that the recipe inherited."""
     steps = ", ".join(map(describe_step, (provenance(source.config).get("recipe") or {}).get("steps", [])))
-    what = steps or f"{before.encoding.schedule_summary}, with which the weights were trained"
-    left = f"; kept of it: {', '.join(f'{name} {value}' for name, value in kept.items())}" if kept else ""
+    removed = steps or f"{before.encoding.schedule_summary}, with which the weights were trained"
+    parameters = ", ".join(f"{name} {value}" for name, value in inherited.items())
+    remaining = f"; inherited parameters: {parameters}" if parameters else ""
     lengths = f"from {before.encoding.usable_length} tokens to {after.usable_length}"
-    return f"--replace-scaling took away {what}: {lengths}{left}."
+    return f"--replace-scaling removed {removed}: {lengths}{remaining}."
 
 
 def already_extended(source: Checkpoint, encoding: Encoding) -> CtxextError:
     """Return the error for a second scaling (docs/traps.md, trap 10), with a hint for replacing the first."""
-    noted = provenance(source.config)
-    steps = (noted.get("recipe") or {}).get("steps", [])
+    record = provenance(source.config)
+    steps = (record.get("recipe") or {}).get("steps", [])
     if steps:
-        origin = noted.get("source")
+        origin = record.get("source")
         replace = "replace the schedule with --replace-scaling."
         return CtxextError(
             f'"{source.name}" is already extended: {", ".join(map(describe_step, steps))} from '
             f"{encoding.trained_length} tokens.",
             hint=f'Start from its source "{origin}", or {replace}' if origin else replace.capitalize(),
         )
-    start = "what it was before" if encoding.lacks_original else f"{encoding.trained_length} tokens"
+    start = "the unscaled model" if encoding.lacks_original else f"{encoding.trained_length} tokens"
     return CtxextError(
-        f'"{source.name}" reads {encoding.usable_length} tokens by a schedule of its own: {encoding.schedule_summary}.',
-        hint=f"mspoe, self-extend, dca, adaptive … stand on it. --replace-scaling takes it away, and what the weights "
-        f"learned with it, and starts again from {start}.",
+        f'"{source.name}" already has a schedule for {encoding.usable_length} tokens: {encoding.schedule_summary}.',
+        hint="Choose a method that keeps the schedule, such as mspoe, self-extend, dca or adaptive, or remove it with "
+        f"--replace-scaling (may hurt a model trained with it) and start from {start}.",
     )
 
 
@@ -259,23 +260,23 @@ def _check_original(source: Checkpoint, before: Encoding, plain: Encoding) -> No
         factor = float(before.numbers.get("factor") or 1)
         guess = max(round(before.claimed_length / factor), 1)
         raise CtxextError(
-            f'"{source.name}" was stretched by {factor:g} and does not say from which length.',
-            hint=f"Say what it was trained on first, for example --original-length {guess}.",
+            f'"{source.name}" is scaled by {factor:g} from an unknown original length.',
+            hint=f"Add its original length, for example --original-length {guess}.",
         )
 
 
-def _check_reach(source: Checkpoint, before: ModelConfig, start: ModelConfig, after: Encoding) -> None:
+def _check_length(source: Checkpoint, before: ModelConfig, start: ModelConfig, after: Encoding) -> None:
     """Raise if the result has a shorter context than the source."""
-    # Extensions by ctxext may be removed; the source model's own context must not be lost silently.
+    # An extension by ctxext may be removed; the context of the source model must not be lost silently.
     is_ours = start is not before and provenance(source.config).get("recipe")
-    came_with = (plain_config(before) if is_ours else before).encoding
-    if after.usable_length >= came_with.usable_length:
+    source_encoding = (plain_config(before) if is_ours else before).encoding
+    if after.usable_length >= source_encoding.usable_length:
         return
-    claims = "declares" if came_with.declared_length else "reads"
+    claims = "declares" if source_encoding.declared_length else "supports"
     raise CtxextError(
-        f'"{source.name}" {claims} {came_with.usable_length} tokens, and this would leave {after.usable_length}: '
-        f"factors count from its original {after.trained_length}.",
-        hint=f"Ask for --target-length {format_length(came_with.usable_length)} or more, or add --allow-shorter.",
+        f'"{source.name}" {claims} {source_encoding.usable_length} tokens, but the result would have '
+        f"{after.usable_length}: factors apply to its original {after.trained_length}.",
+        hint=f"Use --target-length {format_length(source_encoding.usable_length)} or more, or add --allow-shorter.",
     )
 
 
@@ -289,9 +290,9 @@ def cautions_of(source: Checkpoint, recipe: Recipe, model: ModelConfig) -> tuple
     window = idle_window(source.config, family, length)
     if window is not None and (read(model.config, family, "sliding_window") or 0) < length:
         cautions.append(
-            f"layers with a window see {window} tokens back, which has no effect up to "
-            f"{read(source.config, family, 'max_position_embeddings')} tokens but takes effect beyond: set the window "
-            f"to {length} in the source's config.json first to keep these layers whole."
+            f"the sliding window of {window} tokens has no effect up to "
+            f"{read(source.config, family, 'max_position_embeddings')} tokens, but limits its layers beyond: to avoid "
+            f"this, first set the window to {length} in the source's config.json."
         )
     factor = model.encoding.usable_length / model.encoding.trained_length
     if scales and factor > _FARTHEST:
@@ -301,29 +302,29 @@ def cautions_of(source: Checkpoint, recipe: Recipe, model: ModelConfig) -> tuple
         )
     if usual := default_length(source.config, model.family):
         cautions.append(
-            f"the source's config.json names no context length: {usual} tokens are its configuration class's default."
+            f"the source's config.json contains no context length: {usual} tokens is the default of its class."
         )
     if is_new_only(model):
-        cautions.append(f"transformers 4.57 does not carry this schedule for {family.model_type}: load it with 5.x.")
+        cautions.append(f"transformers 4.57 does not support this schedule for {family.model_type}: load it with 5.x.")
     if family.note:
         cautions.append(f"{family.model_type}: {family.note}.")
     if recipe.needs_code:
         cautions.append("the result needs trust_remote_code=True; loading it without fails on purpose.")
     if stale := other_formats(source.files):
-        cautions.append(f"{', '.join(stale)} were kept but still hold the source's own position settings.")
+        cautions.append(f"{', '.join(stale)} were copied and still contain the position settings of the source.")
     python = [path for path in source.files if path.suffix == ".py" and path.name not in CODE_FILES]
     if not all(runs_by_itself(path) for path in python):
-        cautions.append("the source carries its own Python code; it was copied and not run.")
+        cautions.append("the source contains Python code, which was copied but not run.")
     named = source.config.get("auto_map") or {}
     if any(auto.startswith("AutoModel") for auto in named) and not recipe.needs_code:
         cautions.append(
-            "load the result without trust_remote_code: code that auto_map names may not read this schedule; "
-            "transformers' own class does."
+            "load the result without trust_remote_code: the code in auto_map may not support this schedule; the class "
+            "of transformers does."
         )
     if kernels := hub_kernels(source.config):
         cautions.append(
-            f"config.json asks for {', '.join(kernels)} on the Hub, which transformers may fetch and run where the "
-            "result is loaded; nothing of it ran here."
+            f"config.json refers to {', '.join(kernels)} on the Hub, which transformers may fetch and run when the "
+            "result is loaded; ctxext did not run it."
         )
     return tuple(cautions)
 

@@ -1,4 +1,4 @@
-"""Rendering a tokenizer's untrusted chat template, with limits of time, memory and size."""
+"""Rendering of untrusted chat templates, with limits on time, memory and size."""
 
 import contextlib
 import re
@@ -13,16 +13,16 @@ from typing import Any
 from ctxext.errors import CtxextError
 
 _SECONDS = 5.0
-"""Seconds of processor time for one conversation; published templates take a thousandth of one."""
+"""Maximum CPU seconds for one conversation; published templates take a thousandth of a second."""
 
 _BYTES = 1 << 28
-"""Memory for one conversation, besides its text; published templates take a thousandth of it."""
+"""Maximum memory for one conversation, besides its text; published templates take a thousandth of it."""
 
 _BYTES_PER_CHARACTER = 100
-"""Memory for each character of a conversation: a few copies of four bytes per character."""
+"""Maximum memory for each character of a conversation: a few copies of four bytes."""
 
 _MOST_ADDED, _MOST_REPEATED = 1_000_000, 10
-"""Maximum of added characters, and of repetitions of the messages: the template's text is tokenized next."""
+"""Maximum number of added characters, and of repetitions of the messages: the result is tokenized next."""
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -30,13 +30,13 @@ _STATM = Path("/proc/self/statm")
 """The file in which Linux reports the mapped memory of a process, in pages."""
 
 
-def rendered(tokenizer: Any, messages: Sequence[Any], **more: Any) -> str:
+def render_chat(tokenizer: Any, messages: Sequence[Any], **more: Any) -> str:
     """Render a conversation as one text, with further variables of the template."""
     render = partial(tokenizer.apply_chat_template, messages, tokenize=False, **more)
-    return _rendered(lambda: (str(render()), ()), messages, more)[0]
+    return _render_limited(lambda: (str(render()), ()), messages, more)[0]
 
 
-def rendered_answers(tokenizer: Any, messages: Sequence[Any], **more: Any) -> tuple[str, Sequence[tuple[int, int]]]:
+def render_answers(tokenizer: Any, messages: Sequence[Any], **more: Any) -> tuple[str, Sequence[tuple[int, int]]]:
     """Render a conversation as one text, with the answers that the template marks by `{% generation %}`.
 
     Returns:
@@ -46,42 +46,42 @@ def rendered_answers(tokenizer: Any, messages: Sequence[Any], **more: Any) -> tu
 
     template = tokenizer.get_chat_template(None, more.get("tools"))
     if not _GENERATION.search(template):
-        return rendered(tokenizer, messages, **more), ()
-    given = {**tokenizer.special_tokens_map, **more, "chat_template": template, "return_assistant_tokens_mask": True}
+        return render_chat(tokenizer, messages, **more), ()
+    values = {**tokenizer.special_tokens_map, **more, "chat_template": template, "return_assistant_tokens_mask": True}
 
     def render() -> tuple[str, Sequence[tuple[int, int]]]:
-        (text,), (answers,) = render_jinja_template(conversations=[list(messages)], **given)
+        (text,), (answers,) = render_jinja_template(conversations=[list(messages)], **values)
         return text, answers
 
-    return _rendered(render, messages, more)
+    return _render_limited(render, messages, more)
 
 
-def _rendered(
+def _render_limited(
     render: Callable[[], tuple[str, Sequence[tuple[int, int]]]], messages: Sequence[Any], more: Mapping[str, Any]
 ) -> tuple[str, Sequence[tuple[int, int]]]:
     size = len(str(messages)) + len(str(more))
     try:
-        with _limited(), _memory_limited(_BYTES + _BYTES_PER_CHARACTER * size):
+        with _limit_time(), _limit_memory(_BYTES + _BYTES_PER_CHARACTER * size):
             text, answers = render()
     except MemoryError as error:
-        raise _refused(f"it takes more than {_BYTES >> 20} MB of memory") from error
+        raise _template_error(f"it needs more than {_BYTES >> 20} MB of memory") from error
     except Exception as error:  # A template is a program.
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise _refused(lines[0]) from error
+        raise _template_error(lines[0]) from error
     if len(text) > _MOST_ADDED + _MOST_REPEATED * size:
-        raise _refused(f"it makes {len(text)} characters of {size}")
+        raise _template_error(f"it turns {size} characters into {len(text)}")
     return text, answers
 
 
-def _refused(reason: str) -> CtxextError:
+def _template_error(reason: str) -> CtxextError:
     return CtxextError(
         f"The tokenizer's chat template cannot be rendered: {reason}", hint="Evaluate with --no-chat-template."
     )
 
 
 @contextlib.contextmanager
-def _memory_limited(num_bytes: int) -> Iterator[None]:
-    """Raise MemoryError once the context allocates more than some bytes, if the system has such a limit (Linux).
+def _limit_memory(num_bytes: int) -> Iterator[None]:
+    """Raise MemoryError if the context allocates more than `num_bytes`; Linux only.
 
     The limit applies to the whole process, so other threads share it.
     """
@@ -106,14 +106,14 @@ def _memory_limited(num_bytes: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _limited() -> Iterator[None]:
-    """Raise TimeoutError in the context after `_SECONDS`, on the main thread of a system with such a timer."""
+def _limit_time() -> Iterator[None]:
+    """Raise TimeoutError in the context after `_SECONDS`; only on the main thread, and not on Windows."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def ring(_number: int, _frame: FrameType | None) -> None:
-        raise TimeoutError(f"it was not done after {_SECONDS:g} seconds")
+        raise TimeoutError(f"it ran for more than {_SECONDS:g} seconds")
 
     before = signal.signal(signal.SIGVTALRM, ring)
     signal.setitimer(signal.ITIMER_VIRTUAL, _SECONDS)

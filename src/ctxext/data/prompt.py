@@ -13,52 +13,52 @@ from ctxext.errors import CtxextError
 _BLOCK = 128
 
 
-class Asked(NamedTuple):
+class QuestionText(NamedTuple):
     """One of several questions about a text, with its correct answers.
 
     Attributes:
         question: The text after the haystack, up to the answer.
         answer: The answer, with a leading space if the text needs one.
         answers: All correct answers; empty if `answer` is the only one.
-        wanted: The parts that an answer must contain, in any order; empty if `answers` has the correct answers.
+        required: The parts that an answer must contain, in any order; empty if `answers` contains the correct answers.
     """
 
     question: str
     answer: str
     answers: tuple[str, ...] = ()
-    wanted: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Pieces:
     """The text of one retrieval question, before it is cut to a token length.
 
-    Units are joined by simple concatenation, so each piece contains its own separators.
+    Units are simply concatenated, so each piece includes its separators.
 
     Attributes:
         opening: The instruction before the haystack.
         haystack: Endless filler units: a sentence, a record, a document.
         needles: Units that must all be in the haystack. One goes at the given depth; the others are distractors at
             random depths.
-        asks: The questions: one about the first needle, or one about every needle in turn if any can be the target.
-        padding: A unit of one token that is repeated before the question to get an exact length, for filler with units
-            that cannot be cut. Empty if filler may be cut anywhere.
+        questions: One question about the first needle, or one about every needle in turn if any can be the target.
+        padding: A unit of one token that is repeated before the question to reach the exact length, if filler units
+            cannot be cut. Empty if filler may be cut anywhere.
         places: The depth of each needle, from 0 to 1, in rising order, if that is part of the question.
-        asked: The question alone, if the text of the first begins with something else.
+        bare_question: The question alone, if the text of the first question begins with something else.
     """
 
     opening: str
     haystack: Iterator[str]
     needles: tuple[str, ...]
-    asks: tuple[Asked, ...]
+    questions: tuple[QuestionText, ...]
     padding: str = ""
     places: tuple[float, ...] = ()
-    asked: str = ""
+    bare_question: str = ""
 
     def with_question_first(self) -> Self:
         """Return the question with its text before and after the haystack; only the first needle can be its target."""
-        asked = self.asked or split_question(self.asks[0].question)[0].strip()
-        return dataclasses.replace(self, opening=f"{asked}\n\n{self.opening}", asks=self.asks[:1])
+        question = self.bare_question or split_question(self.questions[0].question)[0].strip()
+        return dataclasses.replace(self, opening=f"{question}\n\n{self.opening}", questions=self.questions[:1])
 
 
 @dataclass(frozen=True)
@@ -69,23 +69,23 @@ class Prompt:
         ids: Token ids, the answer included.
         num_answer: The number of tokens of the answer, at the end of `ids`.
         answers: All correct answers, as text.
-        wanted: The parts that an answer must contain, if it is a list.
+        required: The parts that an answer must contain, if it is a list.
     """
 
     ids: list[int]
     num_answer: int
     answers: tuple[str, ...]
-    wanted: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Ask:
-    """A question after the haystack and its answer, as tokens, and the correct answers as text."""
+class EncodedQuestion:
+    """A question after the haystack with its answer, as tokens, and the correct answers as text."""
 
     tail: list[int]
     answer: list[int]
     answers: tuple[str, ...]
-    wanted: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -99,24 +99,25 @@ class Parts:
 
     head: list[int]
     needles: list[list[int]]
-    asks: list[Ask]
+    questions: list[EncodedQuestion]
 
     @property
     def size(self) -> int:
         """The number of tokens of the longest question with an empty haystack."""
-        return len(self.head) + sum(map(len, self.needles)) + max(ask.size for ask in self.asks)
+        return len(self.head) + sum(map(len, self.needles)) + max(ask.size for ask in self.questions)
 
 
 def encode_parts(pieces: Pieces, encoder: Encoder, *, answer_room: int = 0) -> Parts:
     """Encode everything but the haystack, with at least `answer_room` tokens for a generated answer."""
-    asks = []
-    for question, text, answers, wanted in pieces.asks:
-        head, tail = encoder.frame(pieces.opening, question)
-        answer = encoder.piece(text)
+    questions = []
+    for question, text, answers, required in pieces.questions:
+        head, tail = encoder.encode_frame(pieces.opening, question)
+        answer = [*encoder.encode_piece(text)]
         if not answer:
             raise no_tokens(text)
-        asks.append(Ask(tail, answer + answer[-1:] * (answer_room - len(answer)), answers or (text,), wanted))
-    return Parts(head, encoder.pieces(pieces.needles), asks)
+        answer += answer[-1:] * (answer_room - len(answer))
+        questions.append(EncodedQuestion(tail, answer, answers or (text,), required))
+    return Parts(head, encoder.encode_pieces(pieces.needles), questions)
 
 
 def lay_out(
@@ -142,30 +143,30 @@ def lay_out(
     room = length - parts.size
     if room < 0:
         raise too_short(length, parts.size)
-    # Questions differ by a few tokens. All have the same haystack; shorter questions have more filler behind it.
-    longest = max(ask.size for ask in parts.asks)
-    units, rest = _fill(pieces, encoder, room, longest - min(ask.size for ask in parts.asks))
+    # Questions differ by a few tokens. All have the same haystack; more filler follows it before shorter questions.
+    longest = max(ask.size for ask in parts.questions)
+    units, rest = _fill(pieces, encoder, room, longest - min(ask.size for ask in parts.questions))
     anywhere = [rng.random() for _ in parts.needles]
-    num_texts = -(-len(depths) // len(parts.asks))
+    num_texts = -(-len(depths) // len(parts.questions))
     prompts = []
     for number, _ in enumerate(depths):
-        text, asked = number % num_texts, number // num_texts
+        text, question = number % num_texts, number // num_texts
         places = pieces.places or [*depths[text::num_texts], *anywhere][: len(parts.needles)]
         haystack = _hide(units, parts.needles, places)
-        ask = parts.asks[asked]
+        ask = parts.questions[question]
         surplus = length - len(parts.head) - len(haystack) - ask.size
         ids = [*parts.head, *haystack, *rest[:surplus], *ask.tail, *ask.answer]
         if len(ids) != length:
-            raise AssertionError(f"a prompt of {len(ids)} tokens where {length} were asked for")
-        prompts.append(Prompt(ids, len(ask.answer), ask.answers, ask.wanted))
+            raise AssertionError(f"a prompt has {len(ids)} tokens instead of {length}")
+        prompts.append(Prompt(ids, len(ask.answer), ask.answers, ask.required))
     return prompts
 
 
 def too_short(length: int, minimum: int, task: str = "The question") -> CtxextError:
     """Return the error for a length that is too short for the question."""
     return CtxextError(
-        f"{task} needs at least {minimum} tokens, but a length of {length} was asked for.",
-        hint=f"Ask for --lengths {minimum} or more.",
+        f"{task} needs at least {minimum} tokens, but a prompt length is {length}.",
+        hint=f"Use --lengths {minimum} or more.",
     )
 
 
@@ -181,7 +182,7 @@ def _hide(units: Sequence[list[int]], needles: Sequence[list[int]], depths: Sequ
 
 
 def _fill(pieces: Pieces, encoder: Encoder, room: int, more: int) -> tuple[list[list[int]], list[int]]:
-    """Return units that fill `room` tokens, the last one cut if that is allowed, and the tokens that may follow them.
+    """Return units that fill `room` tokens, the last one cut if possible, and the tokens that may follow them.
 
     The following tokens are the rest of the filler, at least `more` of them, or padding if units cannot be cut.
     """
@@ -190,18 +191,18 @@ def _fill(pieces: Pieces, encoder: Encoder, room: int, more: int) -> tuple[list[
     used = 0
     while used < room + more:
         texts = list(islice(haystack, _BLOCK))
-        block = encoder.pieces(texts)
+        block = encoder.encode_pieces(texts)
         if not any(block):
-            raise CtxextError("The haystack is empty or too short for this length.", hint="Give a longer one.")
+            raise CtxextError("The haystack is empty or too short for this length.", hint="Use a longer text.")
         units += block
         used += sum(map(len, block))
     ends = list(accumulate(map(len, units)))
     whole = sum(end <= room for end in ends)
     taken = ends[whole - 1] if whole else 0
     if pieces.padding:
-        if not encoder.piece(pieces.padding):
+        if not encoder.encode_piece(pieces.padding):
             raise no_tokens(pieces.padding)
-        return units[:whole], encoder.piece(pieces.padding)[-1:] * (room - taken + more)
+        return units[:whole], encoder.encode_piece(pieces.padding)[-1:] * (room - taken + more)
     following = list(chain.from_iterable(units[whole:]))
     if room > taken:
         return [*units[:whole], following[: room - taken]], following[room - taken :]

@@ -1,7 +1,7 @@
 """The text around needles: endless prose from a small grammar, or a user's text.
 
-Every sentence of the prose is drawn from the patterns and word lists of prose.txt, so the text is free to use, needs no
-download, is the same for the same seed, and contains no digits: a number in a haystack is always a needle.
+Sentences are drawn from the patterns and word lists of prose.txt, so the text is free to use, needs no download, is the
+same for the same seed, and contains no digits: a number in a haystack is always a needle.
 """
 
 import random
@@ -25,7 +25,7 @@ def _read_lists() -> dict[str, list[str]]:
 
 
 WORDS = _read_lists()
-"""Words and phrases by the slot of a pattern."""
+"""Words and phrases by slot name."""
 
 PATTERNS = WORDS.pop("pattern")
 FIRST_NAMES, LAST_NAMES, PLACES = WORDS["first"], WORDS["last"], WORDS["place"]
@@ -43,7 +43,7 @@ def sentence(rng: random.Random) -> str:
 
 
 def sentences(rng: random.Random) -> Iterator[str]:
-    """Yield sentences without end, without surrounding spaces; the same for the same state of `rng`."""
+    """Yield endless sentences, without surrounding spaces; the same for the same state of `rng`."""
     while True:
         yield sentence(rng)
 
@@ -54,7 +54,7 @@ def object_name(rng: random.Random) -> str:
 
 
 def object_names(rng: random.Random, count: int) -> list[str]:
-    """Return names of different things; no noun comes twice if there are enough nouns.
+    """Return names of different things; no noun is repeated if there are enough nouns.
 
     Raises:
         ValueError: There are not that many different names.
@@ -65,7 +65,7 @@ def object_names(rng: random.Random, count: int) -> list[str]:
 
 
 def different_names(rng: random.Random, draw: Callable[[random.Random], str], count: int) -> Iterator[str]:
-    """Yield different names without end: as drawn from `count` names, with places added once half of them are used."""
+    """Yield endless different names, drawn from `count` names; places are added after half of them are used."""
     used: set[str] = set()
     parts = 1
     while True:
@@ -88,7 +88,7 @@ def random_number(rng: random.Random, num_digits: int) -> str:
 
 
 def random_uuid(rng: random.Random) -> str:
-    """Return a uuid of version 4."""
+    """Return a version 4 UUID."""
     return str(uuid.UUID(int=rng.getrandbits(128), version=4))
 
 
@@ -101,12 +101,12 @@ def read_haystack(path: Path) -> tuple[str, ...]:
     """Read a text file as sentences, to be joined by spaces."""
     units = sentences_of(read_text(path))
     if not units:
-        raise CtxextError(f'The haystack "{path}" is empty.', hint="Give a text file with some pages of prose.")
+        raise CtxextError(f'The haystack "{path}" is empty.', hint="Use a text file with some pages of prose.")
     return units
 
 
-def endless(text: Sequence[str], rng: random.Random) -> Iterator[str]:
-    """Yield sentences with a leading space without end: of a text, from a random place on, or of the package.
+def stream_sentences(text: Sequence[str], rng: random.Random) -> Iterator[str]:
+    """Yield endless sentences with a leading space: of a text, from a random place on, or of the package.
 
     Args:
         text: Sentences; empty for the prose of the package.

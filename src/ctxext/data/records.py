@@ -1,4 +1,4 @@
-"""Reading records of files, folders and data sets, each with its place for error messages."""
+"""Reading of records from files, folders and data sets, each with its place for error messages."""
 
 import contextlib
 import csv
@@ -19,20 +19,20 @@ Record = Mapping[str, Any]
 FIELD = "text"
 TRAIN = ("train",)
 HELD_OUT = ("test", "validation", "train")
-"""The splits for evaluation; the first existing one is used."""
+"""The splits for evaluation; the first one that exists is used."""
 _COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 _BUFFER = 1000
 _MOST_TEXT = 1 << 32
-"""Maximum characters of a text, or of an array of records, in one read."""
+"""Maximum number of characters of a text, or of an array of records, in one read."""
 _MOST_LINE = 1 << 26
-"""Maximum characters of a line: for each, its record takes up to 24 bytes of memory, and its tokens up to 40."""
+"""Maximum number of characters of a line: each takes up to 24 bytes in a record, and up to 40 as tokens."""
 _ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.+ -]+)?")
-"""The id of a data set, with its configuration."""
+"""The id of a data set, with an optional configuration."""
 _ARCHIVES = (
     *(".zip", ".tar", ".tgz", ".tbz2", ".txz", ".7z", ".rar"),
     *(".lz4", ".lzma", ".br", ".snappy", ".lz", ".z", ".zstd"),
 )
-"""Archives and compressions that are refused; some would be unpacked and read as one text."""
+"""Unsupported archives and compressions; some would be unpacked and read as one text."""
 
 
 def read_records(
@@ -42,7 +42,7 @@ def read_records(
 
     Args:
         data: A text, JSON, CSV or parquet file, compressed or not; a folder of them; or the id of a data set.
-        splits: Names of splits; the first that a folder or data set has is read.
+        splits: Names of splits; the first one in the folder or data set is read.
         seed: Shuffle a streamed data set, a thousand records at a time.
     """
     check_place(data)
@@ -63,8 +63,8 @@ def read_records(
 def files_of(folder: Path, splits: Sequence[str]) -> list[Path]:
     """Return the files of a split in a folder, by the naming rules of the datasets library.
 
-    Once one file name contains a split, that library leaves out files without a split in their names: test.md among
-    the pages of a manual, for example. If no name contains "train", these files are the train split.
+    If one file name contains a split, such as test.md in a manual, that library ignores all files without a split in
+    their names. If no name contains "train", these files are the train split.
     """
     require("datasets", "Reading a folder of data")
     from datasets.data_files import DataFilesDict, EmptyDatasetError, get_data_patterns
@@ -72,7 +72,7 @@ def files_of(folder: Path, splits: Sequence[str]) -> list[Path]:
     try:
         data_files = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
     except EmptyDatasetError as error:
-        raise CtxextError(f'The folder "{folder}" holds no data files.') from error
+        raise CtxextError(f'The folder "{folder}" contains no data files.') from error
     by_split = {str(split): [Path(file) for file in files] for split, files in data_files.items()}
     if "train" not in by_split:
         named = {file for files in by_split.values() for file in files}
@@ -93,26 +93,26 @@ def open_data_set(data: str, splits: Sequence[str]) -> Any:
         data_set = datasets.load_dataset(name, configuration or None, streaming=True)
     except (DatasetsError, OSError, ValueError) as error:
         raise CtxextError(
-            f'"{data}" is neither a file nor a data set that can be reached.',
-            hint="Give a file, or the id of a data set as NAME or NAME:CONFIGURATION.",
+            f'"{data}" is neither a file nor an accessible data set.',
+            hint="Use a file, or the id of a data set as NAME or NAME:CONFIGURATION.",
         ) from error
     return data_set[_choose(data, splits, list(data_set))]
 
 
 def check_place(data: str) -> None:
     """Raise if `data` is neither a file, a folder nor the id of a data set, before any request to the Hub."""
-    if not data.strip():  # An empty path is the folder that the command runs in.
-        raise CtxextError("--data names no text.", hint="Name a text, JSON lines or parquet file, or leave it out.")
+    if not data.strip():  # An empty path is the current folder.
+        raise CtxextError("--data is empty.", hint="Use a text, JSON lines or parquet file, or leave out --data.")
     path = Path(data)
     if path.is_file():
         _check_kind(path)
     if not path.exists() and re.match(r"[A-Za-z][\w+.-]*:/", data):
         raise CtxextError(
-            f'"{data}" is a URL, and --data reads files, folders and data sets of the Hub.',
-            hint="Download it and name the file.",
+            f'"{data}" is a URL, but --data reads only files, folders and data sets of the Hub.',
+            hint="Download the file first.",
         )
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise CtxextError(f'"{data}" is neither a file nor a folder.', hint="Put a copy of its content in its place.")
+        raise CtxextError(f'"{data}" is neither a file nor a folder.', hint="Copy its content to a file.")
     name = data.partition(":")[0]
     is_name = kind_of(Path(name)) in (*_READERS, *_TEXTS) or name.startswith((".", "/", "~"))
     if not path.exists() and (is_name or not _ID.fullmatch(data)):
@@ -120,14 +120,14 @@ def check_place(data: str) -> None:
 
 
 def _check_kind(path: Path) -> None:
-    """Raise if a file would be read as one text although its name means an archive or records."""
+    """Raise if a file would be read as one text although its name belongs to an archive or to records."""
     kind = kind_of(path)
     if kind in _ARCHIVES:
-        raise CtxextError(f'"{path}" is packed as "{kind}", which is not read.', hint=f"Unpack it, or use {_READ}.")
+        raise CtxextError(f'"{path}" is a "{kind}" file, which is unsupported.', hint=f"Unpack it, or use {_READ}.")
     records = next((suffix for suffix in map(str.lower, path.suffixes) if suffix in _READERS), None)
     if records and kind not in (*_READERS, *_TEXTS):
         raise CtxextError(
-            f'"{path}" may hold records, but its name ends in "{kind}", not in "{records}".', hint="Rename the file."
+            f'"{path}" may contain records, but its name ends with "{kind}" instead of "{records}".', hint="Rename it."
         )
 
 
@@ -136,20 +136,20 @@ _TEXTS = (".txt", ".md")
 
 
 def is_plain_text(data: str) -> bool:
-    """Return whether this is a file that is read as one text."""
+    """Return whether `data` is a file that is read as one text."""
     return Path(data).is_file() and kind_of(Path(data)) not in _READERS
 
 
-def _choose(data: str, wanted: Sequence[str], known: Sequence[str]) -> str:
-    """Return the first wanted split that exists; if none does and several were wanted, the first known split."""
-    for split in wanted:
+def _choose(data: str, splits: Sequence[str], known: Sequence[str]) -> str:
+    """Return the first split that exists; if none of several exists, the first known split."""
+    for split in splits:
         if split in known:
             return split
-    if len(wanted) > 1:
+    if len(splits) > 1:
         return known[0]
     raise CtxextError(
-        f'"{data}" has no split "{wanted[0]}"; it has: {", ".join(known)}.',
-        hint=f"Name one: --split {shlex.quote(known[0])}",
+        f'"{data}" has no split "{splits[0]}". Splits: {", ".join(known)}.',
+        hint=f"Choose one: --split {shlex.quote(known[0])}",
     )
 
 
@@ -165,14 +165,14 @@ def _read_file(path: Path) -> Iterator[tuple[str, Record]]:
     try:
         yield from reader(path)
     except (OSError, UnicodeDecodeError, EOFError) as error:
-        raise CtxextError(f'"{path}" cannot be read: {error}.', hint="Give a UTF-8 text file.") from error
+        raise CtxextError(f'"{path}" cannot be read: {error}.', hint="Use a UTF-8 text file.") from error
     except ValueError as error:
-        raise CtxextError(f'"{path}" cannot be opened: {error}.', hint="pip install zstandard reads .zst.") from error
+        raise CtxextError(f'"{path}" cannot be opened: {error}.', hint="For .zst: pip install zstandard") from error
     except Exception as error:
         if isinstance(error, CtxextError) or path.suffix.lower() not in _COMPRESSED:
             raise
-        # Every library for decompression raises its own class.
-        raise CtxextError(f'"{path}" cannot be decompressed: {error}.', hint="Is it whole?") from error
+        # Each decompression library raises another class.
+        raise CtxextError(f'"{path}" cannot be decompressed: {error}.', hint="Check that it is complete.") from error
 
 
 def _open(path: Path) -> TextIO:
@@ -185,25 +185,24 @@ def _open(path: Path) -> TextIO:
 
 def _read_text(path: Path) -> Iterator[tuple[str, Record]]:
     with _open(path) as file:
-        text = io.IncrementalNewlineDecoder(None, translate=True).decode(_rest(file, path))
+        text = io.IncrementalNewlineDecoder(None, translate=True).decode(_read_rest(file, path))
     if kind_of(path) not in _TEXTS and text.startswith("{"):
         with contextlib.suppress(ValueError, RecursionError):
             if isinstance(json.loads(text.partition("\n")[0]), dict):
-                raise CtxextError(f'"{path}" holds JSON lines, but its name does not.', hint="Name it NAME.jsonl.")
+                raise CtxextError(f'"{path}" contains JSON lines, but is not named NAME.jsonl.', hint="Rename it.")
     yield f'"{path}"', {FIELD: text}
 
 
-def _rest(file: TextIO, path: Path) -> str:
-    """Read the rest of a file."""
-    is_small = path.stat().st_size <= _MOST_TEXT  # A sparse file may have the size of a terabyte.
+def _read_rest(file: TextIO, path: Path) -> str:
+    is_small = path.stat().st_size <= _MOST_TEXT  # A sparse file may report a terabyte.
     text = file.read(_MOST_TEXT) if is_small else ""
     if not is_small or file.read(1):
-        raise CtxextError(f'"{path}" is one text of more than 4 GB.', hint="Cut it into several files in a folder.")
+        raise CtxextError(f'"{path}" is one text of more than 4 GB.', hint="Split it into several files in a folder.")
     return text
 
 
-def _lines(file: TextIO, path: Path, *, may_be_array: bool = False) -> Iterator[str]:
-    """Yield the lines of a file; the line that begins an array may be cut."""
+def _iterate_lines(file: TextIO, path: Path, *, may_be_array: bool = False) -> Iterator[str]:
+    """Yield the lines of a file; the line that begins an array may be incomplete."""
     number = 0
     while line := file.readline(_MOST_LINE):
         number += 1
@@ -216,27 +215,27 @@ def _lines(file: TextIO, path: Path, *, may_be_array: bool = False) -> Iterator[
 def _read_json(path: Path) -> Iterator[tuple[str, Record]]:
     """Read JSON lines, or one array of records."""
     with _open(path) as file:
-        for number, line in enumerate(_lines(file, path, may_be_array=True), start=1):
+        for number, line in enumerate(_iterate_lines(file, path, may_be_array=True), start=1):
             if not line.strip():
                 continue
             if line.lstrip().startswith("["):
-                records = _parsed(line + _rest(file, path), f'"{path}"')
+                records = _parse_json(line + _read_rest(file, path), f'"{path}"')
                 for number, record in enumerate(records, start=1):
                     yield f'Record {number} of "{path}"', record if isinstance(record, dict) else {}
                 return
             place = f'Line {number} of "{path}"'
-            # A line that is no object has no fields, and is refused when a field is read.
-            record = _parsed(line, place)
+            # A line that is not an object has no fields; reading a field then fails.
+            record = _parse_json(line, place)
             yield place, record if isinstance(record, dict) else {}
 
 
-def _parsed(text: str, place: str) -> Any:
+def _parse_json(text: str, place: str) -> Any:
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
         raise CtxextError(f"{place} is not valid JSON: {error.msg}.") from error
     except (RecursionError, ValueError) as error:  # Too many brackets, or a number of thousands of digits.
-        raise CtxextError(f"{place} is no record: {str(error).splitlines()[0]}.") from error
+        raise CtxextError(f"{place} is not a record: {str(error).splitlines()[0]}.") from error
     if "\\u" in text:  # UTF-8 itself has no lone surrogates.
         check_characters(content, place)
     return content
@@ -245,10 +244,10 @@ def _parsed(text: str, place: str) -> Any:
 def _read_csv(path: Path, delimiter: str = ",") -> Iterator[tuple[str, Record]]:
     csv.field_size_limit(1 << 30)
     with _open(path) as file:
-        lines = csv.DictReader(_lines(file, path), delimiter=delimiter)
+        lines = csv.DictReader(_iterate_lines(file, path), delimiter=delimiter)
         try:
             for record in lines:
-                # The surplus cells of a row are under None.
+                # Surplus cells of a row have the key None.
                 yield f'Line {lines.line_num} of "{path}"', {key: value for key, value in record.items() if key}
         except csv.Error as error:
             raise CtxextError(f'Line {lines.line_num} of "{path}" is not valid CSV: {error}.') from error

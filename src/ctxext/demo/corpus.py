@@ -1,8 +1,8 @@
 """The training text of the demo checkpoint: documents of an exact number of tokens, full of facts and questions.
 
-Half of the documents are evaluation prompts with one question each; the others hold many facts and many questions, so
-that most of their tokens teach retrieval. Keys and values are random, so that no answer can be memorized. Long
-documents for any tokenizer are the data of a fine-tuning.
+Half of the documents are evaluation prompts with one question each. The others contain many facts and questions:
+most of their tokens teach retrieval. Keys and values are random, so that no answer can be memorized. Fine-tuning
+uses long documents for any tokenizer.
 """
 
 import random
@@ -36,7 +36,7 @@ TASKS: dict[str, tuple[RetrievalTask, float]] = {
 
 @dataclass(frozen=True)
 class Example:
-    """Token ids, and for each whether it belongs to an answer that is given earlier in the text."""
+    """Token ids, and for each whether it belongs to an answer that appears earlier in the text."""
 
     ids: list[int]
     is_answer: list[bool]
@@ -54,13 +54,13 @@ def make_example(
     """Make a training document of exactly `length` tokens.
 
     Args:
-        encode: Text to token ids, without special tokens.
-        start: Ids that begin every document.
-        rng: Decides the document.
+        encode: Encodes a text as token ids, without special tokens.
+        start: The first ids of every document.
+        rng: The random generator.
         length: The number of tokens, `start` included.
-        prompt_share: The share of documents that are evaluation prompts, if one fits into the length.
-        variety: The share of all numbers and names that facts use. Recall is learned sooner from few of them.
-        first_share: The share of evaluation prompts that ask for the first fact, the hardest one to retrieve.
+        prompt_share: The share of evaluation prompts, if one fits into the length.
+        variety: The share of all numbers and names that facts use. A model learns recall sooner from few of them.
+        first_share: The share of evaluation prompts about the first fact, the hardest one to retrieve.
     """
     if rng.random() < prompt_share:
         names = list(TASKS)
@@ -70,7 +70,7 @@ def make_example(
         if example is not None:
             return example
     shares = (0.25, 0.3, 0.15, 0.25, 0.05) if length < 96 else (0.17, 0.45, 0.28, 0.02, 0.08)
-    texts_of = rng.choices((_facts, _records, _search_results, _repeats, _prose), shares)[0]
+    texts_of = rng.choices((_draw_facts, _draw_records, _draw_search_results, _draw_repeats, _draw_prose), shares)[0]
     ids, is_answer = list(start), [False] * len(start)
     for text, answer in texts_of(rng, length, variety):
         piece = encode(text)
@@ -84,14 +84,14 @@ def make_example(
 def make_prompt(
     encode: Encode, start: list[int], rng: random.Random, length: int, task: RetrievalTask, depth: float
 ) -> Example | None:
-    """Make a question as in evaluation, `length` tokens long with its answer; None if it does not fit.
+    """Make an evaluation prompt of `length` tokens with its answer; return None if it does not fit.
 
-    It is a little shorter if the tokenizer returns several tokens for the padding.
+    It is slightly shorter if the tokenizer returns several tokens for the padding.
     """
     pieces = task.pieces(rng)
     needle, *distractors = [encode(needle) for needle in pieces.needles]
-    opening, answer = start + encode(pieces.opening), encode(pieces.asks[0].answer)
-    question = encode(pieces.asks[0].question) + answer
+    opening, answer = start + encode(pieces.opening), encode(pieces.questions[0].answer)
+    question = encode(pieces.questions[0].question) + answer
     room = length - len(opening) - len(needle) - sum(map(len, distractors)) - len(question)
     if room < 0:
         return None
@@ -106,7 +106,7 @@ def make_prompt(
 
 
 def _fill(encode: Encode, pieces: Pieces, room: int) -> list[list[int]]:
-    """Return filler units that fill the room, the last one cut if that is allowed."""
+    """Return filler units that fill `room` tokens, the last one cut if possible."""
     units: list[list[int]] = []
     for text in pieces.haystack:
         unit = encode(text)
@@ -128,28 +128,28 @@ def _split(units: list[list[int]], depth: float, may_cut: bool) -> tuple[list[in
     return tokens[:at], tokens[at:]
 
 
-def _facts(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
+def _draw_facts(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
     """Yield sentences with numbers, questions about them and some filler, in any order."""
-    names = _names(rng, variety)
-    asks: list[tuple[str, str, str]] = []
+    names = _draw_names(rng, variety)
+    questions: list[tuple[str, str, str]] = []
     phrasings = rng.sample(list(PHRASINGS.values()), rng.randint(1, len(PHRASINGS)))
     fact_share, filler_share = rng.uniform(0.2, 0.6), rng.uniform(0, 0.25)
     while True:
-        if not asks or rng.random() < fact_share:
-            key, value, phrasing = next(names), _number(rng, 5, variety), rng.choice(phrasings)
+        if not questions or rng.random() < fact_share:
+            key, value, phrasing = next(names), _draw_number(rng, 5, variety), rng.choice(phrasings)
             yield " " + phrasing.fact.format(key=key, value=value), False
             question = "\n" + phrasing.question if rng.random() < 0.6 else " " + phrasing.fact.split(" {value}")[0]
-            asks.append((question.format(key=key), f" {value}", rng.choice([".", "\n", ".\n"])))
+            questions.append((question.format(key=key), f" {value}", rng.choice([".", "\n", ".\n"])))
         elif rng.random() < filler_share:
             yield " " + prose.sentence(rng), False
         else:
-            question, answer, end = rng.choice(asks)
+            question, answer, end = rng.choice(questions)
             yield question, False
             yield answer, True
             yield end, False
 
 
-def _records(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
+def _draw_records(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
     """Yield JSON objects, each with many questions about its records."""
     while True:
         # A record of numbers takes about 10 tokens, a question 14; uuids are cut so that several fit.
@@ -159,7 +159,7 @@ def _records(rng: random.Random, length: int, variety: float) -> Iterator[tuple[
             records = {key[:num_characters]: value[:num_characters] for key, value in pairs}
         else:
             count = max(2, round(length * rng.uniform(0.02, 0.07)))
-            records = {_number(rng, 3, variety): _number(rng, 3, variety) for _ in range(count)}
+            records = {_draw_number(rng, 3, variety): _draw_number(rng, 3, variety) for _ in range(count)}
         if rng.random() < 0.5 and length >= 128:
             yield kv.OPENING, False
         yield "{" + ",\n ".join(f'"{key}": "{value}"' for key, value in records.items()) + "}\n", False
@@ -171,37 +171,37 @@ def _records(rng: random.Random, length: int, variety: float) -> Iterator[tuple[
             yield end, False
 
 
-def _search_results(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
+def _draw_search_results(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
     """Yield documents with numbers, and questions about them."""
-    names = _names(rng, variety)
+    names = _draw_names(rng, variety)
     while True:
         if rng.random() < 0.5 and length >= 128:
             yield documents.OPENING, False
-        asked: list[tuple[str, str]] = []
-        # The number of a document is the hardest question; bare documents without other questions make it easiest.
+        all_questions: list[tuple[str, str]] = []
+        # The question for a number is the hardest; bare documents without other questions are the easiest.
         bare, only_which = rng.random() < 0.5, rng.random() < 0.5
         count = max(2 if length >= 96 else 1, round(length * rng.uniform(0.006, 0.02)))
         for number in rng.sample(range(100, 1000 + 10 * count), count):
             document, questions = random_document(rng, next(names), number, bare=bare)
             yield document.unit(number), False
-            asked += questions[:1] if only_which else questions
-        for question, answer in rng.sample(asked, k=len(asked)):
+            all_questions += questions[:1] if only_which else questions
+        for question, answer in rng.sample(all_questions, k=len(all_questions)):
             yield f"\nQuestion: {question}\nAnswer:", False
             yield answer, True
             yield "]\n" if "[" in answer else "\n", False
 
 
-def _repeats(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
-    """Yield a random list, repeated: recall is learned from that first."""
+def _draw_repeats(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
+    """Yield a repeated random list, from which recall is learned first."""
     while True:
         count = max(2, round(length * rng.uniform(0.1, 0.4)))
         kind = rng.randrange(4)
         if kind == 0:
-            text = " " + " ".join(islice(_names(rng, variety), count // 2 + 1))
+            text = " " + " ".join(islice(_draw_names(rng, variety), count // 2 + 1))
         elif kind == 1:
-            text = " " + "".join(_number(rng, 3, variety) for _ in range(count))
+            text = " " + "".join(_draw_number(rng, 3, variety) for _ in range(count))
         elif kind == 2:
-            records = ((_number(rng, 3, variety), _number(rng, 3, variety)) for _ in range(count // 8 + 1))
+            records = ((_draw_number(rng, 3, variety), _draw_number(rng, 3, variety)) for _ in range(count // 8 + 1))
             text = "".join(f' "{key}": "{value}",\n' for key, value in records)
         else:
             text = "".join(f" {prose.person_name(rng)}," for _ in range(count // 3 + 1))
@@ -211,22 +211,22 @@ def _repeats(rng: random.Random, length: int, variety: float) -> Iterator[tuple[
         yield "\n", False
 
 
-def _prose(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
-    """Yield prose alone."""
+def _draw_prose(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
+    """Yield only prose."""
     for sentence in prose.sentences(rng):
         yield " " + sentence, False
 
 
-def _number(rng: random.Random, num_digits: int, variety: float) -> str:
-    """Draw a number of groups of three digits and a rest, from a share of all groups."""
+def _draw_number(rng: random.Random, num_digits: int, variety: float) -> str:
+    """Draw a number in groups of three digits, from a share of all groups."""
     head, rest = min(num_digits, 3), num_digits - 3
     first = 10 ** (head - 1)
     number = str(first + rng.randrange(max(min(30, 9 * first), round(variety * 9 * first))))
-    return number + (_number(rng, rest, variety) if rest > 0 else "")
+    return number + (_draw_number(rng, rest, variety) if rest > 0 else "")
 
 
-def _names(rng: random.Random, variety: float) -> Iterator[str]:
-    """Yield names of things, all different while there are any left."""
+def _draw_names(rng: random.Random, variety: float) -> Iterator[str]:
+    """Yield names of things, all different until every name is used."""
     adjectives, objects = (
         words[: max(12, round(4 * variety * len(words)))] for words in (prose.ADJECTIVES, prose.OBJECTS)
     )
@@ -244,38 +244,42 @@ _TEXT_SHARE = 0.05
 _MOST_FACTS = 200
 
 
-def long_examples(tokenizer: Any, wanted: Mapping[int, int], seed: int) -> Iterator[Example]:
-    """Make an endless stream of documents like those the demo checkpoint was trained on, of any length.
+def long_examples(tokenizer: Any, counts: Mapping[int, int], seed: int) -> Iterator[Example]:
+    """Yield endless documents like those the demo checkpoint was trained on, of any length.
 
-    Answers are marked and some of the other tokens: most of those are random and teach nothing, but a model that is
-    never trained on them forgets how to write. One round of the stream has so many documents of each length in tokens
-    as are wanted.
+    Answers are marked, and some of the other tokens: most of those are random and teach nothing, but a model that is
+    never trained on them forgets how to write.
+
+    Args:
+        tokenizer: A transformers tokenizer.
+        counts: The number of documents of each length in tokens, per round of the stream.
+        seed: The random seed.
     """
     encoder = Encoder(tokenizer, chat_template=False)
-    start = encoder.start()
+    start = encoder.get_start_tokens()
 
     @lru_cache(maxsize=20_000)
-    def known(text: str) -> tuple[int, ...]:
-        ids = encoder.piece(text)
-        if text.strip() and not ids:  # Without tokens a document would never become long enough.
+    def encode_cached(text: str) -> tuple[int, ...]:
+        ids = encoder.encode_piece(text)
+        if text.strip() and not ids:  # Without tokens, a document would never become long enough.
             raise no_tokens(text)
         return tuple(ids)
 
     def encode(text: str) -> list[int]:
-        return list(known(text))
+        return list(encode_cached(text))
 
-    lengths = cycle([length for length, count in sorted(wanted.items()) for _ in range(count)])
+    lengths = cycle([length for length, count in sorted(counts.items()) for _ in range(count)])
     for number, length in enumerate(lengths):
         rng = random.Random(f"{seed} long document {number}")
         if rng.random() < _FAR_SHARE:
-            example = _facts_then_questions(encode, start, rng, length)
+            example = _make_facts_then_questions(encode, start, rng, length)
         else:
             example = make_example(encode, start, rng, length, _PROMPT_SHARE)
         yield Example(example.ids, [is_answer or rng.random() < _TEXT_SHARE for is_answer in example.is_answer])
 
 
-def _facts_then_questions(encode: Encode, start: list[int], rng: random.Random, length: int) -> Example:
-    """Make a document of facts in prose and then questions alone: most answers are far back, some at the beginning."""
+def _make_facts_then_questions(encode: Encode, start: list[int], rng: random.Random, length: int) -> Example:
+    """Make a document of facts in prose, then only questions: most answers are far back, some at the beginning."""
     phrasing = PHRASINGS[rng.choice(list(PHRASINGS))]
     ids = [*start, *encode(OPENING)]
     facts: list[tuple[str, str]] = []

@@ -9,24 +9,24 @@ from ctxext.checkpoint.loading import choose_device, load_checkpoint
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.engines.vllm import Engine
 from ctxext.recipes.code.own_code import runs_only_own_code
-from ctxext.recipes.code.staging import staged
+from ctxext.recipes.code.staging import stage_checkpoint
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.verify.checks_process import cache_argument, cache_of
 
 TOLERANCE = 1e-3
-"""Largest difference of a log-probability between two equal runs, in nats and float32."""
+"""Largest difference of a log-probability between equal runs in float32, in nats."""
 
 _MOST_LOGITS = 2**28
 _PIECE = 1024
 
 
 @dataclass(frozen=True)
-class Compared:
+class EngineComparison:
     """The comparison of one prompt.
 
     Attributes:
         served: The name of the checkpoint in the engine.
-        place: The positions that it fills: "inside" the original context length, "beyond", or "to the last position".
+        place: Its length: "inside" the original context length, "beyond" it, or "to the last position".
         tokens: The number of tokens.
         difference: The largest difference of a log-probability, in nats.
         mean: The mean difference, in nats.
@@ -42,7 +42,7 @@ class Compared:
 
     @property
     def is_alike(self) -> bool:
-        """Whether both agree within the tolerance."""
+        """Whether the difference is within the tolerance."""
         return self.difference <= TOLERANCE  # False for NaN.
 
 
@@ -52,17 +52,17 @@ def compare_in_engine(
     *,
     trust_remote_code: bool = False,
     arguments: Mapping[str, Any] | None = None,
-) -> list[Compared]:
-    """Read some prompts in vLLM and in transformers, both in float32.
+) -> list[EngineComparison]:
+    """Compare log-probabilities of some prompts in vLLM and transformers, both in float32.
 
-    The second half of each prompt repeats its first, so that distant tokens matter. The longest fills all
-    positions that a server of this length computes: tables that are too short fail there.
+    The second half of each prompt repeats the first, so that distant tokens matter. The longest prompt has the maximum
+    length, to detect tables that are too short.
 
     Args:
         checkpoint: The checkpoint that transformers loads.
-        served: The checkpoints that the engine loads, by name: a folder, and more arguments of `vllm.LLM`.
+        served: The checkpoints for the engine, by name: a folder, and arguments of `vllm.LLM`.
         trust_remote_code: Run the checkpoint's modeling code even if this version did not write it.
-        arguments: Arguments of `vllm.LLM` for all of them; `max_model_len` shortens the longest prompt.
+        arguments: Arguments of `vllm.LLM` for all checkpoints; `max_model_len` limits the longest prompt.
     """
     arguments = dict(arguments or {})
     rotary, foreign = model_config(checkpoint.config).rotary, trust_remote_code and not runs_only_own_code(checkpoint)
@@ -71,24 +71,24 @@ def compare_in_engine(
     prompts = [_prompt(length, checkpoint.config) for length in lengths.values()]
     by_name: dict[str, list[list[float]]] = {}
     for name, (folder, engine_options) in served.items():
-        with staged(open_checkpoint(str(folder)), foreign=foreign) as stage:
+        with stage_checkpoint(open_checkpoint(str(folder)), foreign=foreign) as stage:
             options = {**engine_options, **arguments}
             engine = Engine(stage.folder, length=reach, dtype="float32", trust=stage.trust, arguments=options)
         try:
             by_name[name] = engine.log_probabilities(prompts)
         finally:
             engine.close()
-    wanted = _in_transformers(checkpoint, prompts, foreign=foreign)
+    expected = _read_expected(checkpoint, prompts, foreign=foreign)
     return [
-        _compared(name, place, one, other)
-        for name, read in by_name.items()
-        for place, one, other in zip(lengths, read, wanted, strict=True)
+        _compare_prompt(name, place, *pair)
+        for name, log_probabilities in by_name.items()
+        for place, *pair in zip(lengths, log_probabilities, expected, strict=True)
     ]
 
 
 def _lengths(trained: int, reach: int) -> dict[str, int]:
     past = {"beyond": (trained + reach) // 2} if reach > trained else {}
-    # An engine generates a token after the last prompt token, and its length includes both.
+    # An engine generates one token after the prompt, which counts for its length.
     return {"inside": trained // 2, **past, "to the last position": reach - 1}
 
 
@@ -101,18 +101,18 @@ def _prompt(length: int, config: Mapping[str, Any]) -> list[int]:
     return (first + first)[:length]
 
 
-def _in_transformers(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], *, foreign: bool) -> list[list[float]]:
+def _read_expected(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], *, foreign: bool) -> list[list[float]]:
     import torch
 
     device = choose_device("auto")
-    with staged(checkpoint, foreign=foreign) as stage:
+    with stage_checkpoint(checkpoint, foreign=foreign) as stage:
         model = load_checkpoint(checkpoint, stage.folder, trust=stage.trust, dtype="fp32", device=device)
     with torch.inference_mode():
         return [_read(model, torch.tensor([ids], device=device)) for ids in prompts]
 
 
 def _read(model: Any, ids: Any) -> list[float]:
-    """Return the log-probability of every token but the first, computed in pieces if all logits would not fit."""
+    """Return the log-probability of every token but the first, computed in chunks if the logits are too large."""
     length, vocabulary = ids.shape[1], model.get_output_embeddings().weight.shape[0]
     size = length if length * vocabulary <= _MOST_LOGITS else _PIECE
     log_probabilities: list[float] = []
@@ -127,7 +127,7 @@ def _read(model: Any, ids: Any) -> list[float]:
     return log_probabilities
 
 
-def _compared(name: str, place: str, served: Sequence[float], expected: Sequence[float]) -> Compared:
-    off = [abs(one - other) for one, other in zip(served, expected, strict=True)]
+def _compare_prompt(name: str, place: str, served: Sequence[float], expected: Sequence[float]) -> EngineComparison:
+    off = [abs(actual - number) for actual, number in zip(served, expected, strict=True)]
     at = max(range(len(off)), key=lambda number: float("inf") if off[number] != off[number] else off[number])
-    return Compared(name, place, len(off) + 1, off[at], sum(off) / len(off), at)
+    return EngineComparison(name, place, len(off) + 1, off[at], sum(off) / len(off), at)

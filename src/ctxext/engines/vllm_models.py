@@ -5,15 +5,15 @@ from typing import Any
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.model_executor.models import transformers as backend
 
-from ctxext.engines.row_wise import Rows, Step, row_wise
+from ctxext.engines.row_wise import Rows, Step, make_row_wise
 
 
 class _RowWise:
-    """Binds the attention of layers with relation maps to them, once vLLM has created it."""
+    """Attaches relation maps to the attention of their layers after vLLM has created it."""
 
     def _create_attention_instances(self, prefix: str = "") -> None:
         super()._create_attention_instances(prefix)  # type: ignore[misc]
-        bind(self)
+        attach_maps(self)
 
 
 class TransformersForCausalLM(_RowWise, backend.TransformersForCausalLM):  # type: ignore[misc]
@@ -24,12 +24,11 @@ class TransformersMoEForCausalLM(_RowWise, backend.TransformersMoEForCausalLM): 
     """Mixtures of experts."""
 
 
-def bind(model: Any) -> None:
-    """Attach the rows of relation maps to every attention of vLLM that they change.
+def attach_maps(model: Any) -> None:
+    """Attach relation maps to every attention of vLLM that they change.
 
     Raises:
-        ValueError: the model has something that is not supported: several position axes or schedules, latent attention,
-            a quantized cache.
+        ValueError: the model has several position axes or schedules, latent attention, or a quantized cache.
     """
     modules = list(model.model.modules())
     layers = [module for module in modules if hasattr(module, "ctxext_part")]
@@ -54,11 +53,11 @@ def bind(model: Any) -> None:
         if acting:
             keeps = is_own_writer(attention) and model.vllm_config.kv_transfer_config is None
             attention.impl.ctxext_rows = Rows(part, module, rotaries[0], acting, first_head, step, keeps_keys=keeps)
-            attention.impl.__class__ = row_wise(attention.impl.__class__)
+            attention.impl.__class__ = make_row_wise(attention.impl.__class__)
 
 
 def is_own_writer(attention: Any) -> bool:
-    """Return whether the cache of an attention is written by its own `do_kv_cache_update` alone."""
+    """Return whether only its `do_kv_cache_update` writes to the cache of an attention."""
     shares = getattr(attention, "kv_sharing_target_layer_name", None) is not None
     backend = getattr(attention, "attn_backend", None)
     return not (shares or getattr(backend, "forward_includes_kv_cache_update", True))

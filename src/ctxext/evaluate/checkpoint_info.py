@@ -1,4 +1,4 @@
-"""Facts read from a checkpoint's files: context length, recipe, digest. No torch."""
+"""Facts from a checkpoint's files, without torch: context length, recipe, digest."""
 
 import hashlib
 from collections.abc import Sequence
@@ -25,20 +25,20 @@ KINDS = {CAUSAL: "causal", MASKED: "masked", "AutoModel": "encoder"}
 """Kind of model by Auto class: it generates text, fills in masked tokens, or only encodes."""
 
 _BIAS_TABLES = ("mpt",)
-"""ALiBi families with a table of biases as long as the context length; their class fails beyond it."""
+"""ALiBi families with a table of biases; their class fails beyond the context length."""
 
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """The context of a checkpoint, as its files specify it.
+    """The context of a checkpoint, as specified by its files.
 
     Attributes:
         name: The name in reports.
         checkpoint: The files.
-        trained_length: The context length it was trained on, in tokens, if known.
-        context_length: The longest context it supports, in tokens, if known.
-        has_table: Whether its position embeddings or biases are a table that ends at the context length.
-        source: The name in reports of the checkpoint that it was converted from, if that is evaluated too.
+        trained_length: The context length in training, in tokens, if known.
+        context_length: The maximum context length, in tokens, if known.
+        has_table: Whether a table of position embeddings or biases ends at the context length.
+        source: The name in reports of its source checkpoint, if that is evaluated too.
     """
 
     name: str
@@ -50,7 +50,7 @@ class CheckpointInfo:
 
     @property
     def kind(self) -> str:
-        """One of the values of `KINDS`; a sentence encoder made of a causal model only encodes."""
+        """One of the values of `KINDS`; a sentence encoder from a causal model only encodes."""
         kind = KINDS[auto_class(self.checkpoint.config)]
         return "encoder" if self.pipeline and kind == "causal" else kind
 
@@ -61,7 +61,7 @@ class CheckpointInfo:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over everything that affects its answers: configuration, tokenizer, code, weights."""
+        """SHA-256 over everything that affects answers: configuration, tokenizer, code, weights."""
         digest = hashlib.sha256()
         for path in self.checkpoint.files:
             if path.suffix in _DIGESTED and path.name not in _NOT_DIGESTED:
@@ -71,16 +71,16 @@ class CheckpointInfo:
 
     def facts(self) -> dict[str, Any]:
         """Return the entry in reports, before any measurement."""
-        noted = provenance(self.checkpoint.config)
-        steps = (noted.get("recipe") or {}).get("steps") or []
+        origin = provenance(self.checkpoint.config)
+        steps = (origin.get("recipe") or {}).get("steps") or []
         return {
             "name": self.name,
             "revision": self.checkpoint.revision,
             "kind": self.kind,
             "model_type": self.checkpoint.config.get("model_type"),
-            "recipe": noted.get("recipe"),
+            "recipe": origin.get("recipe"),
             "summary": ", ".join(describe_step(step) for step in steps) or "stock",
-            "is_finetuned": bool(noted.get("finetune")),
+            "is_finetuned": bool(origin.get("finetune")),
             "source": self.source,
             "trained_length": self.trained_length,
             "context_length": self.context_length,
@@ -90,10 +90,10 @@ class CheckpointInfo:
 
 @dataclass(frozen=True)
 class GgufInfo(CheckpointInfo):
-    """The context of a GGUF file, as its header specifies it; `checkpoint` has no files, only the header's content.
+    """The context of a GGUF file, as specified by its header; `checkpoint` contains the header but no files.
 
     Attributes:
-        paths: The file, or all files of a split model in order.
+        paths: The file, or the files of a split model in order.
     """
 
     paths: tuple[Path, ...] = ()
@@ -105,25 +105,25 @@ class GgufInfo(CheckpointInfo):
 
     @property
     def kind(self) -> str:
-        """The kind of model: it generates text."""
+        """The kind of model: causal."""
         return "causal"
 
     @cached_property
     def pipeline(self) -> SentencePipeline | None:
-        """None, as it is no sentence encoder."""
+        """None: a GGUF file is no sentence encoder."""
         return None
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the file, or over those of all files."""
+        """SHA-256 of the file, or over the digests of all files."""
         digests = [sha256_of(path) for path in self.paths]
         return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
 def open_gguf_infos(paths: Sequence[str], original_length: int | None = None) -> list[GgufInfo]:
-    """Open GGUF files and give each a different name."""
+    """Open GGUF files with unique names."""
     models = [open_gguf(path, original_length) for path in paths]
-    names = _different_names([(model.path.name, str(model.path)) for model in models])
+    names = _make_names_unique([(model.path.name, str(model.path)) for model in models])
     infos = []
     for name, model in zip(names, models, strict=True):
         config = {**model.model.config, "model_type": model.architecture.name}
@@ -142,21 +142,21 @@ def open_infos(
     token: str | None = None,
     original_length: int | None = None,
 ) -> list[CheckpointInfo]:
-    """Open checkpoints and give each a different name."""
+    """Open checkpoints with unique names."""
     checkpoints = [
         open_checkpoint(source, revision=revision, token=token, original_length=original_length) for source in sources
     ]
-    names = _different_names([(checkpoint.public_name, checkpoint.name) for checkpoint in checkpoints])
+    names = _make_names_unique([(checkpoint.public_name, checkpoint.name) for checkpoint in checkpoints])
     return [info_of(name, checkpoint) for name, checkpoint in zip(names, checkpoints, strict=True)]
 
 
-def _different_names(names: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the short name of each model if it is unique, else the long one."""
-    shorts = [short for short, _ in names]
-    chosen = [short if shorts.count(short) == 1 else long for short, long in names]
+def _make_names_unique(names: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the short name of each model if it is unique, else the full name."""
+    short_names = [name for name, _ in names]
+    chosen = [name if short_names.count(name) == 1 else full_name for name, full_name in names]
     for name in chosen:
         if chosen.count(name) > 1:
-            raise CtxextError(f'"{name}" is named twice.', hint="Name each model once.")
+            raise CtxextError(f'Model "{name}" is listed twice.', hint="List each model once.")
     return chosen
 
 
@@ -173,7 +173,7 @@ def info_of(name: str, checkpoint: Checkpoint) -> CheckpointInfo:
     if auto_class(config) not in KINDS:
         raise CtxextError(
             f'"{checkpoint.name}" is neither a causal nor a masked language model: {auto_class(config)} loads it.',
-            hint="eval measures causal and masked language models, and encoders without a task head.",
+            hint="ctxext eval supports causal and masked language models, and encoders without a task head.",
         )
     has_table = family.positions == "learned" or family.model_type in _BIAS_TABLES
     if is_readable(family):

@@ -1,4 +1,4 @@
-"""Loading a checkpoint to evaluate it: the model, its tokenizer, and its pooling."""
+"""Loading of checkpoints for evaluation: model, tokenizer, and pooling."""
 
 import functools
 import importlib
@@ -22,7 +22,7 @@ from ctxext.checkpoint.loading import (
     load_checkpoint,
     rename,
 )
-from ctxext.checkpoint.other_files import stated_lengths
+from ctxext.checkpoint.other_files import read_lengths
 from ctxext.data.encoding import Encoder, open_tokenizer
 from ctxext.data.prompt import Prompt
 from ctxext.engines.llama_cpp import tokenizer_of
@@ -37,15 +37,15 @@ from ctxext.evaluate.scoring.prefix_cache import (
     sharing_works,
 )
 from ctxext.recipes.code.own_code import carries_code, check_pinned, needs_code, runs_only_own_code
-from ctxext.recipes.code.staging import staged
+from ctxext.recipes.code.staging import stage_checkpoint
 
 _MAX_ROWS = 32
 _SHARE = 0.4
 _STATES = 16
-"""A generous estimate of the activations of a layer, in hidden states per token."""
+"""Generous estimate of a layer's activations, in hidden states per token."""
 _FIRST = 64
 _ENOUGH = 1.0
-"""Minimum seconds for a measured step: shorter ones are mostly overhead."""
+"""Minimum seconds of a measured step: shorter ones are mostly overhead."""
 
 _POOLINGS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "cls": lambda states: states[:, 0],
@@ -54,22 +54,22 @@ _POOLINGS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "mean_sqrt_len_tokens": lambda states: states.sum(1) / states.shape[1] ** 0.5,
     "lasttoken": lambda states: states[:, -1],
 }
-"""The poolings of sentence-transformers for texts without padding, of shape (texts, tokens, width)."""
+"""The poolings of sentence-transformers, for texts without padding of shape (texts, tokens, width)."""
 
 _PLAIN = ("Transformer", "Pooling", "Normalize")
-"""Modules that do not require sentence-transformers: the cosine normalizes anyway."""
+"""Modules that work without sentence-transformers; the cosine normalizes anyway."""
 
 _PACKAGE = "sentence_transformers"
 
 
 @dataclass(frozen=True)
 class Pooler:
-    """The pooling of a model, which makes one vector of a text.
+    """The pooling of a model, which computes one vector per text.
 
     Attributes:
         pooling: The poolings; their vectors are concatenated.
-        modules: Modules of sentence-transformers that replace them.
-        length: The number of tokens at which it cuts texts; None if it does not.
+        modules: Modules of sentence-transformers, used instead of `pooling`.
+        length: Maximum number of tokens of a text, which is cut there; None for no limit.
     """
 
     pooling: tuple[str, ...] = ("mean",)
@@ -77,7 +77,7 @@ class Pooler:
     length: int | None = None
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the vectors of texts of one length, from their last hidden states."""
+        """Compute the vectors of texts of the same length from their last hidden states."""
         if not self.modules:
             return torch.cat([_POOLINGS[name](states) for name in self.pooling], 1)
         mask = torch.ones(states.shape[:2], dtype=torch.long, device=states.device)
@@ -88,11 +88,11 @@ class Pooler:
         return vectors
 
     def cut(self, text: Sequence[int], start: Sequence[int], end: Sequence[int]) -> list[int]:
-        """Return a text as it is read: cut within its end tokens."""
+        """Cut a text to the maximum length, with its end tokens."""
         return self.chunks(text, start, end)[0]
 
     def chunks(self, text: Sequence[int], start: Sequence[int], end: Sequence[int]) -> list[list[int]]:
-        """Return a text as chunks that are read whole, each with the begin and the end tokens."""
+        """Split a text into chunks of the maximum length, each with begin and end tokens."""
         if self.length is None or len(text) <= self.length:
             return [list(text)]
         room = self.length - len(start) - len(end)
@@ -108,9 +108,9 @@ class LoadedModel:
         name: The name in reports.
         model: A transformers model in eval mode.
         encoder: The tokenizer.
-        can_share: Whether prompts with a common beginning may share a cache.
+        can_share: Whether prompts with a common prefix may share a cache.
         kind: One of the values of `checkpoint_info.KINDS`.
-        pooler: The pooling, which makes one vector of a text.
+        pooler: The pooling, which computes one vector per text.
     """
 
     name: str
@@ -127,11 +127,11 @@ class LoadedModel:
 
     @functools.cached_property
     def head(self) -> Head:
-        """The head of the model; whether it can run separately is tried once."""
+        """The head of the model, tested once for whether it can run separately."""
         return Head(self.model, is_masked=self.kind == "masked")
 
     def facts(self) -> dict[str, str]:
-        """Return the settings of the loaded model for the report: dtype, device, attention and chat template."""
+        """Return the dtype, device, attention and chat template of the loaded model, for the report."""
         return {
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "device": self.device.type,
@@ -140,21 +140,21 @@ class LoadedModel:
         }
 
     def first_pace(self, longest: int) -> tuple[int, float]:
-        """Return a number of tokens, at most `longest`, and the seconds in which the warm model reads them."""
+        """Measure the seconds that the warm model takes to read a number of tokens, at most `longest`."""
         length = min(_FIRST, longest)
         with torch.inference_mode():
             while True:
                 ids = torch.ones((1, length), dtype=torch.long, device=self.device)
                 self.model(input_ids=ids[:, :8])
                 began = time.monotonic()
-                float(self.model(input_ids=ids)[0].flatten()[0])  # Reading a number waits for the GPU.
+                float(self.model(input_ids=ids)[0].flatten()[0])  # Reading a value waits for the GPU.
                 seconds = time.monotonic() - began
                 if seconds >= _ENOUGH or length >= longest:
                     return length, seconds
                 length = min(2 * length, longest)
 
     def may_share(self, common: int, length: int) -> bool:
-        """Return whether prompts may share a cache, by their length and their number of common tokens."""
+        """Return whether prompts of a length with some common tokens may share a cache."""
         if self.can_share:
             return True
         config = self.model.config.to_dict()
@@ -163,37 +163,37 @@ class LoadedModel:
     def rows_that_fit(self, length: int) -> int:
         """Return the number of prompts of a length that fit into memory together.
 
-        The estimate uses the total memory of the machine, not the free memory, so that batches are reproducible.
+        The estimate uses total instead of free memory, so that batches are reproducible.
         """
         config = self.model.config.get_text_config(decoder=True)
 
         def size(name: str, default: int) -> int:
             try:
                 value = getattr(config, name, None) or default
-            except RuntimeError:  # Gemma 4 raises for values that differ between layers.
+            except RuntimeError:  # Gemma 4 raises if layers have different values.
                 value = config.to_dict()[name] or default
-            return max(value) if isinstance(value, list) else int(value)  # Gemma 3n lists one for each layer.
+            return max(value) if isinstance(value, list) else int(value)  # Gemma 3n lists a value per layer.
 
         hidden, heads = size("hidden_size", 4096), size("num_attention_heads", 32)
-        kept = (
+        cached = (
             2 * size("num_hidden_layers", 32) * size("num_key_value_heads", heads) * size("head_dim", hidden // heads)
         )
-        per_token = self.model.dtype.itemsize * (kept + _STATES * hidden + 3 * size("intermediate_size", 4 * hidden))
+        per_token = self.model.dtype.itemsize * (cached + _STATES * hidden + 3 * size("intermediate_size", 4 * hidden))
         weights = sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
-        room = _SHARE * (_memory(self.device) - weights)
+        room = _SHARE * (_read_memory(self.device) - weights)
         return int(min(_MAX_ROWS, max(1, room // (per_token * length))))
 
     def questions_at_once(self, length: int, num_depths: int) -> int:
-        """Return the number of questions that run together, each at some depths."""
+        """Return the number of questions per batch, each at some depths."""
         return self.rows_that_fit(length)
 
     def write(
         self, questions: Sequence[Sequence[Prompt]], depths: Sequence[int]
     ) -> Iterator[tuple[int, list[list[int]]]]:
-        """Generate a continuation of each prompt at some depths, as long as its answer may be.
+        """Generate the answer of each prompt at some depths, as long as `num_answer` allows.
 
         Yields:
-            The index of a depth, and the tokens that are written for each question.
+            The index of a depth, and the tokens generated for each question.
         """
         for depth in depths:
             prompts = [question[depth] for question in questions]
@@ -203,22 +203,22 @@ class LoadedModel:
             for size, group in groupby(by_size, key=lambda row: prompts[row].num_answer):
                 rows = list(group)
                 ids = torch.tensor([prompts[row].ids[:-size] for row in rows], device=self.device)
-                for row, new in zip(rows, self._greedy(ids, size), strict=True):
+                for row, new in zip(rows, self._decode(ids, size), strict=True):
                     written[row] = new
             yield depth, written
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The tokens at which writing ends."""
+        """The tokens that end generation."""
         end = self.model.generation_config.eos_token_id
         return tuple(end) if isinstance(end, list) else () if end is None else (end,)
 
     @torch.inference_mode()
-    def _greedy(self, ids: torch.Tensor, num_new: int) -> list[list[int]]:
+    def _decode(self, ids: torch.Tensor, num_new: int) -> list[list[int]]:
         from transformers import GenerationConfig
 
         config = self.model.generation_config
-        # The checkpoint's settings may include penalties and sampling, which are not greedy decoding.
+        # The checkpoint's settings may include penalties and sampling, unlike greedy decoding.
         self.model.generation_config = GenerationConfig(
             bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
         )
@@ -239,19 +239,19 @@ class LoadedModel:
             self.check_finite(logits.amax(1))
         return [row.tolist() for row in output.sequences[:, ids.shape[1] :]]
 
-    def check_finite(self, numbers: torch.Tensor) -> None:
-        """Raise if any number overflowed."""
-        if not bool(numbers.isfinite().all()):
+    def check_finite(self, values: torch.Tensor) -> None:
+        """Raise if a value is NaN or infinite."""
+        if not bool(values.isfinite().all()):
             raise CtxextError(
-                f'"{self.name}" returns logits that are not numbers (NaN or infinite).',
+                f'"{self.name}" returns NaN or infinite logits.',
                 hint="Try --dtype bf16 or --dtype fp32, or check the weights.",
             )
 
     def close(self) -> None:
-        """Release resources besides memory: there are none here."""
+        """Release resources other than memory; there are none here."""
 
 
-def _memory(device: torch.device) -> int:
+def _read_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -281,7 +281,7 @@ def load_tokenizer(info: CheckpointInfo, loading: Loading) -> Any:
     hint = "Copy the tokenizer files of its source into its folder."
     message = f'The tokenizer of "{info.name}" cannot be loaded'
     with (
-        staged(info.checkpoint, foreign=runs_foreign_code(info, loading)) as stage,
+        stage_checkpoint(info.checkpoint, foreign=runs_foreign_code(info, loading)) as stage,
         explain_loading_errors(message, hint),
     ):
         return rename(open_tokenizer(stage.folder, trust_remote_code=stage.trust_tokenizer), info.checkpoint)
@@ -292,9 +292,9 @@ def load_model(info: CheckpointInfo, loading: Loading) -> LoadedModel:
     device = choose_device(loading.device)
     pooler = open_pooler(info)
     extra = {"attn_implementation": loading.attention} if loading.attention else {}
-    # Only a kernel that the user names is fetched, and nothing that such a configuration names.
+    # Only kernels from the user are fetched, never those from a configuration.
     fetches_kernel = (loading.attention or "eager") not in BUILT_IN and not hub_backbones(info.checkpoint.config)
-    with staged(info.checkpoint, foreign=runs_foreign_code(info, loading), kernels=fetches_kernel) as stage:
+    with stage_checkpoint(info.checkpoint, foreign=runs_foreign_code(info, loading), kernels=fetches_kernel) as stage:
         model = load_checkpoint(
             info.checkpoint, stage.folder, trust=stage.trust, dtype=loading.dtype, device=device, **extra
         )
@@ -304,20 +304,20 @@ def load_model(info: CheckpointInfo, loading: Loading) -> LoadedModel:
 
 
 def open_pooler(info: CheckpointInfo) -> Pooler:
-    """Return the pooler of a checkpoint; without a pipeline the mean of all states, of texts of any length."""
+    """Return the pooler of a checkpoint: without a pipeline, the mean of all states for any length."""
     pipeline, folder = info.pipeline, info.checkpoint.folder
     if pipeline is None:
         return Pooler()
-    length = min([*stated_lengths(folder).values(), *filter(None, [info.context_length])], default=None)
+    length = min([*read_lengths(folder).values(), *filter(None, [info.context_length])], default=None)
     plain = all(module.name in _PLAIN for module in pipeline.modules)
     if plain and pipeline.pooling and set(pipeline.pooling) <= set(_POOLINGS):
         return Pooler(pipeline.pooling, length=length)
     if foreign := [module.type for module in pipeline.modules if module.type.partition(".")[0] != _PACKAGE]:
-        raise CtxextError(f'"{folder}" has the module {foreign[0]}, which is no part of sentence-transformers.')
+        raise CtxextError(f'"{folder}" has the module {foreign[0]}, which does not belong to sentence-transformers.')
     if importlib.util.find_spec(_PACKAGE) is None:
         raise CtxextError(
-            f'The vectors of "{folder}" need modules of sentence-transformers: {pipeline}.',
-            hint='Install them: pip install "sentence-transformers>=5"',
+            f'"{folder}" needs modules of sentence-transformers: {pipeline}.',
+            hint='pip install "sentence-transformers>=5"',
         )
     load = importlib.import_module(f"{_PACKAGE}.util").import_from_string
     modules = [load(module.type).load(str(folder), subfolder=module.path) for module in pipeline.modules[1:]]
@@ -325,9 +325,10 @@ def open_pooler(info: CheckpointInfo) -> Pooler:
 
 
 def runs_foreign_code(info: CheckpointInfo, loading: Loading) -> bool:
-    """Return whether the user allowed code that ctxext did not write, so that the checkpoint is loaded from its folder.
+    """Return whether the checkpoint runs code that ctxext did not write, as allowed by the user.
 
-    Without `trust_remote_code` a checkpoint that needs such code is refused; ctxext's own always runs.
+    Raises:
+        CtxextError: The checkpoint needs such code, but `trust_remote_code` is False. Code of ctxext always runs.
     """
     if runs_only_own_code(info.checkpoint):
         return False
@@ -336,7 +337,7 @@ def runs_foreign_code(info: CheckpointInfo, loading: Loading) -> bool:
         return True
     if needs_code(info.checkpoint.config):
         raise CtxextError(
-            f'"{info.name}" needs the Python code that comes with it, which is not this version\'s own.',
-            hint="Read that code; if you trust it, add --trust-remote-code.",
+            f'"{info.name}" needs the Python code in its folder, which this version of ctxext did not write.',
+            hint="Read that code. If you trust it, add --trust-remote-code.",
         )
     return False

@@ -1,4 +1,4 @@
-"""The work of each model, checked against its context length and tokenizer before any model is loaded."""
+"""The work for each model, checked against context length and tokenizer before any model is loaded."""
 
 import dataclasses
 from collections.abc import Collection, Iterator, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ctxext.evaluate.tasks.base import Work
 
 WORDS = {"causal": "causal language model", "masked": "masked language model", "encoder": "model without a head"}
-"""The name of each kind of model in errors."""
+"""Name of each kind of model in errors."""
 
 
 @dataclass(frozen=True)
@@ -47,40 +47,40 @@ class ModelPlan:
 
     @property
     def measured_lengths(self) -> list[int]:
-        """The length of every single measurement, of documents and of prompts."""
+        """The length of every document and prompt that is measured."""
         times = len(self.tasks) * len(self.settings.depths) * self.settings.samples
         return [*(key.length for work in self.documents for key in work.keys), *self.lengths * times]
 
     def make_work(self, loaded: "LoadedModel", samples: range | None = None) -> "Iterator[Work]":
-        """Yield the work in the order in which it runs, in batches that fit into memory.
+        """Yield the work in running order, in batches that fit into memory.
 
         Args:
             loaded: The model.
-            samples: The samples of each cell and the documents to run; by default all.
+            samples: The samples of each cell, and the documents; by default all.
         """
         from ctxext.evaluate.tasks.retrieval import RetrievalWork, num_questions
 
-        settings, asked = self.settings, samples or range(self.settings.samples)
+        settings, chosen = self.settings, samples or range(self.settings.samples)
         for task in self.tasks:
-            # A task without depths has as many questions as the others have at all their depths.
+            # A task without depths has as many questions as other tasks have at all depths.
             times, depths = num_questions(task, settings) // settings.samples, len(settings.depths)
             for length in self.lengths:
                 most = loaded.questions_at_once(length, depths if task.has_depths else 1)
-                size = min(settings.batch_size or most, -(-len(asked) * times // processes.num_processes()))
-                for first in range(asked.start * times, asked.stop * times, size):
-                    numbers = tuple(range(first, min(first + size, asked.stop * times)))
+                size = min(settings.batch_size or most, -(-len(chosen) * times // processes.num_processes()))
+                for first in range(chosen.start * times, chosen.stop * times, size):
+                    numbers = tuple(range(first, min(first + size, chosen.stop * times)))
                     yield RetrievalWork(task, length, numbers, settings)
         yield from (work for work in self.documents if samples is None or work.keys[0].sample in samples)
 
 
 def plan_questions(models: Sequence[str], settings: Settings, loading: "Loading") -> list[ModelPlan]:
-    """Check everything that can be checked before a model is loaded."""
+    """Plan the work, after all checks that need no loaded model."""
     infos = _open(models, loading, settings.original_length)
     return plans_of(infos, settings, loading)
 
 
 def plans_of(infos: Sequence[CheckpointInfo], settings: Settings, loading: "Loading") -> list[ModelPlan]:
-    """Check and plan the work of checkpoints that are open, as `plan_questions` does."""
+    """Plan the work for open checkpoints, as `plan_questions` does."""
     from ctxext.data.encoding import Encoder
     from ctxext.evaluate.model import load_tokenizer
     from ctxext.evaluate.served import check_served
@@ -106,11 +106,11 @@ def plans_of(infos: Sequence[CheckpointInfo], settings: Settings, loading: "Load
         encoder = Encoder(load_tokenizer(info, loading), chat_template=loading.chat_template)
         for task in tasks:
             check_fits(task, encoder, lengths[info.name], settings)
-        documents = _documents(settings.tasks, info, encoder, lengths[info.name], longest, settings)
+        documents = _plan_documents(settings.tasks, info, encoder, lengths[info.name], longest, settings)
         plans.append(ModelPlan(info, lengths[info.name], tasks, documents, settings))
     for source in sources:
         encoder = Encoder(load_tokenizer(source, loading), chat_template=False)
-        documents = _documents([Short.name], source, encoder, (), longest, settings)
+        documents = _plan_documents([Short.name], source, encoder, (), longest, settings)
         plans.append(ModelPlan(source, (), (), documents, settings))
     return plans
 
@@ -120,21 +120,21 @@ def _open(models: Sequence[str], loading: "Loading", original_length: int | None
     is_llama = loading.engine == "llama.cpp"
     for model in models:
         if is_gguf(model) and not is_llama:
-            raise CtxextError(f'"{model}" is a GGUF file, which llama.cpp runs.', hint="Add --engine llama.cpp.")
+            raise CtxextError(f'"{model}" is a GGUF file, which needs llama.cpp.', hint="Add --engine llama.cpp.")
         if is_llama and not is_gguf(model):
-            hint = "Name a .gguf file; ctxext export gguf makes one of a checkpoint."
-            raise CtxextError(f'llama.cpp runs GGUF files, and "{model}" is none.', hint=hint)
+            hint = "Convert the checkpoint with ctxext export gguf."
+            raise CtxextError(f'llama.cpp needs a GGUF file, but "{model}" is not one.', hint=hint)
     if is_llama:
         return [*open_gguf_infos(models, original_length)]
     return open_infos(models, revision=loading.revision, token=loading.token, original_length=original_length)
 
 
 _WRITTEN = ("needle",)
-"""The default tasks of engines, which can only generate text."""
+"""Default tasks for engines, which only generate text."""
 
 
 def default_tasks(models: Sequence[str], loading: "Loading") -> tuple[str, ...]:
-    """Return the default tasks that apply to all of the models, in transformers or in an engine."""
+    """Return the default tasks that all models support, in transformers or in an engine."""
     if loading.engine != "transformers":
         return _WRITTEN
     infos = _open(models, loading)
@@ -143,55 +143,55 @@ def default_tasks(models: Sequence[str], loading: "Loading") -> tuple[str, ...]:
 
 
 def check_kind(info: CheckpointInfo, settings: Settings, loading: "Loading") -> None:
-    """Refuse tasks and engines that are for another kind of model."""
+    """Raise if a task or engine does not support this kind of model."""
     for task in settings.tasks:
         if info.kind not in TASKS[task].kinds:
-            able = ", ".join(name for name, other in TASKS.items() if info.kind in other.kinds)
+            supported = ", ".join(name for name, candidate in TASKS.items() if info.kind in candidate.kinds)
             raise CtxextError(
-                f'The task "{task}" cannot be asked of "{info.name}", a {WORDS[info.kind]}.', hint=f"Ask it {able}."
+                f'The task "{task}" does not support "{info.name}", a {WORDS[info.kind]}.', hint=f"Use {supported}."
             )
-    other = "--harness" if settings.harness else "--engine vllm" if loading.engine == "vllm" else ""
-    if other and info.kind != "causal":
-        raise CtxextError(f'{other} is for causal language models; "{info.name}" is a {WORDS[info.kind]}.')
+    option = "--harness" if settings.harness else "--engine vllm" if loading.engine == "vllm" else ""
+    if option and info.kind != "causal":
+        raise CtxextError(f'{option} supports only causal language models, but "{info.name}" is a {WORDS[info.kind]}.')
 
 
 def check_evaluator(source: str, infos: Sequence[CheckpointInfo], longest: int, loading: "Loading") -> None:
-    """Refuse an evaluator that is not causal, reads fewer tokens, or has another vocabulary than a model."""
+    """Raise if the evaluator is not causal, has too short a context, or another vocabulary than a model."""
     from ctxext.evaluate.model import load_tokenizer
 
     (evaluator,) = open_infos([source], token=loading.token)
     if evaluator.kind != "causal":
-        raise CtxextError(f'The evaluator "{evaluator.name}" is a {WORDS[evaluator.kind]}.', hint="Name a causal one.")
+        raise CtxextError(f'The evaluator "{evaluator.name}" is a {WORDS[evaluator.kind]}.', hint="Use a causal one.")
     if evaluator.context_length is not None and evaluator.context_length < longest:
         raise CtxextError(
-            f'The evaluator "{evaluator.name}" reads {evaluator.context_length} tokens, but a length of {longest} was '
-            "asked for.",
-            hint="Name one that is good at the longest length, or ask for shorter --lengths.",
+            f'The evaluator "{evaluator.name}" supports {evaluator.context_length} tokens, but a prompt length is '
+            f"{longest}.",
+            hint="Use an evaluator with a longer context, or shorter --lengths.",
         )
     words = load_tokenizer(evaluator, loading).get_vocab()
     for info in infos:
         if load_tokenizer(info, loading).get_vocab() != words:
             raise CtxextError(
-                f'The evaluator "{evaluator.name}" has other tokens than "{info.name}".',
-                hint="Name one with the same tokenizer: --evaluator MODEL.",
+                f'The evaluator "{evaluator.name}" has another tokenizer than "{info.name}".',
+                hint="Use one with the same tokenizer: --evaluator MODEL.",
             )
 
 
 def check_context_length(info: CheckpointInfo, lengths: Sequence[int], *, allow_beyond: bool) -> None:
-    """Refuse lengths beyond the context length of a model."""
+    """Raise if a length is beyond the context length of a model."""
     if not lengths:
-        raise CtxextError(f'"{info.name}" does not say how long its context is.', hint="Say it with --lengths.")
-    reach = info.context_length
-    if info.pipeline is not None:  # Longer texts are cut, as its users' are.
+        raise CtxextError(f'The context length of "{info.name}" is unknown.', hint="Set --lengths.")
+    limit = info.context_length
+    if info.pipeline is not None:  # Longer texts are cut, as in normal use.
         return
-    if reach is None or max(lengths) <= reach or (allow_beyond and not info.has_table):
+    if limit is None or max(lengths) <= limit or (allow_beyond and not info.has_table):
         return
-    message = f'"{info.name}" reads {reach} tokens, but a length of {max(lengths)} was asked for.'
-    hint = "Extend it with ctxext convert, or measure what happens there with --allow-beyond."
+    message = f'"{info.name}" supports {limit} tokens, but a prompt length is {max(lengths)}.'
+    hint = "Extend it with ctxext convert, or evaluate it there with --allow-beyond."
     raise CtxextError(message, hint="Its position table ends there." if info.has_table else hint)
 
 
-def _documents(
+def _plan_documents(
     tasks: Collection[str],
     info: CheckpointInfo,
     encoder: "Encoder",
@@ -199,7 +199,7 @@ def _documents(
     longest: int,
     settings: Settings,
 ) -> "tuple[Work, ...]":
-    """Return the work on documents: the same for every model, each read as far as the model's lengths allow."""
+    """Return the work on documents: the same documents for every model, cut to the model's lengths."""
     kinds = kinds_of_text(settings.data)
     reading = Reading(
         kind=info.kind,
@@ -213,50 +213,50 @@ def _documents(
         stride=settings.stride,
         evaluator=settings.evaluator,
     )
-    apart = [dataclasses.replace(reading, data=(place,), text=name) for name, place in kinds.items()]
+    separate = [dataclasses.replace(reading, data=(place,), text=name) for name, place in kinds.items()]
     return tuple(
         work
         for task in tasks
-        for one in (apart if TASKS[task].tells_texts_apart else [reading])
-        for work in TASKS[task].documents_to_read(one)
+        for documents in (separate if TASKS[task].separates_texts else [reading])
+        for work in TASKS[task].documents_to_read(documents)
     )
 
 
 def _with_sources(infos: Sequence[CheckpointInfo], *, opens: bool) -> tuple[list[CheckpointInfo], list[CheckpointInfo]]:
-    """Return the checkpoints with the names of their sources, and the opened sources that are not among them.
+    """Return the checkpoints with the names of their sources, and further opened sources.
 
-    A folder beside a result with its source's name is its source only if its content matches.
+    A folder next to a result, with the name of its source, is the source only if its content matches.
 
     Args:
         infos: The checkpoints to evaluate.
-        opens: Whether to open sources that are not among them.
+        opens: Whether to open sources that are not evaluated.
     """
     named: list[CheckpointInfo] = []
-    found: list[CheckpointInfo] = []
+    opened: list[CheckpointInfo] = []
     for info in infos:
         if isinstance(info, GgufInfo):
             named.append(info)
             continue
-        others = [other for other in (*infos, *found) if other is not info and not isinstance(other, GgufInfo)]
-        source = next((other for other in others if is_source_of(other.checkpoint, info.checkpoint)), None)
+        others = [entry for entry in (*infos, *opened) if entry is not info and not isinstance(entry, GgufInfo)]
+        source = next((entry for entry in others if is_source_of(entry.checkpoint, info.checkpoint)), None)
         if source is None and opens:
-            source = _opened_source(info, {other.name for other in (*infos, *found)})
-            found += [source] if source else []
-        # A source that is not evaluated keeps its name in the report, unless that is the name of another checkpoint.
+            source = _open_source(info, {entry.name for entry in (*infos, *opened)})
+            opened += [source] if source else []
+        # The report names a source that is not evaluated, unless another checkpoint has this name.
         name = provenance(info.checkpoint.config).get("source")
-        is_taken = any(name == other.name for other in (*infos, *found))
+        is_taken = any(name == entry.name for entry in (*infos, *opened))
         named.append(dataclasses.replace(info, source=source.name if source else None if is_taken else name))
-    return named, found
+    return named, opened
 
 
-def _opened_source(info: CheckpointInfo, names: set[str]) -> CheckpointInfo | None:
-    """Return the checkpoint that another was converted from; None if it is not there or cannot be opened."""
-    noted = provenance(info.checkpoint.config)
-    name, revision = noted.get("source"), noted.get("revision")
+def _open_source(info: CheckpointInfo, names: set[str]) -> CheckpointInfo | None:
+    """Open the checkpoint that another was converted from; return None if that fails."""
+    origin = provenance(info.checkpoint.config)
+    name, revision = origin.get("source"), origin.get("revision")
     if not name:
         return None
-    beside = info.checkpoint.folder.resolve().parent / Path(name).name
-    place = name if revision or name == "demo" else str(beside)
+    neighbour = info.checkpoint.folder.resolve().parent / Path(name).name
+    place = name if revision or name == "demo" else str(neighbour)
     try:
         source = open_checkpoint(place, revision=revision)
         return info_of(place if name in names else name, source) if is_source_of(source, info.checkpoint) else None

@@ -1,4 +1,4 @@
-"""Results on disk as they come: one line per cell, so that a killed run can be resumed."""
+"""Results on disk: one line per cell, so that a killed run can be resumed."""
 
 import json
 import os
@@ -21,7 +21,7 @@ class ResultsLog:
 
     Args:
         folder: The folder of the log; None keeps it in memory.
-        rank: The rank of the process; each writes a separate file.
+        rank: The rank of the process; each process writes a separate file.
     """
 
     def __init__(self, folder: Path | None, rank: int = 0) -> None:
@@ -36,8 +36,8 @@ class ResultsLog:
         existing = sorted(self.folder.glob(_PATTERN)) if self.folder.is_dir() else []
         if existing and not (resume or overwrite):
             raise CtxextError(
-                f'"{self.folder}" already holds results.',
-                hint="Continue them with --resume, replace them with --overwrite, or choose another --out.",
+                f'"{self.folder}" already contains results.',
+                hint="Continue with --resume, replace them with --overwrite, or use another --out.",
             )
         if existing and resume:
             with explain_malformed(str(self.folder / _NAME)):
@@ -49,7 +49,7 @@ class ResultsLog:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CtxextError(
-                f'"{self.folder}" cannot be made: {error.strerror}.', hint="Choose another --out."
+                f'"{self.folder}" cannot be created: {error.strerror}.', hint="Use another --out."
             ) from error
         self.append({"header": header})
 
@@ -59,8 +59,8 @@ class ResultsLog:
             self._records.append(record)
             return
         with (self.folder / self._name).open("ab+") as file:
-            file.seek(max(0, file.tell() - 1))
-            if file.read() != b"\n":  # A kill tore the last line.
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+            if file.read() != b"\n":  # The last line is incomplete after a kill.
                 file.seek(0)
                 file.truncate(file.read().rfind(b"\n") + 1)
             file.write((json.dumps(record, ensure_ascii=False) + "\n").encode())
@@ -78,7 +78,7 @@ class ResultsLog:
 
     @property
     def num_skipped(self) -> int:
-        """The number of lines that are incomplete or no records."""
+        """Number of lines that are incomplete or not records."""
         paths = self.folder.glob(_PATTERN) if self.folder is not None else ()
         return sum(_read_lines(path)[1] for path in paths)
 
@@ -87,12 +87,12 @@ class ResultsLog:
         return [record for record in self.records() if record.get("model") == model]
 
     def done(self, model: str) -> set[Key]:
-        """Return the samples of a model that have been measured."""
+        """Return the measured samples of a model."""
         return {key for record in self.records_of(model) if "task" in record for key in keys_of(record)}
 
 
 def _read_lines(path: Path) -> tuple[list[Record], int]:
-    """Return the complete records, and the number of other lines; a kill can leave only the last one incomplete."""
+    """Return the records, and the number of invalid lines before the last; the last may be incomplete after a kill."""
     records, num_skipped = [], 0
     with open_regular(path) as file:
         lines = file.read().split(b"\n")[:-1]
@@ -112,7 +112,7 @@ _NEEDED = {"model": str, "length": int, "depth": float | int | None, "samples": 
 
 
 def _is_record(line: Any) -> TypeGuard[Record]:
-    """Return whether a line is a header or a record of a model; a measurement has the fields that every task writes."""
+    """Return whether a line is a header or a record of a model; a measurement needs the fields of every task."""
     if not isinstance(line, dict):
         return False
     if "task" not in line:
@@ -124,15 +124,15 @@ def _is_record(line: Any) -> TypeGuard[Record]:
 def _check_header(folder: Path, header: dict[str, Any]) -> None:
     lines = _read_lines(folder / _NAME)[0] if (folder / _NAME).is_file() else []
     old: dict[str, Any] = next((line["header"] for line in lines if "header" in line), {})
-    different = [what for part in _COMPARED for what in _differences(part, old, header)]
-    if different:
+    mismatches = [mismatch for part in _COMPARED for mismatch in _list_differences(part, old, header)]
+    if mismatches:
         raise CtxextError(
-            f'"{folder}" cannot be continued, as this run differs: {"; ".join(different[:3])}.',
-            hint="Repeat the command that wrote it, or choose another --out.",
+            f'"{folder}" cannot be resumed, because this run differs: {"; ".join(mismatches[:3])}.',
+            hint="Repeat the command that wrote it, or use another --out.",
         )
 
 
-def _differences(part: str, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+def _list_differences(part: str, old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     if part == "models":
         old_models = {model["name"]: model for model in old.get(part) or []}
         models = {model["name"]: model for model in new[part]}
@@ -140,8 +140,11 @@ def _differences(part: str, old: dict[str, Any], new: dict[str, Any]) -> list[st
             return [f"models {', '.join(old_models) or 'none'}, now {', '.join(models)}"]
         return [f'model "{name}" has changed' for name in keys_that_differ(old_models, models)]
     before, after = old.get(part) or {}, new[part]
-    return [f"{key} {_short(before.get(key))}, now {_short(after.get(key))}" for key in keys_that_differ(before, after)]
+    return [
+        f"{key} {_format_value(before.get(key))}, now {_format_value(after.get(key))}"
+        for key in keys_that_differ(before, after)
+    ]
 
 
-def _short(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -1,4 +1,4 @@
-"""The evaluation from top to bottom: check everything, run every model, write the report."""
+"""The whole evaluation: check everything, run every model, write the report."""
 
 import dataclasses
 import math
@@ -35,11 +35,11 @@ _MINUTE = 60
 _LONG = 10 * _MINUTE
 _USUAL_BREAK_EVEN = 8192
 _UNSEEN = 1.5
-"""Factor on the time of prompts of a new length, as relation maps are slower beyond the old context."""
+"""Factor for the time of prompts of a new length, because relation maps are slower beyond the old context."""
 
 
 class EvaluationReport(dict[str, Any]):
-    """The content of report.json; a notebook shows its findings."""
+    """The content of report.json; a notebook displays its findings."""
 
     def _repr_html_(self) -> str:
         return table(dict(enumerate(findings(self), 1)))
@@ -56,28 +56,28 @@ def evaluate(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Report:
-    """Measure the use of the context by checkpoints, and the cost of extending it.
+    """Measure how well checkpoints use their context, and the cost of extending it.
 
     Args:
         models: A folder, a Hub id or `demo`; or several.
-        settings: Tasks, lengths, depths and samples. Each field is a keyword of this function too, as samples=50.
+        settings: Tasks, lengths, depths and samples. Each field is also a keyword of this function, as samples=50.
         loading: How to load the models.
         out: A folder for results, pictures and the report; None writes nothing.
         resume: Continue with the results in `out`.
         overwrite: Replace the results in `out`.
-        progress: Called with a label, the work done and the work in all.
+        progress: Called with a label, the work done and the total work.
 
     Returns:
         The content of report.json.
 
     Raises:
-        CtxextError: A model, a file or a setting is refused, before anything runs if possible.
+        CtxextError: A model, a file or a setting is invalid; raised before anything runs if possible.
     """
     from ctxext.evaluate.model import Loading, load_model
 
     sources = [str(model) for model in ([models] if isinstance(models, str | Path) else models)]
     if not sources:
-        raise CtxextError("There is no model to evaluate: the list is empty.", hint="Name a folder, a Hub id or demo.")
+        raise CtxextError("The list of models is empty.", hint="Add a folder, a Hub id or demo.")
     out, loading = None if out is None else Path(out), loading or Loading()
     if not settings.tasks:
         settings = dataclasses.replace(settings, tasks=default_tasks(sources, loading))
@@ -102,21 +102,21 @@ def evaluate(
 
 @dataclass
 class Run:
-    """An evaluation that is planned; `report` runs it once.
+    """A planned evaluation; `report` runs it once.
 
     Attributes:
         plans: The work of each model.
         settings: Tasks, depths and samples.
-        loading: How models are loaded.
+        loading: Options for loading models.
         load: Loads the model of a plan, from its folder or by applying a recipe in memory.
         out: The folder of results; None keeps them in memory.
-        resume: Continue with the results in it.
-        overwrite: Replace them.
+        resume: Continue with the results in `out`.
+        overwrite: Replace the results in `out`.
         progress: Called with a label, the work done and the total work.
         end: The time to stop, on the monotonic clock. All models then stay loaded and are measured in rounds, so that
-            all have the same questions, however far the time reaches.
-        watches_memory: Whether the peak memory of each model is recorded.
-        complete: Adds to the report the results computed from single records.
+            all have the same questions whenever the time is up.
+        watches_memory: Whether to record the peak memory of each model.
+        complete: Adds results computed from single records to the report.
         first_pace: A number of tokens, and the seconds in which the first model read them before its measurement.
     """
 
@@ -134,13 +134,13 @@ class Run:
     first_pace: tuple[int, float] | None = None
 
     def report(self) -> Report:
-        """Measure the samples that the folder lacks, and write the report; empty in all processes but the first."""
+        """Measure the missing samples and write the report; only the first process returns it, the others return {}."""
         out, is_first = self.out, processes.rank() == 0
         if out is None and processes.num_processes() > 1:
-            raise CtxextError("Several processes need a folder to meet in.", hint="Add --out report.")
+            raise CtxextError("Several processes need a common folder.", hint="Add --out report.")
         with nullcontext() if out is None else only_run_in(out):
             self._log = ResultsLog(out, processes.rank())
-            header = _header(self.plans, self.settings, self.loading) if is_first else {}
+            header = _make_header(self.plans, self.settings, self.loading) if is_first else {}
             if is_first:
                 self._log.begin(header, resume=self.resume, overwrite=self.overwrite)
             processes.wait_for_everyone(self.loading.device)
@@ -148,9 +148,9 @@ class Run:
             self._peaks = dict[str, int]()
             if math.isinf(self.end):
                 for entry in self.plans:
-                    self._ask_all(entry)
+                    self._measure_all(entry)
             else:
-                self._ask_in_rounds()
+                self._measure_in_rounds()
             processes.wait_for_everyone(self.loading.device)
             if not is_first:
                 return {}
@@ -166,8 +166,8 @@ class Run:
                     write_report(report, out)
                 return report
 
-    def _ask_all(self, entry: ModelPlan) -> None:
-        """Run the rest of a model's work in this process."""
+    def _measure_all(self, entry: ModelPlan) -> None:
+        """Run the remaining work for a model in this process."""
         name = entry.info.name
         done = self._log.done(name)
         needs_harness = bool(self.settings.harness and entry.lengths) and processes.rank() == 0
@@ -179,10 +179,10 @@ class Run:
         try:
             self._log.append({"model": name, "facts": loaded.facts()})
             self._meter.begin()
-            with self._peak_recorded(loaded):
+            with self._record_peak(loaded):
                 for number, work in enumerate(entry.make_work(loaded)):
                     if number % processes.num_processes() == processes.rank():
-                        self._ask(loaded, work, done)
+                        self._measure(loaded, work, done)
                     else:
                         self._meter.skip(name, [key.length for key in work.keys], f"{name} {work.label}")
             if needs_harness:
@@ -193,7 +193,7 @@ class Run:
         finally:
             loaded.close()
 
-    def _ask_in_rounds(self) -> None:
+    def _measure_in_rounds(self) -> None:
         """Measure all models on a few samples of every cell, shortest first, then on more, until the time is up."""
         meter, models = self._meter, {entry.info.name: self.load(entry) for entry in self.plans}
         done = {name: self._log.done(name) for name in models}
@@ -202,27 +202,27 @@ class Run:
         meter.begin()
         if self.first_pace is not None:
             tokens, seconds = self.first_pace
-            meter.note(self.plans[0].info.name, [tokens], seconds)
+            meter.record(self.plans[0].info.name, [tokens], seconds)
         for samples in rounds(self.settings.samples):
             works: dict[tuple[int, str], list[tuple[str, Work]]] = {}
             for entry in self.plans:
                 for work in entry.make_work(models[entry.info.name], samples):
                     works.setdefault((work.length, work.label), []).append((entry.info.name, work))
             for _, group in sorted(works.items(), key=lambda item: item[0]):
-                lengths_read = [_texts_read(set(work.keys) - done[name], models[name]) for name, work in group]
+                lengths_read = [_list_lengths_read(set(work.keys) - done[name], models[name]) for name, work in group]
                 names = [name for name, _ in group]
-                if time.monotonic() + sum(map(meter.expected, names, lengths_read)) > self.end:
+                if time.monotonic() + sum(map(meter.estimate_seconds, names, lengths_read)) > self.end:
                     return
                 for (name, work), lengths in zip(group, lengths_read, strict=True):
                     began = time.monotonic()
-                    if began + meter.expected(name, lengths) > self.end:
+                    if began + meter.estimate_seconds(name, lengths) > self.end:
                         return
-                    with self._peak_recorded(models[name]):
-                        self._ask(models[name], work, done[name])
-                    meter.note(name, lengths, time.monotonic() - began)
+                    with self._record_peak(models[name]):
+                        self._measure(models[name], work, done[name])
+                    meter.record(name, lengths, time.monotonic() - began)
 
-    def _ask(self, loaded: "LoadedModel", work: "Work", done: "set[Key]") -> None:
-        """Measure the samples that are not done yet, and record each cell as it comes."""
+    def _measure(self, loaded: "LoadedModel", work: "Work", done: "set[Key]") -> None:
+        """Measure the missing samples, and record each cell immediately."""
         name, label = loaded.name, f"{loaded.name} {work.label}"
         self._meter.skip(name, [key.length for key in work.keys if key in done], label)
         started = time.perf_counter()
@@ -232,8 +232,8 @@ class Run:
             self._meter.advance(name, [record["length"]] * len(record["samples"]), label)
 
     @contextmanager
-    def _peak_recorded(self, loaded: "LoadedModel") -> Iterator[None]:
-        """Record a model's peak memory, if it is higher than before."""
+    def _record_peak(self, loaded: "LoadedModel") -> Iterator[None]:
+        """Record a model's peak memory if it increased."""
         watches = self.watches_memory and forget_peak(loaded.device)
         yield
         if watches and (peak := peak_memory(loaded.device)) > self._peaks.get(loaded.name, 0):
@@ -249,13 +249,13 @@ def rounds(num_samples: int) -> Iterator[range]:
         first, size = first + size, 2 * size
 
 
-def _texts_read(keys: "set[Key]", loaded: "LoadedModel") -> list[int]:
-    """Return the lengths of the texts that are read for some samples: one for all depths if they share a cache."""
+def _list_lengths_read(keys: "set[Key]", loaded: "LoadedModel") -> list[int]:
+    """Return the lengths of the texts to read for some samples; depths with a common cache count once."""
     depths = {key._replace(depth=None) for key in keys} if loaded.can_share else keys
     return [key.length for key in depths]
 
 
-def _header(plans: Sequence[ModelPlan], settings: Settings, loading: "Loading") -> dict[str, Any]:
+def _make_header(plans: Sequence[ModelPlan], settings: Settings, loading: "Loading") -> dict[str, Any]:
     from ctxext.evaluate.served import engine_versions
 
     hidden = ("token", *(("engine", "engine_arguments") if loading.engine == "transformers" else ()))
@@ -271,14 +271,14 @@ def _header(plans: Sequence[ModelPlan], settings: Settings, loading: "Loading") 
 
 
 class Meter:
-    """Progress by cost, and the expected time of prompts.
+    """Progress by cost, and the estimated time of prompts.
 
     Args:
         plans: The work of all models.
         progress: Called at every step.
-        samples: The number of samples per cell, for the hint.
-        clock: Returns seconds.
-        end: The time by the clock at which the run stops, done or not.
+        samples: The number of samples per cell, for the advice.
+        clock: Returns the time in seconds.
+        end: The end of the run by the clock, complete or not.
     """
 
     def __init__(
@@ -304,15 +304,15 @@ class Meter:
         return sum(map(self._costs[model], lengths))
 
     def begin(self) -> None:
-        """Start the clock, once the model is loaded."""
+        """Start the clock after the model is loaded."""
         self._at = self.clock()
 
     def skip(self, model: str, lengths: Iterable[int], label: str) -> None:
-        """Count prompts that need not run."""
+        """Count prompts that are already measured."""
         self._report(label, self.cost(model, lengths))
 
     def advance(self, model: str, lengths: Iterable[int], label: str) -> None:
-        """Count prompts that have run, and report the time left."""
+        """Count measured prompts, and report the time left."""
         now = self.clock()
         self._seconds, self._at = self._seconds + now - self._at, now
         cost = self.cost(model, lengths)
@@ -321,20 +321,20 @@ class Meter:
         is_long = left >= _LONG and math.isinf(self.end)
         advice = f", half of it with --samples {max(1, self.samples // 2)}" if is_long else ""
         left = max(0.0, min(left, self.end - now))
-        self._report(f"{label} ({in_words(left)} left{advice})", cost)
+        self._report(f"{label} ({format_duration(left)} left{advice})", cost)
 
-    def note(self, model: str, lengths: Sequence[int], seconds: float) -> None:
+    def record(self, model: str, lengths: Sequence[int], seconds: float) -> None:
         """Record the time of prompts that ran together."""
         if lengths:
             self._rates[model, max(lengths)] = seconds / self.cost(model, lengths)
 
-    def expected(self, model: str, lengths: Sequence[int]) -> float:
-        """Estimate the seconds that prompts take: 0 before any ran, rather too many for a length new to the model."""
+    def estimate_seconds(self, model: str, lengths: Sequence[int]) -> float:
+        """Estimate the seconds for prompts: 0 before any ran, and a high estimate for a length new to the model."""
         longest = max(lengths, default=0)
-        own = [rate for (name, _), rate in self._rates.items() if name == model]
+        of_model = [rate for (name, _), rate in self._rates.items() if name == model]
         at_length = [rate for (_, length), rate in self._rates.items() if length == longest]
-        rate = self._rates.get((model, longest)) or _UNSEEN * max(own or at_length or self._rates.values(), default=0.0)
-        return rate * self.cost(model, lengths)
+        highest = max(of_model or at_length or self._rates.values(), default=0.0)
+        return (self._rates.get((model, longest)) or _UNSEEN * highest) * self.cost(model, lengths)
 
     def _report(self, label: str, cost: int) -> None:
         self.reached += cost
@@ -344,13 +344,13 @@ class Meter:
 
 
 def cost_of(config: Mapping[str, Any]) -> Callable[[int], int]:
-    """Return a function from a prompt's length to its cost, at least 1: a token of a long prompt costs more."""
+    """Return a function that computes the cost of a prompt from its length; tokens of long prompts cost more."""
     at = break_even(config)
     return lambda length: 1 + round(length * (1 + length / at) / _UNIT)
 
 
 def break_even(config: Mapping[str, Any]) -> float:
-    """Compute the prompt length in tokens that makes attention scores cost as much as all operations per token."""
+    """Compute the prompt length where attention scores cost as much as all other operations."""
     family = FAMILIES.get(str(config.get("model_type")))
     keys = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
     sizes = [read(config, family, key) if family else None for key in keys]
@@ -361,8 +361,8 @@ def break_even(config: Mapping[str, Any]) -> float:
     return hidden * (2 * (heads + (key_heads or heads)) * head_dim + 3 * wide) / (heads * head_dim)
 
 
-def in_words(seconds: float) -> str:
-    """Return a time in seconds, minutes or hours."""
+def format_duration(seconds: float) -> str:
+    """Format a time in seconds, minutes or hours."""
     if seconds < 2 * _MINUTE:
         return f"{seconds:.0f} s"
     minutes = round(seconds / _MINUTE)

@@ -1,4 +1,4 @@
-"""Evaluation through an inference engine: supported tasks and checkpoints, and the model behind it."""
+"""Evaluation with an inference engine: supported tasks and checkpoints, and the engine's model."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo, GgufInfo
 from ctxext.evaluate.model import LoadedModel, Loading, load_tokenizer, runs_foreign_code
 from ctxext.files.length import format_length
-from ctxext.recipes.code.staging import staged
+from ctxext.recipes.code.staging import stage_checkpoint
 from ctxext.recipes.encodings.rotary import ModelConfig, model_config
 
-NOT_WRITTEN = ("perplexity", "longppl", "short")
-"""Tasks that need the loss of a text; an engine only generates text."""
+LOSS_TASKS = ("perplexity", "longppl", "short")
+"""Tasks that need the loss of a text, while an engine only generates text."""
 
 _TOKENS_PER_CALL = 2**22
 _ENDLESS = ("default", "linear")
@@ -30,16 +30,16 @@ _ENDLESS = ("default", "linear")
 
 @dataclass(frozen=True)
 class ServedModel(LoadedModel):
-    """A model that an engine runs. It only generates answers.
+    """A model in an engine, which only generates answers.
 
     Attributes:
         ends: Tokens that end an answer.
-        mind: A remark on this checkpoint in this engine; empty for none.
+        remark: A caution about this checkpoint in this engine; empty for none.
     """
 
     model: Engine | LlamaCpp
     ends: tuple[int, ...] = ()
-    mind: str = ""
+    remark: str = ""
 
     def facts(self) -> dict[str, str]:
         """Return the settings of the loaded model for the report."""
@@ -51,21 +51,21 @@ class ServedModel(LoadedModel):
             "chat_template": "yes" if self.encoder.uses_chat else "no",
             "engine": engine,
         }
-        return {**facts, "mind": self.mind} if self.mind else facts
+        return {**facts, "mind": self.remark} if self.remark else facts
 
     def questions_at_once(self, length: int, num_depths: int) -> int:
-        """Return the number of questions per call of the engine, limited so that a killed run loses little."""
-        # llama.cpp reads one prompt after another, so several per call gain nothing.
+        """Return the number of questions per engine call, limited so that a killed run loses little."""
+        # llama.cpp reads prompts one by one, so larger calls gain nothing.
         return 1 if isinstance(self.model, LlamaCpp) else max(1, _TOKENS_PER_CALL // (length * num_depths))
 
     def may_share(self, common: int, length: int) -> bool:
-        """Return False: an engine shares the cache of prompts itself."""
+        """Return False: an engine manages its prompt cache."""
         return False
 
     def write(
         self, questions: Sequence[Sequence[Prompt]], depths: Sequence[int]
     ) -> Iterator[tuple[int, list[list[int]]]]:
-        """Generate all in one call, prompts with a common beginning next to each other."""
+        """Generate all answers in one call, with prompts of a common prefix next to each other."""
         prompts = [question[depth] for question in questions for depth in depths]
         ids, sizes = [prompt.ids[: -prompt.num_answer] for prompt in prompts], [prompt.num_answer for prompt in prompts]
         written = self.model.write(ids, sizes, self.ends)
@@ -78,34 +78,31 @@ class ServedModel(LoadedModel):
 
 
 def engine_versions(loading: Loading) -> dict[str, str]:
-    """Return the version of the engine by the name of its package; empty for transformers."""
+    """Return the version of the engine by package name; empty for transformers."""
     if loading.engine == "llama.cpp":
         return {"xllamacpp": llama_cpp_version()}
     return {"vllm": vllm_version()} if loading.engine == "vllm" else {}
 
 
 def check_tasks(tasks: Sequence[str], harness: Sequence[str], loading: Loading, num_processes: int) -> None:
-    """Refuse tasks and options that an engine does not support, before anything is read."""
+    """Raise if an engine does not support a task or option, before anything is loaded."""
     engine_versions(loading)
     name, is_vllm = ("vLLM", True) if loading.engine == "vllm" else ("llama.cpp", False)
-    without = "Leave it out, or measure it without --engine." if is_vllm else "Leave it out, or measure the checkpoint."
-    refused = [task for task in tasks if task in NOT_WRITTEN]
-    if refused:
-        raise CtxextError(
-            f"{' and '.join(refused)} cannot be measured through {name}, which only writes answers here.", hint=without
-        )
+    hint = "Omit it, or evaluate without --engine." if is_vllm else "Omit it, or evaluate the checkpoint."
+    if unsupported := [task for task in tasks if task in LOSS_TASKS]:
+        raise CtxextError(f"{name} only generates answers: it cannot measure {' and '.join(unsupported)}.", hint=hint)
     if harness:
-        hint = "lm_eval --model vllm runs its tasks there." if is_vllm else "lm_eval asks any server."
-        raise CtxextError("--harness does not go through --engine.", hint=hint)
+        hint = "Use lm_eval --model vllm." if is_vllm else "Use lm_eval with a server."
+        raise CtxextError("--harness cannot be combined with --engine.", hint=hint)
     if loading.attention or loading.device != "auto":
-        raise CtxextError(f"{name} chooses device and attention itself.", hint="Leave out --device and --attn.")
+        raise CtxextError(f"{name} chooses device and attention itself.", hint="Omit --device and --attn.")
     if num_processes > 1:
         more = """, with --engine-args '{"tensor_parallel_size": 2}'""" if is_vllm else ""
-        raise CtxextError(f"{name} starts its processes itself.", hint=f"Use one{more}.")
+        raise CtxextError(f"{name} starts its processes itself.", hint=f"Start one process{more}.")
 
 
 def serving_by_vllm(checkpoint: Checkpoint) -> Serving | None:
-    """Return vLLM's row of the table of engines for a checkpoint; None without rotary embeddings."""
+    """Return vLLM's row of the engine table for a checkpoint; None without rotary embeddings."""
     family = family_of(checkpoint.config)
     if family.positions != "rotary" or family.reason:
         return None
@@ -113,29 +110,29 @@ def serving_by_vllm(checkpoint: Checkpoint) -> Serving | None:
 
 
 def check_served(info: CheckpointInfo, lengths: Sequence[int]) -> None:
-    """Refuse a checkpoint that vLLM runs wrongly, and lengths for which an engine has no positions."""
+    """Raise if vLLM runs a checkpoint wrongly, or an engine has too few positions for a length."""
     if isinstance(info, GgufInfo):
         if info.context_length is not None and max(lengths) > info.context_length:
             raise CtxextError(
-                f'llama.cpp gives "{info.name}" {info.context_length} tokens, and none beyond.',
+                f'llama.cpp supports only {info.context_length} tokens of "{info.name}".',
                 hint=f"ctxext convert {info.path} --method yarn --target-length {format_length(max(lengths))}",
             )
         return
     row = serving_by_vllm(info.checkpoint)
     if row is not None and row.status == WRONG:
-        raise CtxextError(f'vLLM does not serve "{info.name}": {row.remark}.', hint="Measure it without --engine.")
-    _overrides(info, max(lengths))
+        raise CtxextError(f'vLLM does not serve "{info.name}": {row.remark}.', hint="Evaluate it without --engine.")
+    _make_overrides(info, max(lengths))
 
 
-def _overrides(info: CheckpointInfo, length: int) -> Mapping[str, Any]:
-    """Return the changes to config.json that give vLLM positions for a length."""
+def _make_overrides(info: CheckpointInfo, length: int) -> Mapping[str, Any]:
+    """Return the changes to config.json for positions up to a length in vLLM."""
     if info.context_length is None or length <= info.context_length:
         return {}
     model: ModelConfig | None = None if info.has_table else model_config(info.checkpoint.config)
     if model is None or model.encoding.carrier not in _ENDLESS:
         raise CtxextError(
-            f'vLLM has positions for {info.context_length} tokens of "{info.name}" and none beyond.',
-            hint="Leave longer lengths out, or measure them without --engine.",
+            f'vLLM supports only {info.context_length} tokens of "{info.name}".',
+            hint="Omit longer lengths, or evaluate without --engine.",
         )
     more, key = {"max_position_embeddings": length}, model.family.text_config
     nested = key is not None and text_config(model.config, model.family) is not model.config
@@ -147,7 +144,7 @@ def load_served(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]) 
 
     Args:
         info: The checkpoint.
-        loading: How models are loaded.
+        loading: Options for loading models.
         lengths: Prompt lengths in tokens, answers included.
     """
     if isinstance(info, GgufInfo):
@@ -161,21 +158,21 @@ def load_served(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]) 
         encoder = Encoder(LlamaTokenizer(llama), chat_template=loading.chat_template)
         return ServedModel(info.name, llama, encoder, False)
     encoder = Encoder(load_tokenizer(info, loading), chat_template=loading.chat_template)
-    with staged(info.checkpoint, foreign=runs_foreign_code(info, loading)) as stage:
+    with stage_checkpoint(info.checkpoint, foreign=runs_foreign_code(info, loading)) as stage:
         engine = Engine(
             stage.folder,
             length=max(lengths),
             dtype=engine_dtype(info.checkpoint.config, loading.dtype),
             trust=stage.trust,
-            arguments={**_overrides(info, max(lengths)), **loading.engine_arguments},
+            arguments={**_make_overrides(info, max(lengths)), **loading.engine_arguments},
         )
     row = serving_by_vllm(info.checkpoint)
-    mind = row.remark if row is not None and row.status != EXACT else ""
-    return ServedModel(info.name, engine, encoder, False, ends=_ends(info.checkpoint), mind=mind)
+    remark = row.remark if row is not None and row.status != EXACT else ""
+    return ServedModel(info.name, engine, encoder, False, ends=_read_ends(info.checkpoint), remark=remark)
 
 
-def _ends(checkpoint: Checkpoint) -> tuple[int, ...]:
-    """Return the tokens at which transformers stops generating."""
+def _read_ends(checkpoint: Checkpoint) -> tuple[int, ...]:
+    """Return the tokens that end generation in transformers."""
     ends = (checkpoint.read_json("generation_config.json") or {}).get("eos_token_id")
     ends = checkpoint.config.get("eos_token_id") if ends is None else ends
     return tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,)

@@ -12,12 +12,12 @@ from ctxext.data.texts import kinds_of_text
 from ctxext.errors import CtxextError
 from ctxext.evaluate.tasks.base import RetrievalTask
 from ctxext.evaluate.tasks.documents import read_questions
-from ctxext.evaluate.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, expanded
+from ctxext.evaluate.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, expand_groups
 from ctxext.files.content import sha256_of
 from ctxext.files.length import read_words
 from ctxext.options import check_numbers, option, original_length_option, with_documented_options
 
-_ASKED, _RUN = "What is asked", "How it is run"
+_TASKS, _RUN = "Task options", "Execution"
 
 
 @with_documented_options
@@ -25,12 +25,12 @@ _ASKED, _RUN = "What is asked", "How it is run"
 class Settings:
     """The settings of an evaluation.
 
-    In Python `depths` are shares, from 0 to 1. `tasks` are by default those that suit the model.
+    In Python, `depths` are shares from 0 to 1. The default `tasks` depend on the model.
     """
 
     tasks: tuple[str, ...] = option(
         (),
-        help=f"{', '.join(NAMES)}; several with commas. Default: needle,short; with --engine needle; of encoders "
+        help=f"{', '.join(NAMES)}; several with commas. Default: needle,short; with --engine needle; for encoders "
         "passages,short, without a head passages,topics.",
         flags=("--task", "-t"),
         kind="names",
@@ -38,53 +38,53 @@ class Settings:
     )
     lengths: tuple[int, ...] = option(
         (),
-        help="Prompt lengths, as 4k,32k. Default: the original and the present context length.",
+        help="Prompt lengths, as 4k,32k. Default: the original and the current context length.",
         kind="lengths",
     )
     depths: tuple[float, ...] = option(
         (0.0, 0.25, 0.5, 0.75, 1.0),
-        help="So many depths, or a list in percent: 0,50,100.",
+        help="Number of depths, or a list of percentages: 0,50,100.",
         kind="depths",
         shown="5",
     )
-    samples: int = option(20, help="Questions per cell, and documents to read.", min=1)
-    seed: int = option(0, help="Decides every question.")
-    allow_beyond: bool = option(False, help="Ask beyond a model's context length too.")
+    samples: int = option(20, help="Number of questions per length and depth, and of documents.", min=1)
+    seed: int = option(0, help="Random seed.")
+    allow_beyond: bool = option(False, help="Also evaluate beyond a model's context length.")
     original_length: int | None = original_length_option()
     num_needles: int = option(
         4,
-        help="needle, kv, documents: facts of a text that can be asked for; it is read once for as many depths.",
-        panel=_ASKED,
+        help="needle, kv, documents: facts hidden in each text; one reading serves as many depths.",
+        panel=_TASKS,
         flags=("--needles",),
         min=1,
     )
-    kv_ids: str = option("uuid", help="kv: uuid as in the paper, or number.", panel=_ASKED)
-    filler: str = option(
-        "prose", help="needle: prose, or same: a text of nothing but sentences like the needle.", panel=_ASKED
-    )
-    repeat_question: bool = option(False, help="Ask before the text too, not only behind it.", panel=_ASKED)
-    haystack: Path | None = option(None, help="needle: a text file to hide needles in.", panel=_ASKED)
-    documents: Path | None = option(None, help="documents: questions, as JSON lines.", panel=_ASKED)
+    kv_ids: str = option("uuid", help="kv: uuid, as in the paper, or number.", panel=_TASKS)
+    filler: str = option("prose", help="needle: prose, or same: only sentences like the needle.", panel=_TASKS)
+    repeat_question: bool = option(False, help="Put the question before the text too.", panel=_TASKS)
+    haystack: Path | None = option(None, help="needle: text file to hide needles in.", panel=_TASKS)
+    documents: Path | None = option(None, help="documents: file with questions, as JSON lines.", panel=_TASKS)
     data: str | None = option(
         None,
-        help="perplexity, longppl, pseudo-perplexity, short: a text, JSON lines or parquet file, or a data set's id. "
-        "Several with commas, as prose.txt,code.jsonl, are told apart by perplexity, and read in turn by the others.",
-        panel=_ASKED,
+        help="perplexity, longppl, pseudo-perplexity, short: text, JSON lines or parquet file, or data set id. "
+        "Separate several with commas, as prose.txt,code.jsonl; perplexity reports each one.",
+        panel=_TASKS,
     )
-    stride: int | None = option(None, help="perplexity: with a sliding window too.", panel=_ASKED, min=1)
+    stride: int | None = option(None, help="perplexity: stride of an additional sliding window.", panel=_TASKS, min=1)
     evaluator: str | None = option(
         None,
-        help="longppl: a model with the same tokens, good at the longest length, that finds the tokens to ask.",
-        panel=_ASKED,
+        help="longppl: long-context model with the same tokenizer that picks the key tokens.",
+        panel=_TASKS,
     )
     harness: tuple[str, ...] = option(
         (),
         help="Tasks of lm-evaluation-harness: ruler-6 (no download), ruler, longbench …",
-        panel=_ASKED,
+        panel=_TASKS,
         kind="names",
     )
-    generate: bool = option(False, help="Let models write every answer out: slower, the same cells.", panel=_RUN)
-    batch_size: int | None = option(None, help="Prompts at once. Default: what fits.", panel=_RUN, min=1)
+    generate: bool = option(False, help="Generate every answer: slower, with the same results.", panel=_RUN)
+    batch_size: int | None = option(
+        None, help="Prompts per batch. Default: as many as fit into memory.", panel=_RUN, min=1
+    )
 
     def __post_init__(self) -> None:
         read_words(self)
@@ -92,31 +92,31 @@ class Settings:
         if isinstance(depths, str):
             object.__setattr__(self, "depths", parse_depths(depths))
         check_numbers(self)
-        object.__setattr__(self, "tasks", expanded(self.tasks))
+        object.__setattr__(self, "tasks", expand_groups(self.tasks))
         for task in self.tasks:
             if task not in TASKS:
-                raise CtxextError(f'There is no task "{task}".', hint=f"Tasks: {', '.join(NAMES)}.")
+                raise CtxextError(f'Unknown task "{task}".', hint=f"Tasks: {', '.join(NAMES)}.")
         if "longppl" in self.tasks and not self.evaluator:
             raise CtxextError(
-                'The task "longppl" needs a model that finds the tokens to ask.',
-                hint="Name one that is good at the longest length: --evaluator MODEL.",
+                'The task "longppl" needs an evaluator.',
+                hint="Add a long-context model: --evaluator MODEL.",
             )
         for place in kinds_of_text(self.data).values():
             if place is not None:
                 check_place(place)
         if not self.depths:
-            raise CtxextError("There are no depths.", hint="Name at least one with --depths.")
+            raise CtxextError("--depths is empty.", hint="Add at least one depth with --depths.")
         if any(not 0 <= depth <= 1 for depth in self.depths):
-            raise CtxextError("A depth is a share of the haystack.", hint="Write --depths 0,50,100 in percent.")
+            raise CtxextError("A depth is not between 0 and 100 %.", hint="For example: --depths 0,50,100.")
         if self.kv_ids not in ("uuid", "number"):
-            raise CtxextError(f'"{self.kv_ids}" is not a kind of ids.', hint="Choose --kv-ids uuid or number.")
+            raise CtxextError(f'Unknown --kv-ids "{self.kv_ids}".', hint="Use --kv-ids uuid or --kv-ids number.")
         if self.filler not in ("prose", "same"):
-            raise CtxextError(f'There is no filler "{self.filler}".', hint="Choose --filler prose or same.")
+            raise CtxextError(f'Unknown --filler "{self.filler}".', hint="Use --filler prose or --filler same.")
         if self.filler == "same" and self.haystack:
-            raise CtxextError("--filler same makes its own haystack.", hint="Leave out --haystack.")
+            raise CtxextError("--filler same cannot be combined with --haystack.", hint="Omit one of them.")
 
     def retrieval_tasks(self) -> list[RetrievalTask]:
-        """Return the retrieval tasks with their options; reads the files."""
+        """Return the retrieval tasks with their options, after reading the files."""
         options = {
             "text": read_haystack(self.haystack) if self.haystack else (),
             "questions": read_questions(self.documents) if self.documents else (),
@@ -126,7 +126,7 @@ class Settings:
         return [task.with_options(options) for task in tasks]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as in report.json, with files by name and digest, without their folder."""
+        """Return the settings for report.json, with files by name and digest, without folders."""
         content = dataclasses.asdict(self)
         for name in ("haystack", "data", "documents"):
             value = content[name]
@@ -143,13 +143,13 @@ class Settings:
 
 
 def even_depths(count: int) -> tuple[float, ...]:
-    """Evenly spaced depths from the beginning to the end; a single depth is the middle."""
+    """Return evenly spaced depths from the beginning to the end; a single depth is the middle."""
     return (0.5,) if count == 1 else tuple(number / (count - 1) for number in range(count))
 
 
 def parse_depths(text: str) -> tuple[float, ...]:
-    """Read depths, as a number of evenly spaced ones (`5`) or in percent (`0,50,100`)."""
-    hint = "Write --depths 5 for five depths, or --depths 0,50,100 in percent."
+    """Parse depths, from a number of evenly spaced ones (`5`) or percentages (`0,50,100`)."""
+    hint = "Use --depths 5 for five depths, or --depths 0,50,100 for percentages."
     parts = [part.strip() for part in text.split(",") if part.strip()]
     try:
         if len(parts) == 1 and "," not in text:
@@ -164,5 +164,5 @@ def parse_depths(text: str) -> tuple[float, ...]:
 
 
 def lengths_of(settings: Settings, known: Sequence[int | None]) -> tuple[int, ...]:
-    """Return the prompt lengths: those of the settings, or else the known lengths of a model."""
+    """Return the prompt lengths of the settings, by default the known lengths of a model."""
     return tuple(sorted(set(settings.lengths))) or tuple(sorted({length for length in known if length}))

@@ -1,4 +1,4 @@
-"""Apply a recipe to a model in memory, as if it were converted and loaded, without moving any weights."""
+"""Applying of recipes to a model in memory, as if converted and loaded, without copying weights."""
 
 import importlib.util
 import json
@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ctxext.checkpoint.loading import quiet_transformers, sealed, without_hub
+from ctxext.checkpoint.loading import forbid_downloads, quiet_transformers, without_hub
 from ctxext.checkpoint.opening import Checkpoint
-from ctxext.converters.calibration import head_scores, in_order, read_text, with_order
+from ctxext.converters.calibration import head_scores, order_heads, read_text, set_head_order
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.scoring.prefix_cache import is_static
@@ -21,18 +21,18 @@ from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.recipe import Recipe
 
 _CANNOT = (AttributeError, ImportError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
-"""Errors of modeling code that does not fit the installed transformers; verifying a conversion reports them too."""
+"""Errors of modeling code that does not fit the installed transformers; `ctxext verify` reports them too."""
 
 
 class Workbench:
-    """A loaded model on which recipes are tried.
+    """A loaded model to try recipes on.
 
-    For each recipe the family's model is built again from the configuration that a conversion would write, without
-    weights, and every parameter and buffer of the loaded model is put into it; only the parts that the
-    configuration decides, the inverse frequencies and the code around them, differ. The loaded model never changes.
+    For each recipe, the family's model is built without weights, from the configuration of a conversion. It then shares
+    every parameter and buffer of the loaded model. Only the inverse frequencies and the code around them differ, as
+    specified by the configuration. The loaded model never changes.
 
     Args:
-        stock: The loaded model, plain.
+        stock: The loaded, unmodified model.
         source: The checkpoint that it was loaded from.
         folder: A new folder for configurations and for the code of some methods.
     """
@@ -42,15 +42,15 @@ class Workbench:
         self.plain = model_config(source.config, source.original_length)
         folder.mkdir()
 
-    def prepared(self, recipe: Recipe, progress: Progress | None = None) -> Recipe:
-        """Return the recipe with every value that depends on the model filled in, a calibrated head order measured."""
-        recipe = recipe.resolved(self.plain)
+    def prepare(self, recipe: Recipe, progress: Progress | None = None) -> Recipe:
+        """Return the recipe with all values that depend on the model, including a calibrated head order."""
+        recipe = recipe.resolve(self.plain)
         if not recipe.needs_calibration:
             return recipe
         encoder = self.stock.encoder
-        model = self.apply(in_order(recipe, "prompt")).model
+        model = self.apply(set_head_order(recipe, "prompt")).model
         scores = head_scores(model, encoder.tokenizer, read_text(None), self.plain.rotary.trained_length, progress)
-        return with_order(recipe, scores)
+        return order_heads(recipe, scores)
 
     def apply(self, recipe: Recipe) -> LoadedModel:
         """Return the model with a prepared recipe."""
@@ -60,7 +60,7 @@ class Workbench:
         for name, text in {**code, "config.json": json.dumps(safe)}.items():
             (self.folder / name).write_text(text, encoding="utf-8")
         try:
-            model = self._built(has_code=bool(code))
+            model = self._build(has_code=bool(code))
             self._adopt(model, rewritten)
             if code:
                 with torch.inference_mode():
@@ -69,54 +69,54 @@ class Workbench:
             if not code:
                 raise
             lines = str(error).splitlines() or [type(error).__name__]
-            raise CtxextError(f'Its code does not run on "{self.source.name}" here: {lines[0]}') from error
+            raise CtxextError(f'The recipe\'s code does not run on "{self.source.name}": {lines[0]}') from error
         can_share = self.stock.can_share and is_static(model.config.to_dict())
         return LoadedModel(recipe.summary(), model.eval(), self.stock.encoder, can_share)
 
-    def _built(self, *, has_code: bool) -> Any:
-        """Build the family's model around the configuration in the folder; its parameters take no memory."""
+    def _build(self, *, has_code: bool) -> Any:
+        """Build the family's model from the configuration in the folder; its parameters take no memory."""
         from accelerate import init_empty_weights
         from transformers import AutoConfig, AutoModelForCausalLM
 
         stock = self.stock.model
-        with sealed(), quiet_transformers(), init_empty_weights(include_buffers=False), _no_init_weights():
+        with forbid_downloads(), quiet_transformers(), init_empty_weights(include_buffers=False), _skip_init_weights():
             config = AutoConfig.from_pretrained(self.folder, trust_remote_code=has_code)
             if has_code:
                 build, options = AutoModelForCausalLM.from_config, {"trust_remote_code": True}
             else:
-                # The loaded model's class; some are the text part of a larger model, and so is their configuration.
+                # The loaded model may be the text part of a larger model, and then needs the text configuration.
                 build, options = type(stock)._from_config, {}
                 config = config if type(config) is type(stock.config) else config.get_text_config()
-            return build(config, attn_implementation=_attention_of(stock.config), dtype=stock.dtype, **options)
+            return build(config, attn_implementation=_get_attention(stock.config), dtype=stock.dtype, **options)
 
     def _adopt(self, model: Any, rewritten: Sequence[NewTensor]) -> None:
         """Share the loaded model's tensors with another of the same shape, except its inverse frequencies."""
         try:
-            state = self.stock.model.state_dict() | self._tensors_of(model, rewritten)
+            state = self.stock.model.state_dict() | self._compute_tensors(model, rewritten)
             model.load_state_dict(state, assign=True)
         except RuntimeError as error:
             raise CtxextError(
-                f'Recipes cannot be tried on "{self.source.name}": its weights are not kept as its family keeps them.',
+                f'Recipes cannot be applied to "{self.source.name}": its weights have unusual names or shapes.',
                 hint="Use the checkpoint before it was quantized.",
             ) from error
         buffers = dict(self.stock.model.named_buffers())
         with torch.no_grad():
             for name, buffer in list(model.named_buffers()):
                 place, _, buffer_name = name.rpartition(".")
-                module, given = model.get_submodule(place), buffers.get(name)
-                if buffer_name.endswith("inv_freq") or given is None or given.shape != buffer.shape:
+                module, loaded = model.get_submodule(place), buffers.get(name)
+                if buffer_name.endswith("inv_freq") or loaded is None or loaded.shape != buffer.shape:
                     module._buffers[buffer_name] = buffer.to(self.stock.device)
                 else:
-                    module._buffers[buffer_name] = given
+                    module._buffers[buffer_name] = loaded
 
-    def _tensors_of(self, model: Any, rewritten: Sequence[NewTensor]) -> dict[str, torch.Tensor]:
-        """Compute the tensors that the recipe writes anew, from the source's files as a conversion does."""
+    def _compute_tensors(self, model: Any, rewritten: Sequence[NewTensor]) -> dict[str, torch.Tensor]:
+        """Compute the tensors that the recipe changes from the source's files, as a conversion does."""
         names, tensors = dict(model.named_parameters()), {}
         for new in rewritten:
-            # A file may contain a model with or without its head, so that one name is the end of the other.
+            # Files contain models with or without a head, so one name may be the end of the other.
             alike = [name for name in names if f".{name}".endswith(f".{new.name}") or new.name.endswith(f".{name}")]
             alike = [name for name in alike if tuple(names[name].shape) == new.shape]
-            if alike:  # Buffers count positions, and are built as long as they should be.
+            if alike:  # Buffers count positions, and already have the right length.
                 raw = b"" if new.old_shape is None else read_tensor(self.source.folder / new.path, new.name)
                 content = bytearray(b"".join(new.pieces(memoryview(raw))))
                 numbers = torch.frombuffer(content, dtype=getattr(torch, TORCH_NAMES[new.dtype]))
@@ -124,15 +124,15 @@ class Workbench:
         return tensors
 
 
-def _no_init_weights() -> Any:
-    """Skip the initialization of parameters: they have no values, and that of some families needs them."""
+def _skip_init_weights() -> Any:
+    """Skip the initialization of parameters, which have no values yet."""
     # In transformers 5 it is in a separate module.
     place = "initialization" if importlib.util.find_spec("transformers.initialization") else "modeling_utils"
     return importlib.import_module(f"transformers.{place}").no_init_weights()
 
 
-def _attention_of(config: Any) -> dict[str, str]:
-    """Return the attention implementation of each part of a loaded model, the whole under an empty name."""
+def _get_attention(config: Any) -> dict[str, str]:
+    """Return the attention implementation of a loaded model, under an empty name, and of each part."""
     parts = {"": config, **{name: getattr(config, name, None) for name in config.sub_configs}}
     implementations = {name: getattr(part, "_attn_implementation", None) for name, part in parts.items()}
     return {name: attention for name, attention in implementations.items() if attention}

@@ -2,7 +2,7 @@
 
 transformers distinguishes packed documents by restarting positions, and its sdpa builds a mask of length × length for
 them. Here the mask has one number per token, the number of tokens it attends to, and each document is attended
-separately: memory grows linearly with the number of tokens, not quadratically.
+separately, so that memory grows linearly with the number of tokens.
 """
 
 from itertools import pairwise
@@ -31,7 +31,7 @@ def attend_by_document(model: Any) -> bool:
 
 
 def attends_by_document(model: Any) -> bool:
-    """Return whether packed documents are attended without a mask of length × length."""
+    """Return whether the model attends packed documents without a mask of length × length."""
     attention = str(model.config._attn_implementation)
     return attention == DOCUMENTS or "flash" in attention
 
@@ -40,7 +40,7 @@ _PROBE_LENGTH = 8
 
 
 @torch.no_grad()
-def keeps_documents_apart(model: Any, first_index: int | None) -> bool:
+def can_separate_documents(model: Any, first_index: int | None) -> bool:
     """Test whether a packed document's hidden states are independent of the document before it.
 
     They depend on it if layers pass on a state (Mamba, convolutions, linear attention), if the model counts positions
@@ -56,7 +56,7 @@ def keeps_documents_apart(model: Any, first_index: int | None) -> bool:
     was_training = model.training
     model.eval()
     try:
-        one, other = (
+        first, second = (
             base_of(model)(
                 input_ids=torch.cat([before, tokens * 11])[None] % size, use_cache=False, **places
             ).last_hidden_state[0, _PROBE_LENGTH:]
@@ -65,38 +65,38 @@ def keeps_documents_apart(model: Any, first_index: int | None) -> bool:
     finally:
         model.train(was_training)
     # Mixtures of experts round slightly differently, because each expert's batch has other tokens.
-    return float((one - other).abs().max()) <= float(torch.finfo(one.dtype).eps ** 0.5 * one.float().std())
+    return float((first - second).abs().max()) <= float(torch.finfo(first.dtype).eps ** 0.5 * first.float().std())
 
 
-def document_mask(**given: Any) -> torch.Tensor | None:
+def document_mask(**arguments: Any) -> torch.Tensor | None:
     """Return the number of tokens that each token attends to, itself included: (batch, length); else sdpa's mask."""
     from transformers.masking_utils import sdpa_mask
 
-    positions = given.get("cache_position")  # transformers 4 passes these, later versions a length.
-    num_queries = int(given["q_length"] if positions is None else positions.shape[0])
-    if given.get("attention_mask") is None and num_queries == given["kv_length"] > 1:
-        device = given["device"] if positions is None else positions.device
-        reach = _reach(given["mask_function"], given["batch_size"], num_queries, device)
-        if reach is not None:
-            return reach
-    mask: torch.Tensor | None = sdpa_mask(**given)
+    positions = arguments.get("cache_position")  # transformers 4 passes these, later versions a length.
+    num_queries = int(arguments["q_length"] if positions is None else positions.shape[0])
+    if arguments.get("attention_mask") is None and num_queries == arguments["kv_length"] > 1:
+        device = arguments["device"] if positions is None else positions.device
+        counts = _count_attended(arguments["mask_function"], arguments["batch_size"], num_queries, device)
+        if counts is not None:
+            return counts
+    mask: torch.Tensor | None = sdpa_mask(**arguments)
     return mask
 
 
-def _reach(sees: Any, batch_size: int, length: int, device: torch.device) -> torch.Tensor | None:
+def _count_attended(mask_function: Any, batch_size: int, length: int, device: torch.device) -> torch.Tensor | None:
     """Return the number of tokens each token attends to; None for a single document or non-causal attention."""
     rows = torch.arange(batch_size, device=device)[:, None]
     tokens = torch.arange(length, device=device)[None]
     shape = (batch_size, length - 1)
-    is_same = sees(rows, 0, tokens[:, 1:], tokens[:, :-1]).expand(shape)
-    if is_same.all() or sees(rows, 0, tokens[:, :-1], tokens[:, 1:]).expand(shape).any():
+    is_same = mask_function(rows, 0, tokens[:, 1:], tokens[:, :-1]).expand(shape)
+    if is_same.all() or mask_function(rows, 0, tokens[:, :-1], tokens[:, 1:]).expand(shape).any():
         return None
-    begins = torch.nn.functional.pad(tokens[:, 1:].masked_fill(is_same, 0), (1, 0)).cummax(dim=1).values
-    reach = tokens - begins + 1
+    starts = torch.nn.functional.pad(tokens[:, 1:].masked_fill(is_same, 0), (1, 0)).cummax(dim=1).values
+    counts = tokens - starts + 1
     # The last token of the longest document attends to all of it, or only to a window.
-    row, last = divmod(int(reach.argmax()), length)
-    seen = sees(rows[row : row + 1], 0, tokens[:, last : last + 1], tokens[:, : last + 1])
-    return reach.clamp(max=int((seen.flatten() & (tokens[0, : last + 1] >= begins[row, last])).sum()))
+    row, last = divmod(int(counts.argmax()), length)
+    attended = mask_function(rows[row : row + 1], 0, tokens[:, last : last + 1], tokens[:, : last + 1])
+    return counts.clamp(max=int((attended.flatten() & (tokens[0, : last + 1] >= starts[row, last])).sum()))
 
 
 def document_attention(
@@ -121,24 +121,24 @@ def document_attention(
         output: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **options)
         return output
     rows = []
-    for row, reach in enumerate(mask.tolist()):
-        edges = [place for place, size in enumerate(reach) if size == 1] + [len(reach)]
+    for row, counts in enumerate(mask.tolist()):
+        edges = [place for place, size in enumerate(counts) if size == 1] + [len(counts)]
         pieces = []
         for begin, end in pairwise(edges):
-            window = max(reach[begin:end])
+            window = max(counts[begin:end])
             # With a window, attend in parts of the window's size; each part also attends to the one before.
             step = end - begin if window == end - begin else window
             for first in range(begin, end, step):
                 last, start = min(first + step, end), max(begin, first - window + 1)
-                seen = None
+                window_mask = None
                 if window < end - begin:
                     places = torch.arange(start, last, device=query.device)
                     distance = places[first - start :, None] - places
-                    seen = ((distance >= 0) & (distance < window))[None, None]
+                    window_mask = ((distance >= 0) & (distance < window))[None, None]
                 states = (
                     query[row : row + 1, :, first:last],
                     *(of[row : row + 1, :, start:last] for of in (key, value)),
                 )
-                pieces.append(sdpa_attention_forward(module, *states, seen, **options)[0])
+                pieces.append(sdpa_attention_forward(module, *states, window_mask, **options)[0])
         rows.append(torch.cat(pieces, dim=1))
     return torch.cat(rows), None

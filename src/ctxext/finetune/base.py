@@ -32,7 +32,7 @@ class Base:
 
     @property
     def learned_tensors(self) -> tuple[str, ...]:
-        """The last parts of the names of weights that are trained directly: position tables, and weights of methods."""
+        """Name endings of the weights that are trained directly: position tables, and weights of methods."""
         methods = [method_named(step["method"]) for step in self.model.code.get("steps", ())]
         by_methods = [name for method in methods if issubclass(method, CodeMethod) for name in method.learned_tensors]
         return (*self.model.encoding.learned_tensors, *by_methods)
@@ -60,9 +60,9 @@ def open_base(
     encoding = base.model.encoding
     if auto_class(config) not in (CAUSAL, MASKED):
         raise CtxextError(
-            f'"{source}" is a {(config.get("architectures") or ["model"])[0]}; what is trained here guesses the next '
-            "token, or masked ones.",
-            hint="Save it once as its ...ForCausalLM or ...ForMaskedLM class, if it has one.",
+            f'"{source}" is a {(config.get("architectures") or ["model"])[0]}; only causal and masked language '
+            "models can be trained.",
+            hint="Save it as its ...ForCausalLM or ...ForMaskedLM class, if it has one.",
         )
     if length is not None and length > encoding.context_length:
         factor = -(-length // encoding.trained_length)
@@ -70,19 +70,18 @@ def open_base(
             f'--length {length} is above the context length of "{source}": {encoding.context_length} tokens.',
             hint=f"Convert its source with --factor {factor} first.",
         )
-    noted = provenance(config).get("recipe")
-    steps = recipe_from_dict(noted, "config.json").steps if noted else ()
+    record = provenance(config).get("recipe")
+    steps = recipe_from_dict(record, "config.json").steps if record else ()
     untrainable = [step for step in steps if isinstance(step, CodeMethod) and not step.is_trainable]
     if untrainable or depends_on_prompt(base.model.config):
         raise CtxextError(
-            f'"{source}" chooses again for each prompt, which no training sequence resembles.',
+            f'"{source}" has a method that depends on the prompt, so it cannot be trained.',
             hint="Convert its source with --head-order calibrated.",
         )
     if needs_code(config) and not runs_only_own_code(checkpoint):
         raise CtxextError(
-            f'"{source}" needs Python code that is not this version\'s, which ctxext does not run for training.',
-            hint=f"ctxext verify {shlex.quote(source)} says which; converted again by this version, its source can be "
-            "trained.",
+            f'"{source}" needs Python code that this version of ctxext did not write and does not run.',
+            hint=f"Find it with: ctxext verify {shlex.quote(source)}. Or convert its source again with this version.",
         )
     checkpoint.check_weights()
     return base
@@ -91,29 +90,27 @@ def open_base(
 def check_fits(base: Base, options: TrainingOptions) -> None:
     """Raise if an option does not apply to the model."""
     restart, run_on = options.pack == "restart", "Join documents with --pack run-on."
-    short = "--short-share trains on short sequences."
+    remedy = "Use --short-share to train on short sequences."
     if options.keep_short and base.model.family.positions != "rotary":
-        raise CtxextError(
-            "--keep-short is for rotary models: the source of any other is not in the checkpoint.", hint=short
-        )
+        raise CtxextError("--keep-short needs a model with rotary position embeddings.", hint=remedy)
     if restart and base.model.encoding.learned_tensors:
-        raise CtxextError("--pack restart would train the first rows of the table of positions alone.", hint=run_on)
+        raise CtxextError("--pack restart would train only the first rows of the position table.", hint=run_on)
     for is_chosen, choice, more, hint in (
-        (restart, "--pack restart", ": documents of a row would see each other", run_on),
-        (options.keep_short, "--keep-short", "", short),
+        (restart, "--pack restart", ": packed documents would attend to each other otherwise", run_on),
+        (options.keep_short, "--keep-short", "", remedy),
     ):
         if is_chosen and base.is_masked:
-            raise CtxextError(f"{choice} is for models that see nothing but what came before{more}.", hint=hint)
+            raise CtxextError(f"{choice} needs a causal model{more}.", hint=hint)
 
 
 @dataclass(frozen=True)
-class Served:
-    """Configuration to write instead of the base's own.
+class OutputConfig:
+    """Configuration of the written checkpoint.
 
     Attributes:
         checkpoint: The base with the new configuration and the record of the base's origin.
         texts: Content of the small files that contain the new context length, by name.
-        summary: Both recipes, for people.
+        summary: Text with both recipes.
     """
 
     checkpoint: Checkpoint
@@ -121,13 +118,13 @@ class Served:
     summary: str
 
 
-def served_with(base: Base, factor: float | None) -> Served:
+def make_output_config(base: Base, factor: float | None) -> OutputConfig:
     """Change the factor of the schedule, and verify its frequencies with the installed transformers."""
     checkpoint = base.checkpoint
     if factor is None:
-        return Served(checkpoint, {}, "")
-    noted = provenance(checkpoint.config)
-    steps = recipe_from_dict(noted["recipe"], "config.json").steps if noted.get("recipe") else ()
+        return OutputConfig(checkpoint, {}, "")
+    record = provenance(checkpoint.config)
+    steps = recipe_from_dict(record["recipe"], "config.json").steps if record.get("recipe") else ()
     step = steps[0] if len(steps) == 1 else None
     # Lists of numbers are valid only for the factor that they were searched or computed for.
     if (
@@ -136,34 +133,34 @@ def served_with(base: Base, factor: float | None) -> Served:
         or any(isinstance(value, list | tuple) for value in vars(step).values())
     ):
         raise CtxextError(
-            f'--serve-factor changes the factor of a schedule that ctxext wrote; "{checkpoint.name}" has none.',
+            f'--serve-factor needs a schedule written by ctxext; "{checkpoint.name}" has none.',
             hint="Convert its source first, for example with --method yarn --factor 2.",
         )
     if step.factor is None or factor < step.factor:
-        raise CtxextError(f"--serve-factor {factor:g} is below that of the training, {step.summary()}.")
-    other = dataclasses.replace(step, factor=float(factor), target_length=None)
-    plan = make_plan(checkpoint, Recipe([other]), replace_scaling=True)
+        raise CtxextError(f"--serve-factor {factor:g} is below the factor of the training: {step.summary()}.")
+    output_step = dataclasses.replace(step, factor=float(factor), target_length=None)
+    plan = make_plan(checkpoint, Recipe([output_step]), replace_scaling=True)
     check_frequencies(plan)
-    config = {**plan.model.config, "ctxext": {**noted, "recipe": plan.recipe.to_dict()}}
+    config = {**plan.model.config, "ctxext": {**record, "recipe": plan.recipe.to_dict()}}
     texts = length_files(checkpoint.folder, base.model.encoding, plan.encoding)
     summary = f"{step.summary()}, and written with {plan.recipe.summary()}"
-    return Served(dataclasses.replace(checkpoint, config=config), texts, summary)
+    return OutputConfig(dataclasses.replace(checkpoint, config=config), texts, summary)
 
 
-def check_served(folder: Path) -> None:
+def verify_output(folder: Path) -> None:
     """Verify the written checkpoint against its recipe, in a clean process; raise if a check fails."""
     if failed := failures(verify(folder)):
         raise CtxextError(
-            f"The checkpoint that --serve-factor wrote fails: {failed[0].check}: {failed[0].detail}.",
-            hint="Nothing was put in its place; --resume without --serve-factor writes it as it was trained.",
+            f"The checkpoint written with --serve-factor fails a check: {failed[0].check}: {failed[0].detail}.",
+            hint="OUT was not written. Write it with the factor of the training: --resume without --serve-factor.",
         )
 
 
 def open_model(
     model: str, options: TrainingOptions, revision: str | None, token: str | None
-) -> tuple[Base, Served, TrainingOptions]:
-    """Open the base and its configuration to write; raise if options do not fit, and settle the others."""
+) -> tuple[Base, OutputConfig, TrainingOptions]:
+    """Open the base, make its output configuration and resolve the options; raise if an option does not apply."""
     base = open_base(model, options.length, revision=revision, token=token, original_length=options.original_length)
     check_fits(base, options)
-    served, encoding = served_with(base, options.serve_factor), base.model.encoding
-    return base, served, options.settled(window=encoding.context_length, trained_length=encoding.trained_length)
+    output, encoding = make_output_config(base, options.serve_factor), base.model.encoding
+    return base, output, options.resolve(window=encoding.context_length, trained_length=encoding.trained_length)

@@ -17,7 +17,7 @@ from ctxext.finetune.loss import IGNORED
 from ctxext.finetune.options import TrainingOptions
 
 
-def pose_positions(length: int, target: int, rng: random.Random) -> list[int]:
+def draw_pose_positions(length: int, target: int, rng: random.Random) -> list[int]:
     """Return positions of a short window with one jump; over many windows they cover every distance of a long one.
 
     PoSE (arXiv 2309.10400, section 3.2) with two chunks: the first begins at 0, the second is shifted by a skip drawn
@@ -28,7 +28,7 @@ def pose_positions(length: int, target: int, rng: random.Random) -> list[int]:
     return [position if position < cut else position + skip for position in range(length)]
 
 
-def restarting_positions(starts: Sequence[bool]) -> list[int]:
+def make_restarting_positions(starts: Sequence[bool]) -> list[int]:
     """Return positions that restart with each document, which also keeps attention inside it."""
     positions: list[int] = []
     for is_start in starts:
@@ -49,16 +49,19 @@ def make_masker(tokenizer: Any, probability: float) -> Masker:
     from transformers import DataCollatorForLanguageModeling
 
     if tokenizer.mask_token_id is None:
-        raise CtxextError("The tokenizer has no mask token, without which no token can be guessed.")
+        raise CtxextError("The tokenizer has no mask token, which training a masked language model needs.")
     special = torch.tensor(sorted(tokenizer.all_special_ids))
 
     def mask(ids: torch.Tensor, labels: torch.Tensor, seed: str) -> tuple[torch.Tensor, torch.Tensor]:
         collator = DataCollatorForLanguageModeling(
             tokenizer, mlm_probability=probability, seed=1 + random.Random(seed).getrandbits(62)
         )
-        kept = torch.isin(ids, special) | (labels == IGNORED)
+        is_excluded = torch.isin(ids, special) | (labels == IGNORED)
         batch = collator(
-            [{"input_ids": row, "special_tokens_mask": no} for row, no in zip(ids, kept.long(), strict=True)]
+            [
+                {"input_ids": row, "special_tokens_mask": mask_flags}
+                for row, mask_flags in zip(ids, is_excluded.long(), strict=True)
+            ]
         )
         return batch["input_ids"], batch["labels"]
 
@@ -84,14 +87,14 @@ class Reading:
 class Sequences(Dataset[Tensors]):
     """All sequences of all steps in order; entry i belongs to step i // batch_size in every process.
 
-    So the order depends only on the seed, not on the number of processes or on resuming. A step at a shorter length
+    The order depends only on the seed, not on the number of processes or on resuming. A step at a shorter length
     has more sequences, for the same number of tokens as a step at the full length.
     """
 
     def __init__(self, folder: Path, options: TrainingOptions, reading: Reading = Reading()) -> None:
         self.options, self.reading = options, reading
         full, self._rows = options.sequence_length, {}
-        for length in sorted(options.sequences_wanted()):
+        for length in sorted(options.count_sequences()):
             path = sequence_file(folder, length)
             # Skip lengths without data, and those that a run with other steps did not have.
             if path.is_file() and path.stat().st_size:
@@ -126,7 +129,7 @@ class Sequences(Dataset[Tensors]):
         tensors = {"input_ids": ids, "labels": labels}
         if self.reading.first_index is not None:
             numbered = enumerate(starts.tolist(), start=first)
-            positions = torch.tensor([self._positions(piece, step, number) for number, piece in numbered])
+            positions = torch.tensor([self._make_positions(piece, step, number) for number, piece in numbered])
             tensors["position_ids"] = positions + self.reading.first_index
         if self.options.pack == "restart":
             return tensors  # Without a mask, transformers finds document starts from the positions.
@@ -136,24 +139,24 @@ class Sequences(Dataset[Tensors]):
         """Return a row from an endless sequence of epochs, each with all rows in its own random order."""
         rows = self._rows[length]
         epoch, place = divmod(number, len(rows))
-        order = _order(len(rows), f"{self.options.seed} {length} {epoch}")
+        order = _draw_order(len(rows), f"{self.options.seed} {length} {epoch}")
         return torch.from_numpy(rows[order[place]].astype(np.int64))
 
-    def _positions(self, starts: list[bool], step: int, number: int) -> list[int]:
+    def _make_positions(self, starts: list[bool], step: int, number: int) -> list[int]:
         if self.options.pack == "restart":
-            return restarting_positions(starts)
+            return make_restarting_positions(starts)
         if self.options.positions == "pose" and not self.options.is_short(step):
             assert self.options.length is not None
             rng = random.Random(f"{self.options.seed} positions {step} {number}")
-            return pose_positions(len(starts), self.options.length, rng)
+            return draw_pose_positions(len(starts), self.options.length, rng)
         return list(range(len(starts)))
 
 
 @functools.lru_cache(maxsize=8)
-def _order(count: int, seed: str) -> "np.ndarray[Any, Any]":
+def _draw_order(count: int, seed: str) -> "np.ndarray[Any, Any]":
     return np.random.default_rng(random.Random(seed).getrandbits(64)).permutation(count)
 
 
-def stacked(entries: list[dict[str, Any]]) -> Tensors:
+def collate(entries: list[dict[str, Any]]) -> Tensors:
     """Concatenate several entries of the same step to one batch."""
     return {name: torch.cat([entry[name] for entry in entries]) for name in entries[0]}

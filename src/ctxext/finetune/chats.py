@@ -1,4 +1,4 @@
-"""Records to documents: the known formats, and the answers to learn."""
+"""Conversion of records to documents: the known formats, and the answers to learn."""
 
 import contextlib
 import json
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ctxext.data.chat_template import rendered, rendered_answers
+from ctxext.data.chat_template import render_answers, render_chat
 from ctxext.errors import CtxextError
 
 Record = Mapping[str, Any]
@@ -24,11 +24,11 @@ _INTRODUCTION = (
 
 
 class BadRecord(ValueError):
-    """A record without anything to learn; the message continues its place: "has no …".
+    """A record that cannot be trained on; the message follows its place: "has no …".
 
     Args:
         message: The problem.
-        hint: The remedy; None for the one that helps with most bad records.
+        hint: The remedy; None for the default.
     """
 
     def __init__(self, message: str, hint: str | None = None) -> None:
@@ -55,7 +55,7 @@ class Format:
         return all(isinstance(record.get(name), kind) for name, kind in self.fields.items())
 
 
-def _messages(record: Record, name: str, role: str, content: str) -> Record:
+def _read_messages(record: Record, name: str, role: str, content: str) -> Record:
     """Convert messages to the roles and weights that chat templates and the loss use."""
     messages = []
     for number, message in enumerate(record[name], start=1):
@@ -63,22 +63,24 @@ def _messages(record: Record, name: str, role: str, content: str) -> Record:
             raise BadRecord(f'has no "{role}" in message {number}')
         known = ROLES.get(message[role], message[role])
         if known not in _KNOWN_ROLES:
-            raise BadRecord(f'has a role "{message[role]}" in message {number}; known are {", ".join(_KNOWN_ROLES)}')
+            raise BadRecord(f'has an unknown role "{message[role]}" in message {number}; use {", ".join(_KNOWN_ROLES)}')
         others = {key: value for key, value in message.items() if key not in (role, content) and value is not None}
         if message.get(content) is None and not others.keys() - {"name", "weight", "train"}:
             raise BadRecord(f'has no "{content}" in message {number}')
         weight = others.pop("weight", others.pop("train", 1))
         if weight not in (0, 1):
-            raise BadRecord(f'has a weight of "{weight}" in message {number}; a message is learned (1) or not (0)')
+            raise BadRecord(f'has a weight of "{weight}" in message {number}; use 1 to learn the message, or 0')
         if CALLS in others:
-            others[CALLS] = [_call(call, number) for call in _listed(others[CALLS], f"{CALLS} of message {number}")]
-        text = _text_of(message.get(content), number)
+            others[CALLS] = [
+                _convert_call(call, number) for call in _read_list(others[CALLS], f"{CALLS} of message {number}")
+            ]
+        text = _read_text(message.get(content), number)
         messages.append({**others, "role": known, "content": text, "weight": int(weight)})
-    tools = {TOOLS: _listed(record[TOOLS], TOOLS)} if record.get(TOOLS) else {}
+    tools = {TOOLS: _read_list(record[TOOLS], TOOLS)} if record.get(TOOLS) else {}
     return {MESSAGES: messages, **tools}
 
 
-def _text_of(content: Any, number: int) -> str:
+def _read_text(content: Any, number: int) -> str:
     """Return the text of a message's content, which may be a list of parts; raise if a part is not text."""
     if content is None or isinstance(content, str):
         return content or ""
@@ -87,21 +89,21 @@ def _text_of(content: Any, number: int) -> str:
         text = part.get("text") if isinstance(part, Mapping) else part
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise BadRecord(f'has content of type "{kind}" in message {number}; only text is learned')
+            raise BadRecord(f'has content of type "{kind}" in message {number}; only text can be learned')
         texts.append(text)
     return "".join(texts)
 
 
-def _listed(value: Any, name: str) -> list[Any]:
-    """Return a list of objects that may be given as JSON text; raise if it is something else."""
+def _read_list(value: Any, name: str) -> list[Any]:
+    """Return a list of objects, parsed if it is JSON text; raise if it is something else."""
     with contextlib.suppress(ValueError):
         value = json.loads(value) if isinstance(value, str) else value
     if not isinstance(value, list) or not all(isinstance(entry, Mapping) for entry in value):
-        raise BadRecord(f"has {name} that are no list of objects")
+        raise BadRecord(f"has {name} that are not a list of objects")
     return value
 
 
-def _call(call: Record, number: int) -> Record:
+def _convert_call(call: Record, number: int) -> Record:
     """Convert a tool call's arguments from JSON text, as in many data sets, to an object, as most templates need."""
     if not isinstance(call.get("function"), Mapping):
         return call
@@ -109,57 +111,57 @@ def _call(call: Record, number: int) -> Record:
     try:
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
     except ValueError:
-        raise BadRecord(f"has a call with arguments that are no JSON in message {number}") from None
+        raise BadRecord(f"has a tool call with invalid JSON arguments in message {number}") from None
     return {**call, "function": {**call["function"], "arguments": arguments}}
 
 
-def _prompt_completion(record: Record) -> Record:
+def _convert_pair(record: Record) -> Record:
     """Convert a prompt and its completion: texts are kept; of messages, only the completion's are learned."""
     prompt, completion = record[PROMPT], record[COMPLETION]
     if isinstance(prompt, str) and isinstance(completion, str):
         return {PROMPT: prompt, COMPLETION: completion}
     if isinstance(prompt, str) or isinstance(completion, str):
-        raise BadRecord("has a prompt and a completion of which only one is a list of messages")
-    messages = _messages({**record, MESSAGES: [*prompt, *completion]}, MESSAGES, "role", "content")
+        raise BadRecord("has a prompt and a completion of different types: use text for both, or lists of messages")
+    messages = _read_messages({**record, MESSAGES: [*prompt, *completion]}, MESSAGES, "role", "content")
     for message in messages[MESSAGES][: len(prompt)]:
         message["weight"] = 0
     return messages
 
 
-def _alpaca(record: Record) -> Record:
+def _convert_alpaca(record: Record) -> Record:
     """Convert an Alpaca record with its standard prompt; a chat template replaces it if there is one."""
     more = record.get("input") or ""
-    asked = f"{record['instruction']}\n\n{more}" if more else record["instruction"]
+    question = f"{record['instruction']}\n\n{more}" if more else record["instruction"]
     opening = _INTRODUCTION.format(", paired with an input that provides further context" if more else "")
     parts = [opening, f"### Instruction:\n{record['instruction']}", *([f"### Input:\n{more}"] if more else [])]
     prompt = "\n\n".join([*parts, "### Response:\n"])
-    turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": record["output"]}]
+    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": record["output"]}]
     return {PROMPT: prompt, COMPLETION: record["output"], MESSAGES: turns}
 
 
-def formats_with(text_field: str) -> dict[str, Format]:
-    """Return the known formats by name; `text_field` is the field of a text."""
+def make_formats(text_field: str) -> dict[str, Format]:
+    """Return the known formats by name; `text_field` is the field with the text."""
     return {
         "text": Format({text_field: str}, lambda record: {TEXT: record[text_field]}),
-        "chat": Format({MESSAGES: list}, lambda record: _messages(record, MESSAGES, "role", "content"), (TOOLS,)),
-        "prompt-completion": Format({PROMPT: (str, list), COMPLETION: (str, list)}, _prompt_completion, (TOOLS,)),
+        "chat": Format({MESSAGES: list}, lambda record: _read_messages(record, MESSAGES, "role", "content"), (TOOLS,)),
+        "prompt-completion": Format({PROMPT: (str, list), COMPLETION: (str, list)}, _convert_pair, (TOOLS,)),
         "sharegpt": Format(
-            {"conversations": list}, lambda record: _messages(record, "conversations", "from", "value"), (TOOLS,)
+            {"conversations": list}, lambda record: _read_messages(record, "conversations", "from", "value"), (TOOLS,)
         ),
-        "alpaca": Format({"instruction": str, "output": str}, _alpaca, ("input",)),
+        "alpaca": Format({"instruction": str, "output": str}, _convert_alpaca, ("input",)),
     }
 
 
-FORMATS = ("auto", *formats_with(TEXT))
+FORMATS = ("auto", *make_formats(TEXT))
 
 
 @dataclass
 class RecordReader:
-    """Checks records and converts them to the fields of training: `text`, `prompt` and `completion`, or `messages`.
+    """Converter of records to the fields of training: `text`, `prompt` and `completion`, or `messages`.
 
     Attributes:
         name: A format, or "auto" to choose by the fields of a record.
-        text_field: The field of a text.
+        text_field: The field with the text.
         skip_bad: Count bad records instead of stopping at the first.
         num_bad: Number of skipped records.
         first_bad: The problem of the first of them.
@@ -176,7 +178,7 @@ class RecordReader:
     def read(self, record: Record, place: str) -> Record | None:
         """Convert a record; return None if it is skipped."""
         try:
-            chosen = self._format_of(record)
+            chosen = self._choose_format(record)
             read = chosen.read(record)
         except BadRecord as error:
             self.refuse(f"{place} {error}.", error.hint)
@@ -187,45 +189,43 @@ class RecordReader:
     def refuse(self, message: str, hint: str | None = None) -> None:
         """Count a bad record, or raise if bad records are not skipped."""
         if not self.skip_bad:
-            raise CtxextError(
-                message, hint=hint or "--skip-bad-rows leaves such records out; --format says what is meant."
-            )
+            raise CtxextError(message, hint=hint or "Skip such records with --skip-bad-rows, or set --format.")
         self.num_bad += 1
         self.first_bad = self.first_bad or message
 
-    def _format_of(self, record: Record) -> Format:
-        known = formats_with(self.text_field)
+    def _choose_format(self, record: Record) -> Format:
+        known = make_formats(self.text_field)
         if self.name != "auto":
             if not known[self.name].fits(record):
-                raise BadRecord(f"is not {self.name}: {_fields_and_wanted(record, {self.name: known[self.name]})}")
+                raise BadRecord(f"is not {self.name}: {_describe_mismatch(record, {self.name: known[self.name]})}")
             return known[self.name]
         fitting = [name for name, form in known.items() if form.fits(record)]
         if len(fitting) > 1:
-            raise BadRecord(f"could be {' or '.join(fitting)}: it has {_names(record)}")
+            raise BadRecord(f"fits several formats ({', '.join(fitting)}): it has {_list_fields(record)}")
         if fitting in ([], ["chat"], ["prompt-completion"], ["sharegpt"]):
-            other = next((task for name, task in _OTHER_TASKS.items() if record.get(name) is not None), None)
-            if other:
-                raise BadRecord(f"is of another task ({other}): it has {_names(record)}")
+            task = next((task for name, task in _OTHER_TASKS.items() if record.get(name) is not None), None)
+            if task:
+                raise BadRecord(f"is for another task ({task}): it has {_list_fields(record)}")
         if not fitting:
             names = {name for form in known.values() for name in (*form.fields, *form.also)}
             texts = [] if names & set(record) else [name for name, value in record.items() if isinstance(value, str)]
             longest = max(texts, key=lambda name: len(record[name]), default="")
-            hint = f'If "{longest}" is the text: --text-field {longest}' if longest else None
-            raise BadRecord(f"is of no known format: {_fields_and_wanted(record, known)}", hint)
+            hint = f'If "{longest}" is the text, use --text-field {longest}.' if longest else None
+            raise BadRecord(f"has an unknown format: {_describe_mismatch(record, known)}", hint)
         return known[fitting[0]]
 
 
-def _fields_and_wanted(record: Record, formats: Mapping[str, Format]) -> str:
-    wanted = ", or ".join(" with ".join(f'"{name}"' for name in form.fields) for form in formats.values())
+def _describe_mismatch(record: Record, formats: Mapping[str, Format]) -> str:
+    expected = ", or ".join(" with ".join(f'"{name}"' for name in form.fields) for form in formats.values())
     fields = {name: kind for form in formats.values() for name, kind in form.fields.items()}
     wrong = next((name for name in record if name in fields and not isinstance(record[name], fields[name])), None)
     if wrong is not None:
         value = "null" if record[wrong] is None else f"a {type(record[wrong]).__name__}"
         return f'its "{wrong}" is {value}'
-    return f"it has {_names(record)}; wanted is {wanted}"
+    return f"it has {_list_fields(record)}, but needs {expected}"
 
 
-def _names(record: Record) -> str:
+def _list_fields(record: Record) -> str:
     return ", ".join(f'"{name}"' for name in record) or "no fields"
 
 
@@ -235,21 +235,21 @@ Span = tuple[int, int]
 
 _CONTENT = "content"
 _OTHER = "⁂"
-"""A content that no template writes."""
+"""Placeholder content that no template writes."""
 
 _OLD_CALL = "function_call"
-"""The field of a call before `tool_calls`, which few templates support; its result has the role "function"."""
+"""Field of a call before `tool_calls`, which few templates support; its result has the role "function"."""
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 
 
-def _without(messages: Messages, *keys: str) -> Messages:
+def _drop_keys(messages: Messages, *keys: str) -> Messages:
     return [{key: value for key, value in message.items() if key not in keys} for message in messages]
 
 
 _PARTIAL: Mapping[str, Callable[[Messages, Record], tuple[Messages, Record]]] = {
     "tools": lambda messages, more: (messages, {key: value for key, value in more.items() if key != TOOLS}),
-    "calls of tools": lambda messages, more: (_without(messages, CALLS, _OLD_CALL), more),
+    "calls of tools": lambda messages, more: (_drop_keys(messages, CALLS, _OLD_CALL), more),
     "results of tools": lambda messages, more: (
         [message for message in messages if message["role"] not in ("tool", "function")],
         more,
@@ -257,7 +257,7 @@ _PARTIAL: Mapping[str, Callable[[Messages, Record], tuple[Messages, Record]]] = 
     "thinking": lambda messages, more: (
         [
             {**message, _CONTENT: _THOUGHT.sub("", message[_CONTENT], count=1)}
-            for message in _without(messages, *_THOUGHTS)
+            for message in _drop_keys(messages, *_THOUGHTS)
         ],
         more,
     ),
@@ -266,14 +266,14 @@ _PARTIAL: Mapping[str, Callable[[Messages, Record], tuple[Messages, Record]]] = 
 
 
 class ChatReader:
-    """Renders conversations by the chat template of a tokenizer.
+    """Renderer of conversations with the chat template of a tokenizer.
 
     Args:
         tokenizer: A transformers tokenizer.
 
     Attributes:
-        num_turns_left_out: Number of answers that are read and not learned, because the template renders them
-            differently before other messages: some drop the thinking of all answers but the last.
+        num_turns_left_out: Number of answers that are not learned, because the template renders them differently
+            before other messages: some templates drop the thinking of all answers except the last.
         left_out: Kinds of content that the template does not render, with the number of conversations that have them.
     """
 
@@ -286,89 +286,87 @@ class ChatReader:
         self._special = {*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)}
         self._undivided = {*self._special, *map(str, added)}
         self._longest = max(map(len, self._undivided), default=0)
-        text, parts = ([{"role": "user", _CONTENT: content}] for content in (_OTHER, _in_parts(_OTHER)))
+        text, parts = ([{"role": "user", _CONTENT: content}] for content in (_OTHER, _make_parts(_OTHER)))
         # Templates of vision models loop over parts; some of them render a plain text as nothing.
-        self._wants_parts = not self._shows(text) and self._shows(parts)
+        self._needs_parts = not self._renders(text) and self._renders(parts)
 
-    def _shows(self, messages: Messages) -> bool:
+    def _renders(self, messages: Messages) -> bool:
         try:
-            return self._has_template and _OTHER in rendered(self.tokenizer, messages)
+            return self._has_template and _OTHER in render_chat(self.tokenizer, messages)
         except CtxextError:
             return False
 
-    def parts(self, record: Mapping[str, Any]) -> list[tuple[str, bool]]:
+    def split(self, record: Mapping[str, Any]) -> list[tuple[str, bool]]:
         """Split a conversation's text, up to its last answer, into parts; the flag marks answers to learn.
 
         Raises:
             BadRecord: The template rejects the conversation, or nothing in it can be learned.
         """
         if not self._has_template:
-            raise BadRecord("is a conversation, and this model's tokenizer has no chat template")
+            raise BadRecord("is a conversation, but the tokenizer has no chat template")
         answers = [number for number, message in enumerate(record[MESSAGES]) if message["role"] == "assistant"]
         learned = [number for number in answers if record[MESSAGES][number].get("weight", 1)]
         if not learned:
-            raise BadRecord("has no message of the assistant to learn")
-        messages = _without(record[MESSAGES][: answers[-1] + 1], "weight")
+            raise BadRecord("has no assistant message to learn")
+        messages = _drop_keys(record[MESSAGES][: answers[-1] + 1], "weight")
         more = {TOOLS: record[TOOLS]} if TOOLS in record else {}
         try:
             try:
-                return self._parts(messages, more, learned)
+                return self._split(messages, more, learned)
             except CtxextError:
                 if not any(CALLS in message for message in messages):
                     raise
-                return self._parts([_with_arguments_as_text(message) for message in messages], more, learned)
+                return self._split([_write_arguments_as_text(message) for message in messages], more, learned)
         except BadRecord:
             raise
         except (CtxextError, ValueError, TypeError, AttributeError) as error:
             reason = str(error).removeprefix("The tokenizer's chat template cannot be rendered: ").splitlines()
-            raise BadRecord(
-                f"cannot be rendered by the tokenizer's chat template: {reason[0] if reason else ''}"
-            ) from error
+            raise BadRecord(f"cannot be rendered with the chat template: {reason[0] if reason else ''}") from error
 
-    def _parts(self, messages: Messages, more: Record, learned: Sequence[int]) -> list[tuple[str, bool]]:
-        text, marked = rendered_answers(self.tokenizer, self._as_wanted(messages), **more)
-        missing = [name for name, partial in _PARTIAL.items() if self._leaves_out(text, (messages, more), partial)]
+    def _split(self, messages: Messages, more: Record, learned: Sequence[int]) -> list[tuple[str, bool]]:
+        text, marked = render_answers(self.tokenizer, self._adapt_content(messages), **more)
+        missing = [name for name, partial in _PARTIAL.items() if self._omits(text, (messages, more), partial)]
         if "calls of tools" in missing:
             # An answer that only calls tools is rendered as nothing.
             learned = [number for number in learned if messages[number][_CONTENT]]
         if marked:
-            spans = self._spans_of(learned, marked, messages, more)
+            spans = self._assign_spans(learned, marked, messages, more)
         else:
-            spans = self._told_apart(learned, text, messages, more)
+            spans = self._find_spans(learned, text, messages, more)
         if not spans:
-            raise BadRecord("has no answer that the tokenizer's chat template renders as it would be asked for")
+            raise BadRecord("has no answer that the chat template renders the same as during generation")
         self.left_out.update(missing)
         self.num_turns_left_out += len(learned) - len(spans)
         parts, done = [], 0
-        for start, end in _joined(span for some in spans.values() for span in some):
-            end = self._with_stop(text, start, end) if marked else end
-            stop = self._last_stop(text[start:], messages, more) if end == len(text) else ""
+        for start, end in _join_spans(span for some in spans.values() for span in some):
+            end = self._include_stop(text, start, end) if marked else end
+            stop = self._find_last_stop(text[start:], messages, more) if end == len(text) else ""
             parts += [(text[done:start], False), (text[start:end] + stop, True)]
             done = end
         return [part for part in [*parts, (text[done:], False)] if part[0]]
 
-    def _as_wanted(self, messages: Messages) -> Messages:
-        if not self._wants_parts:
+    def _adapt_content(self, messages: Messages) -> Messages:
+        if not self._needs_parts:
             return messages
-        return [{**message, _CONTENT: _in_parts(message[_CONTENT])} for message in messages]
+        return [{**message, _CONTENT: _make_parts(message[_CONTENT])} for message in messages]
 
     def _render(self, messages: Messages, more: Record, **others: Any) -> str:
-        return rendered(self.tokenizer, self._as_wanted(messages), **more, **others)
+        return render_chat(self.tokenizer, self._adapt_content(messages), **more, **others)
 
-    def _leaves_out(
+    def _omits(
         self,
         text: str,
-        given: tuple[Messages, Record],
+        original: tuple[Messages, Record],
         partial: Callable[[Messages, Record], tuple[Messages, Record]],
     ) -> bool:
-        """Return whether a conversation has content that its rendered text omits."""
-        changed = partial(*given)
+        """Return whether the rendered text omits the content that `partial` removes."""
+        changed = partial(*original)
         try:
-            return changed != given and self._render(*changed) == text
+            return changed != original and self._render(*changed) == text
         except CtxextError:
             return False
 
-    def _spans_of(
+    def _assign_spans(
         self, learned: Sequence[int], marked: Sequence[Span], messages: Messages, more: Record
     ) -> dict[int, Sequence[Span]]:
         """Return the answer spans marked by the template, by message to learn."""
@@ -378,78 +376,78 @@ class ChatReader:
         spans, done = {}, 0
         for number in answers:
             # Add the start of the next answer, because some templates also mark the end of the text.
-            part = rendered_answers(
-                self.tokenizer, self._as_wanted(messages[: number + 1]), **more, add_generation_prompt=True
+            part = render_answers(
+                self.tokenizer, self._adapt_content(messages[: number + 1]), **more, add_generation_prompt=True
             )
             end = len(part[1]) if number < answers[-1] else len(marked)
             spans[number], done = marked[done:end], end
         return {number: spans[number] for number in learned}
 
-    def _told_apart(
+    def _find_spans(
         self, learned: Sequence[int], text: str, messages: Messages, more: Record
     ) -> dict[int, Sequence[Span]]:
         """Find the answer spans by rendering the conversation up to each answer.
 
-        An answer is learned if the whole text begins with the conversation up to it, rendered as if it were the last.
-        Only an end token that the template adds after the last answer may be missing.
+        An answer is learned if the whole text begins with the conversation up to it, rendered as if it were the last
+        answer, except for an end token after it.
         """
         spans: dict[int, Sequence[Span]] = {}
         for number in learned:
             is_last = number == len(messages) - 1
             try:
                 after = text if is_last else self._render(messages[: number + 1], more)
-                start = self._start_of(number, after, messages, more)
+                start = self._find_start(number, after, messages, more)
             except CtxextError:
                 if is_last:
                     raise
                 continue
-            end = self._shared(text, after)
-            if start is not None and start < end and not self._plain(after[end:]):
+            end = self._find_prefix_end(text, after)
+            if start is not None and start < end and not self._strip_special(after[end:]):
                 # An answer with another end token when it is the last has no end token to learn here.
-                spans[number] = [(start, self._with_stop(text, start, end) if end == len(after) else end)]
+                spans[number] = [(start, self._include_stop(text, start, end) if end == len(after) else end)]
         return spans
 
-    def _start_of(self, number: int, after: str, messages: Messages, more: Record) -> int | None:
+    def _find_start(self, number: int, after: str, messages: Messages, more: Record) -> int | None:
         """Return the start of an answer in a text that ends with it; None if its start is ambiguous."""
         before = self._render(messages[:number], more, add_generation_prompt=True)
         if after.startswith(before):
             return len(before)
         # The template's generation prompt differs from a rendered answer, with an empty thought for example. The answer
-        # starts at the first difference. A placeholder answer excludes letters that are equal by chance.
-        other = self._render([*messages[:number], {**messages[number], _CONTENT: _OTHER}], more)
-        start = min(self._shared(before, after), self._shared(before, other))
-        asked = self._shared(before, self._render(messages[:number], more))
-        return start if start >= asked else None
+        # starts at the first difference. A placeholder answer excludes characters that are equal by chance.
+        placeholder = self._render([*messages[:number], {**messages[number], _CONTENT: _OTHER}], more)
+        start = min(self._find_prefix_end(before, after), self._find_prefix_end(before, placeholder))
+        least = self._find_prefix_end(before, self._render(messages[:number], more))
+        return start if start >= least else None
 
-    def _shared(self, one: str, two: str) -> int:
+    def _find_prefix_end(self, first: str, second: str) -> int:
         """Return the length of two texts' common prefix, cut at tokens that cannot be divided."""
-        most = min(len(one), len(two))
-        end = bisect_left(range(most), True, key=lambda size: one[: size + 1] != two[: size + 1])
+        most = min(len(first), len(second))
+        end = bisect_left(range(most), True, key=lambda size: first[: size + 1] != second[: size + 1])
         if end == most:
             return end
         begins = (
             begin
             for begin in range(max(0, end - self._longest), end)
             for stop in range(end + 1, begin + self._longest + 1)
-            if one[begin:stop] in self._undivided or two[begin:stop] in self._undivided
+            if first[begin:stop] in self._undivided or second[begin:stop] in self._undivided
         )
         return min(begins, default=end)
 
-    def _plain(self, text: str) -> str:
+    def _strip_special(self, text: str) -> str:
         """Return a text without special tokens and surrounding space."""
         for token in self._special:
             text = text.replace(token, "")
         return text.strip()
 
-    def _with_stop(self, text: str, start: int, end: int) -> int:
+    def _include_stop(self, text: str, start: int, end: int) -> int:
         """Return the end of an answer, including its end token: for GLM, the first token of the next message."""
         has_stop = text[start:end].rstrip().endswith(tuple(self._special))
-        return end if has_stop else end + len(self._first_special(text[end:]))
+        return end if has_stop else end + len(self._find_first_special(text[end:]))
 
-    def _first_special(self, text: str) -> str:
+    def _find_first_special(self, text: str) -> str:
         return max((token for token in self._special if text.startswith(token)), key=len, default="")
 
-    def _last_stop(self, answer: str, messages: Messages, more: Record) -> str:
+    def _find_last_stop(self, answer: str, messages: Messages, more: Record) -> str:
         """Return the end token of the last answer if the template does not write one; else empty."""
         if answer.rstrip().endswith(tuple(self._special)):
             return ""
@@ -458,14 +456,14 @@ class ChatReader:
         begin = [{"role": "user", _CONTENT: _OTHER}, last]
         following = {"role": "tool" if CALLS in last else "user", _CONTENT: _OTHER}
         try:
-            short, long = self._render(begin, more), self._render([*begin, following], more)
+            start, whole = self._render(begin, more), self._render([*begin, following], more)
         except CtxextError:
-            short = long = ""
-        stop = self._first_special(long.removeprefix(short)) if long.startswith(short) else ""
+            start = whole = ""
+        stop = self._find_first_special(whole.removeprefix(start)) if whole.startswith(start) else ""
         return stop if stop != self.tokenizer.bos_token and stop else self.tokenizer.eos_token or ""
 
 
-def _joined(spans: Iterable[Span]) -> list[Span]:
+def _join_spans(spans: Iterable[Span]) -> list[Span]:
     """Sort spans, remove duplicates and join those that touch."""
     joined: list[Span] = []
     for start, end in sorted(set(spans)):
@@ -476,11 +474,11 @@ def _joined(spans: Iterable[Span]) -> list[Span]:
     return joined
 
 
-def _in_parts(text: str) -> list[dict[str, str]]:
+def _make_parts(text: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text}]
 
 
-def _with_arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:
+def _write_arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message with the arguments of its tool calls as JSON text, as DeepSeek's templates need."""
     calls = [
         {**call, "function": {**call["function"], "arguments": json.dumps(call["function"].get("arguments"))}}

@@ -1,4 +1,4 @@
-"""Documents to training sequences: tokenized once, cut to the run's lengths, and stored in memory-mapped files."""
+"""Training sequences: documents cut to the lengths of the run and stored in memory-mapped files."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ from ctxext.finetune.documents import Document, Documents, count_pieces
 
 COUNTS, HELD_OUT = "sequences.json", "held-out"
 START, IGNORE = 1 << 30, 1 << 29
-"""Flags in a token's id: start of a document, and exclusion from the loss."""
+"""Flags in a token id: start of a document, and exclusion from the loss."""
 
 
 @dataclass
@@ -29,18 +29,18 @@ class DataReport:
         num_tokens: Tokens in them.
         num_sequences: Sequences of the full length cut from them.
         num_shorter: Sequences of each shorter length, if the run has any.
-        num_learned: Tokens in all sequences that the loss counts.
-        num_short: Documents left out because they are too short for one sequence.
-        num_long: Documents with marked answers left out because they are too long to stay whole.
-        num_dropped: Tokens that do not fill a sequence of the full length and are in no shorter one of their document.
-        num_padding: Tokens that only fill up sequences.
+        num_learned: Tokens in all sequences that count in the loss.
+        num_short: Documents that are too short for one sequence.
+        num_long: Documents with marked answers that are too long to stay whole.
+        num_dropped: Tokens that do not fill a sequence of the full length and are in no shorter one.
+        num_padding: Padding tokens.
         num_in_all: Documents in the data; None if unknown.
         num_tokens_in_all: Approximate number of tokens in them.
-        num_bad: Records that were skipped.
+        num_bad: Skipped records.
         first_bad: The problem of the first of them.
-        num_used: Documents that sequences were cut from.
-        unused_fields: Fields that were not read, with the number of records that have them.
-        num_turns_left_out: Answers in conversations that are read and not learned (`ChatReader.num_turns_left_out`).
+        num_used: Documents used for sequences.
+        unused_fields: Ignored fields, with the number of records that have them.
+        num_turns_left_out: Answers that are not learned (`ChatReader.num_turns_left_out`).
         left_out: Content that the chat template does not render, with the number of conversations that have it.
     """
 
@@ -69,29 +69,28 @@ def sequence_file(folder: Path, length: int) -> Path:
 
 
 def write_sequences(
-    documents: Iterable[Document], folder: Path, *, wanted: Mapping[int, int], pack: str, end: int | None
+    documents: Iterable[Document], folder: Path, *, num_needed: Mapping[int, int], pack: str, end: int | None
 ) -> DataReport:
     """Cut documents to sequences and write them until there are enough, with only one document in memory.
 
     A document with all tokens learned is cut to sequences of every length. If the data has more than the run needs,
-    each document gives only its share of them, chosen at random (`Documents.share`). A document with marked answers
-    stays whole: it is put into a sequence of the shortest length that fits, and the rest is padded with tokens that the
-    loss ignores.
+    only a share of them is used, chosen at random (`Documents.share`). A document with marked answers stays whole, in a
+    sequence of the shortest length that fits, padded with tokens that the loss ignores.
 
     Args:
         documents: The documents.
         folder: The folder of the files.
-        wanted: Number of sequences needed per length, in tokens; reading stops when they are written.
+        num_needed: Number of sequences needed per length, in tokens; reading stops when they are written.
         pack: "off": each sequence is from one document; otherwise documents are joined.
-        end: The id between joined documents; None if the tokenizer has none.
+        end: The token id between joined documents; None if the tokenizer has none.
     """
-    full, report = max(wanted), DataReport()
+    full, report = max(num_needed), DataReport()
     longest = num_kept = 0
     share = documents.share if isinstance(documents, Documents) else lambda length: 1.0
     with contextlib.ExitStack() as files:
         rows = {
-            length: _Rows(folder, length, wanted[length], end, is_joined=pack != "off", files=files)
-            for length in sorted(wanted)
+            length: _Rows(folder, length, num_needed[length], end, is_joined=pack != "off", files=files)
+            for length in sorted(num_needed)
         }
         for document in documents:
             size = len(document.ids)
@@ -99,15 +98,15 @@ def write_sequences(
             report.num_tokens += size
             longest = max(longest, size)
             if document.is_learned is None:
-                taken = [kind.cut(document.ids, share(length)) for length, kind in rows.items()]
-                report.num_used += any(taken)
+                is_used = [kind.cut(document.ids, share(length)) for length, kind in rows.items()]
+                report.num_used += any(is_used)
                 report.num_short += pack == "off" and size < full
             else:
                 home = next((kind for length, kind in rows.items() if size <= length), None)
-                kept = home.keep(document.ids, document.is_learned) if home else 0
+                num_placed = home.place(document.ids, document.is_learned) if home else 0
                 report.num_long += home is None
-                report.num_used += kept > 0
-                num_kept += kept
+                report.num_used += num_placed > 0
+                num_kept += num_placed
             if all(kind.is_enough for kind in rows.values()):
                 break
         for kind in rows.values():
@@ -116,7 +115,7 @@ def write_sequences(
     if isinstance(documents, Documents):
         reader, chats = documents.reader, documents.chats
         if not report.num_documents and reader.num_bad:
-            raise CtxextError(f"All {reader.num_bad:,} records were skipped; the first: {reader.first_bad}")
+            raise CtxextError(f"All {reader.num_bad:,} records were skipped. The first: {reader.first_bad}")
         report.num_in_all, report.num_tokens_in_all = documents.num_in_all, documents.num_tokens_in_all
         report.num_bad, report.first_bad, report.unused_fields = reader.num_bad, reader.first_bad, dict(reader.unused)
         report.num_turns_left_out, report.left_out = chats.num_turns_left_out, dict(chats.left_out)
@@ -126,28 +125,28 @@ def write_sequences(
     report.num_padding = sum(kind.num_padding for kind in rows.values())
     report.num_dropped = max(0, report.num_tokens - num_kept - rows[full].num_placed)
     if not report.num_sequences:
-        raise _nothing_to_learn(report, num_kept, longest, full, pack)
+        raise _make_empty_error(report, num_kept, longest, full, pack)
     (folder / COUNTS).write_text(json.dumps(asdict(report)), encoding="utf-8")
     return report
 
 
-def _nothing_to_learn(report: DataReport, num_kept: int, longest: int, length: int, pack: str) -> CtxextError:
+def _make_empty_error(report: DataReport, num_kept: int, longest: int, length: int, pack: str) -> CtxextError:
     """Return the error for data without a sequence of the full length."""
     if not report.num_tokens:
-        return CtxextError("The data holds no text.", hint="Give a file with text to --data.")
+        return CtxextError("The data contains no text.", hint="Pass a file with text to --data.")
     if report.num_long == report.num_documents:
         return CtxextError(
-            f"Every document is longer than {length} tokens, and those with marked answers are not cut.",
-            hint="Raise --length, or learn every token with --learn all and --pack run-on.",
+            f"All documents are longer than {length} tokens, and documents with marked answers are not cut.",
+            hint="Raise --length, or train on all tokens with --learn all --pack run-on.",
         )
     if num_kept:
         return CtxextError(
-            f"Every document is so short that none needs a sequence of {length} tokens; the longest has {longest}.",
-            hint="Give longer documents, or join them at the full length with --short-share 0 --pack run-on.",
+            f"No document needs a sequence of {length} tokens: the longest has {longest}.",
+            hint="Add longer documents, or join them with --short-share 0 --pack run-on.",
         )
-    hint = "Give longer documents, or join them with --pack run-on." if pack == "off" else "Give more text."
-    what = f"the longest has {longest}" if pack == "off" else f"all of them have {report.num_tokens}"
-    return CtxextError(f"No document has the {length} tokens that a sequence needs; {what}.", hint=hint)
+    hint = "Add longer documents, or join them with --pack run-on." if pack == "off" else "Add more text."
+    size = f"the longest document has {longest}" if pack == "off" else f"all documents have {report.num_tokens}"
+    return CtxextError(f"The data is too short for a sequence of {length} tokens: {size}.", hint=hint)
 
 
 def read_report(folder: Path) -> DataReport | None:
@@ -156,28 +155,28 @@ def read_report(folder: Path) -> DataReport | None:
     try:
         return TypeAdapter(DataReport).validate_json(path.read_bytes()) if path.is_file() else None
     except ValueError as error:
-        raise CtxextError(f'"{path}" is damaged.', hint="Start again with --overwrite.") from error
+        raise CtxextError(f'"{path}" is damaged.', hint="Start over with --overwrite.") from error
 
 
 class _Rows:
     """Writer for the sequences of one length."""
 
     def __init__(
-        self, folder: Path, length: int, wanted: int, end: int | None, *, is_joined: bool, files: contextlib.ExitStack
+        self, folder: Path, length: int, needed: int, end: int | None, *, is_joined: bool, files: contextlib.ExitStack
     ) -> None:
         self.file = files.enter_context(sequence_file(folder, length).open("wb"))
-        # Unused sequences of documents that gave only a share, in case the data ends too early.
+        # Unused sequences of partly used documents, in case the data ends too early.
         self.spares = files.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115
-        self.length, self.wanted, self.end, self.is_joined = length, wanted, end, is_joined
+        self.length, self.num_needed, self.end, self.is_joined = length, needed, end, is_joined
         self.count = self.num_learned = self.num_padding = self.num_spares = 0
-        self.num_placed = 0  # Tokens of cut documents in a sequence, or left out in favour of others.
+        self.num_placed = 0  # Tokens of cut documents in a sequence, or not needed.
         self.rest: list[int] = []
         self.holds_whole = False
         self.rng = random.Random(f"pieces {length}")
 
     @property
     def is_enough(self) -> bool:
-        return self.count >= self.wanted
+        return self.count >= self.num_needed
 
     def cut(self, ids: Any, share: float) -> bool:
         """Cut a document, or a share of it, to sequences, joined or separate; return whether any tokens are used."""
@@ -205,7 +204,7 @@ class _Rows:
             tokens = [ids[begin] | (0 if piece else START), *ids[begin + 1 : begin + self.length]]
             if piece in chosen and not self.is_enough:
                 self._write(tokens)
-            elif self.num_spares < self.wanted - self.count:
+            elif self.num_spares < self.num_needed - self.count:
                 array("i", tokens).tofile(self.spares)
                 self.num_spares += 1
         self.num_placed += len(ids)
@@ -214,12 +213,12 @@ class _Rows:
     def fill(self) -> None:
         """Write spare sequences if the data ended too early."""
         self.spares.seek(0)
-        for _ in range(min(self.num_spares, self.wanted - self.count)):
+        for _ in range(min(self.num_spares, self.num_needed - self.count)):
             tokens = array("i")
             tokens.fromfile(self.spares, self.length)
             self._write(tokens.tolist())
 
-    def keep(self, ids: Any, is_learned: Any) -> int:
+    def place(self, ids: Any, is_learned: Any) -> int:
         """Put a whole document into a sequence; return the number of its tokens, or 0 if it is not needed."""
         if len(self.rest) + len(ids) > self.length:
             self.finish()

@@ -1,4 +1,4 @@
-"""The data of a fine-tuning, and its documents as token ids: records are checked, mixed by weight and shuffled."""
+"""Training data: records are checked, mixed by weight, shuffled and tokenized."""
 
 import dataclasses
 import functools
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 DEMO, _DATA = "demo", "Data"
 _CHARACTERS = 4
-"""Approximate number of characters per token, to recognize long documents before they are tokenized."""
+"""Approximate number of characters per token, to find long documents before they are tokenized."""
 _MORE = 64
 """Number of records beyond the number of sequences, as some are too short for one."""
 
@@ -40,7 +40,7 @@ class Document:
 
     Attributes:
         ids: The tokens, including the tokenizer's begin token.
-        is_learned: For each token whether the loss counts it; None if all are learned and the document may be cut.
+        is_learned: Whether each token counts in the loss; None if all do and the document may be cut.
     """
 
     ids: Sequence[int]
@@ -57,7 +57,7 @@ class Source:
 
     Attributes:
         data: A file, a folder, or the id of a data set; for records in memory a description.
-        weight: Its share of the tokens relative to the other sources; None if all are read equally.
+        weight: Share of the tokens relative to the other sources; None if all are read equally.
         records: Records in memory.
     """
 
@@ -102,25 +102,23 @@ class TrainingData:
 
     words: tuple[str, ...] = option(
         (),
-        help="A file or folder of text, JSON, CSV or parquet, or the id of a data set; several with their weights, as "
-        "--data books.jsonl:0.7 --data chats.jsonl:0.3. demo makes documents on the fly.",
+        help="A file or folder of text, JSON, CSV or parquet, or the id of a data set. Repeatable with weights, as "
+        "--data books.jsonl:0.7 --data chats.jsonl:0.3. demo generates documents.",
         flags=("--data",),
         repeats=True,
     )
     record_format: str = option(
         "auto",
-        help="What records are: auto, text, chat, prompt-completion, sharegpt or alpaca.",
+        help="Format of the records: auto, text, chat, prompt-completion, sharegpt or alpaca.",
         flags=("--format",),
         panel=_DATA,
     )
-    text_field: str = option("text", help="The field that holds a text.", panel=_DATA, advanced=True)
+    text_field: str = option("text", help="Field with the text.", panel=_DATA, advanced=True)
     # None for the held-out split.
-    split: str | None = option(
-        "train", help="The split of a folder or data set that is read.", panel=_DATA, advanced=True
-    )
+    split: str | None = option("train", help="Split of a folder or data set.", panel=_DATA, advanced=True)
     skip_bad_rows: bool = option(
         False,
-        help="Count records that cannot be learned from instead of stopping.",
+        help="Skip and count bad records instead of stopping.",
         flags=("--skip-bad-rows",),
         panel=_DATA,
         advanced=True,
@@ -141,34 +139,34 @@ class TrainingData:
     def reader(self, options: TrainingOptions) -> DocumentReader:
         """Return the function that reads the documents with a tokenizer; raise if sources cannot be mixed."""
         if not self.words and not self.records:
-            raise CtxextError("--data is missing.", hint="Name a file, or --data demo for made-up documents.")
+            raise CtxextError("--data is missing.", hint="Pass a file, or --data demo for generated documents.")
         if self.words and self.records:
-            raise CtxextError("Data are named or in memory, not both.", hint="Give words or records.")
+            raise CtxextError("Data cannot be both named and in memory.", hint="Pass words or records.")
         if self.record_format not in FORMATS:
-            raise CtxextError(f'--format "{self.record_format}" is not known.', hint=f"Choose {', '.join(FORMATS)}.")
+            raise CtxextError(f'Unknown --format "{self.record_format}".', hint=f"Choose {', '.join(FORMATS)}.")
         sources = self.sources()
         if any(source.data == DEMO and not source.is_local for source in sources):
             raise CtxextError(
-                f"--data {DEMO} has no records to mix with other data.", hint="Train on one, then on the other."
+                f"--data {DEMO} cannot be mixed with other data.", hint="Train on one, then on the other."
             )
         if self.is_demo and options.epochs:
-            raise CtxextError("--data demo has no end, so --epochs means nothing.", hint="Give --steps.")
+            raise CtxextError("--data demo is endless and cannot be combined with --epochs.", hint="Use --steps.")
         remote = next((source.data for source in sources if not source.is_local), None)
         if remote is not None and options.epochs:
-            raise CtxextError("--epochs needs files: what is streamed is not read to its end.", hint="Give --steps.")
+            raise CtxextError("--epochs needs local files: streamed data is not read to its end.", hint="Use --steps.")
         if self.is_demo:
-            return functools.partial(_made_documents, options)
+            return functools.partial(_generate_documents, options)
         if len({source.weight is None for source in sources}) > 1:
             raise CtxextError(
-                "Some of --data have a weight and others none.", hint="Give each one, as --data a.jsonl:0.7."
+                "Only some of --data have a weight.", hint="Give each one a weight, for example --data a.jsonl:0.7."
             )
         if remote and len(sources) > 1 and sources[0].weight is None:
-            raise CtxextError(f'"{remote}" is streamed, so its size is not known.', hint="Give each --data a weight.")
+            raise CtxextError(f'"{remote}" is streamed, so its size is unknown.', hint="Give each --data a weight.")
         for source in sources if not self.records else ():
             check_place(source.data)
         return functools.partial(Documents, self, options)
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Return the description of the data for reports: a file by its name and its digest."""
         if self.is_demo:
             return {"name": DEMO}
@@ -194,7 +192,7 @@ Data = str | Path | TrainingData | Iterable[str | Path | Mapping[str, Any]]
 """A file, a folder, the id of a data set, or `demo`; or several paths; or texts and records in memory."""
 
 
-def training_data(data: Data, **others: Any) -> TrainingData:
+def to_training_data(data: Data, **others: Any) -> TrainingData:
     """Convert the `data` argument of a call; in a list, a string is a text and a Path a file."""
     if isinstance(data, TrainingData):
         return data
@@ -204,26 +202,27 @@ def training_data(data: Data, **others: Any) -> TrainingData:
     if entries and all(isinstance(entry, Path) for entry in entries):
         return TrainingData(tuple(map(str, entries)), **others)
     if not entries or not all(isinstance(entry, str | Mapping) for entry in entries):
-        raise CtxextError("A list of data holds texts and records (dicts), or Paths alone.")
+        raise CtxextError("A list of data must contain texts and records (dicts), or only Paths.")
     name = next((entry for entry in entries if isinstance(entry, str) and os.path.exists(entry)), None)  # noqa: PTH110
     if name is not None:
         raise CtxextError(
-            f'"{name}" is a text in a list, and the name of a file.', hint=f'For the file write [Path("{name}")].'
+            f'"{name}" in a list is read as text, but is the name of a file.',
+            hint=f'For the file, pass [Path("{name}")].',
         )
     records = ({"text": entry} if isinstance(entry, str) else cast("Mapping[str, Any]", entry) for entry in entries)
     return TrainingData(records=tuple(records), **others)
 
 
-def _made_documents(options: TrainingOptions, tokenizer: Any, wanted: Mapping[int, int]) -> Iterator[Document]:
+def _generate_documents(options: TrainingOptions, tokenizer: Any, num_needed: Mapping[int, int]) -> Iterator[Document]:
     from ctxext.demo.corpus import long_examples
 
-    for example in long_examples(tokenizer, wanted, options.seed):
+    for example in long_examples(tokenizer, num_needed, options.seed):
         yield Document(example.ids, example.is_answer if options.learn == "answers" else None)
 
 
 @dataclass
 class _Pool:
-    """Records in endless passes, each in another order; None ends a pass."""
+    """Records in endless passes, each in a new random order; None ends a pass."""
 
     weight: float
     records: Iterator[tuple[str, str] | None]
@@ -234,25 +233,27 @@ class _Pool:
 class Documents:
     """The documents of files and data sets, shuffled, in one pass; their counts grow during the pass.
 
-    Of several pools of records (sources with weights, long and short records) the next record is from the pool with
-    the fewest tokens for its weight so far.
+    If there are several pools of records (one per weighted source), the next record is from the pool with the fewest
+    tokens for its weight so far.
 
     Args:
         data: The data, and the format of its records.
-        options: The seed decides the order; `learn` is "answers" if the loss counts only marked answers.
+        options: `seed` sets the order; with `learn` "answers", only marked answers count in the loss.
         tokenizer: A transformers tokenizer.
-        wanted: Number of sequences that the run needs per length, in tokens. Each document gives its share of them, so
-            that the run uses as many documents as possible.
+        num_needed: Number of sequences that the run needs per length, in tokens. Each document supplies its share of
+            them, so that the run uses as many documents as possible.
 
     Attributes:
-        reader: Checks records, and counts bad ones.
-        chats: Renders conversations, and counts omitted content.
+        reader: Converter of records, with counts of bad ones.
+        chats: Renderer of conversations, with counts of omitted content.
         num_in_all: Number of records; None if they are streamed.
         num_tokens_in_all: Approximate number of tokens in them.
     """
 
-    def __init__(self, data: TrainingData, options: TrainingOptions, tokenizer: Any, wanted: Mapping[int, int]) -> None:
-        self._data, self._options, self._wanted = data, options, wanted
+    def __init__(
+        self, data: TrainingData, options: TrainingOptions, tokenizer: Any, num_needed: Mapping[int, int]
+    ) -> None:
+        self._data, self._options, self._num_needed = data, options, num_needed
         self.reader = RecordReader(data.record_format, data.text_field, data.skip_bad_rows)
         self.chats, self._encoder = ChatReader(tokenizer), Encoder(tokenizer, chat_template=False)
         self.num_in_all: int | None = None
@@ -262,17 +263,17 @@ class Documents:
     def share(self, length: int) -> float:
         """Return the share of a document's sequences of a length that is used: needed tokens over available tokens.
 
-        The size of streamed data is unknown: there, a document of average length gives one sequence.
+        For streamed data of unknown size, a document of average length supplies one sequence.
         """
         if self.num_tokens_in_all is None:
             return min(1.0, length * self._num_read / max(1, self._num_tokens_read))
-        return min(1.0, length * self._wanted[length] / max(1, self.num_tokens_in_all))
+        return min(1.0, length * self._num_needed[length] / max(1, self.num_tokens_in_all))
 
-    def _num_used(self, document: Document) -> int:
+    def _estimate_used(self, document: Document) -> int:
         """Estimate the number of used tokens of a document."""
         if document.is_learned is not None:
             return len(document.ids)
-        length = max(self._wanted)
+        length = max(self._num_needed)
         num_pieces, num_chosen = count_pieces(len(document.ids), length, self.share(length))
         return num_chosen * length if num_chosen < num_pieces else len(document.ids)
 
@@ -280,12 +281,12 @@ class Documents:
         """Yield the documents."""
         num_characters = 0
         with tempfile.TemporaryDirectory(prefix="ctxext-records-") as folder:
-            for pool, place, text in self._mixed(Path(folder)):
+            for pool, place, text in self._mix_pools(Path(folder)):
                 try:
-                    document = self._document(json.loads(text))
+                    document = self._tokenize(json.loads(text))
                 except BadRecord as error:
                     pool.taken += 1 / pool.weight
-                    hint = error.hint or f'Give a "{PROMPT}" and a "{COMPLETION}", or "{TEXT}".'
+                    hint = error.hint or f'Use a "{PROMPT}" and a "{COMPLETION}", or "{TEXT}".'
                     self.reader.refuse(f"{place} {error}.", hint)
                     continue
                 num_characters += len(text)
@@ -295,33 +296,33 @@ class Documents:
                     self.num_tokens_in_all = round(
                         self._num_tokens_read * self._num_characters / max(1, num_characters)
                     )
-                pool.taken += max(1, self._num_used(document)) / pool.weight
+                pool.taken += max(1, self._estimate_used(document)) / pool.weight
                 yield document
 
-    def _document(self, record: Mapping[str, Any]) -> Document:
+    def _tokenize(self, record: Mapping[str, Any]) -> Document:
         """Tokenize a converted record; completions and assistant turns are answers.
 
         Raises:
-            BadRecord: nothing can be learned from it.
+            BadRecord: The record has nothing to learn.
         """
         if TEXT in record:
-            return Document(self._encoder.document(record[TEXT]))
+            return Document(self._encoder.encode_document(record[TEXT]))
         tokenizer = self._encoder.tokenizer
         is_chat = MESSAGES in record and (PROMPT not in record or bool(getattr(tokenizer, "chat_template", None)))
-        parts = self.chats.parts(record) if is_chat else [(record[PROMPT], False), (record[COMPLETION], True)]
+        parts = self.chats.split(record) if is_chat else [(record[PROMPT], False), (record[COMPLETION], True)]
         # The end token is learned with the answer: without it, a model does not learn to stop.
         end = [] if is_chat or tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        ids = [] if is_chat else self._encoder.start()
+        ids = [] if is_chat else self._encoder.get_start_tokens()
         marks = [False] * len(ids)
         for text, is_answer in parts:
-            tokens = [*self._encoder.piece(text), *(end if is_answer else [])]
+            tokens = [*self._encoder.encode_piece(text), *(end if is_answer else [])]
             ids = ids + tokens
             marks += [is_answer] * len(tokens)
         return Document(ids, marks if self._options.learn == "answers" else None)
 
-    def _mixed(self, folder: Path) -> Iterator[tuple[_Pool, str, str]]:
+    def _mix_pools(self, folder: Path) -> Iterator[tuple[_Pool, str, str]]:
         """Yield records with their pool, until every pool is used up; the caller updates the pool's token count."""
-        pools = list(self._pools(folder))
+        pools = list(self._open_pools(folder))
         while not all(pool.is_used_up for pool in pools):
             pool = min(pools, key=lambda pool: pool.taken)
             try:
@@ -334,7 +335,7 @@ class Documents:
             else:
                 yield pool, *entry
 
-    def _pools(self, folder: Path) -> Iterator[_Pool]:
+    def _open_pools(self, folder: Path) -> Iterator[_Pool]:
         import numpy as np
 
         sources = self._data.sources()
@@ -351,7 +352,7 @@ class Documents:
                 self.num_in_all += len(sizes)
             self._num_characters += int(sizes.sum())
             if measured:
-                yield _Pool(weight, self._shuffled(group, sizes, folder / f"{group_number}"))
+                yield _Pool(weight, self._shuffle_records(group, sizes, folder / f"{group_number}"))
 
     def _read(self, group: Sequence[Source], reader: RecordReader) -> Iterator[tuple[str, str]]:
         """Yield the places and records, as JSON text, in the order of the sources."""
@@ -361,7 +362,7 @@ class Documents:
                 if (read := reader.read(record, place)) is not None:
                     yield place, json.dumps(read, ensure_ascii=False, default=str)
 
-    def _shuffled(self, group: Sequence[Source], sizes: Any, path: Path) -> Iterator[tuple[str, str] | None]:
+    def _shuffle_records(self, group: Sequence[Source], sizes: Any, path: Path) -> Iterator[tuple[str, str] | None]:
         """Yield records in random order, pass after pass, with None after each pass; only needed records are copied.
 
         Records longer than a training sequence come earlier, in proportion to their size, so that all of the data is
@@ -370,15 +371,15 @@ class Documents:
         import numpy as np
 
         # Weighted sampling without replacement: the waiting times of events with these rates (Efraimidis and Spirakis).
-        rates = np.maximum(1.0, sizes / (_CHARACTERS * max(self._wanted)))
-        num_first, copied, rows = sum(self._wanted.values()) + _MORE, np.arange(0), None
+        rates = np.maximum(1.0, sizes / (_CHARACTERS * max(self._num_needed)))
+        num_first, copied, rows = sum(self._num_needed.values()) + _MORE, np.arange(0), None
         for epoch in count():
             seed = random.Random(f"{self._options.seed} {path.name} {epoch}").getrandbits(64)
             times = np.random.default_rng(seed).exponential(size=len(sizes)) / rates
             order = np.argsort(times, kind="stable")
             for part in (order[:num_first], order[num_first:]):
                 if not np.isin(part, copied).all():
-                    # Copy as many as the run needs, and all after those are used up.
+                    # First copy as many as the run needs; copy all once those are used up.
                     copied = np.sort(order if len(copied) else part)
                     rows = self._copy(group, copied, path.with_suffix(f".{len(copied)}"))
                 assert rows is not None, "no pool is empty"
@@ -392,12 +393,12 @@ class Documents:
         from datasets.arrow_writer import ArrowWriter
 
         features = Features({"place": Value("string"), "record": Value("large_string")})
-        wanted = set(numbers.tolist())
+        selected = set(numbers.tolist())
         # Bad records were counted when the sources were measured.
         again = dataclasses.replace(self.reader, unused=Counter())
         with ArrowWriter(features=features, path=str(path), writer_batch_size=100) as writer:
             for number, (place, record) in enumerate(self._read(group, again)):
-                if number in wanted:
+                if number in selected:
                     writer.write({"place": place, "record": record})
             writer.finalize()
         return Dataset.from_file(str(path))

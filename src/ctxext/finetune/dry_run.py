@@ -1,4 +1,4 @@
-"""Estimates for a fine-tuning before it starts: its sequences, and memory and time from a few short steps.
+"""Estimates of the data, memory and time of a fine-tuning, from a few short steps.
 
 Steps at two short lengths are measured; memory and time at the full length are extrapolated.
 """
@@ -27,14 +27,14 @@ from ctxext.finetune.data import DataReport
 from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.loss import IGNORED
 from ctxext.finetune.options import MASKED_SHARE, TrainingOptions
-from ctxext.finetune.prepare import num_tokens_of, prepare
-from ctxext.finetune.trainer import OrderedTrainer, Prepared, training_arguments
+from ctxext.finetune.prepare import count_tokens, prepare
+from ctxext.finetune.trainer import OrderedTrainer, Prepared, make_training_arguments
 
 _SHARE_MEASURED, _MOST_MEASURED = 4, 2048
 _REMEDIES: tuple[tuple[Callable[[TrainingOptions], bool], str], ...] = (
-    (lambda options: options.micro_batch > 1, "--micro-batch 1: one sequence at once"),
-    (lambda options: not options.checkpointing, "--checkpointing: activations are computed twice"),
-    (lambda options: options.full, "LoRA, without --full: no optimizer state for all weights"),
+    (lambda options: options.micro_batch > 1, "--micro-batch 1: one sequence at a time"),
+    (lambda options: not options.checkpointing, "--checkpointing: recompute activations"),
+    (lambda options: options.full, "LoRA instead of --full: less optimizer state"),
     (lambda options: not options.full and options.quantize == "none", "--quantize 4bit: frozen weights in 4 bits"),
     (
         lambda options: options.positions == "full" and options.pack != "restart",
@@ -50,12 +50,12 @@ class Plan:
     """Estimated cost of a fine-tuning.
 
     Attributes:
-        options: The options, settled.
+        options: The options, resolved.
         data: Counts of the data.
         num_tokens: Tokens in all sequences.
         num_trained: Number of trained parameters.
         num_parameters: Number of all parameters.
-        peak_memory: Peak memory of one process in bytes, on the accelerator if there is one.
+        peak_memory: Peak memory of a process in bytes, on the accelerator if there is one.
         available_memory: Available memory in bytes.
         seconds_per_step: Duration of a step at the full length.
         seconds: Duration of all steps.
@@ -119,7 +119,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Measured:
+class StepMeasurements:
     """Measurements at two short lengths, in tokens: peak memory, in bytes.
 
     Attributes:
@@ -134,7 +134,7 @@ class Measured:
 
     def peak_at(self, length: int, cost: Cost) -> int:
         """Estimate the peak memory at another length: all memory except the logits grows linearly with the tokens."""
-        first, second = (peak - cost.logit_bytes(short) for peak, short in zip(self.peaks, self.lengths, strict=True))
+        first, second = (peak - cost.logit_bytes(size) for peak, size in zip(self.peaks, self.lengths, strict=True))
         slope = max(0.0, (second - first) / (self.lengths[1] - self.lengths[0]))
         return max(self.before, int(second + slope * (length - self.lengths[1])) + cost.logit_bytes(length))
 
@@ -170,26 +170,26 @@ def _row(length: int, ready: Prepared, cost: Cost) -> Tensors:
     return tensors
 
 
-def _measure(ready: Prepared, lengths: tuple[int, int], cost: Cost, folder: Path) -> Measured:
+def _measure(ready: Prepared, lengths: tuple[int, int], cost: Cost, folder: Path) -> StepMeasurements:
     """Train a few steps on random sequences of two lengths; this changes the model's weights."""
     model, options, world = ready.model, ready.options, ready.arguments.world_size
     before = peak_memory(model.device)
     if model.device.type == "cpu":
-        _give_blocks_back()
-    short = dataclasses.replace(
+        _return_blocks()
+    short_options = dataclasses.replace(
         options, steps=_STEPS * len(lengths), batch_size=options.micro_batch * world, report_to="none", save_every=10**9
     )
-    arguments = training_arguments(short, folder, world)
+    arguments = make_training_arguments(short_options, folder, world)
     arguments.save_strategy = "no"
     clock = _Clock(model.device)
     rows = [_row(length, ready, cost) for length in lengths for _ in range(_STEPS * options.micro_batch)]
     OrderedTrainer(model, arguments, train_dataset=rows, callbacks=[clock]).train()
-    return Measured(
+    return StepMeasurements(
         lengths, (max(clock.peaks[:_STEPS]), max(clock.peaks[_STEPS:])), before, min(clock.seconds[_STEPS:])
     )
 
 
-def _give_blocks_back() -> None:
+def _return_blocks() -> None:
     """Make glibc return blocks of 1 MiB or more to the kernel, unless the environment sets MALLOC_ variables.
 
     By default glibc keeps freed blocks below the largest freed one, up to 32 MiB: at short lengths it keeps blocks that
@@ -209,7 +209,7 @@ def _available_memory() -> int:
     return int(psutil.virtual_memory().available + psutil.Process().memory_info().rss)
 
 
-def dry_run(
+def plan_training(
     model: str,
     read_documents: DocumentReader,
     options: TrainingOptions,
@@ -219,16 +219,16 @@ def dry_run(
     merge: bool = True,
     tell: Callable[[str], None] | None = None,
 ) -> Plan:
-    """Read the data, run a few short steps, and estimate the cost of the whole training; no files are kept."""
+    """Read the data, run a few short steps, and estimate the cost of the training; write nothing."""
     base, _, options = open_model(model, options, revision, token)
     with tempfile.TemporaryDirectory(prefix="ctxext-dry-run-") as folder:
         ready = prepare(base, Path(folder), read_documents, options, merge=merge, tell=tell)
         options = ready.options
-        num_tokens = num_tokens_of(ready.report, options)
+        num_tokens = count_tokens(ready.report, options)
         full = options.sequence_length
         longer = max(2, min(full // _SHARE_MEASURED, _MOST_MEASURED))
-        guessed = MASKED_SHARE if base.is_masked else 1.0
-        cost = Cost(ready.model, options, learned_share=guessed * ready.report.num_learned / num_tokens)
+        masked_share = MASKED_SHARE if base.is_masked else 1.0
+        cost = Cost(ready.model, options, learned_share=masked_share * ready.report.num_learned / num_tokens)
         if tell:
             tell(f"measuring: two steps of {longer // 2:,} tokens, then two of {longer:,}")
         measured = _measure(ready, (longer // 2, longer), cost, Path(folder))

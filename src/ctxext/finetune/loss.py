@@ -1,4 +1,4 @@
-"""The loss of a long sequence without logits of length × vocabulary in memory (`checkpoint/head.py`).
+"""Loss of a long sequence without logits of length × vocabulary in memory (`checkpoint/head.py`).
 
 If nothing after the hidden states is trained, a piece's gradient is computed at once, while its logits exist.
 Otherwise each piece is checkpointed.
@@ -26,7 +26,7 @@ Comparison = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 class PositionLosses:
-    """Sums of the loss of each part of the positions, over all batches of an evaluation."""
+    """Sums of the loss by part of the positions, over all batches of an evaluation."""
 
     def __init__(self) -> None:
         self.sums = torch.zeros(2, NUM_PARTS, dtype=torch.float64)
@@ -85,14 +85,14 @@ def use_chunked_loss(
     ) -> Any:
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
-        given = {name: value for name, value in kwargs.items() if value is not None and name != "return_dict"}
+        arguments = {name: value for name, value in kwargs.items() if value is not None and name != "return_dict"}
         # The hidden state at a position predicts the next token; the last one predicts nothing.
         targets = labels if is_masked else torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
-        kept = targets != IGNORED
+        mask = targets != IGNORED
         is_frozen = not any(parameter.requires_grad for parameter in head.parameters())
-        states = head.read(input_ids, **given)
+        states = head.read(input_ids, **arguments)
 
-        def summed(chosen: torch.Tensor, compare: Callable[[slice], Comparison]) -> torch.Tensor:
+        def sum_losses(chosen: torch.Tensor, compare: Callable[[slice], Comparison]) -> torch.Tensor:
             # Flatten to one row, because the head treats each position separately.
             hidden, ids = states[chosen][None], input_ids[chosen][None]
             total = hidden[:, :0].sum()  # Zero with a gradient, for a batch without learned tokens.
@@ -112,16 +112,16 @@ def use_chunked_loss(
                     )
             return total
 
-        def loss_of(chosen: torch.Tensor) -> torch.Tensor:
-            wanted = targets[chosen]  # Only learned positions need logits.
-            return summed(chosen, lambda rows: next_tokens(wanted[rows]))
+        def loss_at(chosen: torch.Tensor) -> torch.Tensor:
+            expected = targets[chosen]  # Only learned positions need logits.
+            return sum_losses(chosen, lambda rows: compare_with_targets(expected[rows]))
 
-        total = loss_of(kept) if by_position is None or model.training else _loss_by_part(kept, by_position, loss_of)
-        count = kept.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+        total = loss_at(mask) if by_position is None or model.training else _loss_by_part(mask, by_position, loss_at)
+        count = mask.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
         loss = total / torch.as_tensor(count, device=total.device)
-        if source is not None and model.training and source.knows(given["position_ids"]):
-            said = source.read(input_ids, given)
-            total = summed(torch.ones_like(kept), lambda rows: divergence(said[:, rows], source.head))
+        if source is not None and model.training and source.covers(arguments["position_ids"]):
+            theirs = source.read(input_ids, arguments)
+            total = sum_losses(torch.ones_like(mask), lambda rows: compare_with_source(theirs[:, rows], source.head))
             # The contributions of all processes and batches to a step sum to a mean over its tokens.
             loss = loss + source.weight * total / (tokens_per_step or input_ids.numel())
         return CausalLMOutputWithPast(loss=loss)
@@ -131,21 +131,21 @@ def use_chunked_loss(
 
 
 def _loss_by_part(
-    kept: torch.Tensor, by_position: PositionLosses, loss_of: Callable[[torch.Tensor], torch.Tensor]
+    mask: torch.Tensor, by_position: PositionLosses, loss_at: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
-    """Return the summed loss of all kept positions (b, l), and add the loss of each part to `by_position`."""
+    """Return the summed loss of the positions in `mask` (b, l), and add the loss of each part to `by_position`."""
     parts = by_position.sums.shape[1]
-    place = torch.arange(kept.shape[1], device=kept.device) * parts // kept.shape[1]
-    total = torch.zeros((), device=kept.device)
+    place = torch.arange(mask.shape[1], device=mask.device) * parts // mask.shape[1]
+    total = torch.zeros((), device=mask.device)
     for part in range(parts):
-        chosen = kept & (place == part)
-        loss = loss_of(chosen)
+        chosen = mask & (place == part)
+        loss = loss_at(chosen)
         by_position.add(part, loss, int(chosen.sum()))
         total = total + loss
     return total
 
 
-def next_tokens(targets: torch.Tensor) -> Comparison:
+def compare_with_targets(targets: torch.Tensor) -> Comparison:
     """Return the cross-entropy with target tokens, (positions,); its gradient is softmax minus one at the target."""
 
     def compare(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -157,14 +157,14 @@ def next_tokens(targets: torch.Tensor) -> Comparison:
     return compare
 
 
-def divergence(hidden: torch.Tensor, head: Head) -> Comparison:
+def compare_with_source(hidden: torch.Tensor, head: Head) -> Comparison:
     """Return the Kullback-Leibler divergence from a model's predictions; `hidden` has shape (1, positions, width)."""
 
     def compare(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         # The head ignores the ids; only their number must match.
-        said = head(hidden, hidden.new_zeros(hidden.shape[:2], dtype=torch.long))[0].float().log_softmax(-1)
-        scores, shares = logits.log_softmax(-1), said.exp()
-        return (shares * (said - scores)).sum(), scores.exp_().sub_(shares)
+        source_scores = head(hidden, hidden.new_zeros(hidden.shape[:2], dtype=torch.long))[0].float().log_softmax(-1)
+        scores, shares = logits.log_softmax(-1), source_scores.exp()
+        return (shares * (source_scores - scores)).sum(), scores.exp_().sub_(shares)
 
     return compare
 
@@ -174,7 +174,7 @@ class _Compared(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, compare: Comparison) -> torch.Tensor:
-        """Compute the loss, and keep its gradient."""
+        """Compute the loss, and save its gradient."""
         loss, slope = compare(logits)
         ctx.save_for_backward(slope)
         return loss
@@ -191,7 +191,7 @@ class _Eager(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, piece_loss: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """Compute loss and gradient; keep only the gradient, of the hidden states' size."""
+        """Compute loss and gradient; save only the gradient, of the hidden states' size."""
         with torch.enable_grad():
             leaf = hidden.detach().requires_grad_()
             loss = piece_loss(leaf)

@@ -13,11 +13,11 @@ from ctxext.checkpoint.loading import (
     check_device,
     choose_dtype,
     explain_loading_errors,
+    forbid_downloads,
     guard_vocabulary,
     load_checkpoint,
     quiet_transformers,
     rename,
-    sealed,
     stock_class,
 )
 from ctxext.data.encoding import open_tokenizer
@@ -25,22 +25,22 @@ from ctxext.errors import CtxextError
 from ctxext.finetune.attention import attend_by_document
 from ctxext.finetune.base import Base
 from ctxext.finetune.options import TrainingOptions
-from ctxext.recipes.code.staging import staged
+from ctxext.recipes.code.staging import stage_checkpoint
 from ctxext.recipes.encodings.rotary import provenance
 from ctxext.recipes.recipe import plain_config
 
 
 def load_base(base: Base, options: TrainingOptions, *, config: Any = None) -> tuple[Any, Any]:
-    """Load the model and the tokenizer; with `config`, load transformers' class with it for the same weights."""
+    """Load the model and the tokenizer; with `config`, load the weights into transformers' class with that config."""
     on_cpu = options.device == "cpu" or not torch.cuda.is_available()
     is_widened = options.dtype == "auto" and (on_cpu or options.full)
     dtype = torch.float32 if is_widened else choose_dtype(options.dtype)
     extra: dict[str, Any] = {} if config is None else {"config": config}
     if options.quantize == "4bit":
-        extra["quantization_config"] = _four_bits(dtype)
+        extra["quantization_config"] = _make_4bit_config(dtype)
     else:
         check_device(base.checkpoint, "cpu" if on_cpu else "cuda")
-    with staged(base.checkpoint) as stage:
+    with stage_checkpoint(base.checkpoint) as stage:
         with explain_loading_errors(f'"{base.checkpoint.name}" cannot be loaded'):
             tokenizer = rename(open_tokenizer(stage.folder), base.checkpoint)
         model = load_checkpoint(
@@ -57,8 +57,8 @@ def load_base(base: Base, options: TrainingOptions, *, config: Any = None) -> tu
     return model, tokenizer
 
 
-def _four_bits(dtype: Any) -> Any:
-    """Create QLoRA's quantization (arXiv 2305.14314, section 3): normal floats with quantized scales."""
+def _make_4bit_config(dtype: Any) -> Any:
+    """Make QLoRA's quantization config (arXiv 2305.14314, section 3): normal floats with quantized scales."""
     if find_spec("bitsandbytes") is None:
         raise CtxextError("--quantize 4bit needs bitsandbytes.", hint='pip install "ctxext[quantize]"')
     return BitsAndBytesConfig(
@@ -88,50 +88,50 @@ class SourceModel:
     def __post_init__(self) -> None:
         self.head = Head(self.model)
 
-    def knows(self, positions: torch.Tensor) -> bool:
+    def covers(self, positions: torch.Tensor) -> bool:
         """Return whether the source was trained on all positions, (batch, length)."""
         return positions.shape[1] <= self.trained_length and int(positions.max()) < self.trained_length
 
     @torch.no_grad()
-    def read(self, ids: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
+    def read(self, ids: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
         """Compute the source's last hidden states, (1, tokens, width), for its head.
 
         Args:
             ids: (batch, length).
-            given: Mask and positions.
+            arguments: Mask and positions.
         """
         if self.model.device != ids.device:
-            for parameter, other in self.shared:
-                if other.device == ids.device and other.shape == parameter.shape:
-                    parameter.data = other.data
+            for parameter, trained in self.shared:
+                if trained.device == ids.device and trained.shape == parameter.shape:
+                    parameter.data = trained.data
             self.model.to(ids.device)
-        return self.head.read(ids, **given).flatten(0, 1)[None]
+        return self.head.read(ids, **arguments).flatten(0, 1)[None]
 
 
 def load_source(base: Base, model: Any, options: TrainingOptions) -> SourceModel:
     """Build the source model of an extended base, with the base's weights before training."""
     if "source_theta" not in provenance(base.checkpoint.config):
         raise CtxextError(
-            f'--keep-short needs to know what "{base.checkpoint.name}" was before it was extended.',
-            hint="Extend its source with ctxext convert.",
+            f'--keep-short needs the source of "{base.checkpoint.name}", which its config.json does not record.',
+            hint="Convert its source with ctxext convert.",
         )
-    source = _built(base, model, options)
+    source = _build_source(base, model, options)
     source.eval().requires_grad_(False)
     source.config.use_cache = False
     is_shared = not options.full and options.quantize == "none"
-    theirs = dict(model.named_parameters()) if is_shared else {}
-    shared = [(parameter, theirs[name]) for name, parameter in source.named_parameters() if name in theirs]
+    trained = dict(model.named_parameters()) if is_shared else {}
+    shared = [(parameter, trained[name]) for name, parameter in source.named_parameters() if name in trained]
     return SourceModel(source, shared, trained_length=base.model.encoding.trained_length)
 
 
-def _built(base: Base, model: Any, options: TrainingOptions) -> Any:
-    """Build transformers' class of the family with the original context; quantized weights are loaded again."""
+def _build_source(base: Base, model: Any, options: TrainingOptions) -> Any:
+    """Build the family's transformers class with the original context; reload quantized weights."""
     from accelerate import init_empty_weights
 
     kind, config = stock_class(plain_config(base.model).config, CAUSAL)
     if options.quantize != "none":
         return load_base(base, options, config=config)[0]
-    with sealed(), quiet_transformers(), init_empty_weights(include_buffers=False):
+    with forbid_downloads(), quiet_transformers(), init_empty_weights(include_buffers=False):
         source = kind._from_config(config, dtype=model.dtype)
     weights = model.state_dict()
     source.load_state_dict(

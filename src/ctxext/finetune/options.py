@@ -1,4 +1,4 @@
-"""The options of a fine-tuning, validated in the constructor, and published recipes."""
+"""Options of a fine-tuning, validated in the constructor, and published recipes."""
 
 import dataclasses
 import math
@@ -45,7 +45,7 @@ CHANGEABLE = (
 """Options that may change when a run is resumed."""
 
 
-_LENGTH, _LORA, _LOOP = "Length and positions", "What is trained", "How it is trained"
+_LENGTH, _LORA, _LOOP = "Length and positions", "Trained weights", "Training loop"
 
 
 @with_documented_options
@@ -59,19 +59,19 @@ class TrainingOptions:
     """
 
     length: int | None = option(
-        None, help="Tokens of a sequence, as 32k. Default: the model's context length.", kind="length"
+        None, help="Tokens per sequence, for example 32k. Default: the model's context length.", kind="length"
     )
     learn: str = option(
         "answers",
-        help="answers: where the data marks answers (prompt and completion, messages, demo) only those; or all.",
+        help="answers: only answers, if the data marks them (prompt and completion, messages, demo); or all.",
     )
     steps: int = option(200, help="Optimizer steps.")
-    epochs: float | None = option(None, help="How often all data is seen, in place of --steps.")
+    epochs: float | None = option(None, help="Passes over the data, instead of --steps.")
     batch_size: int = option(8, help="Sequences per step, over all processes.")
 
     start_length: int | None = option(
         None,
-        help="Tokens of the first sequences, which double up to the length in equal parts of the steps. Saves time "
+        help="Tokens per sequence at the start, doubled to the full length in equal parts of the steps. Saves time "
         "(arXiv 2310.00576).",
         panel=_LENGTH,
         kind="length",
@@ -83,84 +83,83 @@ class TrainingOptions:
     )
     keep_short: bool = option(
         False,
-        help="Stay close to what the source says of sequences inside the trained window (arXiv 2502.07365).",
+        help="Distil from the source model on sequences within its original context (LongReD, arXiv 2502.07365).",
         panel=_LENGTH,
         advanced=True,
     )
     pack: str = option(
         "off",
-        help="off: each sequence comes from one document; run-on: documents are joined; restart: joined, and positions "
-        "start again with each.",
+        help="off: one document per sequence; run-on: join documents; restart: join, and restart positions at each.",
         panel=_LENGTH,
     )
     positions: str = option(
         "full",
-        help="full; pose: train for the length on short windows that skip positions once (arXiv 2309.10400).",
+        help="full, or pose: train on short windows that skip positions (PoSE, arXiv 2309.10400).",
         panel=_LENGTH,
         advanced=True,
     )
     window: int | None = option(
         None,
-        help="With pose: tokens of a window. Default: the original context length.",
+        help="Tokens per window with pose. Default: the original context length.",
         panel=_LENGTH,
         kind="length",
         advanced=True,
     )
     serve_factor: float | None = option(
         None,
-        help="Write the result with this factor of the schedule, beyond the one it is trained with (arXiv 2606.23687).",
+        help="Scaling factor of the written checkpoint, above the factor of the training (arXiv 2606.23687).",
         panel=_LENGTH,
         advanced=True,
     )
 
     rank: int = option(16, help="Rank of the LoRA matrices.", panel=_LORA)
     alpha: float | None = option(
-        None, help="Weight of the LoRA matrices. Default: twice the rank.", panel=_LORA, advanced=True
+        None, help="Scaling of the LoRA matrices (alpha). Default: twice the rank.", panel=_LORA, advanced=True
     )
-    dropout: float = option(0.0, help="Share of a LoRA input that is dropped.", panel=_LORA, advanced=True)
+    dropout: float = option(0.0, help="LoRA dropout.", panel=_LORA, advanced=True)
     targets: tuple[str, ...] = option(
         (),
-        help="Linear layers that get LoRA matrices, as q_proj,v_proj. Default: all.",
+        help="Linear layers with LoRA matrices, for example q_proj,v_proj. Default: all.",
         panel=_LORA,
         kind="names",
         advanced=True,
     )
-    train_norms: bool = option(False, help="Train the norms too.", panel=_LORA, advanced=True)
-    train_embeddings: bool = option(False, help="Train the input embeddings too.", panel=_LORA, advanced=True)
-    full: bool = option(False, help="Train every weight, without LoRA.", panel=_LORA)
+    train_norms: bool = option(False, help="Also train the norms.", panel=_LORA, advanced=True)
+    train_embeddings: bool = option(False, help="Also train the input embeddings.", panel=_LORA, advanced=True)
+    full: bool = option(False, help="Train all weights, without LoRA.", panel=_LORA)
 
-    micro_batch: int = option(1, help="Sequences that one device computes at once.", panel=_LOOP)
-    learning_rate: float | None = option(None, help="Its peak. Default: 2e-4, and 2e-5 with --full.", panel=_LOOP)
-    schedule: str = option("cosine", help="How the rate falls: cosine, linear, constant.", panel=_LOOP, advanced=True)
+    micro_batch: int = option(1, help="Sequences per device at a time.", panel=_LOOP)
+    learning_rate: float | None = option(None, help="Peak value. Default: 2e-4, or 2e-5 with --full.", panel=_LOOP)
+    schedule: str = option("cosine", help="cosine, linear or constant learning rate.", panel=_LOOP, advanced=True)
     rate_floor: float = option(
-        0.0, help="With cosine: share of the peak rate at which it ends.", panel=_LOOP, advanced=True
+        0.0, help="Final learning rate with cosine, as a share of the peak.", panel=_LOOP, advanced=True
     )
-    warmup: float = option(0.05, help="Share of the steps in which the rate rises.", panel=_LOOP, advanced=True)
+    warmup: float = option(0.05, help="Share of the steps for learning rate warmup.", panel=_LOOP, advanced=True)
     optimizer: str = option(
         "adamw_torch_fused",
-        help="By the Trainer's name, as adamw_torch, adamw_8bit or adafactor.",
+        help="Optimizer of the Trainer, for example adamw_torch, adamw_8bit or adafactor.",
         panel=_LOOP,
         advanced=True,
     )
-    weight_decay: float = option(0.0, help="Share that a weight loses per unit of rate.", panel=_LOOP, advanced=True)
-    beta2: float = option(0.999, help="How long AdamW remembers the squares of gradients.", panel=_LOOP, advanced=True)
+    weight_decay: float = option(0.0, help="Weight decay.", panel=_LOOP, advanced=True)
+    beta2: float = option(0.999, help="Beta2 of AdamW.", panel=_LOOP, advanced=True)
     checkpointing: bool | None = option(
         None,
-        help="Compute activations twice to save memory. Default: above 4096 tokens.",
+        help="Recompute activations to save memory. Default: on above 4096 tokens.",
         panel=_LOOP,
         flags=("--checkpointing/--no-checkpointing",),
     )
-    seed: int = option(0, help="Decides order, weights and skips.", panel=_LOOP)
-    save_every: int = option(50, help="Steps between two saves.", panel=_LOOP)
-    keep_best: bool = option(False, help="Take the save that was best on --eval-data.", panel=_LOOP, advanced=True)
+    seed: int = option(0, help="Random seed.", panel=_LOOP)
+    save_every: int = option(50, help="Steps between saves.", panel=_LOOP)
+    keep_best: bool = option(False, help="Use the save that is best on --eval-data.", panel=_LOOP, advanced=True)
     report_to: str = option("none", help="none, tensorboard, wandb or trackio.", panel=_LOOP, advanced=True)
     quantize: str = option(
         "none",
-        help="none, or 4bit: keep frozen weights in 4 bits while training, as QLoRA (arXiv 2305.14314).",
+        help="none, or 4bit: frozen weights in 4 bits during training (QLoRA, arXiv 2305.14314).",
         panel=_LOOP,
     )
     device: str = option("auto", help="auto or cpu.", panel=_LOOP)
-    dtype: str = option("auto", help="Of frozen weights: auto, bf16, fp16 or fp32.", panel=_LOOP)
+    dtype: str = option("auto", help="Type of the frozen weights: auto, bf16, fp16 or fp32.", panel=_LOOP)
 
     short_length: int | None = None
     piece: int | None = None
@@ -170,44 +169,44 @@ class TrainingOptions:
         check_numbers(self)
         for name, choices in _CHOICES.items():
             if (value := getattr(self, name)) not in choices:
-                raise CtxextError(f'{option_name(name)} "{value}" is not known.', hint=f"Choose {', '.join(choices)}.")
+                raise CtxextError(f'Unknown {option_name(name)} "{value}".', hint=f"Choose {', '.join(choices)}.")
         for name in _AT_LEAST_ONE:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise CtxextError(f'{option_name(name)} must be at least 1, not "{value}".')
         for name in _SHARES:
             if not 0 <= (value := getattr(self, name)) < 1:
-                raise CtxextError(f'{option_name(name)} is a share from 0 to 1, not "{value}".')
+                raise CtxextError(f'{option_name(name)} must be a share from 0 to 1, not "{value}".')
         for name in ("learning_rate", "alpha", "epochs", "serve_factor"):
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise CtxextError(f'{option_name(name)} must be above 0, not "{value}".')
         if self.device not in ("auto", "cpu"):
-            raise CtxextError(f'"{self.device}" is not a device to train on.', hint="Choose auto or cpu.")
+            raise CtxextError(f'Unknown --device "{self.device}" for training.', hint="Choose auto or cpu.")
         self._check_together()
 
     def _check_together(self) -> None:
         """Raise if options contradict each other."""
         if self.batch_size % self.micro_batch:
-            raise CtxextError(f"--batch-size {self.batch_size} is no multiple of --micro-batch {self.micro_batch}.")
+            raise CtxextError(f"--batch-size {self.batch_size} is not a multiple of --micro-batch {self.micro_batch}.")
         if self.full and self.targets:
-            raise CtxextError("--full trains every weight; --targets is for LoRA.")
+            raise CtxextError("--full cannot be combined with --targets, which is for LoRA.")
         if self.full and self.quantize != "none":
-            raise CtxextError("--quantize is for LoRA; --full trains the weights themselves.")
+            raise CtxextError("--full cannot be combined with --quantize, which is for LoRA.")
         if self.rate_floor and self.schedule != "cosine":
-            raise CtxextError("--rate-floor is for --schedule cosine.")
+            raise CtxextError("--rate-floor needs --schedule cosine.")
         if self.window and self.positions == "full":
-            raise CtxextError("--window is for --positions pose.", hint="Add --positions pose, or use --length alone.")
+            raise CtxextError("--window needs --positions pose.", hint="Add --positions pose, or use only --length.")
         if self.pack == "restart" and self.positions != "full":
-            raise CtxextError("--pack restart goes with full positions only.")
+            raise CtxextError("--pack restart needs --positions full.")
 
-    def settled(self, *, window: int, trained_length: int) -> "TrainingOptions":
-        """Return the options with the values that depend on the base: its context length and its original length."""
+    def resolve(self, *, window: int, trained_length: int) -> "TrainingOptions":
+        """Return the options with all defaults set; they depend on the base's context length and original length."""
         length = self.length or window
         num_tokens = length if self.positions == "full" else (self.window or trained_length)
         if self.start_length and self.start_length > num_tokens:
             raise CtxextError(
-                f"--start-length {self.start_length} is more than the {num_tokens} tokens of a sequence.",
-                hint="Leave it out to train at one length; a preset's is left out by --without start-length.",
+                f"--start-length {self.start_length} is longer than a sequence of {num_tokens} tokens.",
+                hint="Remove it to train at one length. If it comes from a preset, add --without start-length.",
             )
         return dataclasses.replace(
             self,
@@ -224,7 +223,7 @@ class TrainingOptions:
     def sequence_length(self) -> int:
         """Number of tokens in a sequence: the window with PoSE, otherwise the length."""
         length = self.window or self.length
-        assert length is not None, "the options are not settled"
+        assert length is not None, "the options are not resolved"
         return length
 
     @property
@@ -233,13 +232,13 @@ class TrainingOptions:
         return math.ceil(self.warmup * self.steps)
 
     def is_short(self, step: int) -> bool:
-        """Return whether a step trains at the short length, without skips; such steps are spread evenly."""
+        """Return whether a step trains at the short length, without skipped positions; such steps are spread evenly."""
         useful = self.short_length != self.sequence_length or self.positions != "full"
         return useful and int((step + 1) * self.short_share) > int(step * self.short_share)
 
     def length_of_step(self, step: int) -> int:
         """Return the number of tokens of a sequence in a step, counted from 0."""
-        assert self.short_length is not None, "the options are not settled"
+        assert self.short_length is not None, "the options are not resolved"
         lengths = [self.start_length or self.sequence_length]
         while 2 * lengths[-1] < self.sequence_length:
             lengths.append(2 * lengths[-1])
@@ -249,16 +248,16 @@ class TrainingOptions:
         length = lengths[-(-(step + 1) * len(lengths) // self.steps) - 1]
         return min(length, self.short_length) if self.is_short(step) else length
 
-    def sequences_wanted(self) -> dict[int, int]:
+    def count_sequences(self) -> dict[int, int]:
         """Return the number of sequences that all steps need, by length."""
         if self.epochs:
             # With epochs, use all sequences of every length of a long run.
             lengths = map(dataclasses.replace(self, steps=_MANY, epochs=None).length_of_step, range(_MANY))
             return dict.fromkeys([self.sequence_length, *lengths], 1 << 40)
-        wanted = {self.sequence_length: 0}
+        counts = {self.sequence_length: 0}
         for length in map(self.length_of_step, range(self.steps)):
-            wanted[length] = wanted.get(length, 0) + self.batch_size * (self.sequence_length // length)
-        return {length: max(1, count) for length, count in wanted.items()}
+            counts[length] = counts.get(length, 0) + self.batch_size * (self.sequence_length // length)
+        return {length: max(1, count) for length, count in counts.items()}
 
     def for_data(self, num_sequences: int) -> "TrainingOptions":
         """Return the options with epochs converted to steps, for data with `num_sequences` of the full length."""
@@ -269,7 +268,7 @@ class TrainingOptions:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the options as reports contain them."""
+        """Return the options as written to reports."""
         return {**dataclasses.asdict(self), "targets": list(self.targets)}
 
 
@@ -278,9 +277,9 @@ class TrainingOptions:
 class RunOptions(OverwriteOptions, HubOptions):
     """Options of a single call, without effect on the trained weights."""
 
-    merge: bool = option(True, help="Write a full checkpoint, or the adapter alone.", flags=("--merge/--no-merge",))
-    resume: bool = option(False, help="Go on with a run that was stopped.", kept=False)
-    overwrite: bool = option(False, help="Replace OUT if ctxext made it, and an unfinished run beside it.", kept=False)
+    merge: bool = option(True, help="Write a full checkpoint, or only the adapter.", flags=("--merge/--no-merge",))
+    resume: bool = option(False, help="Resume a stopped run.", kept=False)
+    overwrite: bool = option(False, help="Replace OUT if created by ctxext, and its unfinished run.", kept=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,15 +297,15 @@ class Reporter:
 
 @dataclass(frozen=True)
 class Preset:
-    """A recipe of training.
+    """A published training recipe.
 
     Attributes:
-        description: Description of the training, in a sentence or two.
-        source: Its publication.
-        memory: Memory that it needs.
+        description: Description of the training.
+        source: Publication.
+        memory: Required memory.
         options: Options of `ctxext finetune` by name.
-        convert: The command that creates its base; empty for an unmodified model.
-        after: The step after the training; empty if there is none.
+        convert: Command that creates its base; empty for an unmodified model.
+        after: Step after the training; empty if there is none.
     """
 
     description: str
@@ -317,7 +316,7 @@ class Preset:
     after: str = ""
 
     def lines(self) -> list[str]:
-        """Return the lines of its description for people: source, options and memory."""
+        """Return the lines of its description: source, options and memory."""
         words = [f"--{word}" if value is True else f"--{word} {value}" for word, value in self.options.items()]
         after = [f"then     {self.after}"] if self.after else []
         return [

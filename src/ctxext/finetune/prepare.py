@@ -1,4 +1,4 @@
-"""Preparation of a training: the model with its adapter, the Trainer's arguments, the sequences."""
+"""Preparation of a training: model and adapter, arguments of the Trainer, sequences."""
 
 import contextlib
 import dataclasses
@@ -14,11 +14,11 @@ from peft import LoraConfig, get_peft_model
 from transformers import set_seed
 from transformers.pytorch_utils import Conv1D
 
-from ctxext.checkpoint.head import base_of, whole_weights
+from ctxext.checkpoint.head import base_of, gather_weights
 from ctxext.errors import CtxextError
 from ctxext.files.output_directory import explain_disk_errors
 from ctxext.files.processes import num_processes, rank
-from ctxext.finetune.attention import attends_by_document, keeps_documents_apart
+from ctxext.finetune.attention import attends_by_document, can_separate_documents
 from ctxext.finetune.base import Base, check_fits
 from ctxext.finetune.batches import Reading, make_masker
 from ctxext.finetune.data import HELD_OUT, DataReport, read_report, write_sequences
@@ -26,20 +26,18 @@ from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.loss import PositionLosses, use_chunked_loss
 from ctxext.finetune.models import load_base, load_source
 from ctxext.finetune.options import MASKED_SHARE, TrainingOptions
-from ctxext.finetune.trainer import NeedleProbe, Prepared, training_arguments
-from ctxext.merge.tensors import check_type, shares_of, stored_name, stored_shapes, with_shares
+from ctxext.finetune.trainer import NeedleProbe, Prepared, make_training_arguments
+from ctxext.merge.tensors import add_shares, check_type, find_shares, find_stored_name, read_shapes
 from ctxext.recipes.encodings.learned import tensors_named
 
 
-def with_adapter(
-    model: Any, options: TrainingOptions, whole: Sequence[str] = (), task: str | None = "CAUSAL_LM"
-) -> Any:
+def add_adapter(model: Any, options: TrainingOptions, whole: Sequence[str] = (), task: str | None = "CAUSAL_LM") -> Any:
     """Add a LoRA adapter to the linear layers of a model; all other weights are frozen.
 
     Args:
         model: A language model of transformers.
         options: The options.
-        whole: Last parts of the names of fully trained weights, such as a position table.
+        whole: Name endings of fully trained weights, such as a position table.
         task: peft's name of the model's task. Without it, an adapter of a base with custom code cannot be loaded
             again; peft has no name for masked language models.
     """
@@ -61,13 +59,13 @@ def with_adapter(
             suggestion = f'Did you mean "{near[0]}"? ' if near else ""
             raise CtxextError(
                 f'--targets "{target}" matches no linear layer of this model.',
-                hint=f"{suggestion}It has: {', '.join(leaves)}.",
+                hint=f"{suggestion}The model has {', '.join(leaves)}.",
             )
     # Select norms by class: their names differ between families.
-    kept = [name for name, module in modules if options.train_norms and "Norm" in type(module).__name__]
-    kept += [name for name, module in modules if options.train_embeddings and module is embedding]
+    saved_modules = [name for name, module in modules if options.train_norms and "Norm" in type(module).__name__]
+    saved_modules += [name for name, module in modules if options.train_embeddings and module is embedding]
     weights = [name for name, _ in model.named_parameters()]
-    kept += [name.removesuffix(".weight") for ending in whole for name in tensors_named(weights, ending)]
+    saved_modules += [name.removesuffix(".weight") for ending in whole for name in tensors_named(weights, ending)]
     is_tied = bool(getattr(model.config.get_text_config(decoder=True), "tie_word_embeddings", False))
     config = LoraConfig(
         task_type=task,
@@ -77,7 +75,7 @@ def with_adapter(
         target_modules=list(options.targets) or linear,
         # All of GPT-2's layers store their weights transposed.
         fan_in_fan_out=any(isinstance(module, Conv1D) for _, module in modules),
-        modules_to_save=kept or None,
+        modules_to_save=saved_modules or None,
         ensure_weight_tying=options.train_embeddings and is_tied,
     )
     return get_peft_model(model, config)
@@ -90,8 +88,8 @@ _WASTE = 0.1
 _NUM_HELD_OUT = 32
 
 
-def data_lines(report: DataReport, options: TrainingOptions, joining: str = "restart") -> list[str]:
-    """Describe the data and the omissions; `joining` is the suggested --pack option for this model."""
+def format_data_lines(report: DataReport, options: TrainingOptions, joining: str = "restart") -> list[str]:
+    """Describe the data and what is omitted; `joining` is the suggested --pack option for this model."""
     in_all = about = percent = ""
     share = 1.0
     if report.num_in_all is not None and report.num_in_all > report.num_documents:
@@ -107,43 +105,42 @@ def data_lines(report: DataReport, options: TrainingOptions, joining: str = "res
     shorter = [f"{count:,} of {int(length):,}" for length, count in report.num_shorter.items()]
     if shorter:
         lines.append(f"and {', '.join(shorter)} tokens")
-    num_tokens = num_tokens_of(report, options)
+    num_tokens = count_tokens(report, options)
     if report.num_learned < num_tokens:
-        lines.append(f"the loss counts {100 * report.num_learned / num_tokens:.1f} % of all tokens")
+        lines.append(f"loss computed on {100 * report.num_learned / num_tokens:.1f} % of tokens")
     if report.num_padding > _WASTE * num_tokens:
-        remedy = f" (--pack {joining} joins documents)" if options.pack == "off" else ""
-        lines.append(f"{100 * report.num_padding / num_tokens:.0f} % of all tokens are padding{remedy}")
+        remedy = f"; use --pack {joining} to pack documents" if options.pack == "off" else ""
+        lines.append(f"{100 * report.num_padding / num_tokens:.0f} % padding{remedy}")
     if report.num_bad:
-        lines.append(f"{report.num_bad:,} bad records were skipped; the first: {report.first_bad}")
+        lines.append(f"{report.num_bad:,} bad records skipped, the first: {report.first_bad}")
     if report.unused_fields:
-        lines.append(f"fields that are not read: {', '.join(sorted(report.unused_fields))}")
+        lines.append(f"ignored fields: {', '.join(sorted(report.unused_fields))}")
     if report.num_turns_left_out:
         lines.append(
-            f"{report.num_turns_left_out:,} answers are not learned: the chat template renders them otherwise once "
-            "others follow"
+            f"{report.num_turns_left_out:,} answers not learned: the chat template changes them when messages follow"
         )
     lines += [
-        f"{count:,} conversations have {what} that the chat template does not render"
-        for what, count in report.left_out.items()
+        f"{count:,} conversations with {kind} that the chat template does not render"
+        for kind, count in report.left_out.items()
     ]
     if report.num_short:
-        lines.append(f"{report.num_short:,} documents are too short for a sequence (--pack run-on joins them)")
+        lines.append(f"{report.num_short:,} documents too short for a sequence; use --pack run-on to join them")
     if report.num_long:
-        lines.append(f"{report.num_long:,} documents with marked answers are too long for a sequence")
+        lines.append(f"{report.num_long:,} documents with marked answers too long for a sequence")
     lines += [
-        f"nothing has {int(length):,} tokens; those steps use {options.sequence_length:,}"
+        f"no sequences of {int(length):,} tokens: those steps use {options.sequence_length:,}"
         for length, count in report.num_shorter.items()
         if not count
     ]
     if share < _FEW:
-        lines.append("the run sees less than a tenth of the documents; more --steps or a larger --batch-size see more")
-    times = options.sequences_wanted()[options.sequence_length] / report.num_sequences
+        lines.append("less than a tenth of the documents is used; raise --steps or --batch-size to use more")
+    times = options.count_sequences()[options.sequence_length] / report.num_sequences
     if times > 1:
-        lines.append(f"each sequence is seen {times:.1f} times")
+        lines.append(f"each sequence is used {times:.1f} times")
     return [first, *(f"      {line}" for line in lines)]
 
 
-def num_tokens_of(report: DataReport, options: TrainingOptions) -> int:
+def count_tokens(report: DataReport, options: TrainingOptions) -> int:
     """Count the tokens in all sequences."""
     shorter = sum(int(length) * count for length, count in report.num_shorter.items())
     return shorter + report.num_sequences * options.sequence_length
@@ -164,27 +161,27 @@ def prepare(
     Args:
         base: The checkpoint.
         folder: Folder of the sequences and the saves.
-        read_documents: Returns the documents.
-        options: The options, settled.
+        read_documents: Function that returns the documents.
+        options: The options, resolved.
         merge: Whether trained weights must have a place in the checkpoint.
         tell: Called with information, one line each.
-        read_held_out: Returns the documents for evaluation during training.
+        read_held_out: Function that returns the documents for evaluation during training.
     """
-    say = tell or (lambda line: None)
+    report_line = tell or (lambda line: None)
     if not base.model.is_extended:
         length = base.model.encoding.context_length
-        say(f"{base.checkpoint.public_name} was not extended: its context length stays {length:,} tokens")
+        report_line(f"{base.checkpoint.public_name} is not extended; its context length remains {length:,} tokens")
     is_first = rank() == 0
-    arguments = training_arguments(options, folder, num_processes(), is_evaluated=read_held_out is not None)
+    arguments = make_training_arguments(options, folder, num_processes(), is_evaluated=read_held_out is not None)
     model, tokenizer = load_base(base, options)
     by_position = PositionLosses()
     source = load_source(base, model, options) if options.keep_short else None
-    reading = _reading(base, model, tokenizer, options)
+    reading = _get_reading(base, model, tokenizer, options)
     can_restart = _can_restart(base, options, model, reading.first_index)
     if options.pack == "restart" and not can_restart:
         raise CtxextError(
-            f'--pack restart does not keep documents apart in "{base.model.family.model_type}" with this version '
-            "of transformers: each would see those before it.",
+            f'--pack restart cannot separate documents in "{base.model.family.model_type}" with this version of '
+            "transformers: each would attend to those before it.",
             hint="Join documents with --pack run-on.",
         )
     head = use_chunked_loss(
@@ -195,42 +192,42 @@ def prepare(
         tokens_per_step=options.batch_size * options.sequence_length,
         is_masked=base.is_masked,
     )
-    set_seed(options.seed)  # Seed for the initial weights of the adapter.
+    set_seed(options.seed)  # The initial weights of the adapter depend on it.
     if options.full:
         trained, counts = model, (model.num_parameters(only_trainable=True), model.num_parameters())
     else:
         task = None if base.is_masked else "CAUSAL_LM"
-        trained = with_adapter(model, options, whole=base.learned_tensors, task=task)
+        trained = add_adapter(model, options, whole=base.learned_tensors, task=task)
         counts = trained.get_nb_trainable_parameters()  # peft counts 4-bit weights unpacked.
     if merge and is_first:
         check_mergeable(base, trained)
     with arguments.main_process_first(local=False, desc="reading the data"):
         report = read_report(folder)
         if report is None and is_first:
-            report = _read(folder, read_documents, options.sequences_wanted(), options, tokenizer)
+            report = _read(folder, read_documents, options.count_sequences(), options, tokenizer)
         if read_held_out is not None and read_report(folder / HELD_OUT) is None and is_first:
             (folder / HELD_OUT).mkdir(exist_ok=True)
             _read(folder / HELD_OUT, read_held_out, {options.sequence_length: _NUM_HELD_OUT}, options, tokenizer)
     if report is None:
         raise CtxextError(
-            f'This process does not see the sequences that the first one wrote to "{folder}".',
-            hint="Put OUT on a disk that all machines share.",
+            f'The sequences that the first process wrote to "{folder}" are not visible to this process.',
+            hint="Choose an OUT on a disk shared by all machines.",
         )
     options = options.for_data(report.num_sequences)
     arguments.max_steps, arguments.warmup_steps = options.steps, options.warmup_steps
-    for line in data_lines(report, options, "restart" if can_restart else "run-on"):
-        say(line)
+    for line in format_data_lines(report, options, "restart" if can_restart else "run-on"):
+        report_line(line)
     if options.pack == "restart" and not attends_by_document(model):
-        say(
-            "      this model's attention builds a mask of length × length for --pack restart, "
-            f"{options.sequence_length**2 / 2**30:.2g} GiB or more, which --dry-run does not count"
+        report_line(
+            "      with --pack restart this model builds an attention mask of length × length, "
+            f"{options.sequence_length**2 / 2**30:.2g} GiB or more, not counted by --dry-run"
         )
     held_out, needle = read_report(folder / HELD_OUT), None
     if held_out is not None:
-        say(f"evaluated on {held_out.num_sequences:,} sequences every {options.save_every:,} steps")
+        report_line(f"evaluation on {held_out.num_sequences:,} sequences every {options.save_every:,} steps")
         # Skip it if no prompt fits, or if processes may hold parts of the model.
         if not base.is_masked and num_processes() == 1:
-            assert options.length is not None, "the options are settled"
+            assert options.length is not None, "the options are resolved"
             with contextlib.suppress(CtxextError):
                 needle = NeedleProbe(head, tokenizer, options.length, options.seed)
     return Prepared(trained, arguments, options, report, held_out, (by_position, needle), reading, *counts)
@@ -242,46 +239,46 @@ def _can_restart(base: Base, options: TrainingOptions, model: Any, first_index: 
         check_fits(base, dataclasses.replace(options, pack="restart"))
     except CtxextError:
         return False
-    with whole_weights(model):
-        return keeps_documents_apart(model, first_index)
+    with gather_weights(model):
+        return can_separate_documents(model, first_index)
 
 
-def _reading(base: Base, model: Any, tokenizer: Any, options: TrainingOptions) -> Reading:
+def _get_reading(base: Base, model: Any, tokenizer: Any, options: TrainingOptions) -> Reading:
     """Return the inputs that the model needs; some families compute positions internally."""
     takes_positions = "position_ids" in inspect.signature(base_of(model).forward).parameters
     if not takes_positions and options.positions != "full":
         raise CtxextError(
-            f'"{base.model.family.model_type}" counts positions by itself, so that none can be skipped.',
-            hint=f"Leave --positions {options.positions} out.",
+            f'"{base.model.family.model_type}" computes positions internally, so none can be skipped.',
+            hint=f"Remove --positions {options.positions}.",
         )
     mask = make_masker(tokenizer, MASKED_SHARE) if base.is_masked else None
     return Reading(base.model.encoding.first_index if takes_positions else None, mask)
 
 
 def _read(
-    folder: Path, read_documents: DocumentReader, wanted: Mapping[int, int], options: TrainingOptions, tokenizer: Any
+    folder: Path, read_documents: DocumentReader, counts: Mapping[int, int], options: TrainingOptions, tokenizer: Any
 ) -> DataReport:
     with explain_disk_errors(folder):
-        documents = read_documents(tokenizer, wanted)
-        return write_sequences(documents, folder, wanted=wanted, pack=options.pack, end=tokenizer.eos_token_id)
+        documents = read_documents(tokenizer, counts)
+        return write_sequences(documents, folder, num_needed=counts, pack=options.pack, end=tokenizer.eos_token_id)
 
 
 def check_mergeable(base: Base, model: Any) -> None:
     """Check, before training, that every trained weight has a place in the files and is stored as plain numbers."""
-    shapes = stored_shapes(base.checkpoint)
+    shapes = read_shapes(base.checkpoint)
     types = {name: entry["dtype"] for name, entry in base.checkpoint.headers.items()}
-    shapes = with_shares(shapes, shares_of(base.checkpoint, shapes))
+    shapes = add_shares(shapes, find_shares(base.checkpoint, shapes))
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad or "lm_head" in name:
             continue
         owner = name.removeprefix("base_model.model.")
         owner = re.sub(r"\.lora_.*|\.(modules_to_save|base_layer)(\.default)?", "", owner)
         owner = owner if owner.endswith((".weight", ".bias")) else f"{owner}.weight"
-        place = stored_name(owner, shapes)
+        place = find_stored_name(owner, shapes)
         if place is None:
             raise CtxextError(
                 f'"{owner}" cannot be merged: "{base.checkpoint.name}" stores it under another name.',
-                hint="Keep the adapter apart with --no-merge.",
+                hint="Keep the adapter separate with --no-merge.",
             )
         if place in types:  # A share of a joined tensor has no entry.
             check_type(place, types[place])

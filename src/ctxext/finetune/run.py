@@ -28,11 +28,11 @@ from ctxext.files.output_directory import (
 from ctxext.files.packages import is_installed, require
 from ctxext.files.processes import rank
 from ctxext.files.schemas import read_json_object
-from ctxext.finetune.base import Base, check_served, open_model
+from ctxext.finetune.base import Base, open_model, verify_output
 from ctxext.finetune.data import DataReport
-from ctxext.finetune.documents import Data, DocumentReader, training_data
+from ctxext.finetune.documents import Data, DocumentReader, to_training_data
 from ctxext.finetune.options import CHANGEABLE, MASKED_SHARE, Reporter, RunOptions, TrainingOptions
-from ctxext.merge.run import ADAPTER, changes_of, save_adapter, write_merged
+from ctxext.merge.run import ADAPTER, read_changes, save_adapter, write_merged
 from ctxext.notebook import table
 from ctxext.options import accepts_options
 
@@ -43,16 +43,16 @@ RUNS = "runs"
 
 @dataclass(frozen=True)
 class Finetuned:
-    """The result of a fine-tune.
+    """Result of a fine-tuning.
 
     Attributes:
-        folder: The checkpoint, or the adapter alone without a merge.
-        options: The options, settled.
+        folder: The checkpoint, or without a merge the adapter.
+        options: The options, resolved.
         data: Counts of the data.
-        losses: Each step with its loss in nats per token.
+        losses: Steps with their losses in nats per token.
         num_trained: Number of trained parameters.
         num_parameters: Number of all parameters.
-        seconds: Duration of the training; of a resumed run, since it was resumed.
+        seconds: Duration of the training, since the last resume.
     """
 
     folder: Path
@@ -103,33 +103,33 @@ def finetune(
     Args:
         model: A folder, a Hub id, or `demo`.
         out: The folder to create.
-        data: A file, a folder, the id of a data set, or `demo` for synthetic documents; a list of texts or of records
+        data: A file, a folder, the id of a data set, or `demo` for generated documents; a list of texts or records
             (dicts), or of Paths; or `TrainingData`, which also specifies the format of records.
         options: Options of the training. Each field is a keyword of this function too, as steps=100.
-        eval_data: Data for measuring the loss during training; its held-out split if it has one.
+        eval_data: Data for the loss during training; its held-out split if it has one.
         run: Options of the source, of the result, and of resuming. Each field is a keyword of this function too, as
             merge=False.
-        reporter: Called during the run; its fields are keywords too.
+        reporter: Callbacks of the run; its fields are keywords too.
 
     Returns:
         The result; None in all processes except the first.
 
     Raises:
-        CtxextError: the model, the data, an option or OUT is invalid; nothing is written.
+        CtxextError: The model, the data, an option or OUT is invalid; nothing is written.
     """
     for package in ("datasets", "peft"):
         require(package, "Training")
-    chosen = training_data(data)
-    held_out = None if eval_data is None else training_data(eval_data, split=None)
+    chosen = to_training_data(data)
+    held_out = None if eval_data is None else to_training_data(eval_data, split=None)
     readers = chosen.reader(options), held_out.reader(options) if held_out else None
     out = Path(out)
-    base, served, options = open_model(str(model), options, run.revision, run.token)
+    base, output, options = open_model(str(model), options, run.revision, run.token)
     if options.full and not run.merge:
-        raise CtxextError("--full has no adapter to keep apart.", hint="Leave --no-merge out.")
+        raise CtxextError("--full has no adapter and cannot be combined with --no-merge.", hint="Remove --no-merge.")
     if options.serve_factor and not run.merge:
-        raise CtxextError("--serve-factor is for a merged checkpoint.", hint="Leave --no-merge out.")
+        raise CtxextError("--serve-factor cannot be combined with --no-merge.", hint="Remove --no-merge.")
     if options.keep_best and held_out is None:
-        raise CtxextError("Which save is best is measured on other data.", hint="Name it with --eval-data.")
+        raise CtxextError("--keep-best needs evaluation data.", hint="Add --eval-data.")
     check_out(out, base.checkpoint.folder, run)
     out = out.resolve()
     folder = training_folder(out)
@@ -139,9 +139,9 @@ def finetune(
                 recover(out)
                 recover(folder)
         deletable = deletable_files(out, run)
-        named = {**chosen.described(), **({"eval": held_out.described()["name"]} if held_out else {})}
+        named = {**chosen.describe(), **({"eval": held_out.describe()["name"]} if held_out else {})}
         if rank() == 0:
-            _begin(folder, _settings(base, options, named), resume=run.resume, overwrite=run.replaces)
+            _begin(folder, _collect_settings(base, options, named), resume=run.resume, overwrite=run.replaces)
         try:
             with warnings.catch_warnings(), explain_disk_errors(folder):
                 # The Trainer and peft call models in ways that transformers deprecates.
@@ -157,20 +157,20 @@ def finetune(
         with explain_disk_errors(out), staging_directory(out) as work:
             _write(base, folder, result, work, named)
             if run.merge:
-                notes = _notes(base, result, named)
-                notes |= {"schedule": f"trained with {served.summary}"} if served.summary else {}
+                notes = _make_notes(base, result, named)
+                notes |= {"schedule": f"trained with {output.summary}"} if output.summary else {}
                 trained = folder / FINAL if options.full else work / ADAPTER
-                changes = changes_of(served.checkpoint, trained, is_adapter=not options.full)
+                changes = read_changes(output.checkpoint, trained, is_adapter=not options.full)
                 progress = reporter.progress
-                write_merged(served.checkpoint, changes, work, notes=notes, texts=served.texts, progress=progress)
-                if served.summary:
-                    check_served(work)
+                write_merged(output.checkpoint, changes, work, notes=notes, texts=output.texts, progress=progress)
+                if output.summary:
+                    verify_output(work)
             give_name(work, out, overwrite=run.replaces, deletable=deletable)
         discard(folder)
     return result
 
 
-def _settings(base: Base, options: TrainingOptions, data: Mapping[str, Any]) -> dict[str, Any]:
+def _collect_settings(base: Base, options: TrainingOptions, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that must be the same when a run is resumed."""
     checkpoint = base.checkpoint
     digest = hashlib.sha256((checkpoint.folder / "config.json").read_bytes())
@@ -188,9 +188,9 @@ def _begin(folder: Path, settings: Mapping[str, Any], *, resume: bool, overwrite
         folder.rmdir()  # An empty folder has nothing to resume.
     if not folder.exists():
         if resume:
-            raise CtxextError(f'There is no unfinished run at "{folder}".', hint="Leave --resume out to begin one.")
+            raise CtxextError(f'No unfinished run at "{folder}".', hint="Remove --resume to start one.")
     elif not known.is_file():
-        raise CtxextError(f'"{folder}" is in the way: a run keeps its saves there.', hint="Choose another OUT.")
+        raise CtxextError(f'"{folder}" exists and was not created by a run.', hint="Choose another OUT.")
     elif resume:
         old = read_json_object(known)
         different = [key for key in keys_that_differ(old, settings) if key in settings]
@@ -201,13 +201,13 @@ def _begin(folder: Path, settings: Mapping[str, Any], *, resume: bool, overwrite
                 for value in (old.get(key), settings[key])
             )
             raise CtxextError(
-                f'The unfinished run at "{folder}" has another {key.replace("_", " ")}: {before}, not {now}.',
-                hint="Give the same options as before, or start again with --overwrite.",
+                f'The unfinished run at "{folder}" has a different {key.replace("_", " ")}: {before}, not {now}.',
+                hint="Use the same options as before, or start over with --overwrite.",
             )
         return
     elif not overwrite:
         raise CtxextError(
-            f'"{folder}" holds an unfinished run.', hint="Go on with --resume, or start again with --overwrite."
+            f'"{folder}" contains an unfinished run.', hint="Continue with --resume, or start over with --overwrite."
         )
     else:
         discard(folder)
@@ -228,13 +228,13 @@ def _train(
 ) -> Finetuned:
     """Load the model, read the data, train, and save the trained weights as the folder `final`."""
     from ctxext.finetune.prepare import prepare
-    from ctxext.finetune.trainer import newest_save, train
+    from ctxext.finetune.trainer import find_newest_save, train
 
     tell = reporter.tell
     ready = prepare(base, folder, readers[0], options, merge=run.merge, tell=tell, read_held_out=readers[1])
-    last_save = newest_save(folder, ready.options.steps) if run.resume else None
+    last_save = find_newest_save(folder, ready.options.steps) if run.resume else None
     if run.resume and tell is not None:
-        tell(f"going on after step {last_save.name.rsplit('-', 1)[1]}" if last_save else "nothing was saved yet")
+        tell(f"resuming after step {last_save.name.rsplit('-', 1)[1]}" if last_save else "nothing saved yet")
     started = time.perf_counter()
     trainer = train(ready, folder, reporter, last_save)
     trainer.save_model(str(folder / FINAL))
@@ -262,13 +262,13 @@ def _write(base: Base, folder: Path, result: Finetuned, work: Path, data: Mappin
 
 
 _SPAN = 0.05
-"""The share of the steps over which a curve is smoothed."""
+"""Share of the steps in the smoothing window of a curve."""
 
 
 def draw_losses(losses: Sequence[tuple[int, float]], lengths: Sequence[int], path: Path) -> None:
-    """Draw the loss of every step as a point, and a smoothed curve, in one colour for each length.
+    """Draw the loss of every step as a point, and a smoothed curve, in one colour per length.
 
-    The losses of different lengths are on different levels; a single curve would only show their mixture.
+    Losses at different lengths have different levels, so a single curve would mix them.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -286,7 +286,7 @@ def draw_losses(losses: Sequence[tuple[int, float]], lengths: Sequence[int], pat
             steps, values = zip(*chosen, strict=True)
             axes.plot(steps, values, ".", color=colour, alpha=0.3, markersize=4)
             style = (0, dashes) if dashes else "-"
-            axes.plot(steps, smoothed(steps, values), color=colour, linestyle=style, label=f"{length:,} tokens")
+            axes.plot(steps, smooth_losses(steps, values), color=colour, linestyle=style, label=f"{length:,} tokens")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("step")
     axes.set_ylabel("loss (nats per token)")
@@ -295,20 +295,20 @@ def draw_losses(losses: Sequence[tuple[int, float]], lengths: Sequence[int], pat
     figure.savefig(path)
 
 
-def smoothed(steps: Sequence[int], values: Sequence[float]) -> list[float]:
-    """Return the mean of the values around each step, from a symmetric window, so that a slope is not shifted."""
-    reach = max(1.0, _SPAN * (steps[-1] - steps[0]) / 2)
+def smooth_losses(steps: Sequence[int], values: Sequence[float]) -> list[float]:
+    """Return the mean of the values around each step; the window is symmetric, so that a slope is not shifted."""
+    width = max(1.0, _SPAN * (steps[-1] - steps[0]) / 2)
     means = []
     for at in steps:
         # Near an end the window shrinks to the distance from it.
-        near = min(reach, at - steps[0], steps[-1] - at)
+        near = min(width, at - steps[0], steps[-1] - at)
         window = [value for step, value in zip(steps, values, strict=True) if abs(step - at) <= near]
         means.append(sum(window) / len(window))
     return means
 
 
-def _notes(base: Base, result: Finetuned, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of the training for a published card."""
+def _make_notes(base: Base, result: Finetuned, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the description of the training for the model card."""
     options = result.options
     how = "all weights" if options.full else f"LoRA rank {options.rank}, alpha {options.alpha:g}"
     how += f", base in {options.quantize} while training" if options.quantize != "none" else ""
@@ -318,7 +318,7 @@ def _notes(base: Base, result: Finetuned, data: Mapping[str, Any]) -> dict[str, 
     return {
         "trained": how,
         "data": str(data["name"]),
-        "learned": ("answers, where the data marks them" if options.learn == "answers" else "every token")
+        "learned": ("answers, if the data marks them" if options.learn == "answers" else "every token")
         + (f"; {100 * MASKED_SHARE:g} % of them masked" if base.is_masked else ""),
         "length": f"{options.start_length} doubling to {options.length}" if options.start_length else options.length,
         "steps": options.steps,

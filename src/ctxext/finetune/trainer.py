@@ -1,4 +1,4 @@
-"""The training: transformers' Trainer, its measurements, progress and logs, and stopping."""
+"""Training with transformers' Trainer: measurements, progress, logs and stopping."""
 
 import atexit
 import dataclasses
@@ -30,7 +30,7 @@ from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
 from ctxext.files.content import as_json
 from ctxext.files.processes import Terminated, peak_memory, raise_terminated
 from ctxext.files.schemas import read_json_object
-from ctxext.finetune.batches import Reading, Sequences, stacked
+from ctxext.finetune.batches import Reading, Sequences, collate
 from ctxext.finetune.data import HELD_OUT, DataReport
 from ctxext.finetune.loss import PositionLosses
 from ctxext.finetune.options import Reporter, TrainingOptions
@@ -38,7 +38,7 @@ from ctxext.finetune.options import Reporter, TrainingOptions
 STATE = "trainer_state.json"
 
 STEPS = "steps.jsonl"
-"""One line for each step: loss, learning rate, gradient norm, speed, memory."""
+"""Log with one line per step: loss, learning rate, gradient norm, speed, memory."""
 
 
 _NEEDLES = Settings(tasks=("needle",), samples=2)
@@ -65,8 +65,8 @@ class NeedleProbe:
 
     def _is_answered(self, prompt: Any) -> bool:
         ids = torch.tensor([prompt.ids], device=self.head.model.device)
-        asked = slice(-prompt.num_answer - 1, -1)
-        logits = self.head(self.head.read(ids)[:, asked], ids[:, asked])
+        answer = slice(-prompt.num_answer - 1, -1)
+        logits = self.head(self.head.read(ids)[:, answer], ids[:, answer])
         return bool((logits[0].argmax(-1) == ids[0, -prompt.num_answer :]).all())
 
 
@@ -74,9 +74,9 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
     """Callback that reports and logs each step and each evaluation, and raises if the loss is not finite.
 
     Args:
-        reporter: Receives a line with the time left after each step, and one for each evaluation.
+        reporter: Receives a line with the time left after each step, and a line per evaluation.
         tokens_per_step: Tokens of a step over all processes.
-        path: Log file with a line for each step and each evaluation.
+        path: Log file with a line per step and per evaluation.
         by_position: Sums of an evaluation's loss by position.
         needle: Needle evaluation; None if it is not possible.
     """
@@ -98,8 +98,8 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
         self.started, self.first_step = time.perf_counter(), state.global_step
         if state.is_world_process_zero:
             lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.is_file() else []
-            kept = [line for line in lines if _step_of(line) <= self.first_step]
-            self.path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+            earlier = [line for line in lines if _read_step(line) <= self.first_step]
+            self.path.write_text("".join(f"{line}\n" for line in earlier), encoding="utf-8")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Report and log a step; raise if its loss is not finite."""
@@ -109,7 +109,7 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
             return
         if not math.isfinite(loss):
             raise CtxextError(
-                f"The loss is not finite at step {state.global_step}.", hint="Lower --learning-rate, or use --dtype."
+                f"The loss is not finite at step {state.global_step}.", hint="Lower --learning-rate, or change --dtype."
             )
         if not state.is_world_process_zero:
             return
@@ -122,15 +122,15 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
         self._write({**line, "seconds": round(seconds, 3)})
         if self.reporter.progress is not None:
             text = f"step {state.global_step} / {state.max_steps} · loss {loss:.3f} · {speed:,.0f} tokens/s · "
-            text = f"{text}{memory / 2**30:.1f} GiB · {span(left)} left"
+            text = f"{text}{memory / 2**30:.1f} GiB · {format_duration(left)} left"
             self.reporter.progress(text, state.global_step, state.max_steps)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
-        """Run the needle evaluation too, and report and log all results."""
+        """Run the needle evaluation, and report and log all results."""
         loss, parts = metrics["eval_loss"], self.by_position.take(args.device)
         results = {"step": state.global_step, "eval_loss": loss, "eval_loss_by_position": parts}
-        said = ", ".join("–" if part is None else f"{part:.3f}" for part in parts)
-        text = f"step {state.global_step}: loss {loss:.3f} on the evaluation data ({said} by position)"
+        formatted = ", ".join("–" if part is None else f"{part:.3f}" for part in parts)
+        text = f"step {state.global_step}: loss {loss:.3f} on the evaluation data ({formatted} by position)"
         if self.needle is not None:
             results["needle"] = share = self.needle()
             text += f", {share:.0%} of {len(self.needle.prompts)} needles at {self.needle.length:,} tokens"
@@ -145,14 +145,14 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
             file.write(json.dumps(line) + "\n")
 
 
-def span(seconds: float) -> str:
-    """Format a duration for people."""
+def format_duration(seconds: float) -> str:
+    """Format a duration, for example as `2 h 05 min`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
-def _step_of(line: str) -> float:
+def _read_step(line: str) -> float:
     """Read the step of a log line; infinity for a line that is incomplete after a kill."""
     try:
         step = json.loads(line)["step"]
@@ -162,17 +162,17 @@ def _step_of(line: str) -> float:
 
 
 class StopAfterStep(TrainerCallback):  # type: ignore[misc]
-    """Context in which Ctrl-C and SIGTERM end the training after the current sequences, with a save.
+    """Context in which Ctrl-C and SIGTERM stop the training after the current sequences, with a save.
 
-    If the step has more sequences, it is abandoned: the last complete step is saved, with its final random state, and
-    a resumed run repeats the abandoned one. A grace period may be shorter than a step.
+    If the step has more sequences, it is abandoned, as a grace period may be shorter than a step: the last complete
+    step is saved, with its final random state, and a resumed run repeats the abandoned one.
 
     A second Ctrl-C ends it at once. A second SIGTERM has no effect: launchers forward the signal that the scheduler
-    also sends to every process, and SIGKILL follows when the grace period is over.
+    also sends to every process, and SIGKILL follows after the grace period.
     """
 
     def __init__(self) -> None:
-        self.asked = 0  # The signal that stops the training.
+        self.received = 0  # The signal that stops the training.
         self._before: dict[int, Any] = {}
         self._saved_step = 0
         self._random: dict[str, torch.Tensor] = {}
@@ -182,7 +182,7 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
             return
         for number, replaceable in _REPLACEABLE.items():
             if signal.getsignal(number) in replaceable:
-                self._before[number] = signal.signal(number, self._ask)
+                self._before[number] = signal.signal(number, self._request_stop)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -190,8 +190,8 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
         for number in list(self._before):
             self._restore(number)
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.asked = max(self.asked, number)
+    def _request_stop(self, number: int, frame: FrameType | None) -> None:
+        self.received = max(self.received, number)
         self._restore(signal.SIGINT)
 
     def _restore(self, number: int) -> None:
@@ -210,7 +210,7 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Abandon the step if a signal was received, and save the one before."""
-        if not self._agreed(args):
+        if not self._is_stopping(args):
             return
         torch.set_rng_state(self._random["cpu"])
         if "cuda" in self._random:
@@ -220,16 +220,16 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save and stop if a signal was received."""
-        if self._agreed(args):
+        if self._is_stopping(args):
             control.should_save = control.should_training_stop = True
 
-    def _agreed(self, args: Any) -> bool:
+    def _is_stopping(self, args: Any) -> bool:
         """Return whether any process received a signal: it may reach one before the others."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            asked = torch.tensor(self.asked, device=args.device)
-            torch.distributed.all_reduce(asked, op=torch.distributed.ReduceOp.MAX)
-            self.asked = int(asked)
-        return bool(self.asked)
+            received = torch.tensor(self.received, device=args.device)
+            torch.distributed.all_reduce(received, op=torch.distributed.ReduceOp.MAX)
+            self.received = int(received)
+        return bool(self.received)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Record the saved step."""
@@ -237,9 +237,9 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
 
     def check(self, *, is_complete: bool) -> None:
         """Raise if the run was stopped; after SIGTERM there is no time for the work after the last step."""
-        if self.asked == signal.SIGTERM:
+        if self.received == signal.SIGTERM:
             raise Terminated
-        if self.asked and not is_complete:
+        if self.received and not is_complete:
             raise KeyboardInterrupt
 
 
@@ -254,19 +254,19 @@ class OrderedTrainer(Trainer):  # type: ignore[misc]
     """A Trainer that uses the sequences in the order of the data set."""
 
     def __init__(self, model: Any, arguments: TrainingArguments, **kwargs: Any) -> None:
-        super().__init__(model, arguments, data_collator=stacked, **kwargs)
+        super().__init__(model, arguments, data_collator=collate, **kwargs)
         self.remove_callback(PrinterCallback)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, *args: Any, **kwargs: Any) -> None:
-        with _explained(resume_from_checkpoint, "weights"):
+        with _explain_load_errors(resume_from_checkpoint, "weights"):
             super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        with _explained(checkpoint, "optimizer and schedule"):
+        with _explain_load_errors(checkpoint, "optimizer and schedule"):
             super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        with _explained(checkpoint, "random state"):
+        with _explain_load_errors(checkpoint, "random state"):
             super()._load_rng_state(checkpoint)
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> SequentialSampler:
@@ -274,8 +274,8 @@ class OrderedTrainer(Trainer):  # type: ignore[misc]
 
 
 @contextmanager
-def _explained(save: str | None, what: str) -> Iterator[None]:
-    """Convert the error of an unreadable save to one line."""
+def _explain_load_errors(save: str | None, part: str) -> Iterator[None]:
+    """Report the error of an unreadable save in one line."""
     try:
         yield
     except (CtxextError, MemoryError, torch.cuda.OutOfMemoryError):
@@ -283,20 +283,20 @@ def _explained(save: str | None, what: str) -> Iterator[None]:
     except Exception as error:
         if save is None:
             raise
-        # torch's own message recommends running code from the file.
+        # The message of torch recommends running code from the file.
         raise CtxextError(
-            f'"{save}" is damaged, its {what} cannot be loaded ({type(error).__name__}).',
-            hint="Remove that folder to resume from an earlier save, or start again with --overwrite.",
+            f'"{save}" is damaged: its {part} cannot be loaded ({type(error).__name__}).',
+            hint="Remove that folder to resume from an earlier save, or start over with --overwrite.",
         ) from error
 
 
-def training_arguments(
+def make_training_arguments(
     options: TrainingOptions, folder: Path, num_processes: int, *, is_evaluated: bool = False
 ) -> TrainingArguments:
-    """Create the Trainer's arguments, which starts the process group if there are several processes."""
+    """Make the arguments of the Trainer; with several processes, this starts the process group."""
     if options.report_to != "none" and find_spec(options.report_to) is None:
         raise CtxextError(
-            f"--report-to {options.report_to} needs a package that is not here.",
+            f"--report-to {options.report_to} needs a package that is not installed.",
             hint=f"pip install {options.report_to}",
         )
     name = options.optimizer
@@ -304,14 +304,14 @@ def training_arguments(
     if name not in known:
         near = ", ".join(difflib.get_close_matches(name, known, n=3, cutoff=0.3))
         raise CtxextError(
-            f'--optimizer "{name}" is not known.',
+            f'Unknown --optimizer "{name}".',
             hint=f"Did you mean {near}?" if near else f"Choose {', '.join(known)}.",
         )
     at_once = options.micro_batch * num_processes
     if options.batch_size % at_once:
         raise CtxextError(
-            f"--batch-size {options.batch_size} cannot be shared by {num_processes} processes with "
-            f"{options.micro_batch} sequences at once.",
+            f"--batch-size {options.batch_size} cannot be split over {num_processes} processes with "
+            f"{options.micro_batch} sequences each.",
             hint=f"Use a multiple of {at_once}.",
         )
     logging.set_verbosity_error()
@@ -356,11 +356,11 @@ def training_arguments(
 
 
 _PATIENCE = 24 * 3600
-"""Seconds to wait for other processes: the first reads all the data before they begin."""
+"""Seconds to wait for other processes: the first reads all data before the others start."""
 
 
-def held_out_sequences(folder: Path, options: TrainingOptions, count: int, reading: Reading) -> Sequences:
-    """Open held-out sequences of the full length, each used once and in order."""
+def open_held_out(folder: Path, options: TrainingOptions, count: int, reading: Reading) -> Sequences:
+    """Open the held-out sequences of the full length, each used once and in order."""
     once: dict[str, Any] = {"steps": count, "batch_size": 1, "micro_batch": 1, "short_share": 0.0, "start_length": None}
     return Sequences(folder, dataclasses.replace(options, **once), reading)
 
@@ -395,19 +395,19 @@ def train(ready: Prepared, folder: Path, reporter: Reporter, last_save: Path | N
     options, arguments = ready.options, ready.arguments
     held_out = None
     if ready.held_out is not None:
-        held_out = held_out_sequences(folder / HELD_OUT, options, ready.held_out.num_sequences, ready.reading)
+        held_out = open_held_out(folder / HELD_OUT, options, ready.held_out.num_sequences, ready.reading)
     live = LiveLine(reporter, options.batch_size * options.sequence_length, folder / STEPS, *ready.measures)
     data, stop = Sequences(folder, options, ready.reading), StopAfterStep()
     trainer = OrderedTrainer(ready.model, arguments, train_dataset=data, eval_dataset=held_out, callbacks=[live, stop])
     if last_save:
-        _take_over(last_save / STATE, arguments)
+        _update_micro_batch(last_save / STATE, arguments)
     with stop:
         trainer.train(resume_from_checkpoint=str(last_save) if last_save else None)
     atexit.register(_leave_processes)
     stop.check(is_complete=trainer.state.global_step >= trainer.state.max_steps)
     best = trainer.state.best_model_checkpoint
     if options.keep_best and best and reporter.tell is not None:
-        reporter.tell(f"kept step {Path(best).name.rsplit('-', 1)[1]}, the best: {trainer.state.best_metric:.3f}")
+        reporter.tell(f"using step {Path(best).name.rsplit('-', 1)[1]}, the best: {trainer.state.best_metric:.3f}")
     return trainer
 
 
@@ -416,8 +416,8 @@ def _leave_processes() -> None:
 
     If one of its threads releases the last collective's tensors during interpreter shutdown, the process aborts
     (pytorch pull request 179291), and the launcher ends the first process, which still writes the checkpoint. A group
-    with other references keeps its threads, so they get a moment. NCCL's groups must be left by all processes at once,
-    or not at all.
+    with other references keeps its threads, hence the short sleep. NCCL groups must be destroyed by all processes at
+    once, or not at all.
     """
     group = torch.distributed
     if group.is_available() and group.is_initialized() and group.get_backend() == "gloo":
@@ -425,7 +425,7 @@ def _leave_processes() -> None:
         time.sleep(0.1)
 
 
-def _take_over(state: Path, arguments: TrainingArguments) -> None:
+def _update_micro_batch(state: Path, arguments: TrainingArguments) -> None:
     """Write this run's micro-batch to the save it resumes from: transformers 4 would use the old one."""
     with arguments.main_process_first(local=False):
         content = read_json_object(state)
@@ -435,7 +435,7 @@ def _take_over(state: Path, arguments: TrainingArguments) -> None:
             new.replace(state)
 
 
-def newest_save(folder: Path, steps: int) -> Path | None:
+def find_newest_save(folder: Path, steps: int) -> Path | None:
     """Return the newest complete save with at most `steps` steps; the Trainer writes its state last."""
     known = {field.name for field in dataclasses.fields(TrainerState)}
     saves = {int(path.name.rsplit("-", 1)[1]): path for path in folder.glob("checkpoint-*")}
@@ -451,7 +451,7 @@ def newest_save(folder: Path, steps: int) -> Path | None:
             later = step
     if later:
         raise CtxextError(
-            f"The run has {later} steps behind it, and --steps is {steps}.",
-            hint="Give as many or more, or start again with --overwrite.",
+            f"The run is already at step {later}, beyond --steps {steps}.",
+            hint="Raise --steps, or start over with --overwrite.",
         )
     return None

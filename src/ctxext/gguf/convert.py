@@ -1,4 +1,4 @@
-"""Convert a GGUF file: change keys and, if they do not suffice, add small tensors; all weights keep their bytes."""
+"""Convert a GGUF file: change keys and, if necessary, add small tensors; weights are copied unchanged."""
 
 import contextlib
 import filecmp
@@ -41,13 +41,13 @@ from ctxext.recipes.registry import METHODS
 from ctxext.version import __version__
 
 TOLERANCE = 1e-5
-"""Largest relative difference of a frequency; GGUF keeps the base and the factors as float32."""
-_CARRIED = "pi, ntk, abf, yarn, ntk-by-parts"
+"""Largest relative difference of a frequency; GGUF stores the base and the factors as float32."""
+_SUPPORTED = "pi, ntk, abf, yarn, ntk-by-parts"
 
 
 @dataclass(frozen=True)
 class GgufPlan:
-    """The planned conversion of a GGUF file, with the lists of divisors if they are written."""
+    """The planned conversion of a GGUF file, with the lists of divisors if there are any."""
 
     source: GgufModel
     recipe: Recipe
@@ -95,22 +95,22 @@ def plan_gguf(source: str | Path, recipe: Recipe, *, options: ConvertOptions) ->
     if recipe.needs_code:
         names = ", ".join(step.name for step in recipe.steps if step.needs_code())
         raise CtxextError(
-            f"{names} needs modeling code, and llama.cpp runs none.",
-            hint=f"A GGUF file carries {_CARRIED}; convert the checkpoint to run {names} in transformers.",
+            f"{names} needs modeling code, which llama.cpp does not run.",
+            hint=f"GGUF files support {_SUPPORTED}. To use {names}, convert the checkpoint for transformers.",
         )
     start = _start(model, options)
-    recipe = recipe.resolved(start)
+    recipe = recipe.resolve(start)
     edited = recipe.edit(start)
     before, after = model.model.encoding.usable_length, edited.encoding.usable_length
     if after < before and not options.allow_shorter:
         raise CtxextError(
-            f'"{source}" reads {before} tokens, and this would leave {after}.',
-            hint=f"Ask for --target-length {format_length(before)} or more, or add --allow-shorter.",
+            f'"{source}" has a context of {before} tokens, and the result would have {after}.',
+            hint=f"Use --target-length {format_length(before)} or more, or add --allow-shorter.",
         )
     keys, factors = schedule_of(edited.rotary, model.architecture)
     cautions = [f"{step.name}: {caution}" for step in recipe.steps if (caution := step.caution_for(edited))]
     if start is not model.model:
-        cautions.insert(0, f"--replace-scaling took away {_schedule_text(model)}: from {before} tokens to {after}.")
+        cautions.insert(0, f"--replace-scaling removed {_schedule_text(model)}: from {before} tokens to {after}.")
     header = model.header
     values, replaced = dict(header.values), dict[str, Any](model.recipe.get("replaced", {}))
     for name, content in keys.items():
@@ -124,52 +124,52 @@ def plan_gguf(source: str | Path, recipe: Recipe, *, options: ConvertOptions) ->
     tensors, lists = header.tensors, model.architecture.lists
     present = factors_of(model.files, model.architecture)
     if present and factors is None:
-        factors = (1.0,) * len(present)  # Division by 1 changes nothing, and the file keeps its layout.
+        factors = (1.0,) * len(present)  # Divisors of 1 have no effect and keep the layout of the file.
     if factors is not None:
         replaced.setdefault(FACTORS, list(present) or None)
     if factors is not None and not present:
         for name in lists:
-            end = max((tensor.offset + tensor.size for tensor in tensors), default=0)  # Trailing bytes do not count.
+            end = max((tensor.offset + tensor.size for tensor in tensors), default=0)  # Trailing bytes are ignored.
             end += -end % header.alignment
             tensors += (Tensor(name, (len(factors),), F32, end),)
         if TENSORS_KEY in values:  # llama.cpp reads an int32.
             values[TENSORS_KEY] = Value(INT32, struct.pack("<i", model.num_tensors + len(lists)))
-    noted = {
+    record = {
         "version": __version__,
         "recipe": recipe.to_dict(),
         "trained_length": start.encoding.trained_length,
         "replaced": replaced,
     }
-    values[RECIPE_KEY] = value_of(json.dumps(noted))
+    values[RECIPE_KEY] = value_of(json.dumps(record))
     edited_header = replace(header, values=values, tensors=tensors)
-    # Tensors that move by whole blocks are shared with the source if the file system can clone.
-    room = (header.data_start - len(edited_header.packed())) % BLOCK
-    values[RECIPE_KEY] = value_of(json.dumps(noted) + " " * room)
+    # Tensors that move by whole blocks can be cloned by the file system.
+    room = (header.data_start - len(edited_header.to_bytes())) % BLOCK
+    values[RECIPE_KEY] = value_of(json.dumps(record) + " " * room)
     return GgufPlan(model, recipe, edited, replace(edited_header, values=values), factors, tuple(cautions))
 
 
 def _start(model: GgufModel, options: ConvertOptions) -> ModelConfig:
-    """Return the model that the recipe starts from, without a schedule; raise if it has one that must be kept."""
+    """Return the model without a schedule, to which the recipe applies; raise if its schedule must be kept."""
     if not model.recipe and not model.model.encoding.is_scaled:
         return model.model
     if not options.replace_scaling:
         raise CtxextError(
             f'"{model.path}" is already extended: {_schedule_text(model)}.',
-            hint="Start from the file that it was made from, or take this away with --replace-scaling.",
+            hint="Convert its source, or remove this with --replace-scaling.",
         )
     if model.lacks_original:
-        what, length = model.plain.rotary.rope_type, model.plain.rotary.claimed_length
+        kind, length = model.plain.rotary.rope_type, model.plain.rotary.claimed_length
         factor = float(model.plain.rotary.parameters.get("factor") or 1)
-        guess = f", for example --original-length {max(round(length / factor), 1)}" if what == "linear" else ""
+        guess = f", for example --original-length {max(round(length / factor), 1)}" if kind == "linear" else ""
         raise CtxextError(
-            f'"{model.path}" has a schedule ({_schedule_text(model)}) and does not say from which length.',
-            hint=f"Say what it was trained on first{guess or ' with --original-length'}.",
+            f'"{model.path}" has a schedule ({_schedule_text(model)}) but no original context length.',
+            hint=f"Specify it{guess or ' with --original-length'}.",
         )
-    return model.unscaled
+    return model.unscaled_model
 
 
 def _schedule_text(model: GgufModel) -> str:
-    """Return the schedule of a model in a few words, with the file's own attention factor."""
+    """Describe the schedule of a model in a few words, with the file's attention factor."""
     if model.recipe:
         return ", ".join(map(describe_step, model.recipe["recipe"]["steps"]))
     encoding = model.model.rotary
@@ -185,9 +185,9 @@ def schedule_of(
 ) -> tuple[Mapping[str, float | str | None], tuple[float, ...] | None]:
     """Return a schedule in llama.cpp's terms: keys, and the content of the lists of divisors.
 
-    Keys are without the architecture's name; a key that is None must be absent. In every architecture they can express
-    a base, a linear schedule, and YaRN with the paper's betas; then there are no divisors (None). Any other schedule
-    that is the same for all lengths is a list of divisors, plain over actual frequency, in architectures that read one.
+    Keys are without the architecture's name; keys with None must be absent. In all architectures they express a base, a
+    linear schedule, and YaRN with the paper's betas, without divisors (None). Other schedules that do not depend on the
+    length are lists of divisors (plain / actual frequency), in architectures that support them.
     """
     numbers, kind = rotary.parameters, rotary.rope_type
     scaling = attention_scaling(rotary)
@@ -210,25 +210,25 @@ def schedule_of(
         factor = float(numbers.get("factor") or rotary.context_length / rotary.schedule_length)
         keys |= {"rope.scaling.type": "yarn", "rope.scaling.factor": factor}
         keys["rope.scaling.original_context_length"] = rotary.schedule_length
-        own = 0.1 * math.log(factor) + 1
-        if not math.isclose(scaling, own, rel_tol=1e-7):
+        usual = 0.1 * math.log(factor) + 1
+        if not math.isclose(scaling, usual, rel_tol=1e-7):
             if architecture.has_sliding_base:
                 raise CtxextError(
-                    "llama.cpp would apply an attention factor of its own to the sliding-window layers of "
-                    f'"{architecture.name}" too.',
-                    hint="pi, ntk, abf and yarn have none.",
+                    "llama.cpp would apply the attention factor also to the sliding-window layers of "
+                    f'"{architecture.name}".',
+                    hint="Choose pi, ntk, abf or yarn, which need none.",
                 )
-            keys["rope.scaling.attn_factor"] = scaling / own
+            keys["rope.scaling.attn_factor"] = scaling / usual
         return keys, None
     if kind == "dynamic" or numbers.get("long_factor") != numbers.get("short_factor"):
         raise CtxextError(
-            f"{kind} changes with the length of the text, and llama.cpp has one schedule for a whole run.",
-            hint=f"Choose one of {_CARRIED}, or a longrope recipe with one list.",
+            f"{kind} depends on the length of the text, but llama.cpp has one schedule per run.",
+            hint=f"Choose one of {_SUPPORTED}, or a longrope recipe with one list.",
         )
     if not architecture.lists:
         raise CtxextError(
-            f'llama.cpp reads no list of frequencies for "{architecture.name}", which this schedule ({kind}) needs.',
-            hint=f"Keys alone carry {_CARRIED}; ntk-by-parts is the nearest to a schedule by frequency.",
+            f'{kind} needs a list of frequencies, which llama.cpp does not support for "{architecture.name}".',
+            hint=f"Choose one of {_SUPPORTED}; ntk-by-parts is the most similar.",
         )
     plain = inverse_frequencies(replace(rotary, parameters={"rope_type": "default"}))
     factors = tuple(a / b for a, b in zip(plain, inverse_frequencies(rotary), strict=True))
@@ -238,9 +238,9 @@ def schedule_of(
     return keys, factors
 
 
-def carried_methods(model: GgufModel) -> dict[str, str]:
-    """Return, by method, why this file cannot express it in llama.cpp; empty if it can, without experimental ones."""
-    start, reasons = model.unscaled, {}
+def check_methods(model: GgufModel) -> dict[str, str]:
+    """Return, by method, why llama.cpp cannot use it with this file; empty if it can. Experimental ones are omitted."""
+    start, reasons = model.unscaled_model, {}
     for method in METHODS:
         if method.is_experimental or method.encoding != "rotary":
             continue
@@ -249,7 +249,7 @@ def carried_methods(model: GgufModel) -> dict[str, str]:
             continue
         try:
             step = method.example_step(start.encoding)
-            schedule_of(step.adapted(start).resolved(start.encoding).edit(start).rotary, model.architecture)
+            schedule_of(step.adapt(start).resolve(start.encoding).edit(start).rotary, model.architecture)
             reasons[method.name] = ""
         except CtxextError as error:
             reasons[method.name] = error.message
@@ -271,7 +271,7 @@ def convert_gguf(
         source: The file, or the first of a split model; then all parts are written.
         out: The file to create; NAME-METHOD-LENGTH.gguf in the current folder if None.
         recipe: The recipe to apply.
-        options: How to convert and what may be replaced. Each field is a keyword of this function too.
+        options: Options of the conversion. Each field is also a keyword argument.
         progress: Called with the current activity, the bytes done and the bytes in total.
     """
     plan = plan_gguf(source, recipe, options=options)
@@ -280,7 +280,7 @@ def convert_gguf(
     methods = "-".join(step.name for step in plan.recipe.steps)
     target = Path(out or f"{stem}-{methods}-{format_length(plan.model.encoding.usable_length)}{SUFFIX}")
     if not is_gguf(target):
-        raise CtxextError(f'OUT "{target}" is no name of a GGUF file.', hint=f"Name it {target}{SUFFIX}.")
+        raise CtxextError(f'OUT "{target}" is not a GGUF file name.', hint=f"Name it {target}{SUFFIX}.")
     targets = [target] if count == 1 else list(part_paths(target, count))
     with explain_disk_errors(target):
         _check_folder(target)
@@ -301,9 +301,9 @@ def _check_places(
 ) -> None:
     """Raise if a file that must be kept would be replaced, by `check_file` for every part.
 
-    A later part contains no record. It is ctxext's if it belongs to a first part that is. It is also ctxext's if it has
-    the content that will be written, for example after a killed run. Until the new files are written and passed as
-    `works`, only sizes and descriptions of tensors are compared.
+    Later parts contain no record. They may be replaced if ctxext created their first part, or if they have the content
+    that will be written, for example after a killed run. Until the new files are written and passed as `works`, only
+    sizes and descriptions of tensors are compared.
     """
     with_parts = replace(options, overwrite_anything=options.replaces)
     is_ours = _is_ours(targets[0])
@@ -329,13 +329,14 @@ def check_file(place: Path, sources: tuple[Path, ...], options: OverwriteOptions
     if any(place.exists() and place.samefile(source) for source in sources):
         raise CtxextError(f'OUT "{place}" is SOURCE itself.', hint="Choose another name.")
     if place.is_dir():
-        raise CtxextError(f'OUT "{place}" is a folder.', hint="Name the file to make.")
+        raise CtxextError(f'OUT "{place}" is a folder.', hint="Specify a file name.")
     if place.exists() or place.is_symlink():
         if not options.replaces:
             raise CtxextError(f'OUT "{place}" exists.', hint="Choose another name, or replace it with --overwrite.")
         if not options.overwrite_anything and not _is_ours(place):
             raise CtxextError(
-                f'OUT "{place}" was not made by ctxext.', hint="Choose another name; --overwrite-anything replaces it."
+                f'OUT "{place}" was not created by ctxext.',
+                hint="Choose another name, or add --overwrite-anything.",
             )
     _check_folder(place)
 
@@ -343,7 +344,7 @@ def check_file(place: Path, sources: tuple[Path, ...], options: OverwriteOptions
 def _check_folder(place: Path) -> None:
     nearest = next(folder for folder in place.resolve().parents if folder.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise CtxextError(f'"{nearest}" cannot be written to.', hint="Choose another place for OUT.")
+        raise CtxextError(f'"{nearest}" cannot be written to.', hint="Choose another folder for OUT.")
 
 
 def _is_ours(place: Path) -> bool:
@@ -354,10 +355,10 @@ def _is_ours(place: Path) -> bool:
 
 
 def _give_names(works: Sequence[Path], targets: Sequence[Path]) -> None:
-    """Rename finished files; a single one replaces an old one atomically.
+    """Rename finished files; a single file replaces an old one atomically.
 
-    Of several parts the first is removed first and added last, so that nothing loads a mixture of old and new parts.
-    Old parts are moved and are put back if no new ones take their names.
+    The first of several parts is removed first and added last, so that a mixture of old and new parts cannot be loaded.
+    Old parts are moved, and restored after an error.
     """
     if len(works) == 1:
         works[0].replace(targets[0])
@@ -376,7 +377,7 @@ def _give_names(works: Sequence[Path], targets: Sequence[Path]) -> None:
 
 
 def _write(plan: GgufPlan, works: list[Path], progress: Progress | None) -> None:
-    files, packed = plan.source.files, plan.header.packed()
+    files, packed = plan.source.files, plan.header.to_bytes()
     sizes = [part.path.stat().st_size for part in files]
     check_room(works[0].parent, sum(sizes) + len(packed))
     done = 0
@@ -396,7 +397,7 @@ def _write(plan: GgufPlan, works: list[Path], progress: Progress | None) -> None
                 if tensor.name in plan.source.architecture.lists:
                     target.seek(data_start + tensor.offset)
                     packed_factors = struct.pack(f"<{len(plan.factors or ())}f", *(plan.factors or ()))
-                    # It is padded if it ends the file.
+                    # The last tensor is padded.
                     padding = -len(packed_factors) % header.alignment if header.tensors[-1] is tensor else 0
                     target.write(packed_factors + bytes(padding))
             os.fsync(target.fileno())
@@ -408,12 +409,12 @@ def check_rotation(files: Sequence[Part], architecture: Architecture, model: Mod
     Returns the largest relative difference of a frequency or of the factor on cos and sin.
     """
     frequencies, attention = rotation_in_llama_cpp(files, architecture)
-    wanted = [*inverse_frequencies(model.rotary), attention_scaling(model.rotary)]
-    pairs = zip([*frequencies, attention], wanted, strict=True)
-    difference = max(abs(number - other) / abs(other) for number, other in pairs)
+    expected = [*inverse_frequencies(model.rotary), attention_scaling(model.rotary)]
+    pairs = zip([*frequencies, attention], expected, strict=True)
+    difference = max(abs(actual - number) / abs(number) for actual, number in pairs)
     if not difference <= TOLERANCE:
         raise CtxextError(
-            f"llama.cpp would not rotate as the methods say: a frequency is off by {difference:.1e}.",
-            hint="This is a fault of ctxext; please report it with this command.",
+            f"The rotation in llama.cpp differs from the recipe: a frequency is off by {difference:.1e}.",
+            hint="This is a bug in ctxext. Please report it with this command.",
         )
     return difference

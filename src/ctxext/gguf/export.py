@@ -1,7 +1,7 @@
 """Write a checkpoint as a GGUF file: llama.cpp's own converter for the weights, ctxext for the schedule.
 
-The converter leaves out attention factors and lists (docs/serving.md). So it converts the checkpoint without its
-extension, and the recipe is applied to the written file.
+The converter omits attention factors and lists (docs/serving.md). So it converts the checkpoint without its recipe,
+and ctxext applies the recipe to the written file.
 """
 
 import os
@@ -34,7 +34,7 @@ class Export:
 
     Attributes:
         out: The file.
-        methods: The methods that were applied to it, in a few words; empty if the checkpoint had none.
+        methods: The applied methods in a few words; empty if the checkpoint had none.
         difference: The largest relative difference of a frequency from the checkpoint's; None if the architecture is
             unknown and the checkpoint had no recipe.
     """
@@ -60,8 +60,8 @@ def export_gguf(
     Args:
         source: A folder, a Hub id, or `demo`.
         out: The file to create.
-        options: What may be replaced. Each field is a keyword of this function too.
-        llama_cpp: A folder with llama.cpp's sources; LLAMA_CPP of the environment if None.
+        options: Which files may be replaced. Each field is also a keyword argument.
+        llama_cpp: A folder with llama.cpp's source code; by default the environment variable LLAMA_CPP.
         outtype: The type of the weights, one of `TYPES`.
         revision: A branch, tag or commit on the Hub.
         token: A Hub token; the usual places are read if None.
@@ -69,26 +69,26 @@ def export_gguf(
     sources, target = llama_cpp or os.environ.get(_ENVIRONMENT), Path(out)
     if not sources:
         raise CtxextError(
-            "Writing a GGUF file takes llama.cpp's converter.",
-            hint="git clone https://github.com/ggml-org/llama.cpp, then --llama-cpp FOLDER.",
+            "Exporting a GGUF file needs llama.cpp's converter.",
+            hint="git clone https://github.com/ggml-org/llama.cpp, then add --llama-cpp FOLDER.",
         )
     converter = Path(sources) / _CONVERTER
     if not converter.is_file():
-        raise CtxextError(f'"{sources}" has no {_CONVERTER}.', hint="Name the folder with llama.cpp's sources.")
+        raise CtxextError(f'"{sources}" has no {_CONVERTER}.', hint="Specify the folder of llama.cpp's source code.")
     if outtype not in TYPES:
-        raise CtxextError(f'"{outtype}" is no type of weights to export.', hint=f"Choose {', '.join(TYPES)}.")
+        raise CtxextError(f'Unknown weight type "{outtype}".', hint=f"Choose {', '.join(TYPES)}.")
     if not is_gguf(target):
-        raise CtxextError(f'OUT "{target}" is no name of a GGUF file.', hint=f"Name it {target}.gguf.")
+        raise CtxextError(f'OUT "{target}" is not a GGUF file name.', hint=f"Name it {target}.gguf.")
     check_file(target, (), options)
     checkpoint = open_checkpoint(source, revision=revision, token=token)
     model = model_config(checkpoint.config, checkpoint.original_length)
     if model.code:
         raise CtxextError(
-            f'"{checkpoint.name}" carries modeling code, and llama.cpp runs none.',
-            hint="Convert its source with a method that configuration carries, such as yarn.",
+            f'"{checkpoint.name}" contains modeling code, which llama.cpp does not run.',
+            hint="Convert its source with a method without code, such as yarn.",
         )
-    noted = provenance(checkpoint.config).get("recipe")
-    recipe = recipe_from_dict(noted, "config.json") if noted else None
+    content = provenance(checkpoint.config).get("recipe")
+    recipe = recipe_from_dict(content, "config.json") if content else None
     plain = plain_config(model) if recipe is not None else model
     with explain_disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -96,15 +96,15 @@ def export_gguf(
             folder, file = Path(place) / "checkpoint", Path(place) / "plain.gguf"
             write_stage(folder, checkpoint, plain.config, {})
             # The folder contains no code.
-            words: list[str | Path] = [sys.executable, converter.resolve(), folder, "--outfile", file]
-            words += ["--outtype", outtype]
+            command: list[str | Path] = [sys.executable, converter.resolve(), folder, "--outfile", file]
+            command += ["--outtype", outtype]
             environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-            result = subprocess.run(words, capture_output=True, input="", text=True, check=False, env=environment)
+            result = subprocess.run(command, capture_output=True, input="", text=True, check=False, env=environment)
             if result.returncode or not file.is_file():
                 errors = [line for line in result.stderr.splitlines() if line.strip()]
                 raise CtxextError(
                     f"llama.cpp's converter failed: {errors[-1] if errors else f'exit code {result.returncode}'}.",
-                    hint="What it needs stands in its requirements/requirements-convert_hf_to_gguf.txt.",
+                    hint="Install llama.cpp's requirements/requirements-convert_hf_to_gguf.txt.",
                 )
             if recipe is None:
                 difference = _difference(file, model)

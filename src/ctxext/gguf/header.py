@@ -1,9 +1,9 @@
-"""The header of a GGUF file, read strictly and written back byte for byte except for changes.
+"""The header of a GGUF file: strict reading, and writing that keeps the bytes of unchanged values.
 
 Layout: magic, version, number of tensors, number of keys, the keys, the tensors' descriptions, padding, the tensors.
 The rules are those of llama.cpp's own reader (`ggml/src/gguf.cpp`, https://github.com/ggml-org/llama.cpp), which
-refuses a gap or an overlap between tensors. Values are kept as bytes and decoded only on access, so a tokenizer and a
-chat template pass through unchanged.
+refuses a gap or an overlap between tensors. Values are bytes that are decoded only on access, so tokenizers and chat
+templates remain unchanged.
 """
 
 import itertools
@@ -41,7 +41,7 @@ _SIZES: Mapping[int, tuple[str, int, int]] = {
 """Name, weights per block and bytes per block, by the number of a tensor's type."""
 _MOST_HEADER = 1 << 28
 _MOST_VALUES, _MOST_TENSORS = 1 << 16, 1 << 20
-"""Maximum counts of values and tensors: each takes many times its bytes in memory, and a file may claim more."""
+"""Maximum counts of values and tensors, because each needs many times its bytes in memory."""
 _MOST_NAME = 64
 _MOST_DIMENSIONS = 4
 _PIECE = 1 << 20
@@ -61,7 +61,7 @@ class Value:
 
     @property
     def content(self) -> Any:
-        """The number, the boolean or the string; None for an array, which is never read."""
+        """The number, boolean or string; None for an array, which is not decoded."""
         if self.kind in _SCALARS:
             return struct.unpack(f"<{_SCALARS[self.kind]}", self.raw)[0]
         if self.kind != _STRING:
@@ -71,12 +71,12 @@ class Value:
         except UnicodeDecodeError as error:
             shown = self.raw[8:72].decode("utf-8", "replace")
             raise CtxextError(
-                f'The GGUF header has "{shown}", which is not UTF-8.', hint="Fetch the file again."
+                f'The GGUF header has "{shown}", which is not UTF-8.', hint="Download the file again."
             ) from error
 
 
-def shortened(value: Any) -> str:
-    """Return a value of the header on one short line, for errors."""
+def shorten_value(value: Any) -> str:
+    """Shorten a value of the header to one line, for errors."""
     line = " ".join(str(value)[:400].split())
     return line if len(line) <= 40 else f"{line[:40]}…"
 
@@ -95,7 +95,7 @@ def value_of(content: float | str) -> Value:
         return Value(FLOAT32, struct.pack("<f", content))
     except (struct.error, OverflowError) as error:
         raise CtxextError(
-            f"{content:g} is larger than a GGUF file can hold.", hint="Choose a smaller factor or length."
+            f"{content:g} is too large for a GGUF file.", hint="Choose a smaller factor or length."
         ) from error
 
 
@@ -126,7 +126,7 @@ class Tensor:
         _, block, size = _SIZES[self.kind]
         return math.prod(self.shape) // block * size
 
-    def packed(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """Return its description in the header, as bytes."""
         name = self.name.encode()
         numbers = struct.pack(f"<I{len(self.shape)}QIQ", len(self.shape), *self.shape, self.kind, self.offset)
@@ -157,13 +157,13 @@ class Header:
         """Return the content of a key, or a default without it."""
         return self.values[key].content if key in self.values else default
 
-    def packed(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """Return the header as bytes, padded to the alignment of the tensors."""
         content = [MAGIC, struct.pack("<IQQ", self.version, len(self.tensors), len(self.values))]
         for key, value in self.values.items():
             name = key.encode()
             content += [struct.pack("<Q", len(name)), name, struct.pack("<I", value.kind), value.raw]
-        content += [tensor.packed() for tensor in self.tensors]
+        content += [tensor.to_bytes() for tensor in self.tensors]
         packed = b"".join(content)
         return packed + bytes(-len(packed) % self.alignment)
 
@@ -177,54 +177,54 @@ def read_header(path: Path) -> Header:
     with open_regular(path) as file:
         reader = _Reader(file, path.name)
         if reader.take(4) != MAGIC:
-            raise CtxextError(f'"{path}" is not a GGUF file.', hint="A checkpoint is named by its folder.")
+            raise CtxextError(f'"{path}" is not a GGUF file.', hint="For a checkpoint, specify its folder.")
         (version,) = reader.unpack("I")
         if version not in _VERSIONS:
             swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
             if swapped in _VERSIONS:
                 raise CtxextError(
-                    f'"{path}" is big-endian.', hint="gguf-convert-endian of the gguf package converts it."
+                    f'"{path}" is big-endian.', hint="Convert it with gguf-convert-endian of the gguf package."
                 )
             raise CtxextError(
-                f'"{path}" has version {version} of GGUF.', hint="Versions 2 and 3 are known; convert the model again."
+                f'"{path}" has version {version} of GGUF.', hint="Supported: 2 and 3. Convert the model again."
             )
         num_tensors, num_values = reader.unpack("QQ")
         if num_tensors > _MOST_TENSORS or num_values > _MOST_VALUES:
-            raise reader.damaged(f"it claims {num_values} keys and {num_tensors} tensors")
+            raise reader.damage_error(f"its header specifies {num_values} keys and {num_tensors} tensors")
         values = dict(reader.values(num_values))
         tensors = tuple(reader.tensors(num_tensors))
         alignment = values[ALIGNMENT_KEY].content if ALIGNMENT_KEY in values else _USUAL_ALIGNMENT
         if type(alignment) is not int or not 0 < alignment <= _PIECE or alignment & (alignment - 1):
-            raise CtxextError(f'"{path}" is damaged: its alignment is {alignment}.', hint="Fetch the file again.")
+            raise CtxextError(f'"{path}" is damaged: its alignment is {alignment}.', hint="Download the file again.")
         data_start = reader.place + -reader.place % alignment
         if data_start > reader.size:
-            raise reader.cut_off()
+            raise reader.truncation_error()
         header = Header(version, values, tensors, alignment, data_start, reader.size - data_start)
     if fault := _fault_of(header):
-        raise CtxextError(f'"{path}" is damaged: {fault}.', hint="Fetch the file again.")
+        raise CtxextError(f'"{path}" is damaged: {fault}.', hint="Download the file again.")
     return header
 
 
 class _Reader:
-    """Reader of successive values, never beyond the end of the file."""
+    """Reader of successive values that stops at the end of the file."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self.file, self.name = file, name
         self.size = os.fstat(file.fileno()).st_size
         self.place = 0
 
-    def cut_off(self) -> CtxextError:
+    def truncation_error(self) -> CtxextError:
         return CtxextError(
-            f'"{self.name}" is cut off or damaged: its header goes on behind byte {self.size}.',
-            hint="Fetch the file again.",
+            f'"{self.name}" is truncated or damaged: its header continues after byte {self.size}.',
+            hint="Download the file again.",
         )
 
     def take(self, length: int) -> bytes:
         if length > self.size - self.place:
-            raise self.cut_off()
+            raise self.truncation_error()
         if self.place + length > _MOST_HEADER:
             raise CtxextError(
-                f'"{self.name}" has a header of more than {_MOST_HEADER >> 20} MB.', hint="Fetch the file again."
+                f'"{self.name}" has a header of more than {_MOST_HEADER >> 20} MB.', hint="Download the file again."
             )
         self.place += length
         return self.file.read(length)
@@ -232,24 +232,24 @@ class _Reader:
     def unpack(self, form: str) -> tuple[Any, ...]:
         return struct.unpack(f"<{form}", self.take(struct.calcsize(f"<{form}")))
 
-    def text(self, what: str, most: int = 65535) -> str:
+    def text(self, owner: str, most: int = 65535) -> str:
         (length,) = self.unpack("Q")
         if not 0 < length <= most:
-            raise self.damaged(f"{what} has a name of {length} bytes")
+            raise self.damage_error(f"{owner} has a name of {length} bytes")
         try:
             return self.take(length).decode()
         except UnicodeDecodeError:
-            raise self.damaged(f"{what} has a name that is not UTF-8") from None
+            raise self.damage_error(f"{owner} has a name that is not UTF-8") from None
 
-    def damaged(self, why: str) -> CtxextError:
-        return CtxextError(f'"{self.name}" is damaged: {why}.', hint="Fetch the file again.")
+    def damage_error(self, why: str) -> CtxextError:
+        return CtxextError(f'"{self.name}" is damaged: {why}.', hint="Download the file again.")
 
     def values(self, count: int) -> Iterator[tuple[str, Value]]:
         seen = set()
         for _ in range(count):
             key = self.text("a key")
             if key in seen:
-                raise self.damaged(f'the key "{key}" stands twice')
+                raise self.damage_error(f'the key "{key}" occurs twice')
             seen.add(key)
             (kind,) = self.unpack("I")
             yield key, Value(kind, self.raw(key, kind))
@@ -261,15 +261,15 @@ class _Reader:
         if kind == _STRING:
             return self.string()
         if kind != _ARRAY:
-            raise self.damaged(f'the key "{key}" has a value of type {kind}, which GGUF does not have')
+            raise self.damage_error(f'the key "{key}" has the unknown type {kind}')
         head = self.take(12)
         of, count = struct.unpack("<IQ", head)
         if of in _SCALARS:
             return head + self.take(count * struct.calcsize(f"<{_SCALARS[of]}"))
         if of != _STRING:
-            raise self.damaged(f'the key "{key}" is an array of type {of}')
+            raise self.damage_error(f'the key "{key}" is an array of type {of}')
         if count * 8 > self.size - self.place:
-            raise self.cut_off()
+            raise self.truncation_error()
         raw = bytearray(head)
         for _ in range(count):
             raw += self.string()
@@ -284,11 +284,11 @@ class _Reader:
         for _ in range(count):
             name = self.text("a tensor", _MOST_NAME)
             if name in seen:
-                raise self.damaged(f'the tensor "{name}" stands twice')
+                raise self.damage_error(f'the tensor "{name}" occurs twice')
             seen.add(name)
             (dimensions,) = self.unpack("I")
             if dimensions > _MOST_DIMENSIONS:
-                raise self.damaged(f'the tensor "{name}" has {dimensions} dimensions')
+                raise self.damage_error(f'the tensor "{name}" has {dimensions} dimensions')
             *shape, kind, offset = self.unpack(f"{dimensions}QIQ")
             yield Tensor(name, tuple(shape), kind, offset)
 
@@ -298,15 +298,15 @@ def _fault_of(header: Header) -> str:
     end = 0
     for tensor in header.tensors:
         if tensor.kind not in _SIZES:
-            return f'the tensor "{tensor.name}" has type {tensor.kind}, which is not known here'
+            return f'the tensor "{tensor.name}" has the unknown type {tensor.kind}'
         if any(product >= 1 << 63 for product in itertools.accumulate(tensor.shape, lambda a, b: a * b)):
-            return f'the tensor "{tensor.name}" has a shape that no file holds'
+            return f'the tensor "{tensor.name}" has an impossible shape'
         if tensor.shape and tensor.shape[0] % _SIZES[tensor.kind][1]:
-            return f'the tensor "{tensor.name}" has rows that are no whole blocks of {tensor.type_name}'
+            return f'the tensor "{tensor.name}" has rows that are not whole blocks of {tensor.type_name}'
         if tensor.offset != end:
-            return f'the tensor "{tensor.name}" begins at byte {tensor.offset}, and what stands before it ends at {end}'
+            return f'the tensor "{tensor.name}" begins at byte {tensor.offset}, expected {end}'
         end = tensor.offset + tensor.size
         if end > header.data_size:
-            return f'the tensor "{tensor.name}" ends behind the end of the file'
+            return f'the tensor "{tensor.name}" ends after the end of the file'
         end += -end % header.alignment
     return ""

@@ -1,4 +1,4 @@
-"""The rotary encoding in the header of a GGUF file, and its interpretation by llama.cpp."""
+"""The rotary encoding in the header of a GGUF file, and its interpretation in llama.cpp."""
 
 import json
 import math
@@ -17,7 +17,7 @@ from ctxext.errors import CtxextError
 from ctxext.files.length import format_length
 from ctxext.files.strict import parse_json
 from ctxext.gguf import SUFFIX, part_paths
-from ctxext.gguf.header import F32, Header, Tensor, read_header, shortened
+from ctxext.gguf.header import F32, Header, Tensor, read_header, shorten_value
 from ctxext.recipes.encodings.rotary import ModelConfig, model_config
 from ctxext.recipes.recipe import plain_config, recipe_from_dict
 from ctxext.verify.references.frequencies import ramp
@@ -25,8 +25,8 @@ from ctxext.verify.references.frequencies import ramp
 RECIPE_KEY = "ctxext.recipe"
 """Key of the record in a converted file: the recipe, the version, and the replaced values."""
 FACTORS = "rope_freqs.weight"
-"""The tensor of the divisors of each pair's angle, in most llama.cpp architectures that have one, and the name of the
-divisors in the record of a conversion."""
+"""The tensor of divisors of each pair's angle in most architectures with one, and their name in the record of a
+conversion."""
 _ORIGINAL = "original_max_position_embeddings"
 _LONG_AND_SHORT = ("rope_factors_long.weight", "rope_factors_short.weight")
 """Lists of factors; llama.cpp uses one of them for a whole run, by the configured context length."""
@@ -34,9 +34,9 @@ _MOST_PARTS = 99_999
 _MOST_DIMENSIONS, _MOST_LAYERS, _MOST, _MOST_NUMBER = 1 << 16, 512, (1 << 32) - 1, 1e30
 """Limits of a header: llama.cpp refuses more layers, and reads lengths and sizes as 32 bits."""
 _UNSTATED = ("sliding_window",)
-"""Facts of published models without a key in GGUF files: llama.cpp's Llama has no window."""
+"""Properties of published models without a key in GGUF files: llama.cpp's Llama has no window."""
 _LEAST = 2
-"""Tokens of the shortest context: formulas divide by the logarithm of its length."""
+"""Shortest context length: formulas divide by its logarithm."""
 ARCHITECTURE_KEY = "general.architecture"
 COUNT_KEY, NUMBER_KEY, TENSORS_KEY = "split.count", "split.no", "split.tensors.count"
 _SCALING_KEYS = ("type", "factor", "original_context_length", "attn_factor", "finetuned")
@@ -51,10 +51,10 @@ class Architecture:
 
     Attributes:
         name: The name in general.architecture.
-        models: The models that have it, for people.
+        models: Names of models with it.
         lists: The tensors of divisors that it reads, with the same content; with them it supports any static schedule.
         model_types: The model types of transformers that are converted to this architecture.
-        has_sliding_base: Whether its sliding-window layers rotate by another base, which no schedule changes.
+        has_sliding_base: Whether its sliding-window layers rotate by another base, which schedules do not change.
     """
 
     name: str
@@ -141,7 +141,7 @@ class GgufModel:
         return self.plain.encoding.is_scaled and self.plain.rotary.length_origin == MAXIMUM
 
     @property
-    def unscaled(self) -> ModelConfig:
+    def unscaled_model(self) -> ModelConfig:
         """The model without any schedule, from which a recipe starts."""
         return plain_config(self.plain) if self.plain.encoding.is_scaled else self.plain
 
@@ -150,30 +150,30 @@ def open_gguf(path: str | Path, original_length: int | None = None) -> GgufModel
     """Read the header of a GGUF file, the first of a split model's, and the rotary encoding in it."""
     place = Path(path)
     if not place.is_file():
-        raise CtxextError(f'There is no file "{path}".', hint="Name a .gguf file.")
+        raise CtxextError(f'There is no file "{path}".', hint="Specify a .gguf file.")
     header = read_header(place)
     name = header.get(ARCHITECTURE_KEY)
     if not isinstance(name, str):
-        raise CtxextError(f'"{path}" names no architecture.', hint="Name a file with a whole model.")
+        raise CtxextError(f'"{path}" has no architecture.', hint="Specify a file with a complete model.")
     if name not in architectures():
         raise CtxextError(
-            f'"{path}" has the architecture "{shortened(name)}", of which was not tried what llama.cpp reads.',
-            hint=f"Known: {', '.join(architectures())}. Or convert the checkpoint that it was made from.",
+            f'"{path}" has the architecture "{shorten_value(name)}", which is untested.',
+            hint=f"Supported: {', '.join(architectures())}. Or convert the original checkpoint.",
         )
     architecture, files = architectures()[name], _parts(place, header)
-    noted = _noted(place, header)
+    record = _read_record(place, header)
     now = before = _config(files, architecture, header.get, factors_of(files, architecture))
-    if noted:
-        replaced = noted["replaced"]
+    if record:
+        replaced = record["replaced"]
 
         def get(key: str, default: Any = None) -> Any:
             content = replaced[key] if key in replaced else header.get(key)
             return default if content is None else content
 
         before = _config(files, architecture, get, replaced.get(FACTORS))
-    length, schedule = original_length or noted.get("trained_length"), before.get("rope_scaling")
+    length, schedule = original_length or record.get("trained_length"), before.get("rope_scaling")
     if length is not None and length < _LEAST:
-        raise CtxextError(f"{length} is not a length that a model was trained on.", hint="Give --original-length.")
+        raise CtxextError(f'The original length "{length}" is too short.', hint="Specify --original-length.")
     if length or _ORIGINAL in (schedule or ()):
         plain = model_config(before, length)
     else:
@@ -183,15 +183,15 @@ def open_gguf(path: str | Path, original_length: int | None = None) -> GgufModel
             length, origin = known.original_length, known.origin
         plain = model_config(before, length)
         plain = replace(plain, encoding=replace(plain.rotary, length_origin=origin))
-    model = model_config(now, plain.encoding.trained_length) if noted else plain
-    return GgufModel(files, architecture, model, plain, noted)
+    model = model_config(now, plain.encoding.trained_length) if record else plain
+    return GgufModel(files, architecture, model, plain, record)
 
 
 def _whole_number(path: Path, header: Header, key: str, default: int) -> int:
     number = header.get(key, default)
     if type(number) is not int or number < 0:
-        shown = "a list" if number is None else shortened(number)
-        raise CtxextError(f'"{path}" has {shown} for {key}.', hint="Fetch the file again.")
+        shown = "a list" if number is None else shorten_value(number)
+        raise CtxextError(f'"{path}" has {shown} for {key}, expected a whole number.', hint="Download the file again.")
     return number
 
 
@@ -199,7 +199,7 @@ def split_count(path: Path, header: Header) -> int:
     """Return the number of files of the model; 1 if it is not split."""
     count = _whole_number(path, header, COUNT_KEY, 1) or 1
     if count > _MOST_PARTS:
-        raise CtxextError(f'"{path}" has {count} for {COUNT_KEY}.', hint="Fetch the file again.")
+        raise CtxextError(f'"{path}" has {count} for {COUNT_KEY}.', hint="Download the file again.")
     return count
 
 
@@ -218,141 +218,141 @@ def _parts(path: Path, header: Header) -> tuple[Part, ...]:
     if number := _whole_number(path, header, NUMBER_KEY, 0):
         raise CtxextError(
             f'"{path}" is part {number + 1} of {count} of a model.',
-            hint=f"Name the first, …-00001-of-{count:05d}{SUFFIX}.",
+            hint=f"Specify the first part, …-00001-of-{count:05d}{SUFFIX}.",
         )
     if count == 1:
         return (Part(path, header),)
     paths = part_paths(path, count)
     if path.name != paths[0].name:
         raise CtxextError(
-            f'"{path}" is part 1 of {count} of a model, and its name does not say so.',
-            hint=f"Name it {paths[0].name}.",
+            f'"{path}" is part 1 of {count} of a model, but has another name.',
+            hint=f"Rename it to {paths[0].name}.",
         )
     files, names = [Part(path, header)], {tensor.name for tensor in header.tensors}
     folder = Checkpoint(str(path.parent), path.parent, {})
-    for number, other in enumerate(paths[1:], start=1):
-        if not other.is_file():
-            raise CtxextError(f'"{other}" is missing beside the first part.', hint="Fetch all parts of the model.")
-        folder.check_file(Path(other.name))
-        part = read_header(other)
-        numbers = split_count(other, part), _whole_number(other, part, NUMBER_KEY, 0)
+    for number, file in enumerate(paths[1:], start=1):
+        if not file.is_file():
+            raise CtxextError(f'"{file}" is missing.', hint="Download all parts of the model.")
+        folder.check_file(Path(file.name))
+        part = read_header(file)
+        numbers = split_count(file, part), _whole_number(file, part, NUMBER_KEY, 0)
         architecture = part.get(ARCHITECTURE_KEY) or header.get(ARCHITECTURE_KEY)
         twice = next((tensor.name for tensor in part.tensors if tensor.name in names), None)
         if numbers != (count, number) or twice or architecture != header.get(ARCHITECTURE_KEY):
             why = f'its tensor "{twice}" is in another part too' if twice else f"it is a {architecture}"
             if numbers != (count, number):
-                why = f"its header names it part {numbers[1] + 1} of {numbers[0]}"
+                why = f"its header specifies part {numbers[1] + 1} of {numbers[0]}"
             raise CtxextError(
-                f'"{other}" does not belong to "{path.name}": {why}.', hint="Fetch all parts of the model again."
+                f'"{file}" does not belong to "{path.name}": {why}.', hint="Download all parts of the model again."
             )
         names.update(tensor.name for tensor in part.tensors)
-        files.append(Part(other, replace(part, values={})))
-    wanted = _whole_number(path, header, TENSORS_KEY, 0)
-    if wanted != len(names):
+        files.append(Part(file, replace(part, values={})))
+    expected = _whole_number(path, header, TENSORS_KEY, 0)
+    if expected != len(names):
         raise CtxextError(
-            f'"{path}" names {wanted} tensors, and its {count} parts have {len(names)}.',
-            hint="Fetch all parts of the model again.",
+            f'"{path}" specifies {expected} tensors, but its {count} parts have {len(names)}.',
+            hint="Download all parts of the model again.",
         )
     return tuple(files)
 
 
-def _noted(path: Path, header: Header) -> dict[str, Any]:
+def _read_record(path: Path, header: Header) -> dict[str, Any]:
     """Return ctxext's record of the conversion; empty if ctxext did not convert the file."""
     text = header.get(RECIPE_KEY)
     if text is None:
         return {}
-    noted = parse_json(text, RECIPE_KEY) if isinstance(text, str) else None
-    replaced, length = (noted.get("replaced"), noted.get("trained_length")) if isinstance(noted, dict) else (None, 0)
+    record = parse_json(text, RECIPE_KEY) if isinstance(text, str) else None
+    replaced, length = (record.get("replaced"), record.get("trained_length")) if isinstance(record, dict) else (None, 0)
     factors = replaced.get(FACTORS) or [] if isinstance(replaced, dict) else None
     is_whole = isinstance(factors, list) and all(isinstance(factor, float) and factor > 0 for factor in factors)
-    if not isinstance(noted, dict) or not is_whole or type(length) is not int or not _LEAST <= length <= _MOST:
+    if not isinstance(record, dict) or not is_whole or type(length) is not int or not _LEAST <= length <= _MOST:
         raise CtxextError(f'The record of the conversion in "{path}" is damaged.', hint="Convert its source again.")
-    recipe_from_dict(noted.get("recipe"), RECIPE_KEY)
-    return noted
+    recipe_from_dict(record.get("recipe"), RECIPE_KEY)
+    return record
 
 
 def _config(
     files: Sequence[Part], architecture: Architecture, get: Any, factors: Sequence[float] | None
 ) -> dict[str, Any]:
-    """Return the configuration of a Llama with the rotation of the file: all that a recipe needs of a model.
+    """Return the configuration of a Llama with the rotation of the file, to which recipes apply.
 
     `get` returns the content of a key, or a default; `factors` is the content of the lists of divisors.
     """
     path, header = files[0].path, files[0].header
 
-    def unusable(name: str, value: Any) -> CtxextError:
-        shown = shortened(value)
+    def unusable_error(name: str, value: Any) -> CtxextError:
+        shown = shorten_value(value)
         return CtxextError(
-            f'"{path}" says nothing usable for {architecture.name}.{name}: {shown}.', hint="Fetch the file again."
+            f'"{path}" has an invalid value for {architecture.name}.{name}: {shown}.', hint="Download the file again."
         )
 
     def read(name: str, default: Any = None) -> Any:
         key = f"{architecture.name}.{name}"
         if key in header.values and header.values[key].content is None:
-            raise unusable(name, "a list")
+            raise unusable_error(name, "a list")
         return get(key, default)
 
-    def number(name: str, default: float | None = None) -> float:
+    def read_number(name: str, default: float | None = None) -> float:
         value = read(name, default)
         if type(value) not in (int, float) or not 0 < value < _MOST_NUMBER:
-            raise unusable(name, value)
+            raise unusable_error(name, value)
         return float(value)
 
-    def whole(name: str, default: int | None = None, *, least: int = 1, most: int = _MOST) -> int:
+    def read_whole(name: str, default: int | None = None, *, least: int = 1, most: int = _MOST) -> int:
         value = read(name, default)
         if type(value) is not int or not least <= value <= most:
-            raise unusable(name, value)
+            raise unusable_error(name, value)
         return int(value)
 
-    def factor(name: str) -> float:  # llama.cpp reads 0 as "not set".
+    def read_factor(name: str) -> float:  # llama.cpp reads 0 as "not set".
         value = read(name)
-        return 1.0 if value is None or (value == 0 and value is not False) else number(name)
+        return 1.0 if value is None or (value == 0 and value is not False) else read_number(name)
 
     for name in _LONG_AND_SHORT:
         if name not in architecture.lists and any(tensor_named(part.header, name) for part in files):
-            raise _two_lists(path)
+            raise _two_lists_error(path)
     if f"{architecture.name}.rope.dimension_sections" in header.values:
-        raise CtxextError(f'"{path}" rotates by sections of positions, as models of images do.')
+        raise CtxextError(f'"{path}" has sections of positions (M-RoPE), which are not supported.')
     if f"{architecture.name}.rope.freq_base_swa" in header.values and not architecture.has_sliding_base:
-        raise CtxextError(f'"{path}" gives its sliding-window layers a base of their own, which was not tried.')
+        raise CtxextError(f'"{path}" has a separate base for its sliding-window layers, which is untested.')
     prefix = f"{architecture.name}.rope.scaling."
     for key in header.values:
         if key.startswith(prefix) and key.removeprefix(prefix) not in _SCALING_KEYS:
-            raise CtxextError(f'"{path}" has a schedule with {key}, which was not tried.')
+            raise CtxextError(f'"{path}" has a schedule with {key}, which is untested.')
     heads = header.get(f"{architecture.name}.attention.head_count")
-    if type(heads) is not int or not 0 < heads <= _MOST:  # It is a list if each layer has its own.
+    if type(heads) is not int or not 0 < heads <= _MOST:  # A list contains the number of each layer.
         raise CtxextError(
-            f'"{path}" does not say one number of attention heads.', hint="Layers that differ are not known."
+            f'"{path}" has no single number of attention heads.', hint="Layers must have equal numbers of heads."
         )
-    size, length = whole("embedding_length"), whole("context_length", least=_LEAST)
+    size, length = read_whole("embedding_length"), read_whole("context_length", least=_LEAST)
     config: dict[str, Any] = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
         "hidden_size": size,
         "num_attention_heads": heads,
-        "num_key_value_heads": whole("attention.head_count_kv", heads),
-        "num_hidden_layers": whole("block_count", most=_MOST_LAYERS),
-        "head_dim": whole("rope.dimension_count", whole("attention.key_length", size // heads)),
+        "num_key_value_heads": read_whole("attention.head_count_kv", heads),
+        "num_hidden_layers": read_whole("block_count", most=_MOST_LAYERS),
+        "head_dim": read_whole("rope.dimension_count", read_whole("attention.key_length", size // heads)),
         "max_position_embeddings": length,
-        "rope_theta": number("rope.freq_base", 10000.0),
+        "rope_theta": read_number("rope.freq_base", 10000.0),
     }
     dim = config["head_dim"]
     if dim % 2 or dim > _MOST_DIMENSIONS or (factors and len(factors) != dim // 2):
         raise CtxextError(
-            f'"{path}" has {dim} dimensions that rotate and {len(factors or ())} divisors.',
-            hint="Fetch the file again.",
+            f'"{path}" has {dim} rotated dimensions and {len(factors or ())} divisors.',
+            hint="Download the file again.",
         )
     if config["rope_theta"] <= 1:
-        raise unusable("rope.freq_base", config["rope_theta"])
+        raise unusable_error("rope.freq_base", config["rope_theta"])
     kind = read("rope.scaling.type", "linear")
     if not isinstance(kind, str):
-        raise unusable("rope.scaling.type", kind)
+        raise unusable_error("rope.scaling.type", kind)
     # llama.cpp reads the old name only if the new one is absent.
-    stretch = factor("rope.scale_linear" if read("rope.scaling.factor") is None else "rope.scaling.factor")
+    scale = read_factor("rope.scale_linear" if read("rope.scaling.factor") is None else "rope.scaling.factor")
     original = None
     if read("rope.scaling.original_context_length") is not None:
-        original = whole("rope.scaling.original_context_length", least=_LEAST)
-    numbers = stretch, factor("rope.scaling.attn_factor")
+        original = read_whole("rope.scaling.original_context_length", least=_LEAST)
+    numbers = scale, read_factor("rope.scaling.attn_factor")
     scaling = _scaling(path, kind, numbers, (original, length), factors or ())
     return {**config, "rope_scaling": scaling} if scaling else config
 
@@ -375,7 +375,7 @@ def _scaling(
         if kind == "yarn" or factor != 1:
             raise CtxextError(
                 f'"{path}" has two schedules at once: {FACTORS} and {kind} ×{factor:g}.',
-                hint="Convert the file that it was made from.",
+                hint="Convert its source.",
             )
         return {
             "rope_type": "longrope",
@@ -386,19 +386,20 @@ def _scaling(
             **start,
         }
     if kind == "yarn":
-        own = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
+        usual = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
         return {
             "rope_type": "yarn",
             "factor": factor,
             _ORIGINAL: original or length,  # llama.cpp uses the context length if the file contains none.
-            "attention_factor": attention * own,
+            "attention_factor": attention * usual,
         }
     if kind not in ("linear", "none"):
         raise CtxextError(
-            f'"{path}" has the schedule "{shortened(kind)}", which is not read here.', hint="Known: none, linear, yarn."
+            f'"{path}" has the unsupported schedule "{shorten_value(kind)}".',
+            hint="Supported: none, linear, yarn.",
         )
     if attention != 1:
-        raise CtxextError(f'"{path}" has a plain schedule with the attention factor {attention:g}.')
+        raise CtxextError(f'"{path}" has an attention factor ({attention:g}) without a schedule.')
     return {"rope_type": "linear", "factor": factor, **start} if kind == "linear" and factor != 1 else {}
 
 
@@ -416,28 +417,28 @@ def factors_of(files: Sequence[Part], architecture: Architecture) -> Sequence[fl
         if (tensor := tensor_named(part.header, name)) is not None
     ]
     if contents and (len(contents) < len(architecture.lists) or contents.count(contents[0]) < len(contents)):
-        raise _two_lists(files[0].path)
+        raise _two_lists_error(files[0].path)
     return contents[0] if contents else ()
 
 
-def _two_lists(path: Path) -> CtxextError:
+def _two_lists_error(path: Path) -> CtxextError:
     return CtxextError(
-        f'"{path}" has lists of its own for long and short texts, {_LONG_AND_SHORT[0]}.', hint="It is a LongRoPE model."
+        f'"{path}" has different lists for long and short texts ({_LONG_AND_SHORT[0]}), which are not supported.'
     )
 
 
 def _numbers_of(part: Part, tensor: Tensor) -> Sequence[float]:
     if tensor.kind != F32 or len(tensor.shape) != 1 or tensor.shape[0] > _MOST_DIMENSIONS:
         raise CtxextError(
-            f'"{tensor.name}" in "{part.path}" is not a list of float32 for the pairs of a head.',
-            hint="Fetch the file again.",
+            f'"{tensor.name}" in "{part.path}" is not a float32 list with a number per pair.',
+            hint="Download the file again.",
         )
     with part.path.open("rb") as file:
         file.seek(part.header.data_start + tensor.offset)
         numbers = struct.unpack(f"<{tensor.shape[0]}f", file.read(tensor.size))
     if not all(math.isfinite(number) and number > 0 for number in numbers):
         raise CtxextError(
-            f'"{tensor.name}" in "{part.path}" holds numbers that are not positive.', hint="Fetch the file again."
+            f'"{tensor.name}" in "{part.path}" contains numbers that are not positive.', hint="Download the file again."
         )
     return numbers
 
@@ -445,7 +446,7 @@ def _numbers_of(part: Part, tensor: Tensor) -> Sequence[float]:
 def rotation_in_llama_cpp(files: Sequence[Part], architecture: Architecture) -> tuple[list[float], float]:
     """Return the rotation of a model in llama.cpp: inverse frequencies, one per pair, and the factor on cos and sin.
 
-    It is the rotation of `ggml_rope_yarn`, computed from the files alone, so that it checks any writer of them.
+    It is the rotation of `ggml_rope_yarn`, computed only from the files, so that it is independent of their writer.
     """
 
     def value(name: str, default: Any) -> Any:
@@ -464,9 +465,9 @@ def rotation_in_llama_cpp(files: Sequence[Part], architecture: Architecture) -> 
     if kind != "yarn":
         return [scale * angle for angle in angles], attention
     original = value("rope.scaling.original_context_length", length)
-    # llama.cpp uses YaRN's ramp, which the reference computes by the paper's formula.
-    gone = ramp({"beta_fast": BETAS[0], "beta_slow": BETAS[1]}, dim // 2, dim, base, original)
-    mixed = [scale * angle * share + angle * (1 - share) for angle, share in zip(angles, gone, strict=True)]
+    # llama.cpp uses the ramp of YaRN's paper, as the reference does.
+    shares = ramp({"beta_fast": BETAS[0], "beta_slow": BETAS[1]}, dim // 2, dim, base, original)
+    mixed = [scale * angle * share + angle * (1 - share) for angle, share in zip(angles, shares, strict=True)]
     return mixed, attention * (1 + 0.1 * math.log(1 / scale))
 
 

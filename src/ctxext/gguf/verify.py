@@ -16,7 +16,7 @@ _PIECE = 1 << 22
 
 @dataclass(frozen=True)
 class GgufCheck:
-    """One check: its subject, whether it passed, and the result in words."""
+    """One check: its subject, whether it passed, and details."""
 
     name: str
     is_passed: bool
@@ -29,7 +29,7 @@ def verify_gguf(
     """Check a converted GGUF file, and compare its keys and tensors with those of its source."""
     model = open_gguf(path)
     if not model.recipe:
-        raise CtxextError(f'"{path}" was not converted by ctxext.', hint="ctxext inspect says what it is.")
+        raise CtxextError(f'"{path}" was not converted by ctxext.', hint=f"ctxext inspect {path} describes it.")
     checks = [_rotation(model)]
     if against is not None:
         source = open_gguf(against)
@@ -40,33 +40,33 @@ def verify_gguf(
 def _rotation(model: GgufModel) -> GgufCheck:
     """Compare the file's rotation in llama.cpp with its recorded recipe, applied again to the unscaled model."""
     recipe = recipe_from_dict(model.recipe["recipe"], RECIPE_KEY)
-    start = model.unscaled
-    edited = recipe.resolved(start).edit(start)
+    start = model.unscaled_model
+    edited = recipe.resolve(start).edit(start)
     try:
         difference = check_rotation(model.files, model.architecture, edited)
     except CtxextError as error:
         return GgufCheck("rotation", False, str(error))
-    says, reads = model.header.get(model.key("context_length")), edited.rotary.claimed_length
-    if says != reads:  # No frequency depends on it, but engines cut texts there.
-        return GgufCheck("rotation", False, f"context_length is {says}, by {recipe.summary()} it is {reads}")
+    actual, expected = model.header.get(model.key("context_length")), edited.rotary.claimed_length
+    if actual != expected:  # Engines truncate texts at this length.
+        return GgufCheck("rotation", False, f"context_length is {actual}, expected {expected} for {recipe.summary()}")
     return GgufCheck("rotation", True, f"{recipe.summary()} (largest relative difference {difference:.0e})")
 
 
 def _keys(model: GgufModel, source: GgufModel) -> GgufCheck:
-    """Check that all keys are the source's, except for recorded changes, and that the recorded old values are too."""
+    """Check that keys equal the source's, except for recorded changes, and that the recorded old values do too."""
     replaced = model.recipe["replaced"]
     new, old = model.header.values, source.header.values
     may = {*replaced, RECIPE_KEY, TENSORS_KEY}
     changed = [key for key in {**new, **old} if key not in may and new.get(key) != old.get(key)]
-    for path, other in zip(model.parts[1:], source.parts[1:], strict=False):
-        values, there = read_header(path).values, read_header(other).values
-        changed += [key for key in {**values, **there} if values.get(key) != there.get(key)]
+    for path, source_path in zip(model.parts[1:], source.parts[1:], strict=False):
+        values, originals = read_header(path).values, read_header(source_path).values
+        changed += [key for key in {**values, **originals} if values.get(key) != originals.get(key)]
     # After two conversions in a row the record contains the values from before the first.
     lost = [] if source.recipe else [k for k, v in replaced.items() if k != FACTORS and source.header.get(k) != v]
     if changed or lost:
-        return GgufCheck("keys", False, f"not the source's: {', '.join([*changed, *lost][:5])}")
+        return GgufCheck("keys", False, f"different from the source: {', '.join([*changed, *lost][:5])}")
     same = len(old) - len(may & set(old))
-    return GgufCheck("keys", True, f"{same} as in the source, {len(replaced)} noted as changed")
+    return GgufCheck("keys", True, f"{same} identical to the source, {len(replaced)} changed as recorded")
 
 
 def _tensors(model: GgufModel, source: GgufModel, progress: Progress | None) -> GgufCheck:
@@ -74,22 +74,22 @@ def _tensors(model: GgufModel, source: GgufModel, progress: Progress | None) -> 
     count, different = 0, []
     if len(model.parts) != len(source.parts):
         return GgufCheck("tensors", False, f"{len(model.parts)} parts, the source has {len(source.parts)}")
-    for part, other in zip(model.parts, source.parts, strict=True):
-        header, header_there = read_header(part), read_header(other)
-        there = {tensor.name: tensor for tensor in header_there.tensors}
+    for part, source_part in zip(model.parts, source.parts, strict=True):
+        header, source_header = read_header(part), read_header(source_part)
+        originals = {tensor.name: tensor for tensor in source_header.tensors}
         names = {tensor.name for tensor in header.tensors}
-        different += [name for name in {*names} ^ {*there} if name not in model.architecture.lists]
+        different += [name for name in {*names} ^ {*originals} if name not in model.architecture.lists]
         for tensor in header.tensors:
-            if tensor.name in model.architecture.lists or tensor.name not in there:
+            if tensor.name in model.architecture.lists or tensor.name not in originals:
                 continue
-            same = _digest(part, header, tensor) == _digest(other, header_there, there[tensor.name])
+            same = _digest(part, header, tensor) == _digest(source_part, source_header, originals[tensor.name])
             count += same
             different += [] if same else [tensor.name]
             if progress is not None:
                 progress("Comparing tensors", count + len(different), len(header.tensors))
     if different:
-        return GgufCheck("tensors", False, f"not the source's: {', '.join(sorted(different)[:5])}")
-    return GgufCheck("tensors", True, f"{count} tensors bit for bit as in the source")
+        return GgufCheck("tensors", False, f"different from the source: {', '.join(sorted(different)[:5])}")
+    return GgufCheck("tensors", True, f"{count} tensors identical to the source")
 
 
 def _digest(path: Path, header: Header, tensor: Tensor) -> tuple[str, int, tuple[int, ...]]:

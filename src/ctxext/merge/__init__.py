@@ -1,6 +1,6 @@
-"""Merging trained weights into a portable checkpoint, tensor by tensor."""
+"""Merge of trained weights into a portable checkpoint, tensor by tensor."""
 
 import logging
 
-# peft imports it wherever it is installed, as transformers' Trainer does, and it logs which kernels it lacks.
+# peft and transformers' Trainer import it if it is installed, and it logs missing kernels.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

@@ -13,9 +13,9 @@ import yaml
 
 from ctxext.checkpoint.auto_class import MASKED, auto_class
 from ctxext.checkpoint.families import family_of, text_config
-from ctxext.checkpoint.loading import quiet_transformers, sealed, without_hub
+from ctxext.checkpoint.loading import forbid_downloads, quiet_transformers, without_hub
 from ctxext.checkpoint.opening import WEIGHT_SUFFIXES, Checkpoint, open_checkpoint
-from ctxext.checkpoint.other_files import VERSIONED, left_out, other_formats
+from ctxext.checkpoint.other_files import VERSIONED, find_excluded_files, other_formats
 from ctxext.converters.card import (
     RECIPE_FILE,
     CardFacts,
@@ -24,7 +24,7 @@ from ctxext.converters.card import (
     declared_base,
     needs_file,
     render,
-    wrapped,
+    wrap_command,
 )
 from ctxext.converters.plan import cautions_of
 from ctxext.errors import CtxextError
@@ -33,14 +33,14 @@ from ctxext.files.output_directory import OverwriteOptions, check_out, output_di
 from ctxext.files.schemas import read_json_object
 from ctxext.files.tensor_files import read_safetensors_header, rewrite
 from ctxext.merge.tensors import (
-    TRAINED_BESIDE,
+    EXTRA_WEIGHTS,
     AdapterChanges,
     Changes,
     WholeChanges,
-    changed_tensors,
-    shares_of,
-    stored_name,
-    stored_shapes,
+    find_shares,
+    find_stored_name,
+    list_changed_tensors,
+    read_shapes,
 )
 from ctxext.options import accepts_options
 from ctxext.recipes.code.own_code import runs_by_itself
@@ -51,14 +51,14 @@ from ctxext.version import __version__
 
 
 def render_card(base: Checkpoint, notes: Mapping[str, Any]) -> str:
-    """Render README.md of a merged checkpoint, with the training's record from config.json."""
-    noted, model = provenance(base.config), model_config(base.config)
-    recipe = recipe_from_dict(noted["recipe"], "config.json") if noted.get("recipe") else None
+    """Render the README.md of a merged checkpoint, with the record of its training."""
+    record, model = provenance(base.config), model_config(base.config)
+    recipe = recipe_from_dict(record["recipe"], "config.json") if record.get("recipe") else None
     return render(
         CardFacts(
-            source=str(noted.get("source") or base.public_name),
-            revision=noted.get("revision") if recipe else base.revision,
-            base="" if noted.get("revision") or base.revision else declared_base(base.config),
+            source=str(record.get("source") or base.public_name),
+            revision=record.get("revision") if recipe else base.revision,
+            base="" if record.get("revision") or base.revision else declared_base(base.config),
             inherited=card_metadata(base.folder),
             recipe=recipe,
             model=model,
@@ -68,32 +68,36 @@ def render_card(base: Checkpoint, notes: Mapping[str, Any]) -> str:
     )
 
 
-def adapter_card(base: Checkpoint) -> str:
-    """Return the README.md of an adapter alone: its base, and the command that creates the base."""
-    name, noted = base.public_name, provenance(base.config)
+def render_adapter_card(base: Checkpoint) -> str:
+    """Render the README.md of a separate adapter: its base, and the command that creates the base."""
+    name, record = base.public_name, provenance(base.config)
     lines = ["---", "library_name: peft", "tags: [lora, ctxext]", f'base_model: "{name}"', "---", ""]
     if model_config(base.config).is_extended:
-        lines += [f"A LoRA adapter of `{name}`. It does not carry what was changed to extend it: load it on that very"]
-        lines += ["checkpoint, or merge the two with `ctxext merge`."]
+        lines += [
+            f"A LoRA adapter for `{name}`, without the changes for the longer context: load it on that checkpoint,"
+        ]
+        lines += ["or merge both with `ctxext merge`."]
     else:
-        lines += [f"A LoRA adapter of `{name}`, trained within its context length. Merge the two with `ctxext merge`."]
-    if noted.get("recipe") and noted.get("source"):
-        recipe = recipe_from_dict(noted["recipe"], "config.json")
-        command = wrapped(convert_command(str(noted["source"]), noted.get("revision"), recipe, name.split("/")[-1]))
-        lines += ["", f"That checkpoint is `{noted['source']}` with {recipe.summary()}:", "", "```", command, "```"]
+        lines += [f"A LoRA adapter for `{name}`, trained within its context length. Merge both with `ctxext merge`."]
+    if record.get("recipe") and record.get("source"):
+        recipe = recipe_from_dict(record["recipe"], "config.json")
+        command = wrap_command(
+            convert_command(str(record["source"]), record.get("revision"), recipe, name.split("/")[-1])
+        )
+        lines += ["", f"That checkpoint is `{record['source']}` with {recipe.summary()}:", "", "```", command, "```"]
         if needs_file(recipe):
             text = yaml.safe_dump(recipe.to_dict(), sort_keys=False, width=100).rstrip()
-            lines += ["", f"where `{RECIPE_FILE}` is", "", "```yaml", text, "```"]
+            lines += ["", f"with this `{RECIPE_FILE}`:", "", "```yaml", text, "```"]
     return "\n".join(lines) + "\n"
 
 
 ADAPTER = "adapter"
-_OF_AN_ADAPTER = (
-    *("adapter_config.json", "adapter_model.safetensors", *TRAINED_BESIDE),
+_ADAPTER_FILES = (
+    *("adapter_config.json", "adapter_model.safetensors", *EXTRA_WEIGHTS),
     *("README.md", "tokenizer_config.json", "generation_config.json"),
 )
-"""Files of an adapter that are copied to the result, besides those of a tokenizer."""
-_LEFT_OUT = ("README.md", MANIFEST, "config.json")
+"""Files of an adapter that are copied to the result, in addition to those of a tokenizer."""
+_OMITTED = ("README.md", MANIFEST, "config.json")
 
 
 @dataclass(frozen=True)
@@ -128,31 +132,31 @@ def merge(
         model: A folder, a Hub id, or `demo`.
         adapter: The adapter's folder, as peft saves it, or the folder of a fully trained checkpoint.
         out: The folder to create.
-        options: Whether OUT may be replaced. Each field is a keyword of this function too, as overwrite=True.
+        options: Options for replacing OUT. Each field is a keyword of this function too, as overwrite=True.
         revision: A branch, tag or commit on the Hub.
         token: A Hub token.
-        progress: Called with a text, bytes done and bytes in all.
+        progress: Called with a label, bytes done and bytes in total.
 
     Raises:
-        CtxextError: the adapter does not fit the model, or OUT is invalid; nothing is written.
+        CtxextError: The adapter does not fit the model, or OUT is invalid; nothing is written.
     """
     adapter, out = Path(adapter), Path(out)
     checkpoint = open_checkpoint(model, revision=revision, token=token)
     check_out(out, checkpoint.folder, options)
     check_out(out, adapter, options)
     checkpoint.check_weights()
-    shapes = stored_shapes(checkpoint)
+    shapes = read_shapes(checkpoint)
     is_adapter = (adapter / "adapter_config.json").is_file() or not (adapter / "config.json").is_file()
     if not is_adapter:
         _check_is_training(checkpoint, open_checkpoint(adapter), shapes)
-    changes = changes_of(checkpoint, adapter, is_adapter=is_adapter)
+    changes = read_changes(checkpoint, adapter, is_adapter=is_adapter)
     notes = {"adapter" if is_adapter else "tuned": adapter.resolve().name}
     out = out.resolve()
     with output_directory(out, [checkpoint.folder], options) as work:
         if is_adapter:
             # Copy only files of peft and the tokenizer; the folder may also contain secrets, code, pipes and links.
             (work / ADAPTER).mkdir()
-            for name in (*_OF_AN_ADAPTER, *(path.name for path in adapter.iterdir() if is_of_tokenizer(path.name))):
+            for name in (*_ADAPTER_FILES, *(path.name for path in adapter.iterdir() if is_of_tokenizer(path.name))):
                 path = adapter / name
                 if path.is_file() and not path.is_symlink():
                     copy_whole(path, work / ADAPTER / name)
@@ -160,54 +164,54 @@ def merge(
     return Merged(out, len(changes.names), len(shapes))
 
 
-_OF_ITS_WRITER = frozenset(
+_WRITER_KEYS = frozenset(
     {"ctxext", "_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures", "use_cache"}
 )
-_ROPE = frozenset({"rope_parameters", "rope_scaling", "rope_theta"})
-"""Keys of the schedule, which depend on the version of transformers; the schedules themselves are compared."""
+_SCHEDULE_KEYS = frozenset({"rope_parameters", "rope_scaling", "rope_theta"})
+"""Keys of the schedule, which depend on the version of transformers; the encodings are compared instead."""
 
 
-def changes_of(base: Checkpoint, folder: Path, *, is_adapter: bool) -> Changes:
-    """Read the trained changes to the base's tensors, from an adapter or a whole model."""
-    stored, tied = stored_shapes(base), tied_embeddings(base)
+def read_changes(base: Checkpoint, folder: Path, *, is_adapter: bool) -> Changes:
+    """Read the trained changes to the base's tensors from an adapter or a whole model."""
+    stored, tied = read_shapes(base), find_tied_embeddings(base)
     if is_adapter:
-        return AdapterChanges(folder, stored, tied=tied, shares=shares_of(base, stored))
+        return AdapterChanges(folder, stored, tied=tied, shares=find_shares(base, stored))
     return WholeChanges(folder, stored, tied=tied)
 
 
 def _check_is_training(base: Checkpoint, tuned: Checkpoint, stored: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise if a checkpoint cannot result from training the base."""
+    """Raise if a checkpoint cannot be a fine-tuning of the base."""
     headers = [read_safetensors_header(path) for path in sorted(tuned.folder.glob("*.safetensors"))]
     shapes = {name: tuple(entry["shape"]) for header in headers for name, entry in header.items()}
     # For tied embeddings, some files contain both and others only the first.
-    for head, name in tied_embeddings(base).items():
+    for head, name in find_tied_embeddings(base).items():
         if name in shapes:
             shapes.pop(head, None)
             shapes |= {head: shapes[name]} if head in stored else {}
-    if other := sorted(name for name in shapes.keys() | stored.keys() if shapes.get(name) != stored.get(name)):
+    if mismatches := sorted(name for name in shapes.keys() | stored.keys() if shapes.get(name) != stored.get(name)):
         raise CtxextError(
-            f'"{tuned.name}" is no training of "{base.name}": "{other[0]}" is not the same in both.',
-            hint="Give the checkpoint that it was trained from.",
+            f'"{tuned.name}" was not trained from "{base.name}": "{mismatches[0]}" is not the same in both.',
+            hint="Pass the checkpoint it was trained from.",
         )
-    before, after = _settings(base.config), _settings(tuned.config)
+    before, after = _collect_settings(base.config), _collect_settings(tuned.config)
     if changed := sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key)):
         raise CtxextError(
-            f'"{tuned.name}" is no training of "{base.name}": config.json has another {", ".join(changed)}.',
-            hint="Give the checkpoint that it was trained from, with the same positions.",
+            f'"{tuned.name}" was not trained from "{base.name}": config.json has a different {", ".join(changed)}.',
+            hint="Pass the checkpoint it was trained from, with the same positions.",
         )
 
 
-def _settings(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that affect the weights' meaning, with class defaults, comparable between writers."""
+def _collect_settings(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that affect the meaning of the weights, with class defaults, for comparison."""
     from transformers import AutoConfig
 
-    # The class changes its arguments.
-    others = {key: copy.deepcopy(value) for key, value in without_hub(config).items() if key != "model_type"}
+    # A copy, because the class changes its arguments.
+    arguments = {key: copy.deepcopy(value) for key, value in without_hub(config).items() if key != "model_type"}
     try:
-        with quiet_transformers(), sealed():
-            known = AutoConfig.for_model(str(config["model_type"]), **others).to_dict()
-    except ValueError:  # A family that transformers does not know, with its own code.
-        known = others
+        with quiet_transformers(), forbid_downloads():
+            known = AutoConfig.for_model(str(config["model_type"]), **arguments).to_dict()
+    except ValueError:  # transformers does not support the family; it has its own code.
+        known = arguments
     code = {key: str(name).rsplit("--", 1)[-1] for key, name in (config.get("auto_map") or {}).items()}
     try:
         positions = model_config(config).encoding
@@ -215,19 +219,19 @@ def _settings(config: dict[str, Any]) -> dict[str, Any]:
         positions = None
     # Code reads its parameters from the recorded recipe; without code the encoding contains them all.
     recipe = provenance(config).get("recipe") if code else None
-    return {**_pruned(known), "auto_map": code, "positions": positions, "recipe": recipe}
+    return {**_prune(known), "auto_map": code, "positions": positions, "recipe": recipe}
 
 
-def _pruned(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _prune(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        key: _pruned(value) if isinstance(value, Mapping) else value
+        key: _prune(value) if isinstance(value, Mapping) else value
         for key, value in settings.items()
-        if key not in _OF_ITS_WRITER and key not in _ROPE
+        if key not in _WRITER_KEYS and key not in _SCHEDULE_KEYS
     }
 
 
-def tied_embeddings(checkpoint: Checkpoint) -> dict[str, str]:
-    """Return the stored name of a tied output embedding, with its input embedding's; empty if they are not tied."""
+def find_tied_embeddings(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return the stored names of a tied output embedding and its input embedding; empty if they are not tied."""
     from transformers import AutoConfig
     from transformers.models.auto import modeling_auto
 
@@ -235,19 +239,21 @@ def tied_embeddings(checkpoint: Checkpoint) -> dict[str, str]:
     text = text_config(config, family_of(config))
     try:
         stock = AutoConfig.for_model(str(config["model_type"]))
-    except ValueError:  # A family that this version of transformers does not know.
+    except ValueError:  # This version of transformers does not support the family.
         stock = None
     stated = text.get("tie_word_embeddings", config.get("tie_word_embeddings"))
     if stated is None and stock is not None:  # Use the default of transformers' class.
         stated = stock.get_text_config().tie_word_embeddings
     if not stated:
         return {}
-    stored = stored_shapes(checkpoint)
+    stored = read_shapes(checkpoint)
     kind = "MASKED_LM" if auto_class(config) == MASKED else "CAUSAL_LM"
     known = getattr(modeling_auto, f"MODEL_FOR_{kind}_MAPPING").get(type(stock), None)
     keys = getattr(known, "_tied_weights_keys", None)
     if isinstance(keys, dict):
-        return {head: name for head, embedding in keys.items() if (name := stored_name(embedding, stored)) is not None}
+        return {
+            head: name for head, embedding in keys.items() if (name := find_stored_name(embedding, stored)) is not None
+        }
     # transformers 4 lists only the output embedding.
     head = next((str(key) for key in keys or () if str(key).endswith(".weight")), "lm_head.weight")
     rows = int(text["vocab_size"])
@@ -267,25 +273,25 @@ def write_merged(
 ) -> None:
     """Write the merged checkpoint's files into a folder.
 
-    Weights that transformers does not read (GGUF, ONNX ...) are left out: they contain the old values. Records of the
-    base's own training are left out too.
+    Weights that transformers does not read (GGUF, ONNX ...) are omitted, because they contain the old values. So are
+    records of the base's own training.
 
     Args:
         checkpoint: The base.
         changes: The trained changes.
         work: The folder; existing files in it are kept.
-        notes: Record of the training, written to config.json under `ctxext`.
+        notes: Description of the training, written to config.json under `ctxext`.
         texts: New content of small files that differ from the base's, by name.
         progress: Called with a label, bytes done and bytes in total.
     """
     headers = {path for path in checkpoint.weight_files if path.suffix == ".safetensors" and len(path.parts) == 1}
-    tensors = {path: changed_tensors(changes, checkpoint.folder / path) for path in sorted(headers)}
+    tensors = {path: list_changed_tensors(changes, checkpoint.folder / path) for path in sorted(headers)}
     added = (tensor.size for listed in tensors.values() for tensor in listed if tensor.old_shape is None)
     total, begun = sum(map(checkpoint.size_of, headers)) + sum(added), 0
 
     def report(_: str, done: int, __: int) -> None:
         if progress is not None:
-            progress("merging", min(begun + done, total), total)  # A longer header is not counted.
+            progress("merging", min(begun + done, total), total)  # The total does not include growth of the header.
 
     weights = {}
     for path, listed in tensors.items():
@@ -294,18 +300,18 @@ def write_merged(
         weights[path.name] = digest.hexdigest()
         begun += checkpoint.size_of(path)
     # Files for other programs contain the base's old weights or refer to them.
-    gone = {name for names in left_out(checkpoint.files, checkpoint.config).values() for name in names}
-    gone.update(_LEFT_OUT, other_formats(checkpoint.files))
+    omitted = {name for names in find_excluded_files(checkpoint.files, checkpoint.config).values() for name in names}
+    omitted.update(_OMITTED, other_formats(checkpoint.files))
     for path in checkpoint.files:
-        stays = path.as_posix() in gone or path.suffix in WEIGHT_SUFFIXES or path.parts[0] == ADAPTER
-        if not (stays or records_training(checkpoint.folder, path.as_posix()) or runs_by_itself(path)):
+        is_omitted = path.as_posix() in omitted or path.suffix in WEIGHT_SUFFIXES or path.parts[0] == ADAPTER
+        if not (is_omitted or records_training(checkpoint.folder, path.as_posix()) or runs_by_itself(path)):
             (work / path).parent.mkdir(parents=True, exist_ok=True)
             copy_whole(checkpoint.folder / path, work / path)
     for name, text in (texts or {}).items():
         (work / name).write_text(text, encoding="utf-8")
     config, index = dict(checkpoint.config), work / "model.safetensors.index.json"
     config.pop(VERSIONED, None)
-    noted = provenance(config)
+    record = provenance(config)
     if changes.untied:
         config["tie_word_embeddings"] = False
         inner = family_of(config).text_config
@@ -316,13 +322,13 @@ def write_merged(
         for head, embedding in changes.untied.items():
             listing["weight_map"].setdefault(head, listing["weight_map"][embedding])
         index.write_text(as_json(listing), encoding="utf-8")
-    config["ctxext"] = {**noted, "finetune": {"version": __version__, **notes}}
+    config["ctxext"] = {**record, "finetune": {"version": __version__, **notes}}
     (work / "config.json").write_text(as_json(config), encoding="utf-8")
     (work / "README.md").write_text(render_card(checkpoint, notes), encoding="utf-8")
     small = [path for path in sorted(work.rglob("*")) if path.is_file() and path.name not in weights]
     manifest = {
         **(checkpoint.read_json(MANIFEST) or {}),
-        **({"recipe": noted["recipe"]} if noted.get("recipe") else {}),
+        **({"recipe": record["recipe"]} if record.get("recipe") else {}),
         "ctxext": __version__,
         "base": {"name": checkpoint.public_name, "revision": checkpoint.revision},
         "finetune": dict(notes),
@@ -333,12 +339,12 @@ def write_merged(
 
 
 def save_adapter(saved: Path, folder: Path, checkpoint: Checkpoint) -> None:
-    """Copy an adapter that the Trainer saved, without its optimizer, and set its base to the public name."""
+    """Copy an adapter saved by the Trainer, without its optimizer, and set its base to the public name."""
     if not (saved / "adapter_config.json").is_file():
-        raise CtxextError(f'"{saved}" holds no adapter.')
+        raise CtxextError(f'"{saved}" contains no adapter.')
     folder.mkdir(parents=True)
     shutil.copyfile(saved / "adapter_model.safetensors", folder / "adapter_model.safetensors")
     config = json.loads((saved / "adapter_config.json").read_text(encoding="utf-8"))
     named = {**config, "base_model_name_or_path": checkpoint.public_name, "revision": checkpoint.revision}
     (folder / "adapter_config.json").write_text(as_json(named), encoding="utf-8")
-    (folder / "README.md").write_text(adapter_card(checkpoint), encoding="utf-8")
+    (folder / "README.md").write_text(render_adapter_card(checkpoint), encoding="utf-8")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-_CANNOT = {
+_UNSUPPORTED = {
     "target_parameters": "it changes parameters of fused experts",
     "layer_replication": "it repeats layers",
     "use_qalora": "QALoRA pools the inputs of its layers",
@@ -36,13 +36,13 @@ _CANNOT = {
     "arrow_config": "it routes between adapters",
     "use_bdlora": "its matrices consist of blocks",
 }
-"""Keys of adapters that are more than a sum of matrices, and the reasons against merging."""
-_KEPT_BASE = (True, False, None, "gaussian", "eva", "orthogonal")
+"""Keys of adapters that cannot be merged, with the reasons."""
+_BASE_UNCHANGED = (True, False, None, "gaussian", "eva", "orthogonal")
 """Initializations that do not change the base; PiSSA, OLoRA and others subtract their matrices from it."""
 _MOST_CHOICES = 3
-"""Maximum of repetitions and alternatives in a pattern for module names; each one raises the exponent of the time."""
-BEFORE_QUANTIZING = "Is it quantized? Take the checkpoint before that; finetune --no-merge keeps the adapter apart."
-_BY_PEFT = "Train it without that, or merge it with peft's merge_and_unload()."
+"""Maximum number of repetitions and alternatives in a pattern; each one raises the exponent of the matching time."""
+BEFORE_QUANTIZING = "If it is quantized, use the original checkpoint, or keep the adapter separate with --no-merge."
+_BY_PEFT = "Train it without that option, or merge it with peft's merge_and_unload()."
 
 
 _ADAPTER = Schema(
@@ -57,25 +57,25 @@ _ADAPTER = Schema(
 
 
 class AdapterConfig:
-    """Scaling of the matrices of a LoRA adapter, as peft saves it."""
+    """Configuration of a LoRA adapter saved by peft, with the scaling of its matrices."""
 
     def __init__(self, folder: Path) -> None:
         if not (folder / "adapter_config.json").is_file():
             raise CtxextError(f'"{folder}" is not an adapter: it has no adapter_config.json.')
         self.content = read_json_object(folder / "adapter_config.json")
-        if reason := _refusal(self.content):
+        if reason := _find_refusal(self.content):
             raise CtxextError(f'"{folder}" cannot be merged: {reason}.', hint=_BY_PEFT)
         checked(self.content, _ADAPTER, "adapter_config.json")
         for pattern in self.content.get("alpha_pattern") or {}:
-            fault = "may take forever to match" if _choices_in(pattern) > _MOST_CHOICES else ""
+            fault = "takes too long to match" if _count_choices(pattern) > _MOST_CHOICES else ""
             try:
                 re.compile("" if fault else rf"(.*\.)?({pattern})$")  # As in peft's get_pattern_key.
             except (re.error, OverflowError, RecursionError) as error:
                 fault = f"is not a regular expression: {error}"
             if fault:
                 raise CtxextError(
-                    f'"adapter_config.json": "alpha_pattern" has "{pattern}", which {fault}.',
-                    hint="Write the end of a module's name, as q_proj.",
+                    f'"alpha_pattern" in adapter_config.json contains "{pattern}", which {fault}.',
+                    hint="Use the end of a module name, for example q_proj.",
                 )
         self.is_tied = bool(self.content.get("ensure_weight_tying"))
         self.is_transposed = bool(self.content.get("fan_in_fan_out"))
@@ -90,10 +90,10 @@ class AdapterConfig:
         return alpha / (rank**0.5 if self.content.get("use_rslora") else rank)
 
 
-def _choices_in(pattern: str) -> float:
+def _count_choices(pattern: str) -> float:
     """Return an upper bound of the choices in a regular expression; infinity for repeated groups and flags.
 
-    Matching takes at most about as many steps as the name is long to the power of this number.
+    Matching takes at most about (length of the name) to the power of this number of steps.
     """
     if re.search(r"\\[0-9]|\(\?P=|\(\?[a-zA-Z]*[:)]", pattern.replace("(?:", "(")):
         return math.inf
@@ -105,16 +105,16 @@ def _choices_in(pattern: str) -> float:
     return len(re.findall(r"[*+?{]", plain)) + ("|" in plain) * max(1, plain.count("("))
 
 
-def _refusal(config: Mapping[str, Any]) -> str:
+def _find_refusal(config: Mapping[str, Any]) -> str:
     """Return the reason why an adapter cannot be merged; empty if it can."""
     if config.get("peft_type") != "LORA":
-        return f"it is {config.get('peft_type')}, and only LoRA is merged"
+        return f"it is {config.get('peft_type')}, and only LoRA can be merged"
     if config.get("bias", "none") != "none":
         return f'it trains biases ("bias": "{config["bias"]}")'
-    begun = config.get("init_lora_weights")
-    if begun not in _KEPT_BASE:
-        return f'it began as "{begun}", which changes the base; save it with path_initial_model_for_weight_conversion'
-    return next((f'{reason} ("{key}")' for key, reason in _CANNOT.items() if config.get(key)), "")
+    initialization = config.get("init_lora_weights")
+    if initialization not in _BASE_UNCHANGED:
+        return f'its "{initialization}" weights change the base; save it with path_initial_model_for_weight_conversion'
+    return next((f'{reason} ("{key}")' for key, reason in _UNSUPPORTED.items() if config.get(key)), "")
 
 
 _PREFIX = "base_model.model."
@@ -125,23 +125,23 @@ _LORA = (
 )
 
 
-TRAINED_BESIDE = ("trainable_params.bin", "non_lora_trainables.bin")
-"""Weights that LongLoRA and LLaVA train fully and save next to an adapter."""
+EXTRA_WEIGHTS = ("trainable_params.bin", "non_lora_trainables.bin")
+"""Files of fully trained weights that LongLoRA and LLaVA save next to an adapter."""
 
 
-def _check_beside(folder: Path) -> None:
-    """Raise if the folder has weights besides the adapter that a merge would omit silently."""
-    known = ("adapter_model.", *TRAINED_BESIDE)
+def _check_extra_weights(folder: Path) -> None:
+    """Raise if the folder contains other weights, which a merge would omit silently."""
+    known = ("adapter_model.", *EXTRA_WEIGHTS)
     for path in sorted(folder.iterdir()):
         if path.suffix in WEIGHT_SUFFIXES and not path.name.startswith(known) and not is_of_trainer(path.name):
             raise CtxextError(
-                f'"{folder}" holds "{path.name}", and a merge does not know what these weights change.',
+                f'"{folder}" contains "{path.name}", and the effect of these weights is unknown.',
                 hint="Move the file elsewhere to merge the adapter without it.",
             )
 
 
-def _trained_beside(path: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file in TRAINED_BESIDE by name; empty if there is no such file."""
+def _read_extra_weights(path: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a file in EXTRA_WEIGHTS by name; empty if the file does not exist."""
     if not path.is_symlink() and not path.exists():
         return {}
     import torch
@@ -152,47 +152,47 @@ def _trained_beside(path: Path) -> dict[str, torch.Tensor]:
         with open_regular(path) as file:
             content = torch.load(file, map_location="cpu", weights_only=True)
         if not isinstance(content, dict) or not all(torch.is_tensor(tensor) for tensor in content.values()):
-            raise ValueError("it holds something else")
+            raise ValueError("it is not a dictionary of tensors")
     except Exception as error:  # Unpickling can raise any exception.
         if isinstance(error, CtxextError):
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CtxextError(
-            f'"{path}" holds weights that were trained with the adapter, and cannot be read: {reason}',
+            f'"{path}" contains weights trained with the adapter, but cannot be read: {reason}',
             hint="Save it as a dictionary of tensors by name, or remove it to merge the adapter without them.",
         ) from error
     return {str(name): tensor for name, tensor in content.items()}
 
 
-def stored_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+def read_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     """Return names and shapes of all tensors of a checkpoint, from its headers."""
     shapes = {name: tuple(entry["shape"]) for name, entry in checkpoint.headers.items()}
     if not shapes:
         raise CtxextError(
             f'"{checkpoint.name}" has no safetensors weights to merge into.',
-            hint="Save it with transformers once, or keep the adapter apart with --no-merge.",
+            hint="Save it with transformers, or keep the adapter separate with --no-merge.",
         )
     return shapes
 
 
 def check_type(name: str, dtype: str) -> None:
-    """Raise if a tensor does not contain plain numbers, as in quantized checkpoints."""
+    """Raise if a tensor is not stored as plain numbers, as in quantized checkpoints."""
     if dtype not in TORCH_NAMES:
-        raise CtxextError(f'"{name}" is stored as {dtype}, which nothing can be merged into.', hint=BEFORE_QUANTIZING)
+        raise CtxextError(f'Cannot merge into "{name}": it is stored as {dtype}.', hint=BEFORE_QUANTIZING)
 
 
-def changed_tensors(changes: Changes, origin: Path) -> list[NewTensor]:
-    """Return the trained tensors of one of the base's files, and the output embeddings added to it."""
+def list_changed_tensors(changes: Changes, origin: Path) -> list[NewTensor]:
+    """Return the trained tensors of a file of the base, and the output embeddings added to it."""
     header = read_safetensors_header(origin)
-    tensors = [_tensor(name, origin, entry, changes) for name, entry in header.items() if name in changes.names]
+    tensors = [_make_tensor(name, origin, entry, changes) for name, entry in header.items() if name in changes.names]
     return tensors + [
-        _tensor(head, origin, header[name], changes, copied=name)
+        _make_tensor(head, origin, header[name], changes, copied=name)
         for head, name in changes.untied.items()
         if name in header and head not in header
     ]
 
 
-def _tensor(name: str, origin: Path, entry: Mapping[str, Any], changes: Changes, *, copied: str = "") -> NewTensor:
+def _make_tensor(name: str, origin: Path, entry: Mapping[str, Any], changes: Changes, *, copied: str = "") -> NewTensor:
     """Return a tensor with its new values; one that the file lacks starts as a copy of the tensor `copied`."""
     dtype, shape = entry["dtype"], tuple(entry["shape"])
 
@@ -205,15 +205,14 @@ def _tensor(name: str, origin: Path, entry: Mapping[str, Any], changes: Changes,
             return
         check_type(name, dtype)
         stored = getattr(torch, TORCH_NAMES[dtype])
-        new = changes.new(name, torch.frombuffer(bytearray(content), dtype=stored).reshape(shape))
+        new = changes.compute(name, torch.frombuffer(bytearray(content), dtype=stored).reshape(shape))
         if new.shape != shape:
             raise CtxextError(f'"{name}" was trained as {tuple(new.shape)} but is stored as {shape}.')
         new = new.to(stored)  # A finite number may overflow in the stored type.
         if not torch.isfinite(new).all():
             raise CtxextError(
-                f'"{name}" would hold numbers that are not finite in {dtype}.',
-                hint="Look at the adapter: its lora_alpha, its alpha_pattern, and infinite numbers or NaN in its "
-                "tensors.",
+                f'"{name}" would contain infinite numbers or NaN in {dtype}.',
+                hint="Check lora_alpha, alpha_pattern and the tensors of the adapter.",
             )
         yield new.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
@@ -228,22 +227,22 @@ class _Product:
     second: torch.Tensor  # (rows, rank)
     magnitude: torch.Tensor | None
     across: int  # The dimension over which DoRA computes norms.
-    is_turned: bool  # The weight is stored transposed, as in GPT-2's layers.
+    is_transposed: bool  # The weight is stored transposed, as in GPT-2's layers.
 
     @property
     def shape(self) -> tuple[int, ...]:
         shape = self.second.shape[0], self.first.shape[1]
-        return shape[::-1] if self.is_turned else shape
+        return shape[::-1] if self.is_transposed else shape
 
-    def added_to(self, old: torch.Tensor, scale: float) -> torch.Tensor:
-        old = old.T if self.is_turned else old
+    def add_to(self, old: torch.Tensor, scale: float) -> torch.Tensor:
+        old = old.T if self.is_transposed else old
         new: torch.Tensor = old.float() + scale * (self.second.float() @ self.first.float())
         if self.magnitude is not None:
             new = new * (self.magnitude.float() / new.norm(dim=self.across)).unsqueeze(self.across)
-        return new.T if self.is_turned else new
+        return new.T if self.is_transposed else new
 
 
-def _product(parts: Mapping[str, torch.Tensor], *, is_transposed: bool) -> _Product | None:
+def _make_product(parts: Mapping[str, torch.Tensor], *, is_transposed: bool) -> _Product | None:
     """Return the matrices of a weight; None if one is missing or their shapes do not match."""
     is_embedding = "lora_embedding_A" in parts
     a, b = ("lora_embedding_A", "lora_embedding_B") if is_embedding else (_A, _B)
@@ -269,7 +268,7 @@ class AdapterChanges:
         self, folder: Path, stored: Shapes, *, tied: Mapping[str, str], shares: Mapping[str, Share] | None = None
     ) -> None:
         self.config, self.shares = AdapterConfig(folder), shares or {}
-        stored = with_shares(stored, self.shares)
+        stored = add_shares(stored, self.shares)
         path = folder / "adapter_model.safetensors"
         if not path.is_file():
             raise CtxextError(f'"{folder}" has no adapter_model.safetensors.')
@@ -282,13 +281,13 @@ class AdapterChanges:
                     owners.setdefault(owner, {})[part] = file.get_tensor(key)
         except SafetensorError as error:
             raise CtxextError(f'"{path}" cannot be read: {str(error).splitlines()[0]}.') from error
-        _check_beside(folder)
-        for name in TRAINED_BESIDE:
-            for key, tensor in _trained_beside(folder / name).items():
+        _check_extra_weights(folder)
+        for name in EXTRA_WEIGHTS:
+            for key, tensor in _read_extra_weights(folder / name).items():
                 owners.setdefault(key.removeprefix(_PREFIX), {})["whole"] = tensor
         # With the matrices of an embedding, peft also saves the unchanged embedding.
         owners = {owner: parts for owner, parts in owners.items() if set(parts) != {"base_layer.weight"}}
-        self.parts = self._known(folder, owners, stored, tied)
+        self.parts = self._match_parts(folder, owners, stored, tied)
         self.untied: Mapping[str, str] = {} if self._stay_tied(tied) else dict(tied)
         for head, embedding in tied.items():
             if not self.untied:
@@ -297,25 +296,26 @@ class AdapterChanges:
                     self.parts[head] = self.parts[embedding]
         self.names = frozenset(self.shares[name].name if name in self.shares else name for name in self.parts)
 
-    def _known(
+    def _match_parts(
         self, folder: Path, owners: Mapping[str, dict[str, torch.Tensor]], stored: Shapes, tied: Mapping[str, str]
     ) -> dict[str, torch.Tensor | _Product]:
         """Return the parts by stored name; a tied output embedding is not stored and keeps the adapter's name."""
         parts: dict[str, torch.Tensor | _Product] = {}
         for owner, tensors in owners.items():
-            name = stored_name(owner, stored) or stored_name(owner, tied)
+            name = find_stored_name(owner, stored) or find_stored_name(owner, tied)
             if name is None:
                 raise CtxextError(
-                    f'"{folder}" changes "{owner}", which this checkpoint does not have.', hint="Is it another model's?"
+                    f'"{folder}" changes "{owner}", which this checkpoint does not have.',
+                    hint="Pass the adapter's base model.",
                 )
             whole = tensors.get("whole")
-            part = _product(tensors, is_transposed=self.config.is_transposed) if whole is None else whole
+            part = _make_product(tensors, is_transposed=self.config.is_transposed) if whole is None else whole
             if part is None:
-                raise CtxextError(f'"{folder}" does not hold matrices for "{owner}" that go together.')
-            wanted = stored[name] if name in stored else stored[tied[name]]
-            if tuple(part.shape) != tuple(wanted):
+                raise CtxextError(f'"{folder}" has missing or mismatched matrices for "{owner}".')
+            expected = stored[name] if name in stored else stored[tied[name]]
+            if tuple(part.shape) != tuple(expected):
                 raise CtxextError(
-                    f'"{folder}" does not fit: "{name}" is {wanted}, the adapter\'s {tuple(part.shape)}.',
+                    f'"{folder}" does not fit: "{name}" has shape {expected}, in the adapter {tuple(part.shape)}.',
                     hint=BEFORE_QUANTIZING,
                 )
             parts[name] = part
@@ -331,32 +331,32 @@ class AdapterChanges:
                 return False
         return True
 
-    def new(self, name: str, old: torch.Tensor) -> torch.Tensor:
+    def compute(self, name: str, old: torch.Tensor) -> torch.Tensor:
         """Return a tensor with the adapter added, in float32 or its training type, joined from its shares."""
         import torch
 
         shares = sorted((share.index, part) for part, share in self.shares.items() if share.name == name)
         if not shares:
-            return self._changed(name, old)
+            return self._add_change(name, old)
         rows = old.chunk(len(shares))
-        return torch.cat([self._changed(part, some) for (_, part), some in zip(shares, rows, strict=True)])
+        return torch.cat([self._add_change(part, some) for (_, part), some in zip(shares, rows, strict=True)])
 
-    def _changed(self, name: str, old: torch.Tensor) -> torch.Tensor:
+    def _add_change(self, name: str, old: torch.Tensor) -> torch.Tensor:
         part = self.parts.get(name)
         if isinstance(part, _Product):
-            return part.added_to(old, self.config.scale(name.removesuffix(".weight"), part.first.shape[0]))
+            return part.add_to(old, self.config.scale(name.removesuffix(".weight"), part.first.shape[0]))
         return old.float() if part is None else part
 
 
 def _are_alike(first: torch.Tensor | _Product, second: torch.Tensor | _Product) -> bool:
     if isinstance(first, _Product) and isinstance(second, _Product):
         pairs = (first.first, second.first), (first.second, second.second)
-        return all(one.float().equal(two.float()) for one, two in pairs)
+        return all(left.float().equal(right.float()) for left, right in pairs)
     return not isinstance(first, _Product) and not isinstance(second, _Product) and first.equal(second)
 
 
 class WholeChanges:
-    """Fully trained weights, as transformers saves them; tied embeddings stay tied."""
+    """Fully trained weights saved by transformers; tied embeddings stay tied."""
 
     def __init__(self, folder: Path, stored: Shapes, *, tied: Mapping[str, str]) -> None:
         self.untied: Mapping[str, str] = {}
@@ -364,44 +364,44 @@ class WholeChanges:
         for path in sorted(folder.glob("*.safetensors")):
             file = safe_open(path, "pt")
             self.files.update(dict.fromkeys(read_safetensors_header(path), file))
-        # Buffers and heads that this class of the family lacks keep their stored values.
-        self.trained = {place: name for name in self.files if (place := stored_name(name, stored)) is not None}
+        # Tensors that the trained class does not have keep their stored values.
+        self.trained = {place: name for name in self.files if (place := find_stored_name(name, stored)) is not None}
         self.trained |= {head: self.trained[name] for head, name in tied.items() if head in stored}
-        homeless = [name for name in self.files if name not in self.trained.values() and name not in tied]
-        if homeless:
-            raise CtxextError(f'The trained model has "{homeless[0]}", for which the base has no place.')
+        unknown = [name for name in self.files if name not in self.trained.values() and name not in tied]
+        if unknown:
+            raise CtxextError(f'The trained model has "{unknown[0]}", which the base does not have.')
         self.names = frozenset(self.trained)
 
-    def new(self, name: str, old: torch.Tensor) -> torch.Tensor:
+    def compute(self, name: str, old: torch.Tensor) -> torch.Tensor:
         """Return the trained tensor."""
         key = self.trained[name]
         tensor: torch.Tensor = self.files[key].get_tensor(key)
         return tensor
 
 
-def stored_name(owner: str, stored: Iterable[str]) -> str | None:
+def find_stored_name(owner: str, stored: Iterable[str]) -> str | None:
     """Return the name under which a checkpoint stores a parameter; None if there is no unique one.
 
-    Some checkpoints omit the name of the base model. The first BERT names the weights of its norms gamma and beta.
+    Some checkpoints omit the prefix of the base model. The first BERT names the weights of its norms gamma and beta.
     Vision-language models were saved as language_model.model and are loaded as model.language_model.
     """
     names = set(stored)
     old = owner.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
     candidates = (owner, owner.partition(".")[2], f"model.{owner}", old)
-    if found := next((name for name in candidates if name in names), None):
-        return found
-    place = _within_text(owner)
-    alike = [name for name in names if _within_text(name) == place]
+    if match := next((name for name in candidates if name in names), None):
+        return match
+    place = _strip_modules(owner)
+    alike = [name for name in names if _strip_modules(name) == place]
     return alike[0] if len(alike) == 1 else None
 
 
-def _within_text(name: str) -> str:
+def _strip_modules(name: str) -> str:
     """Return a parameter's name without the modules around the text model."""
     return ".".join(part for part in name.split(".") if part not in ("model", "language_model"))
 
 
 def _split(key: str) -> tuple[str, str]:
-    """Split a tensor's key into its parameter's name and the part of the change, "whole" if it is no LoRA part."""
+    """Split a tensor key into the parameter name and the LoRA part; "whole" for a fully trained parameter."""
     for part in _LORA:
         if key.endswith(f".{part}"):
             return key.removesuffix(part) + "weight", part
@@ -425,7 +425,7 @@ class Share:
     count: int
 
 
-def shares_of(checkpoint: Checkpoint, stored: Shapes) -> dict[str, Share]:
+def find_shares(checkpoint: Checkpoint, stored: Shapes) -> dict[str, Share]:
     """Return the shares by parameter; empty if files and class agree, or differ by more than joining and renaming."""
     try:
         from transformers.conversion_mapping import get_checkpoint_conversion_mapping
@@ -437,7 +437,7 @@ def shares_of(checkpoint: Checkpoint, stored: Shapes) -> dict[str, Share]:
     from ctxext.verify.carried import stock_model
 
     conversions = get_checkpoint_conversion_mapping(str(checkpoint.config.get("model_type"))) or []
-    operations = [step for one in conversions if isinstance(one, WeightConverter) for step in one.operations]
+    operations = [step for entry in conversions if isinstance(entry, WeightConverter) for step in entry.operations]
     if not operations or not all(isinstance(step, Chunk) for step in operations):
         return {}
     model = stock_model(without_code(checkpoint.config))
@@ -446,13 +446,13 @@ def shares_of(checkpoint: Checkpoint, stored: Shapes) -> dict[str, Share]:
     shares = {}
     for file_name, tensor in files.items():
         parts = [names[int(at)] for at in tensor.flatten()]
-        place = stored_name(file_name, stored)
+        place = find_stored_name(file_name, stored)
         if place is not None:
             shares.update({name: Share(place, index, len(parts)) for index, name in enumerate(parts)})
     return {name: share for name, share in shares.items() if name not in stored}
 
 
-def with_shares(stored: Shapes, shares: Mapping[str, Share]) -> dict[str, tuple[int, ...]]:
+def add_shares(stored: Shapes, shares: Mapping[str, Share]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the stored tensors, and of the parameters that are shares of them."""
     whole = {name: stored[share.name] for name, share in shares.items()}
     return {**stored, **{name: (shape[0] // shares[name].count, *shape[1:]) for name, shape in whole.items()}}

@@ -1,7 +1,7 @@
 """Reads config.json of this checkpoint with the family's class, after registering a rope type that the class lacks.
 
-This file travels inside checkpoints. `auto_map` names it, so that transformers runs it, where remote code is trusted,
-before it reads the configuration, whose hidden rope type would raise a warning.
+This file travels inside checkpoints. `auto_map` names it, so that transformers, if remote code is trusted, runs it
+before it reads the configuration: the hidden rope type would raise a warning.
 """
 
 from transformers import AutoConfig, PretrainedConfig, modeling_rope_utils

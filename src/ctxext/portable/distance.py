@@ -2,7 +2,7 @@
 
 This file travels inside checkpoints. A step holds `original_length` (L), `num_heads` and `layers`. Each attention of
 these layers has two numbers per head among its weights, w and v: a score above zero between tokens d apart is
-multiplied by (1 + e^v) / (1 + e^(v - w d / L)), others stay as they are. At w = 0 nothing changes. Paper:
+multiplied by (1 + e^v) / (1 + e^(v - w d / L)), others stay unchanged. At w = 0 nothing changes. Paper:
 "DA-Transformer", https://arxiv.org/abs/2010.06925, section 3.2. Shapes: b batch, h heads, g key heads, l rows, n keys,
 d head.
 """
@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from .method import Method
 from .relation_parts import first_base, is_exporting, places_of, product, scaling, softmaxed, taken
 
-BLOCK = 128  # Rows whose scores are in memory at once.
+BLOCK = 128  # Number of rows with scores in memory at once.
 PLACE = "distance"  # The attribute of an attention that holds the weights.
 
 

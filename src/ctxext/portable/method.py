@@ -22,8 +22,8 @@ Turn = namedtuple("Turn", ["to", "since", "slowed"], defaults=[None])
 # factor on cos and sin, and their type.
 Frame = namedtuple("Frame", ["inverse", "columns", "scaling", "dtype"])
 # What a rotary embedding returns instead of cos: the family's cos; for every set of positions the methods'
-# tables for queries and for keys; the positions (b or 1, l) it rotates by; and a dict for one forward, whose "given" is
-# a `Given`. Device maps move all of it.
+# tables for queries and for keys; the positions (b or 1, l) it rotates by; and a dict for one forward, with a `Given`
+# under "given". Device maps move all of it.
 Tables = namedtuple("Tables", ["cos", "sets", "positions", "frame", "memory"])
 # Arguments of the model's forward: the mask of tokens (b, n) or None; how many tokens its cache held before, a number
 # or a tensor; and the positions of the rows (b, l) by that mask if none were passed and it hides tokens. Of a mask of
@@ -62,12 +62,12 @@ def text_positions(mask, seen, length):
 
 
 def refuse_mask(what):
-    """Refuse a mask of pairs that does not say where texts begin.
+    """Refuse a mask of pairs that does not show where texts begin.
 
     Raises:
         ValueError: always.
     """
-    raise ValueError(f"{what}: a 4D mask without position_ids does not say where each text begins; pass position_ids.")
+    raise ValueError(f"{what}: a 4D mask without position_ids does not show where each text begins; pass position_ids.")
 
 
 class Method:
@@ -87,11 +87,11 @@ class Method:
         """Add the method's weights to the attention of a layer that takes part, while the model is built."""
 
     def positions(self, inner, sets):
-        """Pairs of (query positions, key positions), each (b or 1, l), at which this model rotates."""
+        """Pairs of (query positions, key positions), each (b or 1, l), to which this model rotates."""
         return inner(sets)
 
     def tables(self, inner, frame, turn):
-        """What rotates tensors as a `Turn` says; at the innermost cos and sin, each (b or 1, l, c)."""
+        """The tables that rotate tensors by a `Turn`; innermost, cos and sin, each (b or 1, l, c)."""
         return inner(frame, turn)
 
     def rotate(self, inner, tensors, tables, axis, call):
@@ -175,7 +175,7 @@ class Row:
         return [x.view(shape) for x, shape in zip(self.rotation(rows, self.waves, 2, call), shapes, strict=True)]
 
     def to(self, *args, **kwargs):
-        """Itself: see `Call`."""
+        """Return self: see `Call`."""
         return self
 
 
@@ -212,7 +212,7 @@ class Call:
         self.positions = self.rotated if rows is None or self.has_unclear_mask else rows
 
     def to(self, *args, **kwargs):
-        """Itself: families that rotate by one complex tensor move it to a device."""
+        """Return self; families with complex rotary tensors call `.to(device)`."""
         return self
 
     @property
@@ -231,7 +231,7 @@ class Call:
             raise ValueError(f'{what} needs whole sequences; "{name}" attention lays them end to end.')
 
     def needs_causality(self, what, asked=None):
-        """Refuse bidirectional attention, and masks that do not say where texts begin, where `what` would be wrong.
+        """Refuse bidirectional attention, and masks that do not show where texts begin, if `what` would be wrong.
 
         Raises:
             ValueError: rows see what comes after them, or their positions are not known.
@@ -261,7 +261,7 @@ class Call:
         self.first_head = count * (torch.distributed.get_rank() % ranks) if ranks > 1 else 0
 
     def rotate(self, tensors, tables, axis):
-        """Rotate tensors, whose heads are on `axis`, by all methods; the innermost is the family's rotation."""
+        """Rotate tensors with heads on `axis` by all methods; the innermost is the family's rotation."""
         return chained(self.methods, "rotate", self.plainly_rotated)(tensors, tables, axis, self)
 
     def plainly_rotated(self, tensors, tables, axis, call):
@@ -358,7 +358,7 @@ FOLLOWING = {name: following(name) for name in MOVES}
 
 @functools.cache
 def followed(kind):
-    """A class of caches whose methods also move the state of their sequences."""
+    """A class of caches with methods that also move the state of their sequences."""
     moves = {name: move for name, move in FOLLOWING.items() if hasattr(kind, name)}
     # Pickle finds classes by name, and this one has none.
     reduced = {"__reduce_ex__": lambda cache, protocol: (restored, (kind,), vars(cache))}
@@ -386,5 +386,5 @@ def state_of(cache):
     if not hasattr(cache, "ctxext_state"):
         cache.ctxext_state = SequenceState()
         if not torch.compiler.is_compiling():
-            cache.__class__ = followed(type(cache))  # Methods of its own would keep it alive, as they refer to it.
+            cache.__class__ = followed(type(cache))  # Instance methods would keep it alive, as they refer to it.
     return cache.ctxext_state

@@ -1,4 +1,4 @@
-"""A private copy of a family's modeling module in which the slopes of ALiBi are those of the row that reads.
+"""A private copy of a family's modeling module with ALiBi slopes that depend on the row that reads.
 
 This file travels inside checkpoints and knows no slopes: a stub beside it names the family and the method, which gives
 the factors on the slopes of each row; config.json holds its numbers in `ctxext_code`. A row's bias depends on the row
@@ -44,7 +44,7 @@ class RowBias:
         return (self.bias * self.shares).to(self.bias.dtype)
 
     def to(self, *args, **kwargs):
-        """The same on another device, where device maps ask for it."""
+        """The same on another device, for device maps."""
         return RowBias(self.bias.to(*args, **kwargs), self.shares.to(*args, **kwargs), self.shape)
 
     def baddbmm(self, *args, **kwargs):
@@ -68,7 +68,7 @@ class RowBias:
         return self
 
     def __truediv__(self, number):
-        """Falcon: the bias (b, h, l, k) that becomes a part of the mask."""
+        """Falcon: the bias (b, h, l, k) that becomes part of the mask."""
         return self.full() / number
 
     def view(self, *shape):
@@ -134,7 +134,7 @@ def family(stub, modeling, methods):
     module, (method,) = private_copy(stub, modeling), methods
     builder = next(name for name in BUILDERS if hasattr(module, name))
     setattr(module, builder, functools.partial(built, getattr(module, builder)))
-    needs_mask = hasattr(module, "_get_alibi_slopes")  # BLOOM of transformers 5 builds by itself where it gets none.
+    needs_mask = hasattr(module, "_get_alibi_slopes")  # BLOOM of transformers 5 builds one if it gets none.
     for cls in classes_of(module):
         if is_model(cls):
             replace(cls, "__init__", functools.partial(model_init, method))

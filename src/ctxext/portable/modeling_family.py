@@ -2,7 +2,7 @@
 
 This file travels inside checkpoints and knows no method: a stub beside it names the family and the methods, and
 `family` copies the family's module and adds them. config.json holds their settings in `ctxext_code`: `rope`, the
-model's schedule, which the sentinel rope type hides, `hidden`, other values that are hidden from stock classes, and
+model's schedule, which the sentinel rope type hides, `hidden`, other values hidden from unmodified classes, and
 `steps`, one entry per method. Attention classes and everything else are the family's, and the installed module, which
 other models use, is not changed.
 """
@@ -74,7 +74,7 @@ def frame_of(rotary, layer_type, like):
         return Frame(inverse, torch.tensor(columns, device=like.device), scaling, like.dtype)
     kept = vars(rotary).setdefault("ctxext_columns", {})  # The same tensor at every step.
     if (layer_type, like.device) not in kept:
-        with torch.inference_mode(False):  # Gradients may be asked for later.
+        with torch.inference_mode(False):  # Gradients may be needed later.
             kept[layer_type, like.device] = torch.tensor(columns, device=like.device)
     return Frame(inverse, kept[layer_type, like.device], scaling, like.dtype)
 
@@ -382,7 +382,7 @@ def prepare(layer_class):
 
 
 def give_part(layer, name, methods, rotation):
-    """Give a decoder layer, whose attention has this name, its `Part`."""
+    """Give a decoder layer its `Part`; `name` is that of its attention."""
     attention = getattr(layer, name)
     rotary = next((n for n, child in attention.named_children() if hasattr(child, "ctxext_layouts")), None)
     layer.ctxext_part = part = Part(methods, name, attention, rotation, rotary, type(layer))
@@ -399,12 +399,12 @@ def give_part(layer, name, methods, rotation):
 
 
 def runs_at(layer):
-    """Return the names of the arguments of a layer and of its attention: some give the depth at which it runs."""
+    """Return the names of the arguments of a layer and of its attention: some specify its depth."""
     return {*arguments_of(type(layer)), *arguments_of(type(getattr(layer, layer.ctxext_part.name)))}
 
 
 def check_parts(model, layers, has_tables):
-    """Refuse a model without the parts that the methods replace, or whose forward lacks an argument that they read.
+    """Refuse a model without the parts that the methods replace, or without an argument of its forward that they read.
 
     Raises:
         ValueError: something is missing; the message names it.
@@ -438,7 +438,9 @@ def family(stub, modeling, methods):
     setattr(module, applied, functools.partial(apply, function, names))
     if any(method.attend is not Method.attend for method in methods):  # Other methods work with any engine's attention.
         if not hasattr(module, "ALL_ATTENTION_FUNCTIONS"):
-            raise ValueError(f"{modeling} of transformers {transformers.__version__} has an attention of its own.")
+            raise ValueError(
+                f"{modeling} of transformers {transformers.__version__} does not use the attention interface."
+            )
         module.ALL_ATTENTION_FUNCTIONS = Attentions(module.ALL_ATTENTION_FUNCTIONS)
         if hasattr(module, "eager_attention_forward"):
             module.eager_attention_forward = attending(module.eager_attention_forward)

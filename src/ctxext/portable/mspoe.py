@@ -16,7 +16,7 @@ from transformers.utils import logging
 from .method import Method, Row, angles_of, per_column, state_of, waves
 
 PIECE = 131072  # How many numbers of a query are rotated at once on a processor, so that they stay in its cache.
-CALIBRATED = "Converted with --head-order calibrated it answers alike however it is run."
+CALIBRATED = "A conversion with --head-order calibrated gives the same results however it is run."
 
 
 class MsPoE(Method):
@@ -121,7 +121,7 @@ class MsPoE(Method):
         return call.memory[name][1][call.layer]
 
     def layer_tables(self, layer, table, here):
-        """Cos and sin (b, g, l, c) of a layer whose heads have their own curves: see `curve_frequencies`."""
+        """Cos and sin (b, g, l, c) of a layer with one curve per head: see `curve_frequencies`."""
         turn, frame = table
         at, heads = self.settings["layers"].index(layer), self.settings["heads"]
         curves = [
@@ -130,7 +130,7 @@ class MsPoE(Method):
         ]
         frequencies = curve_frequencies(self.settings, frame.inverse, *curves[:2])
         angles = angles_of(turn, frequencies[:, frame.columns][:, None, None], self.moved)
-        # A turn goes on from a rotation that had the temperatures.
+        # A turn continues a rotation that includes the temperatures.
         factor = frame.scaling * curves[2][:, None, None] if turn.since is None else frame.scaling
         return [(f(angles) * factor).to(frame.dtype).transpose(0, 1) for f in (torch.cos, torch.sin)]
 
@@ -154,11 +154,11 @@ class MsPoE(Method):
             return
         grows, self.length = call.cache is None and length == self.length + 1, 0 if call.cache is not None else length
         if is_chosen and length > 1:
-            reason = "a cache goes on with several tokens, but its first part alone has ordered the heads"
+            reason = "a cache continues with several tokens, but only its first part ordered the heads"
         elif grows:
             reason = "a text grows without a cache, so every new token orders the heads again"
         elif batch > 1 and call.mask is None and not is_chosen:
-            reason = "a batch has no mask; where its rows are padded, padding orders the heads"
+            reason = "a batch has no mask; if its rows are padded, padding orders the heads"
         else:
             return
         logging.get_logger("transformers.ctxext").warning_once(f"Ms-PoE in prompt order: {reason}. {CALIBRATED}")
@@ -170,8 +170,8 @@ class MsPoE(Method):
             raise ValueError("Under tensor parallelism no rank sees all heads: convert with --head-order calibrated.")
         if self.sees_packed(call):
             raise ValueError(
-                "Ms-PoE in prompt order orders the heads once for a row; packed sequences, whose positions restart or "
-                "jump within one, need a conversion with --head-order calibrated."
+                "Ms-PoE in prompt order orders the heads once for a row. Packed sequences, with positions that restart "
+                "or jump within a row, need a conversion with --head-order calibrated."
             )
         query, key = (tensor if axis == 1 else tensor.movedim(1, 3) for tensor in tensors)
         return self.order(call, awareness(query, key[:, :, 0], call.mask, call.scaling))

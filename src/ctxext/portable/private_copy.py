@@ -41,7 +41,7 @@ def cache_in(arguments):
 def private_copy(stub, modeling):
     """Return a copy of the module `modeling` for the checkpoint module named `stub`.
 
-    Its name makes it a part of the stub: pickle imports the stub, which makes the copy, before it looks for classes.
+    By its name it is a submodule of the stub: pickle imports the stub, which makes the copy, before it finds classes.
     """
     spec = importlib.util.find_spec(modeling)
     module = importlib.util.module_from_spec(spec)
@@ -94,7 +94,7 @@ def is_model(cls):
 
 @contextlib.contextmanager
 def true_values(config, settings):
-    """Give a configuration the values that config.json hides from stock classes; they are hidden again afterwards."""
+    """Give a configuration the values that config.json hides from unmodified classes, then hide them again."""
     replaced = []
     for place, value in ((settings or {}).get("hidden") or {}).items():
         *path, name = place.split(".")
@@ -140,7 +140,7 @@ def arguments_of(cls):
 
 
 def check_arguments(cls, *names):
-    """Refuse a class of models whose forward lacks a cache or one of these arguments.
+    """Refuse a class of models with a forward that lacks a cache or one of these arguments.
 
     Raises:
         ValueError: one is missing; the message names it.

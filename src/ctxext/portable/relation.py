@@ -2,7 +2,7 @@
 
 This file travels inside checkpoints. Queries and keys arrive rotated by their positions, and are cached so; far ones
 are turned to the positions that the map gives. Rows that the map does not change are bit-equal to the inner attention.
-The others take one of four forms, each with a plan of its own. If only causality hides keys: tiles merged by their
+The others take one of four forms, each with its own plan. If only causality hides keys: tiles merged by their
 log-sum-exp, or for a single row one softmax of near and far keys, which no step copies. Otherwise: one call of the
 inner attention for a single row, or blocks of rows with one softmax. Shapes: b batch, h heads, g key heads, l rows,
 n keys, d head.
@@ -44,8 +44,8 @@ from .relation_parts import (
     without,
 )
 
-BLOCK = 128  # Rows whose scores are in memory at once.
-AHEAD = 16  # Rows or keys whose turns are computed at once while decoding.
+BLOCK = 128  # Number of rows with scores in memory at once.
+AHEAD = 16  # Number of rows or keys turned at once while decoding.
 RUNGS = 64  # How many a traced call may compute for all of its rows, as it cannot read which of them occur.
 # The plan of a call, one class for each form. All layers with one mask and one map share it. `map`: the map; `places`:
 # positions of rows and keys; `rows`, `scales`: the map's values for rows; `base`: how many keys come before the first
@@ -65,7 +65,7 @@ Block = namedtuple("Block", ["start", "stop", "low", "high", "end", "rungs"])
 
 
 class Relation(Method):
-    """The attention of a method; its map says which keys a row reads at which distance. Subclasses set the name."""
+    """The attention of a method; its map gives the keys that a row reads and their distances. Subclasses set `name`."""
 
     map_class = None  # The map of all layers, unless `map_of` returns one per layer.
 
@@ -110,7 +110,7 @@ class Relation(Method):
             plan = self.next_plan(call, rules, m, query, key, value, kwargs) if m is not None else None
             if plan is None:
                 plan = self.cheapest_plan(call, rules, query, key, value, mask, kwargs)
-            call.memory[name] = plan, mask  # Keeps the mask alive, whose id is in the name.
+            call.memory[name] = plan, mask  # Keeps the mask alive: its id is in the name.
         return call.memory[name][0]
 
     def traced_plan(self, call, rules, query, key, mask):
@@ -243,7 +243,7 @@ class Relation(Method):
         return [chosen(is_middle, *pair) for pair in zip((rows.at_far, rows.at_middle), ends, strict=True)]
 
     def next_plan(self, call, rules, m, query, key, value, kwargs):
-        """The plan of a single row at m after keys of which none is hidden, or None where it takes no step."""
+        """The plan of a single row at m after keys that are all visible, or None if it takes no step."""
         if m < rules.first:
             return Inside()
         if trains(query, key, value):
@@ -438,7 +438,7 @@ class Relation(Method):
 
 
 def trains(*tensors):
-    """Whether gradients are wanted of what is computed from these."""
+    """Whether results computed from these tensors need gradients."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 

@@ -1,4 +1,4 @@
-"""Which keys a row reads at which distance: the base class of maps, and the tiles of attention for a map.
+"""The keys that a row reads, and their distances: the base class of maps, and the tiles of attention for a map.
 
 This file travels inside checkpoints. A row is a query at position m; a key is at n. A row reads keys n < far as far
 ones, middle <= n < near as middle ones and n >= near at their own distance; any between far and middle not at all.
@@ -20,7 +20,7 @@ import torch
 
 
 class Beyond(NamedTuple):
-    """What a map says of rows at m (b, l). Positions have the shape (b, l), or (b, l, p) with one for every pair."""
+    """A map's values for rows at m (b, l). Positions have the shape (b, l), or (b, l, p) with one for every pair."""
 
     rung: torch.Tensor  # (b, l), whole numbers: the table of far keys' positions that the row reads.
     far: torch.Tensor  # (b, l): the border below which keys are far. Borders are positions of keys.
@@ -30,7 +30,7 @@ class Beyond(NamedTuple):
     at_middle: torch.Tensor | None = None  # The position of the query for middle keys, or None without any.
 
 
-# Rows of equal rung whose borders are constant or move by one with every row: numbers of rows and keys, for plans.
+# Rows of equal rung with borders that are constant or move by one per row: numbers of rows and keys, for plans.
 Run = namedtuple("Run", ["rung", "start", "stop", "far", "middle", "near", "far_moves", "near_moves"])
 
 
@@ -46,7 +46,7 @@ class Map:
         self.first = start if self.temperature_name == "none" else min(start, self.length)
 
     def beyond(self, m):
-        """Return the Beyond of rows at positions m (b, l). What it says of rows before `start` is not read."""
+        """Return the Beyond of rows at positions m (b, l). Its values for rows before `start` are not read."""
         raise NotImplementedError
 
     def rows(self, m, rotated):

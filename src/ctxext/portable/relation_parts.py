@@ -45,7 +45,7 @@ NOWHERE = 1 << 40  # The position of unused places in a cache: after every row.
 
 
 def is_exporting():
-    """Return whether torch.export records a graph, whose lengths are symbols: they name nothing and bound no loop."""
+    """Return whether torch.export records a graph. Its lengths are symbols: they name nothing and bound no loop."""
     return getattr(torch.compiler, "is_exporting", lambda: False)()
 
 
@@ -399,7 +399,7 @@ def keep_side(call, side):
 
 
 def next_position(call, key, mask):
-    """The position of a single row after keys (b, g, n, d) at 0, 1, ..., of which none is hidden, or None."""
+    """The position of a single row after keys (b, g, n, d) at 0, 1, ..., all of them visible, or None."""
     total, name = key.shape[2], ("next position", key.shape[2])
     if name not in call.memory:
         call.memory[name] = None

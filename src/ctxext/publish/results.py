@@ -10,10 +10,10 @@ from typing import Any
 from ctxext.converters.card import Measured
 from ctxext.errors import CtxextError
 from ctxext.evaluate.report import tables
-from ctxext.evaluate.report.findings import findings, percent, pooled
+from ctxext.evaluate.report.findings import findings, format_percent, pool_cells
 from ctxext.evaluate.report.report import Report, explain_malformed, tasks_of
 from ctxext.evaluate.settings import Settings
-from ctxext.evaluate.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, expanded
+from ctxext.evaluate.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, expand_groups
 from ctxext.files.schemas import read_json_object
 from ctxext.files.strict import in_markdown
 from ctxext.options import option_name, options_of
@@ -36,9 +36,9 @@ def _retrieval(report: Report, task: str) -> tables.Table:
         cells = [cell for cell in model["cells"] if cell["task"] == task]
         for length in sorted({cell["length"] for cell in cells}):
             at_length = [cell for cell in cells if cell["length"] == length]
-            share, weakest = pooled(at_length)[0], min(at_length, key=lambda cell: cell["share"])
+            share, weakest = pool_cells(at_length)[0], min(at_length, key=lambda cell: cell["share"])
             is_even = weakest["depth"] is None or all(cell["share"] == share for cell in at_length)
-            depth = "" if is_even else f"{percent(weakest['share'])} at depth {round(100 * weakest['depth'])} %"
+            depth = "" if is_even else f"{format_percent(weakest['share'])} at depth {round(100 * weakest['depth'])} %"
             rows.append([model["name"], str(length), *tables.in_percent(at_length), depth])
     return tables.Table(task, ["model", "tokens", "% right", "95 % interval", "% right at the weakest depth"], rows)
 
@@ -113,7 +113,7 @@ def model_index(report: Report, entry: Mapping[str, Any]) -> list[Any]:
     figures: list[tuple[str, Any, str, float, dict[str, int]]] = []
     for task, length in dict.fromkeys((cell["task"], cell["length"]) for cell in entry["cells"]):
         cells = [cell for cell in entry["cells"] if (cell["task"], cell["length"]) == (task, length)]
-        figures.append((task, length, "exact_match", pooled(cells)[0], {"depths": len(cells)}))
+        figures.append((task, length, "exact_match", pool_cells(cells)[0], {"depths": len(cells)}))
     long, short = entry.get("perplexity") or {}, entry.get("short")
     for length, values in (long.get("lengths") or {}).items():
         figures.append((long.get("task", "perplexity"), int(length), "perplexity", values["perplexity"], {}))
@@ -239,8 +239,8 @@ def _missing(report: Report, entry: Mapping[str, Any]) -> list[str]:
     missing += [
         f"{task.shows[0].upper()}{task.shows[1:]} (`{name}`)."
         for name in NAMES
-        if (task := TASKS[expanded([name])[0]])
-        and not asked & {*expanded([name])}
+        if (task := TASKS[expand_groups([name])[0]])
+        and not asked & {*expand_groups([name])}
         and entry.get("kind", "causal") in task.kinds
     ]
     scored = {name for name, task in RETRIEVAL_TASKS.items() if not task.is_written}

@@ -142,7 +142,7 @@ def pack(
     warnings = [f"{CARD} was edited by hand and stays as it is; delete it to have it written again."] if edited else []
     card = edited or render(_facts(subject, repository, results, base=options.base))
     names = tuple(path.as_posix() for path in subject.checkpoint.files)
-    known = {name: digest for name, digest in subject.recorded("weights").items() if digest}
+    known = {name: digest for name, digest in subject.read_digests("weights").items() if digest}
     known = known if check_weights in checks else {}
     return UploadPlan(folder, names, {**texts, CARD: card.encode()}, tuple(warnings), base=options.base, known=known)
 
@@ -215,7 +215,7 @@ def _subject(folder: Path, rewritten: str | None = None, progress: Progress | No
 
 def _edited_card(subject: Subject) -> str | None:
     """Return the card in the folder if a person changed it, else None."""
-    path, recorded = subject.checkpoint.folder / CARD, subject.recorded("files").get(CARD)
+    path, recorded = subject.checkpoint.folder / CARD, subject.read_digests("files").get(CARD)
     if not path.is_file() or recorded is None or sha256_of(path) == recorded:
         return None
     return path.read_text(encoding="utf-8")

@@ -11,8 +11,8 @@ from ctxext.errors import CtxextError
 from ctxext.files.tensor_files import NewTensor
 from ctxext.recipes.encodings.base import POSITIONS, Encoding
 from ctxext.recipes.encodings.frequencies import is_neutral
-from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary, unsupported
-from ctxext.recipes.param import SearchRange, checked, param, search_ranges
+from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary, unsupported_reason
+from ctxext.recipes.param import SearchRange, check_value, param, search_ranges
 
 Kind = Literal["table", "base", "schedule", "heads", "attention", "slopes", "buckets"]
 """Part of a model that a method changes: the rows of a position table, the RoPE base, the schedule of frequencies, the
@@ -41,11 +41,11 @@ class Method:
     is_experimental: ClassVar[bool] = False
     """True if help, lists and searches omit it unless it is named, as it had no measured benefit."""
     neutral: ClassVar[Mapping[str, Any]] = {}
-    """Parameters that leave a model unchanged, bit for bit."""
+    """Parameters that leave a model exactly unchanged."""
     example: ClassVar[Mapping[str, Any]] = {}
-    """Parameters for any small model, for tests and pictures."""
+    """Parameters for any small model, for tests and figures."""
     difference: ClassVar[str] = ""
-    """Default differences from the paper, and measurements of both variants; help begins with it."""
+    """Differences of the defaults from the paper, with measurements of both; help begins with it."""
     caution: ClassVar[str] = ""
     """A warning for users of the result, in one sentence; shown after converting and on the card."""
 
@@ -54,7 +54,7 @@ class Method:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = checked(type(self), self.name, field, getattr(self, field.name))
+            value = check_value(type(self), self.name, field, getattr(self, field.name))
             object.__setattr__(self, field.name, value)
 
     @classmethod
@@ -67,15 +67,15 @@ class Method:
         """Return a step that changes a small model with this encoding."""
         return cls(**cls.example)
 
-    def adapted(self, model: ModelConfig) -> Self:
+    def adapt(self, model: ModelConfig) -> Self:
         """Return the step with unset parameters read from the model's configuration."""
         return self
 
-    def resolved(self, encoding: Encoding) -> Self:
+    def resolve(self, encoding: Encoding) -> Self:
         """Return the step with every model-dependent parameter filled in."""
         return self
 
-    def reach(self, encoding: Encoding) -> int:
+    def length_after(self, encoding: Encoding) -> int:
         """Return the context length after this step, in tokens.
 
         By default it is unchanged.
@@ -137,7 +137,7 @@ class Method:
 
     @classmethod
     def needs_code(cls) -> bool:
-        """Return whether the checkpoint must carry modeling code."""
+        """Return whether the checkpoint must contain modeling code."""
         return cls.kind in CARRIED_BY_CODE
 
     @property
@@ -147,13 +147,12 @@ class Method:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the step in the format of a recipe file, without unset parameters."""
-        numbers = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        plain = {key: _listed(value) for key, value in numbers.items()}
-        return {"method": self.name, **{key: value for key, value in plain.items() if value is not None}}
+        parameters = {field.name: _to_lists(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        return {"method": self.name, **{key: value for key, value in parameters.items() if value is not None}}
 
 
-def _listed(value: Any) -> Any:
-    return [_listed(entry) for entry in value] if isinstance(value, tuple) else value
+def _to_lists(value: Any) -> Any:
+    return [_to_lists(entry) for entry in value] if isinstance(value, tuple) else value
 
 
 _REACH = ("factor", "target_length")
@@ -168,7 +167,7 @@ class Reaching(Method):
     factor: float | None = param(None, help="How many times longer the new context is.", min=1.0)
     target_length: int | None = param(None, help="The new context length in tokens, for example 32k.", min=1)
 
-    def resolved(self, encoding: Encoding) -> Self:
+    def resolve(self, encoding: Encoding) -> Self:
         """Return the step with every model-dependent parameter filled in.
 
         This includes the factor. A target length stays only if it differs from the factor's. Published models have
@@ -185,7 +184,7 @@ class Reaching(Method):
             raise CtxextError(
                 f'The target length "{self.target_length}" is not above the original context length '
                 f"{encoding.trained_length}.",
-                hint=f"Choose a longer one, for example --target-length {4 * encoding.trained_length}.",
+                hint=f"Choose a longer one, such as --target-length {4 * encoding.trained_length}.",
             )
         factor = self.target_length / encoding.trained_length
         if self.factor not in (None, factor):
@@ -197,22 +196,22 @@ class Reaching(Method):
 
         Contains the factor and the target length, if they are set.
         """
-        times = "" if self.factor is None else f" ×{self.factor:g}"
-        return self.name + times + ("" if self.target_length is None else f" to {self.target_length}")
+        factor = "" if self.factor is None else f" ×{self.factor:g}"
+        return self.name + factor + ("" if self.target_length is None else f" to {self.target_length}")
 
     @property
-    def stretch(self) -> float:
+    def scaling_factor(self) -> float:
         """The factor of a resolved step."""
         assert self.factor is not None, "resolve the step first"
         return self.factor
 
-    def reach(self, encoding: Encoding) -> int:
+    def length_after(self, encoding: Encoding) -> int:
         """Return the context length after this step, in tokens."""
-        return self.target_length or round(self.stretch * encoding.trained_length)
+        return self.target_length or round(self.scaling_factor * encoding.trained_length)
 
 
 class Scaling(Reaching):
-    """A schedule of a rotary embedding's frequencies that configuration keys carry."""
+    """A schedule of RoPE frequencies that is expressed in configuration keys."""
 
     kind: ClassVar[Kind] = "schedule"
     rope_type: ClassVar[str] = "default"
@@ -224,9 +223,9 @@ class Scaling(Reaching):
 
         The family must support the rope type.
         """
-        return super().refusal(config, family) or unsupported(family, cls.rope_type)
+        return super().refusal(config, family) or unsupported_reason(family, cls.rope_type)
 
-    def taken_over(self, replaced: Mapping[str, Any], method: str | None) -> dict[str, Any]:
+    def inherit_from(self, replaced: Mapping[str, Any], method: str | None) -> dict[str, Any]:
         """Return the unset parameters of this step that a replaced schedule of the same type has.
 
         `replaced` has the format of transformers. `method` is None if ctxext did not write the schedule.
@@ -243,9 +242,9 @@ class Scaling(Reaching):
         """
         if self.target_length is None or self.factor is None:
             return super().caution_for(model)
-        reach = f"the factor of {self.factor:g} gives {round(self.factor * model.rotary.trained_length)}"
-        apart = f"the context length is {self.target_length} tokens as requested; {reach}."
-        return " ".join(part for part in (apart, super().caution_for(model)) if part)
+        by_factor = f"the factor of {self.factor:g} gives {round(self.factor * model.rotary.trained_length)}"
+        lengths = f"the context length is {self.target_length} tokens as requested; {by_factor}."
+        return " ".join(part for part in (lengths, super().caution_for(model)) if part)
 
     def edit(self, model: ModelConfig) -> ModelConfig:
         """Return the configuration after this step.
@@ -253,18 +252,18 @@ class Scaling(Reaching):
         It contains this method's schedule, theta and context length.
         """
         rotary = model.rotary
-        step = self.resolved(rotary)
+        step = self.resolve(rotary)
         if rotary.rope_type != "default":
             raise CtxextError(f'{self.name} cannot be applied on top of the schedule "{rotary.rope_type}".')
         after = dataclasses.replace(
             rotary,
             theta=step.theta_after(rotary),
             theta_origin="",
-            context_length=step.reach(rotary),
+            context_length=step.length_after(rotary),
             declared_length=None,
             parameters={"rope_type": self.rope_type, **step.schedule(rotary)},
         )
-        if step.factor == 1 and is_neutral(after):  # Its formula would round unlike the plain one.
+        if step.factor == 1 and is_neutral(after):  # The formula would round differently.
             after = after.with_parameters({"rope_type": "default"})
         return model.with_encoding(after)
 

@@ -24,10 +24,10 @@ class Limits:
         min: The smallest legal value.
         max: The largest legal value.
         choices: The legal words of a text parameter.
-        search: The range, or the values, that a search tries.
+        search: The range or the values that a search tries.
         usual: The value that replaces None. For a required parameter, the paper's value, which a search tries
             first.
-        measured: Whether it is the result of a measurement: kept in recipe files, not an option of the command line.
+        measured: Whether it is measured: it is stored in recipe files and is not a command-line option.
     """
 
     help: str
@@ -66,7 +66,7 @@ def default_of(field: "dataclasses.Field[Any]") -> Any:
 
 
 def options_of(owner: type) -> "list[dataclasses.Field[Any]]":
-    """Return the parameters of a method that a user may set on the command line."""
+    """Return the parameters of a method that are command-line options."""
     return [field for field in dataclasses.fields(owner) if not limits_of(field).measured]
 
 
@@ -77,7 +77,7 @@ class SearchRange:
     Attributes:
         values: The smallest and the largest number, or the words to choose from.
         start: The published value, which is tried first; None if there is none.
-        optional: Whether some trials leave the parameter out and use the method's rule.
+        optional: Whether some trials omit the parameter and use the method's rule.
     """
 
     values: tuple[Any, ...]
@@ -118,27 +118,27 @@ def value_type(owner: type, name: str) -> Any:
     return members[0] if type(None) in members else hint
 
 
-def checked(owner: type, label: str, field: "dataclasses.Field[Any]", value: Any) -> Any:
+def check_value(owner: type, label: str, field: "dataclasses.Field[Any]", value: Any) -> Any:
     """Return a parameter's value in its declared type; raise if it has another type or violates a limit."""
-    limits, wanted = limits_of(field), value_type(owner, field.name)
+    limits, expected = limits_of(field), value_type(owner, field.name)
     option = f"{label}: {field.name}"
     if value is None:
         if type(None) not in typing.get_args(_types(owner)[field.name]):
-            raise CtxextError(f"{option} must have a value.", hint="Leave it out for its default.")
+            raise CtxextError(f"{option} must have a value.", hint="Omit it to use the default.")
         return None
-    if wanted is bool or wanted is str:
-        if not isinstance(value, wanted):
-            raise CtxextError(f'{option} must be {"true or false" if wanted is bool else "a word"}, not "{value}".')
-    elif typing.get_origin(wanted) is tuple:
-        inner = typing.get_args(wanted)[0]
+    if expected is bool or expected is str:
+        if not isinstance(value, expected):
+            raise CtxextError(f'{option} must be {"true or false" if expected is bool else "a word"}, not "{value}".')
+    elif typing.get_origin(expected) is tuple:
+        inner = typing.get_args(expected)[0]
         if typing.get_origin(inner) is not tuple:
-            return _checked_numbers(option, value)
+            return _check_numbers(option, value)
         rows = value if isinstance(value, list | tuple) else [value]
-        return tuple(_checked_numbers(option, row, typing.get_args(inner)[0]) for row in rows)
+        return tuple(_check_numbers(option, row, typing.get_args(inner)[0]) for row in rows)
     else:
         if isinstance(value, str) and field.name.endswith("_length"):
             value = parse_length(value)
-        value = _checked_number(option, value, wanted)
+        value = _check_number(option, value, expected)
     if limits.choices and value not in limits.choices:
         raise CtxextError(f'{option} must be one of {", ".join(limits.choices)}, not "{value}".')
     if limits.min is not None and value < limits.min:
@@ -148,16 +148,16 @@ def checked(owner: type, label: str, field: "dataclasses.Field[Any]", value: Any
     return value
 
 
-def _checked_number(option: str, value: Any, wanted: type) -> Any:
+def _check_number(option: str, value: Any, expected: type) -> Any:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not abs(value) <= _LARGEST:  # Also false for NaN.
         raise CtxextError(f'{option} must be a finite number of at most {_LARGEST:g}, not "{value}".')
-    if wanted is int and value != int(value):
+    if expected is int and value != int(value):
         raise CtxextError(f'{option} must be a whole number, not "{value}".')
-    return wanted(value)
+    return expected(value)
 
 
-def _checked_numbers(option: str, value: Any, wanted: type = float) -> tuple[Any, ...]:
+def _check_numbers(option: str, value: Any, expected: type = float) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple) or not value:
         raise CtxextError(f"{option} must be a list of numbers.")
-    return tuple(_checked_number(option, number, wanted) for number in value)
+    return tuple(_check_number(option, number, expected) for number in value)

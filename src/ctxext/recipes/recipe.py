@@ -44,16 +44,16 @@ class Recipe:
         object.__setattr__(self, "steps", (steps,) if isinstance(steps, Method) else tuple(steps))
         for step in self.steps:
             if not isinstance(step, Method):
-                raise CtxextError(f'"{step}" is no step of a recipe.', hint="Give methods, as Yarn(factor=4).")
+                raise CtxextError(f'"{step}" is not a method.', hint="Pass methods, for example Yarn(factor=4).")
         object.__setattr__(self, "description", description)
         object.__setattr__(self, "source", source)
         if not self.steps:
-            raise CtxextError("The recipe has no steps.", hint="Name a method, for example --method yarn.")
+            raise CtxextError("The recipe has no steps.", hint="Add a method, for example --method yarn.")
         _check_order(self.steps)
 
     @property
     def needs_code(self) -> bool:
-        """Whether the result must carry modeling code."""
+        """Whether the result must contain modeling code."""
         return any(step.needs_code() for step in self.steps)
 
     @property
@@ -63,12 +63,12 @@ class Recipe:
 
     @property
     def changes_frequencies(self) -> bool:
-        """Whether some step writes a schedule of a rotary embedding."""
+        """Whether some step writes a RoPE schedule."""
         return any(step.kind in ("base", "schedule") for step in self.steps)
 
     @property
     def replaces_encoding(self) -> bool:
-        """Whether some step replaces the encoding, so that it must start from a plain one."""
+        """Whether some step replaces the encoding and must start from an unscaled one."""
         return any(not step.needs_code() for step in self.steps)
 
     @property
@@ -76,43 +76,44 @@ class Recipe:
         """Whether some step changes weights, which no configuration can restore."""
         return any(type(step).new_tensors is not Method.new_tensors for step in self.steps)
 
-    def resolved(self, model: ModelConfig) -> "Recipe":
+    def resolve(self, model: ModelConfig) -> "Recipe":
         """Return the recipe with every model-dependent parameter filled in."""
         encoding, steps = model.encoding, []
         for step in self.steps:
-            steps.append(step.adapted(model).resolved(encoding))
-            reach = steps[-1].reach(encoding)
-            check_length(reach)
-            encoding = encoding.at_length(reach)
+            steps.append(step.adapt(model).resolve(encoding))
+            length = steps[-1].length_after(encoding)
+            check_length(length)
+            encoding = encoding.at_length(length)
         return Recipe(steps, self.description, self.source)
 
-    def taking_over(self, model: ModelConfig) -> tuple["Recipe", dict[str, Any]]:
+    def take_over(self, model: ModelConfig) -> tuple["Recipe", dict[str, Any]]:
         """Return the recipe with unset parameters from the schedule that it replaces, and those parameters.
 
         Only a schedule of the same type is used.
         """
-        noted = (provenance(model.config).get("recipe") or {}).get("steps", [])
-        names = [name for name in (str(step.get("method")) for step in noted) if not method_named(name).needs_code()]
-        previous = names[-1] if names else None
-        steps, kept = [], dict[str, Any]()
-        numbers = without_derived(model.rotary) if isinstance(model.encoding, Rotary) else {}
+        recorded = (provenance(model.config).get("recipe") or {}).get("steps", [])
+        names = [str(step.get("method")) for step in recorded]
+        schedules = [name for name in names if not method_named(name).needs_code()]
+        previous = schedules[-1] if schedules else None
+        steps, parameters = [], dict[str, Any]()
+        schedule = without_derived(model.rotary) if isinstance(model.encoding, Rotary) else {}
         for step in self.steps:
-            inherited = step.taken_over(numbers, previous) if isinstance(step, Scaling) else {}
+            inherited = step.inherit_from(schedule, previous) if isinstance(step, Scaling) else {}
             steps.append(dataclasses.replace(step, **inherited))
-            kept |= inherited
-        return Recipe(steps, self.description, self.source), kept
+            parameters |= inherited
+        return Recipe(steps, self.description, self.source), parameters
 
     def edit(self, model: ModelConfig, *, with_code: bool = True) -> ModelConfig:
         """Return the configuration after all steps.
 
         If `with_code` is false, only the steps that unmodified transformers supports are applied.
         """
-        model = _edited(model, (step for step in self.steps if not step.needs_code()))
+        model = _apply_steps(model, (step for step in self.steps if not step.needs_code()))
         return self.add_code(model) if with_code else model
 
     def add_code(self, model: ModelConfig) -> ModelConfig:
         """Return the configuration after the steps with code, which come last."""
-        return _edited(model, (step for step in self.steps if step.needs_code()))
+        return _apply_steps(model, (step for step in self.steps if step.needs_code()))
 
     def new_tensors(self, source: Checkpoint, model: ModelConfig) -> tuple[NewTensor, ...]:
         """Return the tensors that differ between the result and its source.
@@ -122,7 +123,7 @@ class Recipe:
         return tuple(tensor for step in self.steps for tensor in step.new_tensors(source, model))
 
     def code_files(self, config: Config) -> Mapping[str, str]:
-        """Return the modeling code that the result must carry, by file name; empty if no step needs any."""
+        """Return the modeling code that the result must contain, by file name; empty if no step needs any."""
         with_code = [step for step in self.steps if isinstance(step, CodeMethod)]
         if not with_code:
             return {}
@@ -151,7 +152,7 @@ def describe_step(step: Mapping[str, Any]) -> str:
         return str(step.get("method"))
 
 
-def _edited(model: ModelConfig, steps: Iterable[Method]) -> ModelConfig:
+def _apply_steps(model: ModelConfig, steps: Iterable[Method]) -> ModelConfig:
     for step in steps:
         model = step.edit(model)
         check_length(model.encoding.usable_length)
@@ -159,18 +160,18 @@ def _edited(model: ModelConfig, steps: Iterable[Method]) -> ModelConfig:
 
 
 def _check_order(steps: Sequence[Method]) -> None:
-    """Raise if steps conflict, or if one comes before a step on which it builds."""
+    """Raise if steps conflict, or if one comes before a step that it depends on."""
     exclusive = {
         "schedule": "scale the same frequencies",
         "attention": "replace the same attention",
         "slopes": "change the same slopes",
     }
-    for kind, what in exclusive.items():
+    for kind, effect in exclusive.items():
         same = [step.name for step in steps if step.kind == kind]
         if len(same) > 1:
             raise CtxextError(
-                f"{' and '.join(same)} would {what} twice.",
-                hint="Keep one of them; it may be combined with other steps.",
+                f"{' and '.join(same)} would {effect} twice.",
+                hint="Keep one of them.",
             )
     names = [step.name for step in steps]
     if twice := [name for name in names if names.count(name) > 1]:
@@ -178,13 +179,13 @@ def _check_order(steps: Sequence[Method]) -> None:
     for before, after in itertools.pairwise(steps):
         if before.needs_code() and not after.needs_code():
             raise CtxextError(
-                f"{before.name} must come after {after.name}: code builds on the schedule of the configuration.",
-                hint=f"--method {after.name} --method {before.name}",
+                f"{before.name} must come after {after.name}: methods with code apply to the scaled model.",
+                hint=f"Use --method {after.name} --method {before.name}",
             )
 
 
 def command_options(steps: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the options of `ctxext convert` that equal some steps of a recipe file; none if a file is needed.
+    """Return the options of `ctxext convert` that are equivalent to steps of a recipe file; empty if a file is needed.
 
     A file is needed for lists, measured values, one parameter with two values, and factors that multiply.
     """
@@ -192,12 +193,12 @@ def command_options(steps: Iterable[Mapping[str, Any]]) -> list[str]:
     fields = [
         (field, step.get(field.name, field.default)) for method, step in methods for field in dataclasses.fields(method)
     ]
-    given = {field: value for field, value in fields if value is not None and value != field.default}
-    named = {field.name: value for field, value in given.items()}
-    # An option reaches every step that takes it, so a step that kept its default must not share its name.
+    changed = {field: value for field, value in fields if value is not None and value != field.default}
+    named = {field.name: value for field, value in changed.items()}
+    # An option applies to every step that has it, so no step with the default may have an option of this name.
     is_shared = any(named.get(field.name, value) != value for field, value in fields)
-    is_long = any(limits_of(field).measured or isinstance(value, list | tuple) for field, value in given.items())
-    if is_shared or is_long or multiplied([method for method, _ in methods]):
+    is_long = any(limits_of(field).measured or isinstance(value, list | tuple) for field, value in changed.items())
+    if is_shared or is_long or multiplying_steps([method for method, _ in methods]):
         return []
     return [
         *(word for method, _ in methods for word in ("--method", method.name)),
@@ -208,36 +209,35 @@ def command_options(steps: Iterable[Mapping[str, Any]]) -> list[str]:
 def _option(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [option_name(name if value else f"no_{name}")]
-    # As users write it: 4, not 4.0, but with all its digits.
+    # As a user writes it: 4 instead of 4.0, but with all digits.
     is_whole = isinstance(value, float) and value == int(value) and abs(value) < 1e15
     return [option_name(name), str(int(value) if is_whole else value)]
 
 
-def multiplied(steps: Iterable[Method | type[Method]]) -> list[str]:
+def multiplying_steps(steps: Iterable[Method | type[Method]]) -> list[str]:
     """Return the names of steps with factors that multiply.
 
-    They are a schedule of the configuration, and code that scales it again. A new base and the schedule on top of it
-    both scale the original context length, so their factors do not multiply.
+    They are a schedule of the configuration, and code that scales it again. A new base and a schedule both scale the
+    original context length, so their factors do not multiply.
     """
-    stretching = [step for step in steps if hasattr(step, "factor")]
-    return [step.name for step in stretching] if len({step.needs_code() for step in stretching}) > 1 else []
+    scaling = [step for step in steps if hasattr(step, "factor")]
+    return [step.name for step in scaling] if len({step.needs_code() for step in scaling}) > 1 else []
 
 
 def plain_config(model: ModelConfig) -> ModelConfig:
     """Return the configuration of an extended model without its extension.
 
-    It has no code, and the plain schedule and length. If ctxext recorded that only code was added, the source's
-    schedule stays.
+    It has no code, no schedule and the original length. If ctxext added only code, the source's schedule stays.
     """
-    noted = provenance(model.config)
-    steps = [method_named(str(step.get("method"))) for step in (noted.get("recipe") or {}).get("steps", [])]
+    record = provenance(model.config)
+    steps = [method_named(str(step.get("method"))) for step in (record.get("recipe") or {}).get("steps", [])]
     config = {key: value for key, value in without_code(model.config).items() if key != "ctxext"}
     if isinstance(model.encoding, Rotary) and steps and all(method.needs_code() for method in steps):
-        length, declared = noted.get("source_length") or model.rotary.trained_length, noted.get("declared_length")
+        length, declared = record.get("source_length") or model.rotary.trained_length, record.get("declared_length")
         plain = ModelConfig(config, model.family, model.rotary).with_context_length(int(declared or length))
         rotary = dataclasses.replace(plain.rotary, context_length=int(length), declared_length=declared)
         return dataclasses.replace(plain, encoding=rotary)
-    encoding = model.encoding.plain(noted)
+    encoding = model.encoding.restore_source(record)
     return ModelConfig(config, model.family, encoding).with_encoding(encoding)
 
 
@@ -252,11 +252,11 @@ def step_from_dict(entry: Any, place: str) -> Method:
         if key not in names:
             near = difflib.get_close_matches(str(key), names)
             raise CtxextError(
-                f'{place}: {method.name} has no number "{key}".',
-                hint=f'Did you mean "{near[0]}"?' if near else f"It takes: {', '.join(sorted(names))}.",
+                f'{place}: {method.name} has no parameter "{key}".',
+                hint=f'Did you mean "{near[0]}"?' if near else f"Parameters: {', '.join(sorted(names))}.",
             )
         if value_type(method, key) is float and isinstance(numbers[key], str):
-            with contextlib.suppress(ValueError):  # YAML 1.1 reads "1e6" as text; other text is left to the checks.
+            with contextlib.suppress(ValueError):  # YAML 1.1 reads "1e6" as text; other text fails the checks.
                 numbers[key] = float(numbers[key])
     required = [
         field.name
@@ -288,26 +288,26 @@ def load_recipe(name: str) -> Recipe:
         name: A path, or a preset's name.
 
     Raises:
-        CtxextError: there is no such file, or it is not a recipe.
+        CtxextError: the file does not exist or is not a recipe.
     """
     path = Path(name)
-    shipped = presets()
+    preset_texts = presets()
     if path.exists() and not path.is_dir():
         text = read_text(path)
-    elif name in shipped:
-        text = shipped[name]
+    elif name in preset_texts:
+        text = preset_texts[name]
     else:
-        raise CtxextError(f'There is no recipe file "{name}".', hint=f"Presets: {', '.join(sorted(shipped))}.")
+        raise CtxextError(f'There is no recipe file "{name}".', hint=f"Presets: {', '.join(sorted(preset_texts))}.")
     return recipe_from_dict(parse_yaml(text, name), name)
 
 
 def recipe_from_dict(content: Any, place: str) -> Recipe:
     """Build a recipe from a file's content."""
     if not isinstance(content, Mapping) or not isinstance(content.get("steps"), list):
-        raise CtxextError(f'"{place}" is not a recipe: it needs a list of "steps".')
+        raise CtxextError(f'"{place}" is not a recipe: it has no list of "steps".')
     unknown = [str(key) for key in content if key not in _FILE_KEYS]
     if unknown:
-        raise CtxextError(f'"{place}": unknown key "{unknown[0]}".', hint=f"It takes: {', '.join(_FILE_KEYS)}.")
+        raise CtxextError(f'"{place}": unknown key "{unknown[0]}".', hint=f"Known keys: {', '.join(_FILE_KEYS)}.")
     steps = [step_from_dict(entry, f"{place}, step {number}") for number, entry in enumerate(content["steps"], 1)]
     return Recipe(steps, str(content.get("description", "")), str(content.get("source", "")))
 

@@ -1,4 +1,4 @@
-"""The methods: every class with its own name in the files of recipes/methods."""
+"""The methods: every class with a `name` in the files of recipes/methods."""
 
 import difflib
 import importlib
@@ -17,13 +17,12 @@ _ORDER = (
 
 
 def _find_methods() -> list[type[Method]]:
-    found = []
+    classes: list[type[Method]] = []
     for file in pkgutil.iter_modules(methods.__path__, f"{methods.__name__}."):
-        classes = [value for value in vars(importlib.import_module(file.name)).values() if isinstance(value, type)]
-        found += [
-            cls for cls in classes if issubclass(cls, Method) and cls.__module__ == file.name and "name" in vars(cls)
-        ]
-    return sorted(found, key=lambda cls: (_ORDER.index(cls.name) if cls.name in _ORDER else len(_ORDER), cls.name))
+        values = vars(importlib.import_module(file.name)).values()
+        defined = [value for value in values if isinstance(value, type) and value.__module__ == file.name]
+        classes += [cls for cls in defined if issubclass(cls, Method) and "name" in vars(cls)]
+    return sorted(classes, key=lambda cls: (_ORDER.index(cls.name) if cls.name in _ORDER else len(_ORDER), cls.name))
 
 
 METHODS = tuple(_find_methods())

@@ -1,4 +1,4 @@
-"""Measure the best recipes again on many new prompts, then choose among the best of them on unseen prompts."""
+"""Final evaluation: measure the best recipes on more prompts, then choose among the best on unseen prompts."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -8,21 +8,21 @@ from ctxext.errors import NothingMeasuredError
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.workbench import Workbench
 from ctxext.search.measurement import EvalSet, Measurement, measure
-from ctxext.search.study import Point, Trial, finalists_of
+from ctxext.search.study import Point, Trial, choose_finalists
 
 _STOCK = -1
-"""Key of the unmodified model among the numbers of trials."""
+"""Key of the unmodified model among the trial numbers."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """The last check: answers to prompts that were used for nothing else.
+    """The final evaluation, on prompts that were not used before.
 
     Attributes:
-        winner: The best recipe on these prompts; None if none surely keeps the bound at the original context length.
-        published: The best published one: of those that keep the bound if any does.
-        stock: The plain model's answers.
-        points: Every recipe that was measured, by its trial's number.
+        winner: The best recipe within the bound at the original context length; None if there is none.
+        published: The best published recipe, preferably within the bound.
+        stock: Measurement of the unmodified model.
+        points: Measured recipes, by trial number.
         answers: Their measurements.
         keep_short: The bound.
     """
@@ -36,25 +36,22 @@ class Check:
 
     @property
     def winner_answers(self) -> Measurement | None:
-        """The winner's answers."""
+        """Measurement of the winner."""
         return self.answers[self.winner.trial.number] if self.winner else None
 
     @property
     def gain(self) -> tuple[float, float]:
-        """The decrease of the winner's bounded loss of an answer, and half its 95 % interval."""
+        """Decrease of the bounded loss per answer with the winner, and half its 95 % interval."""
         return self.winner_answers.gain(self.stock) if self.winner_answers else (0.0, 0.0)
 
     @property
     def rise(self) -> tuple[float, float]:
-        """The relative rise of its loss on documents at the original context length, and half its interval."""
+        """Relative rise of its loss on documents at the original context length, and half its interval."""
         return self.winner_answers.rise(self.stock) if self.winner_answers else (0.0, 0.0)
 
     @property
     def is_better(self) -> bool:
-        """Whether the winner keeps the bound, answers more prompts, and has a significantly lower loss.
-
-        Nothing less is a reason to change a model.
-        """
+        """Whether the winner keeps the bound, answers more prompts, and has a significantly lower loss."""
         return (
             self.winner_answers is not None
             and keeps_bound(self.winner_answers, self.stock, self.keep_short)
@@ -64,23 +61,25 @@ class Check:
 
     @property
     def finds_more(self) -> Point | None:
-        """The recipe that answers the most prompts, if it answers more than the winner."""
+        """Recipe that answers the most prompts, if it answers more than the winner."""
         least = self.winner_answers.share if self.winner_answers else self.stock.share
         best = max(self.points.values(), key=lambda point: self.answers[point.trial.number].share, default=None)
         return best if best and self.answers[best.trial.number].share > least else None
 
 
 def keeps_bound(answers: Measurement, stock: Measurement, keep_short: float) -> bool:
-    """Return whether the loss at the original context length keeps the bound, by its interval's upper end."""
+    """Return whether the upper end of the rise of the loss at the original context length is within the bound."""
     return sum(answers.rise(stock)) <= keep_short
 
 
-def run_off(bench: Workbench, eval_set: EvalSet, points: Sequence[Point], keep_short: float, end: float) -> list[Point]:
-    """Return those that keep the bound on a larger eval set, of the best of the search and of the published ones.
+def rank_finalists(
+    bench: Workbench, eval_set: EvalSet, points: Sequence[Point], keep_short: float, end: float
+) -> list[Point]:
+    """Measure the finalists on a larger eval set and return those that keep the bound, lowest loss first.
 
-    The search has few prompts and many recipes, so its best is partly due to luck. Only recipes count that keep the
-    loss at the original context length by the upper end of the 95 % interval. Recipes that have surely lost are not
-    measured further. The lowest loss comes first; `end` is on the monotonic clock in seconds.
+    The search has few prompts and many recipes, so its best result is partly due to luck. A recipe keeps the bound if
+    the upper end of its 95 % interval does. Recipes that are significantly worse are not measured further. `end` is on
+    the monotonic clock in seconds.
     """
 
     def has_lost(key: int, measurements: Mapping[int, Measurement]) -> bool:
@@ -88,54 +87,55 @@ def run_off(bench: Workbench, eval_set: EvalSet, points: Sequence[Point], keep_s
         rise, half = measurements[key].rise(stock)
         if rise - half > keep_short:
             return True
-        kept = [one for other, one in measurements.items() if other != _STOCK and keeps_bound(one, stock, keep_short)]
-        gain, spread = measurements[key].gain(min(kept, key=lambda one: one.loss)) if kept else (0.0, 0.0)
+        rivals = [entry for number, entry in measurements.items() if number != _STOCK]
+        rivals = [entry for entry in rivals if keeps_bound(entry, stock, keep_short)]
+        gain, spread = measurements[key].gain(min(rivals, key=lambda entry: entry.loss)) if rivals else (0.0, 0.0)
         return gain + spread < 0
 
-    finalists = {point.trial.number: point for point in finalists_of(points, keep_short)}
-    measurements = _asked(bench, eval_set, [point.trial for point in finalists.values()], end, has_lost)
+    finalists = {point.trial.number: point for point in choose_finalists(points, keep_short)}
+    measurements = _measure_models(bench, eval_set, [point.trial for point in finalists.values()], end, has_lost)
     stock = measurements[_STOCK]
-    kept = [
+    numbers = [
         number
         for number in finalists
         if number in measurements and keeps_bound(measurements[number], stock, keep_short)
     ]
-    return [finalists[number] for number in sorted(kept, key=lambda number: (measurements[number].loss, number))]
+    return [finalists[number] for number in sorted(numbers, key=lambda number: (measurements[number].loss, number))]
 
 
 def check(
     bench: Workbench,
     eval_set: EvalSet,
     points: Sequence[Point],
-    kept: Sequence[Point],
+    finalists: Sequence[Point],
     keep_short: float,
     end: float,
 ) -> Check:
-    """Measure the plain model and the recipes of interest on unseen prompts, and choose the best that keeps the bound.
+    """Measure the unmodified model and the candidates on unseen prompts, and choose the best that keeps the bound.
 
-    These are all that kept the bound so far, the best published recipe, and the one that answered the most prompts,
-    whatever they lose. A recipe that kept the bound by luck so far does not keep it on unseen documents. `end` is on
-    the monotonic clock in seconds.
+    Candidates are the finalists that keep the bound, the best published recipe, and the one that answered the most
+    prompts. Unseen documents exclude recipes that kept the bound by luck. `end` is on the monotonic clock in
+    seconds.
     """
     published = min((point for point in points if point.trial.published), key=lambda point: point.loss, default=None)
     shares = {point.trial.number: point.trial.measurement.share for point in points if point.trial.measurement}
     most = max(points, key=lambda point: (shares.get(point.trial.number, 0.0), -point.loss), default=None)
-    wanted = {point.trial.number: point for point in (*kept, published, most) if point is not None}
-    measurements = _asked(bench, eval_set, [point.trial for point in wanted.values()], end)
+    chosen = {point.trial.number: point for point in (*finalists, published, most) if point is not None}
+    measurements = _measure_models(bench, eval_set, [point.trial for point in chosen.values()], end)
     stock = measurements.pop(_STOCK)
 
     def rank(number: int) -> tuple[bool, float, int]:
-        mine = measurements[number]
-        keeps = wanted[number].rise <= keep_short and keeps_bound(mine, stock, keep_short)
-        return not keeps, mine.loss, number
+        measurement = measurements[number]
+        keeps = chosen[number].rise <= keep_short and keeps_bound(measurement, stock, keep_short)
+        return not keeps, measurement.loss, number
 
     ranked = sorted(measurements, key=rank)
-    winner = next((wanted[number] for number in ranked if not rank(number)[0]), None)
-    best_published = next((wanted[number] for number in ranked if wanted[number].trial.published), None)
-    return Check(winner, best_published, stock, wanted, measurements, keep_short)
+    winner = next((chosen[number] for number in ranked if not rank(number)[0]), None)
+    best_published = next((chosen[number] for number in ranked if chosen[number].trial.published), None)
+    return Check(winner, best_published, stock, chosen, measurements, keep_short)
 
 
-def _asked(
+def _measure_models(
     bench: Workbench,
     eval_set: EvalSet,
     trials: Sequence[Trial],
@@ -144,8 +144,8 @@ def _asked(
 ) -> dict[int, Measurement]:
     """Measure all models on as many parts of an eval set as time allows, at least one.
 
-    All models are measured on the same prompts, so that they can be compared whenever the time is up. Those that have
-    lost are left out of the rest, and of the result.
+    All models are measured on the same prompts, so that they are comparable whenever the time is up. Those that have
+    lost are dropped, also from the result.
     """
     models: dict[int, LoadedModel] = {_STOCK: bench.stock}
     for trial in trials:
@@ -166,15 +166,15 @@ def _asked(
     return measurements
 
 
-def refuse_without_points(trials: Sequence[Trial], minutes: float | None) -> None:
-    """Refuse a search that measured no recipe, with the reason."""
-    reasons = [one.refusal for one in trials if one.refusal]
+def raise_without_points(trials: Sequence[Trial], minutes: float | None) -> None:
+    """Raise the reason why no recipe was measured."""
+    reasons = [trial.refusal for trial in trials if trial.refusal]
     if not reasons and minutes is not None:
         raise NothingMeasuredError(
             f"{minutes:g} minutes were too short to measure a recipe.",
-            hint="Give more --minutes, or ask less: --samples 4, shorter --lengths. --resume keeps what was tried.",
+            hint="Raise --minutes, or measure less: --samples 4, shorter --lengths. --resume keeps the tried recipes.",
         )
     raise NothingMeasuredError(
         "No recipe could be measured on this model" + (f": {reasons[0]}" if reasons else "."),
-        hint="Try others with --methods, or more --trials.",
+        hint="Try other --methods, or more --trials.",
     )

@@ -1,4 +1,4 @@
-"""The eval sets of a search, and the measurement of a recipe on them; the cheapest part comes first.
+"""Eval sets of a search, and the measurement of a recipe on them; the cheapest part comes first.
 
 An eval set has needle prompts at each length, and documents at the original context length.
 """
@@ -32,7 +32,7 @@ _APART = 1_000_000
 """Offset of the seed for each eval set: none shares a prompt with another or with `ctxext eval`."""
 
 _PART = 2
-"""Questions at each depth and length in a part of an eval set."""
+"""Number of questions at each depth and length in each part of an eval set."""
 
 _MAX_TEXTS = 10_000
 _MAX_CHARACTERS = 20_000_000
@@ -43,7 +43,7 @@ class EvalSet:
     """Questions and documents.
 
     Attributes:
-        questions: By prompt length in tokens, shortest first: for each question its prompts, one per depth.
+        questions: Questions by prompt length in tokens, shortest first; each question has one prompt per depth.
         documents: Token ids of shape (documents, original context length).
     """
 
@@ -57,41 +57,41 @@ class EvalSet:
 
     @property
     def num_questions(self) -> int:
-        """Questions at each depth and length."""
+        """Number of questions at each depth and length."""
         return len(self.questions[self.lengths[0]])
 
     @property
     def num_depths(self) -> int:
-        """Prompts of each question, which share a text."""
+        """Number of prompts of each question, which share a text."""
         return len(self.questions[self.lengths[0]][0])
 
     @property
     def num_prompts(self) -> int:
-        """Prompts of each length."""
+        """Number of prompts of each length."""
         return sum(map(len, self.questions[self.lengths[0]]))
 
     def parts(self) -> "Iterator[EvalSet]":
-        """Yield a few questions of each length at a time, with documents until there are no more of those."""
+        """Yield parts with a few questions of each length, and documents until none are left."""
         starts = range(0, self.num_questions, _PART)
         size = -(-2 * len(self.documents) // len(starts))
         for place, start in enumerate(starts):
-            questions = {length: asked[start : start + _PART] for length, asked in self.questions.items()}
+            questions = {length: entries[start : start + _PART] for length, entries in self.questions.items()}
             yield EvalSet(questions, self.documents[place * size : (place + 1) * size])
 
 
 def make_eval_sets(encoder: Encoder, options: SearchOptions, trained_length: int) -> tuple[EvalSet, EvalSet, EvalSet]:
-    """Make the eval sets of the trials, of the run-off among the best recipes, and of the last check."""
+    """Make the eval sets of the trials, of the finalists, and of the final evaluation."""
     samples = (options.samples, 2 * options.samples, options.checked)
     counts = [max(2, count) for count in (2 * options.samples, 8 * options.samples, 4 * options.checked)]
-    documents = _documents(encoder, options, trained_length, counts)
-    sentences = _own_sentences(options.data)
+    documents = _read_documents(encoder, options, trained_length, counts)
+    sentences = _read_sentences(options.data)
     eval_sets = []
     for number, (count, text) in enumerate(zip(samples, sentences, strict=True)):
-        seed = _seed(options, number)
+        seed = _make_seed(options, number)
         settings = Settings(tasks=("needle",), samples=count, depths=options.depths, seed=seed)
-        # One needle for each depth: a single text then serves all depths, and the common beginning runs once.
+        # With one needle per depth, all depths share a text, and its common prefix runs once.
         task = Needle(num_needles=max(2, options.num_depths), text=text)
-        lengths = options.lengths_from(trained_length)
+        lengths = options.list_lengths(trained_length)
         check_fits(task, encoder, lengths, settings)
         questions = {length: make_questions(task, encoder, length, range(count), settings) for length in lengths}
         eval_sets.append(EvalSet(questions, documents[number]))
@@ -99,25 +99,25 @@ def make_eval_sets(encoder: Encoder, options: SearchOptions, trained_length: int
     return first, second, third
 
 
-def _seed(options: SearchOptions, number: int) -> int:
+def _make_seed(options: SearchOptions, number: int) -> int:
     return options.seed + (number + 1) * _APART
 
 
-def _documents(
+def _read_documents(
     encoder: Encoder, options: SearchOptions, trained_length: int, counts: Sequence[int]
 ) -> list[torch.Tensor]:
-    """Return the documents of each eval set, fewer than counted if the data has fewer. Eval sets share none."""
+    """Return the documents of each eval set, fewer than `counts` if the data has fewer; eval sets share none."""
     if options.data is None:
         return [
-            torch.tensor(_read(None, encoder, count, trained_length, _seed(options, number)))
+            torch.tensor(_read(None, encoder, count, trained_length, _make_seed(options, number)))
             for number, count in enumerate(counts)
         ]
     documents = _read(options.data, encoder, len(counts) * max(counts), trained_length, 0)
     if len(documents) < 2 * len(counts):
         raise CtxextError(
-            f'"{options.data}" holds {len(documents)} documents of {trained_length} tokens; a search needs '
-            f"{2 * len(counts)}, some of them for its last check.",
-            hint="Give more text with --data.",
+            f'"{options.data}" contains {len(documents)} documents of {trained_length} tokens; a search needs '
+            f"{2 * len(counts)}.",
+            hint="Add more text to --data.",
         )
     return [torch.tensor(documents[number :: len(counts)][:count]) for number, count in enumerate(counts)]
 
@@ -126,32 +126,32 @@ def _read(data: str | None, encoder: Encoder, count: int, length: int, seed: int
     return read_corpus(data, encoder, count=count, length=length, most=length, seed=seed)
 
 
-def _own_sentences(data: str | None) -> list[tuple[str, ...]]:
-    """Read the user's text as sentences, a third for each eval set; none if the package's prose is used."""
+def _read_sentences(data: str | None) -> list[tuple[str, ...]]:
+    """Read the sentences of the user's text, a third for each eval set; none if the package's prose is used."""
     if data is None:
         return [(), (), ()]
     sentences = sentences_of("\n\n".join(islice(read_texts(data), _MAX_TEXTS))[:_MAX_CHARACTERS])
     size = len(sentences) // 3
     if not size:
-        raise CtxextError(f'"{data}" holds too little text to hide needles in.', hint="Give a text of some pages.")
+        raise CtxextError(f'"{data}" contains too little text to hide needles in.', hint="Use a text of several pages.")
     return [sentences[number * size : (number + 1) * size] for number in range(3)]
 
 
 _ROUND = 8
-"""Questions at each depth and length between two decisions whether to continue."""
+"""Number of questions at each depth and length between checks whether to continue."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One model's answers to an eval set, in the order of measurement.
+    """Measurement of a model on an eval set.
 
     Attributes:
-        short: For each document its mean loss in nats per token.
-        answers: By prompt length: for each prompt the mean loss of its answer's tokens in nats.
-        correct: By prompt length: for each prompt whether it is answered.
-        lengths: Every length of the eval set; those that were not reached have no answers.
-        num_prompts: The number of prompts of the eval set at each length.
-        per_text: The number of prompts in a row about the same text.
+        short: Mean loss of each document in nats per token.
+        answers: Mean loss of each answer's tokens in nats, by prompt length.
+        correct: Whether each prompt is answered, by prompt length.
+        lengths: All lengths of the eval set; those that were not reached have no answers.
+        num_prompts: Number of prompts of the eval set at each length.
+        per_text: Number of consecutive prompts about the same text.
     """
 
     short: list[float]
@@ -168,14 +168,14 @@ class Measurement:
 
     @property
     def losses(self) -> dict[int, float]:
-        """The mean bounded loss of the answers, by length."""
-        return {length: mean(list(map(bounded, losses))) for length, losses in self.answers.items()}
+        """Mean bounded loss of the answers, by length."""
+        return {length: mean(list(map(bound_loss, losses))) for length, losses in self.answers.items()}
 
     @property
     def loss(self) -> float:
-        """The mean bounded loss over all lengths; one that was not reached counts like the last one that was.
+        """Mean bounded loss over all lengths; lengths that were not reached count like the last measured one.
 
-        It is infinite for a model that was measured on no needle.
+        Infinite if no needle was measured.
         """
         losses = list(self.losses.values())
         if not losses:
@@ -184,8 +184,8 @@ class Measurement:
 
     @property
     def least_loss(self) -> float:
-        """A lower bound of the loss, whatever the remaining prompts give."""
-        known = math.fsum(bounded(loss) for losses in self.answers.values() for loss in losses)
+        """Lower bound of the loss, whatever the results of the remaining prompts."""
+        known = math.fsum(bound_loss(loss) for losses in self.answers.values() for loss in losses)
         return known / (self.num_prompts * len(self.lengths))
 
     def __add__(self, other: "Measurement") -> "Measurement":
@@ -200,17 +200,17 @@ class Measurement:
         )
 
     def exact(self, length: int) -> float:
-        """Return the share of prompts of a length that are answered."""
+        """Return the share of answered prompts of a length."""
         return mean([float(right) for right in self.correct[length]])
 
     @property
     def share(self) -> float:
-        """The share of prompts that are answered, the mean over all lengths."""
+        """Share of answered prompts, as the mean over all lengths."""
         return mean([self.exact(length) for length in self.correct])
 
     def rise(self, stock: "Measurement") -> tuple[float, float]:
         """Compute the relative rise of the loss on documents over the source's, and half its 95 % interval."""
-        differences = [loss - other for loss, other in zip(self.short, stock.short, strict=True)]
+        differences = [loss - before for loss, before in zip(self.short, stock.short, strict=True)]
         middle, half = mean_interval(differences)
         return middle / mean(stock.short), half / mean(stock.short)
 
@@ -219,32 +219,33 @@ class Measurement:
         texts = []
         for length, answers in self.answers.items():
             gains = [
-                bounded(theirs) - bounded(mine) for mine, theirs in zip(answers, stock.answers[length], strict=True)
+                bound_loss(before) - bound_loss(after)
+                for after, before in zip(answers, stock.answers[length], strict=True)
             ]
             texts += [mean(gains[start : start + self.per_text]) for start in range(0, len(gains), self.per_text)]
         return mean_interval(texts)
 
 
 _MEASUREMENT = TypeAdapter(Measurement)
-"""The reader of a study's measurements; building it takes 200 times as long as reading one."""
+"""Reader of the measurements of a study; building it takes 200 times as long as a read."""
 
 
-def measurement_from(content: Mapping[str, Any]) -> Measurement:
-    """Read a measurement from the JSON of a study, made by `dataclasses.asdict`; JSON has lengths as text."""
+def read_measurement(content: Mapping[str, Any]) -> Measurement:
+    """Read a measurement from the JSON of a study, written by `dataclasses.asdict`; lengths are text in JSON."""
     return _MEASUREMENT.validate_python(content)
 
 
-def bounded(nats: float) -> float:
-    """Map an answer's loss to a range from 0, if the model is certain of it, to 1, if it is certain of another.
+def bound_loss(nats: float) -> float:
+    """Map the loss of an answer to a range from 0, if the model is certain of it, to 1, if it is certain of another.
 
-    The result is one minus the probability of its tokens (their geometric mean). In nats, a single confidently missed
-    answer would outweigh many, and the few hardest prompts would decide the choice of a recipe.
+    The result is one minus the probability of its tokens (their geometric mean). In nats, a single confident miss would
+    outweigh many other answers, and the few hardest prompts would decide the choice of a recipe.
     """
     return -math.expm1(-nats)
 
 
 def mean(values: list[float]) -> float:
-    """Compute the mean with an exact sum, so that it depends on the values alone."""
+    """Compute the mean with an exact sum, so that it does not depend on the order."""
     return math.fsum(values) / len(values)
 
 
@@ -253,23 +254,23 @@ def measure(
 ) -> Measurement:
     """Measure a model: documents first, then rounds of needles, each from the shortest prompts to the longest.
 
-    `is_hopeless` is called before each length of each round; if it returns true, the rest is left out.
+    `is_hopeless` is called before each length of each round; if it returns true, the rest is skipped.
     """
     size = loaded.rows_that_fit(eval_set.documents.shape[1])
     starts = range(0, len(eval_set.documents), size)
     pieces = [token_losses(loaded, eval_set.documents[start : start + size].to(loaded.device)) for start in starts]
-    short = [float(loss) for piece in pieces for loss in piece.mean(1)]
-    measurement = Measurement(short, {}, {}, eval_set.lengths, eval_set.num_prompts, eval_set.num_depths)
+    document_losses = [float(loss) for piece in pieces for loss in piece.mean(1)]
+    measurement = Measurement(document_losses, {}, {}, eval_set.lengths, eval_set.num_prompts, eval_set.num_depths)
     for first in range(0, eval_set.num_questions, _ROUND):
         for length, questions in eval_set.questions.items():
             if is_hopeless is not None and is_hopeless(measurement):
                 return measurement
-            losses, correct, asked = list[float](), list[bool](), questions[first : first + _ROUND]
+            losses, correct, batch = list[float](), list[bool](), questions[first : first + _ROUND]
             size = loaded.rows_that_fit(length)
-            for start in range(0, len(asked), size):
-                # In the order of the prompts, however much of them a model could share.
-                by_depth = sorted(answer_losses(loaded, asked[start : start + size]))
-                losses += itertools.chain.from_iterable(zip(*(own for _, own, _ in by_depth), strict=True))
+            for start in range(0, len(batch), size):
+                # Keep the order of the prompts, whatever prefixes the model shared.
+                by_depth = sorted(answer_losses(loaded, batch[start : start + size]))
+                losses += itertools.chain.from_iterable(zip(*(values for _, values, _ in by_depth), strict=True))
                 correct += itertools.chain.from_iterable(zip(*(right for _, _, right in by_depth), strict=True))
             answers = {**measurement.answers, length: measurement.answers.get(length, []) + losses}
             right = {**measurement.correct, length: measurement.correct.get(length, []) + correct}

@@ -1,4 +1,4 @@
-"""The options of a search, and the place of its study: a SQLite file, or a database or journal shared by machines."""
+"""Options of a search, and the place of its study: a SQLite file, or a database or journal shared by machines."""
 
 import contextlib
 import re
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import URL
 
 DEFAULT_MINUTES = 20.0
-_ASKED = "What is asked"
+_MEASURED = "Measurement"
 
 
 @with_documented_options
@@ -28,37 +28,34 @@ class SearchOptions:
     """Options of a search."""
 
     target_length: int = target_length_option()
-    trials: int | None = option(None, help="Stop after so many recipes, those of earlier runs included.", min=1)
-    minutes: float | None = option(
-        None, help="How long it may take, everything included. Default: 20, without --trials."
-    )
+    trials: int | None = option(None, help="Maximum number of recipes, including earlier runs.", min=1)
+    minutes: float | None = option(None, help="Total time limit in minutes. Default: 20, or none with --trials.")
     methods: tuple[str, ...] = option(
         (),
-        help="Methods to try, as yarn,mspoe. Default: all that apply but experimental ones.",
+        help="Methods to try, for example yarn,mspoe. Default: all that apply, except experimental ones.",
         kind="names",
         repeats=True,
     )
     original_length: int | None = original_length_option()
     gradient: bool = option(
         False,
-        help="Learn ratio, ramp and temperature of every KV head by gradient, the weights frozen; --trials counts "
-        "steps.",
+        help="Learn ratio, ramp and temperature of every KV head by gradient, weights frozen; --trials counts steps.",
     )
-    keep_short: float = option(0.01, help="Share by which the loss at the original context length may rise.")
-    samples: int = option(12, help="Questions per depth and length.", panel=_ASKED, min=1)
+    keep_short: float = option(0.01, help="Maximum rise of the loss at the original context length (0.01 = 1 %).")
+    samples: int = option(12, help="Questions per depth and length.", panel=_MEASURED, min=1)
     lengths: tuple[int, ...] = option(
         (),
-        help="Prompt lengths. Default: the original context length and its doubles up to the target.",
-        panel=_ASKED,
+        help="Prompt lengths. Default: the original context length and its doublings up to the target.",
+        panel=_MEASURED,
         kind="lengths",
     )
     data: str | None = option(
         None,
-        help="Your own text: documents at the original context length, and where to hide needles in. As for eval.",
-        panel=_ASKED,
+        help="Text for the documents at the original context length and for hiding needles, as for eval.",
+        panel=_MEASURED,
     )
-    checked: int = option(20, help="Questions per depth and length at the end.", panel=_ASKED, min=2)
-    seed: int = option(0, help="Decides questions and recipes.", panel=_ASKED)
+    checked: int = option(20, help="Questions per depth and length in the final evaluation.", panel=_MEASURED, min=2)
+    seed: int = option(0, help="Random seed.", panel=_MEASURED)
     num_depths: int = 5
 
     def __post_init__(self) -> None:
@@ -74,12 +71,12 @@ class SearchOptions:
         if not 0 <= self.keep_short < 10:
             raise CtxextError(
                 f"keep_short must be a share from 0 to 10, not {self.keep_short:g}.",
-                hint="--keep-short 0.01 lets the loss at the original context length rise by one percent.",
+                hint="--keep-short 0.01 allows the loss at the original context length to rise by 1 %.",
             )
         if self.lengths and max(self.lengths) > self.target_length:
             raise CtxextError(
-                f"A length of {max(self.lengths)} is beyond the target of {self.target_length} tokens.",
-                hint="Ask for shorter --lengths, or for a longer --target-length.",
+                f"A length of {max(self.lengths)} is above the target length of {self.target_length} tokens.",
+                hint="Use shorter --lengths, or a longer --target-length.",
             )
 
     @property
@@ -89,48 +86,47 @@ class SearchOptions:
 
     @property
     def seconds(self) -> float:
-        """The time limit of this run in seconds."""
+        """Time limit of this run in seconds."""
         if self.minutes is None:
             return float("inf") if self.trials is not None else 60 * DEFAULT_MINUTES
         return 60 * self.minutes
 
-    def lengths_from(self, trained_length: int) -> tuple[int, ...]:
+    def list_lengths(self, trained_length: int) -> tuple[int, ...]:
         """Return the prompt lengths, shortest first; the target is always among them."""
         if self.target_length <= trained_length:
             raise CtxextError(
-                f"The model was trained to {trained_length} tokens already; a target of {self.target_length} is no "
-                "longer.",
-                hint=f"Choose a longer one, for example --target-length {format_length(4 * trained_length)}.",
+                f"The target length {self.target_length} is not above the original context length {trained_length}.",
+                hint=f"Use a longer one, for example --target-length {format_length(4 * trained_length)}.",
             )
         doubles: list[int] = []
         while trained_length << len(doubles) < self.target_length:
             doubles.append(trained_length << len(doubles))
         return tuple(sorted({*(self.lengths or doubles), self.target_length}))
 
-    def what_is_asked(self, trained_length: int) -> dict[str, Any]:
-        """Return the options that must be equal for two runs to share a study."""
+    def get_study_options(self, trained_length: int) -> dict[str, Any]:
+        """Return the options that must be equal in all runs of a study."""
         names: Sequence[str] = ("target_length", "keep_short", "samples", "num_depths", "seed")
-        asked = {name: getattr(self, name) for name in names}
+        values = {name: getattr(self, name) for name in names}
         if self.original_length is not None:
-            asked["original_length"] = self.original_length
+            values["original_length"] = self.original_length
         methods = list(self.methods) or ["all but experimental"]  # The default of earlier versions was wider.
-        return {**asked, "lengths": list(self.lengths_from(trained_length)), "methods": methods}
+        return {**values, "lengths": list(self.list_lengths(trained_length)), "methods": methods}
 
 
 _SCHEME = re.compile(r"((?:[A-Za-z][\w+.-]+:/|(?:postgresql|mysql|mariadb|mssql|oracle|sqlite)[\w+]*:))")
 
 _DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, AssertionError, ArithmeticError, RuntimeError)
-"""The errors of a file that is damaged or that no search created."""
+"""Errors of a file that is damaged or not a study."""
 
 
 @dataclass(frozen=True)
 class StudyPlace:
-    """A study's place.
+    """Storage of a study.
 
     Attributes:
-        name: The name of the study there.
-        path: The SQLite file; None in a shared storage.
-        storage: The URL of a database (postgresql, mysql), or the path of a journal file on a disk that is shared.
+        name: Name of the study in the storage.
+        path: SQLite file; None for a shared storage.
+        storage: URL of a database (postgresql, mysql), or path of a journal file on a shared disk.
     """
 
     name: str = "ctxext"
@@ -140,16 +136,16 @@ class StudyPlace:
     def __post_init__(self) -> None:
         scheme = _SCHEME.match(self.storage or "")
         if self.storage and scheme and _url(self.storage) is None:
-            raise CtxextError(  # The message shows no part that may be a password.
-                f'--storage "{scheme[1]}..." is not the URL of a database.',
-                hint="Write it as postgresql+psycopg2://USER:PASSWORD@HOST:PORT/NAME.",
+            raise CtxextError(  # Parts that may be a password are not shown.
+                f'--storage "{scheme[1]}..." is not a database URL.',
+                hint="Use the form postgresql+psycopg2://USER:PASSWORD@HOST:PORT/NAME.",
             )
 
     def __str__(self) -> str:
-        return str(self.path) if self.path else f"{self.name} in {shown_storage(self.storage or '')}"
+        return str(self.path) if self.path else f"{self.name} in {redact_storage(self.storage or '')}"
 
     def open(self) -> "BaseStorage":
-        """Open the storage itself, created if it does not exist."""
+        """Open the storage; create it if it does not exist."""
         import optuna
         from optuna.storages import JournalStorage, RDBStorage
         from optuna.storages.journal import JournalFileBackend
@@ -163,7 +159,7 @@ class StudyPlace:
         return JournalStorage(JournalFileBackend(self.storage))
 
     @contextlib.contextmanager
-    def errors_named(self) -> Iterator[None]:
+    def explain_errors(self) -> Iterator[None]:
         """Report errors of the storage in one line."""
         from optuna.exceptions import StorageInternalError
         from sqlalchemy.exc import SQLAlchemyError
@@ -172,28 +168,28 @@ class StudyPlace:
             yield
         except ImportError as error:
             raise CtxextError(
-                "The storage of the study needs a database driver that is not here.",
-                hint="pip install psycopg2-binary, and postgresql+psycopg2://...; or pymysql, and mysql+pymysql://...",
+                "The storage of the study needs a database driver that is not installed.",
+                hint="pip install psycopg2-binary for postgresql+psycopg2://..., or pymysql for mysql+pymysql://...",
             ) from error
         except (*_DAMAGED, SQLAlchemyError, StorageInternalError) as error:
-            hint = "Name another with --study." if self.path else "Check --storage and whether it answers."
+            hint = "Choose another file with --study." if self.path else "Check --storage and the connection."
             first = (str(error).splitlines() or [""])[0]
             reason = first if isinstance(error, SQLAlchemyError | OSError) else f"{type(error).__name__}: {first}"
             raise CtxextError(f'The study "{self}" cannot be used: {reason}', hint=hint) from error
 
     @property
     def file(self) -> Path | None:
-        """The study's file or journal; None for a database."""
+        """File or journal of the study; None for a database."""
         return self.path or (Path(self.storage) if self.storage and "://" not in self.storage else None)
 
     @property
-    def is_there(self) -> bool:
+    def exists(self) -> bool:
         """Whether the study exists."""
         import optuna
 
         if self.file is not None and (self.path or not self.file.exists()):
             return self.file.exists()
-        with self.errors_named():
+        with self.explain_errors():
             return self.name in optuna.get_all_study_names(self.open())
 
     def clear(self) -> None:
@@ -202,31 +198,33 @@ class StudyPlace:
 
         if self.path is not None:
             self.path.unlink(missing_ok=True)
-        elif self.is_there:
+        elif self.exists:
             optuna.delete_study(study_name=self.name, storage=self.open())
 
     def check(self, *, resume: bool, overwrite: bool) -> None:
-        """Refuse to start over an existing study, or to resume one that does not exist."""
+        """Raise if a new study exists already, or one to resume does not exist."""
         if self.file is not None and not (folder := self.file.resolve().parent).is_dir():
-            raise CtxextError(f'There is no folder "{folder}" for the study.', hint="Make it, or choose another place.")
+            raise CtxextError(
+                f'The folder "{folder}" for the study does not exist.', hint="Create it, or choose another place."
+            )
         if self.file is not None and self.file.exists() and not self.file.is_file():
             raise CtxextError(f'"{self.file}" is not a regular file.', hint="Choose another place for the study.")
-        is_there = self.is_there
-        if is_there and not (resume or overwrite):
+        exists = self.exists
+        if exists and not (resume or overwrite):
             raise CtxextError(
-                f'There is a study "{self}" already.', hint="Go on with it: --resume. Start again: --overwrite."
+                f'The study "{self}" exists already.', hint="Continue with --resume, or start over with --overwrite."
             )
-        if resume and not is_there:
-            raise CtxextError(f'There is no study "{self}" to go on with.', hint="Leave --resume away.")
+        if resume and not exists:
+            raise CtxextError(f'The study "{self}" does not exist.', hint="Remove --resume.")
 
 
-def study_beside(out: Path) -> StudyPlace:
+def default_study(out: Path) -> StudyPlace:
     """Return the default place of the study of a recipe file."""
     return StudyPlace(path=out.with_suffix(".db"))
 
 
-def shown_storage(storage: str) -> str:
-    """Show a storage's URL without its passwords, which are redacted from here on."""
+def redact_storage(storage: str) -> str:
+    """Return the URL of a storage without its passwords, which are redacted from now on."""
     if "://" not in storage:
         return storage
     url = _url(storage)
@@ -237,7 +235,7 @@ def shown_storage(storage: str) -> str:
 
 
 def _url(storage: str) -> "URL | None":
-    """Read the URL of a database; None for a path, or if the port is no number, which may be a password."""
+    """Read the URL of a database; None for a path, or if the port is not a number and may be a password."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 

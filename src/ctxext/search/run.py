@@ -1,4 +1,4 @@
-"""A whole search: load, measure the unmodified model, try recipes, check the best on unused prompts."""
+"""Search: load, measure the unmodified model, try recipes, evaluate the best on unseen prompts."""
 
 import dataclasses
 import math
@@ -24,8 +24,8 @@ from ctxext.notebook import table
 from ctxext.options import accepts_options
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.recipe import Recipe
-from ctxext.search.options import DEFAULT_MINUTES, SearchOptions, StudyPlace, study_beside
-from ctxext.search.space import space_of
+from ctxext.search.options import DEFAULT_MINUTES, SearchOptions, StudyPlace, default_study
+from ctxext.search.space import build_space
 from ctxext.version import __version__
 
 if TYPE_CHECKING:
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Found:
-    """The result of a search.
+    """Result of a search.
 
     Attributes:
         recipe: The best recipe; None if no recipe significantly improves the model.
         standing: All trials.
-        check: The measurements of the best one and others on prompts that the search never used.
-        files: The files written.
+        check: Final evaluation on unseen prompts.
+        files: The written files.
     """
 
     recipe: Recipe | None
@@ -52,13 +52,13 @@ class Found:
     files: tuple[Path, ...]
 
     def __repr__(self) -> str:
-        return f"Found({self._words()})"
+        return f"Found({self._summary()})"
 
     def _repr_html_(self) -> str:
-        return table({"recipe": self._words(), "files": ", ".join(path.name for path in self.files) or "none"})
+        return table({"recipe": self._summary(), "files": ", ".join(path.name for path in self.files) or "none"})
 
-    def _words(self) -> str:
-        return "no recipe surely improves the model" if self.recipe is None else self.recipe.summary()
+    def _summary(self) -> str:
+        return "no recipe significantly improves the model" if self.recipe is None else self.recipe.summary()
 
 
 @accepts_options(SearchOptions)
@@ -77,18 +77,18 @@ def search(
 
     Args:
         source: A folder, a Hub id, or `demo`.
-        options: The target length, the bound on the loss and the time limit, among others. Each field is a keyword of
-            this function too, as target_length="32k".
-        out: The recipe file to write; beside it a picture of the Pareto front, if matplotlib is installed. None writes
-            neither.
-        study: The storage of the study; None keeps it beside `out`, or nowhere without that.
-        resume: Continue the study; several processes may share one.
+        options: Target length, bound on the loss, time limit and others. Each field is a keyword of this function
+            too, as target_length="32k".
+        out: The recipe file to write, with a picture of the Pareto front next to it if matplotlib is installed. None
+            writes neither.
+        study: The storage of the study; by default a file next to `out`, or none.
+        resume: Continue the study; several processes may share it.
         overwrite: Replace an existing study and recipe file.
-        loading: How to load the model.
+        loading: Options for loading the model.
         watch: Called with every new state of the search.
 
     Raises:
-        CtxextError: the source, an option or a place is refused; nothing is written then.
+        CtxextError: The source, an option or a place is invalid; nothing is written.
     """
     started = time.monotonic()
     require("optuna", "A search")
@@ -96,35 +96,35 @@ def search(
     revision, token = (loading.revision, loading.token) if loading else (None, None)
     (info,) = open_infos([source], revision=revision, token=token, original_length=options.original_length)
     checkpoint = info.checkpoint
-    space = space_of(checkpoint, options.target_length, options.methods)
+    space = build_space(checkpoint, options.target_length, options.methods)
     if model_config(checkpoint.config, checkpoint.original_length).is_extended:
         raise already_extended(checkpoint, space.rotary)
     trained_length = space.rotary.trained_length
-    options.lengths_from(trained_length)
+    options.list_lengths(trained_length)
     if out is not None:
         check_recipe_place(out, overwrite=overwrite or resume)
 
-    # The rest needs torch, which takes seconds to import.
+    # These modules import torch, which takes seconds.
     from ctxext.evaluate.model import Loading, load_model
     from ctxext.evaluate.workbench import Workbench
-    from ctxext.search.final_evaluation import check, refuse_without_points, run_off
-    from ctxext.search.gradient import learned_standing
+    from ctxext.search.final_evaluation import check, raise_without_points, rank_finalists
+    from ctxext.search.gradient import run_gradient_search
     from ctxext.search.measurement import make_eval_sets, measure
     from ctxext.search.study import WRITING, Ground, Standing, try_recipes
 
-    def in_time(measurement: "Measurement") -> bool:
+    def check_time(measurement: "Measurement") -> bool:
         if time.monotonic() > end:
             raise NothingMeasuredError(
-                f"{options.minutes:g} minutes were too short to ask even the plain model.",
-                hint="Give more --minutes, or ask less: --samples 4, shorter --lengths.",
+                f"{options.minutes:g} minutes were too short to measure the unmodified model.",
+                hint="Raise --minutes, or measure less: --samples 4, shorter --lengths.",
             )
         return False
 
     watch = watch or (lambda standing: None)
     end = started + options.seconds
     with tempfile.TemporaryDirectory() as folder:
-        beside = study_beside(out) if out and not options.gradient else None
-        place = study or beside or StudyPlace(path=Path(folder) / "study.db")
+        default = default_study(out) if out and not options.gradient else None
+        place = study or default or StudyPlace(path=Path(folder) / "study.db")
         place.check(resume=resume, overwrite=overwrite)
         watch(Standing("loading the model", end=end))
         stock = load_model(info, loading or Loading())
@@ -134,39 +134,39 @@ def search(
             place.clear()
         watch(Standing("estimating the time", end=end))
         _check_time(info, stock, trial_set, options, end)
-        watch(Standing("asking the plain model", end=end))
+        watch(Standing("measuring the unmodified model", end=end))
         began = time.monotonic()
-        asked = measure(stock, trial_set, in_time)
+        measurement = measure(stock, trial_set, check_time)
         seconds = time.monotonic() - began
-        ground = Ground(bench, options, trial_set, asked, seconds, watch, end)
+        ground = Ground(bench, options, trial_set, measurement, seconds, watch, end)
         if options.gradient:
-            standing = learned_standing(ground)
+            standing = run_gradient_search(ground)
         else:
             standing = try_recipes(
-                ground, space, place, _header(checkpoint, info.digest, options, trained_length, stock)
+                ground, space, place, _make_header(checkpoint, info.digest, options, trained_length, stock)
             )
         points = standing.points
         if not points:
-            refuse_without_points(standing.trials, options.minutes)
-        watch(dataclasses.replace(standing, stage="asking the best once more"))
+            raise_without_points(standing.trials, options.minutes)
+        watch(dataclasses.replace(standing, stage="measuring the best on more prompts"))
         halfway = (time.monotonic() + end - WRITING) / 2
-        kept = run_off(bench, final_set, points, options.keep_short, halfway)
-        watch(dataclasses.replace(standing, stage="checking on unseen prompts"))
-        checked = check(bench, unseen, points, kept, options.keep_short, end - WRITING)
-    return _written(standing, checked, out, checkpoint, options)
+        finalists = rank_finalists(bench, final_set, points, options.keep_short, halfway)
+        watch(dataclasses.replace(standing, stage="evaluating on unseen prompts"))
+        checked = check(bench, unseen, points, finalists, options.keep_short, end - WRITING)
+    return _write_result(standing, checked, out, checkpoint, options)
 
 
 def _check_time(
     info: CheckpointInfo, stock: "LoadedModel", trial_set: "EvalSet", options: SearchOptions, end: float
 ) -> None:
-    """Raise if the time is too short, by an estimate from some tokens that the model reads first.
+    """Raise if the time is too short, by an estimate from a first forward pass.
 
     Raises:
-        NothingMeasuredError: The plain model and one recipe do not fit into the time.
+        NothingMeasuredError: The unmodified model and one recipe do not fit into the time.
     """
     if math.isinf(end):
         return
-    from ctxext.evaluate.run import cost_of, in_words
+    from ctxext.evaluate.run import cost_of, format_duration
 
     documents, length = trial_set.documents.shape
     texts = trial_set.num_questions * (1 if stock.can_share else trial_set.num_depths)
@@ -176,32 +176,32 @@ def _check_time(
     each, left = seconds / cost(tokens) * sum(map(cost, read)), end - time.monotonic()
     if 2 * each > left:
         raise NothingMeasuredError(
-            f"{options.minutes or DEFAULT_MINUTES:g} minutes were too short: the plain model and one recipe take about "
-            f"{in_words(2 * each)}, and {in_words(max(0.0, left))} are left after loading.",
-            hint="Give more --minutes, or ask less: --samples 4, shorter --lengths.",
+            f"{options.minutes or DEFAULT_MINUTES:g} minutes are too short: the unmodified model and one recipe take "
+            f"about {format_duration(2 * each)}, and {format_duration(max(0.0, left))} are left after loading.",
+            hint="Raise --minutes, or measure less: --samples 4, shorter --lengths.",
         )
 
 
-def _written(
+def _write_result(
     standing: "Standing", checked: "Check", out: Path | None, checkpoint: Checkpoint, options: SearchOptions
 ) -> Found:
-    """Write the files of the result, with its origin noted in the recipe, and return the result."""
-    name, tried = checkpoint.public_name, f"{len(standing.trials)} recipes tried, seed {options.seed}"
+    """Write the files of the result, with its origin in the recipe, and return the result."""
+    name, summary = checkpoint.public_name, f"{len(standing.trials)} recipes tried, seed {options.seed}"
     recipe, files = None, []
     if checked.winner is not None and checked.winner.trial.recipe is not None and checked.is_better:
-        note = f"Found by ctxext search on {name} for {options.target_length} tokens; {tried}."
+        note = f"Found by ctxext search on {name} for {options.target_length} tokens; {summary}."
         recipe = Recipe(checked.winner.trial.recipe.steps, note, f"ctxext search {__version__}")
     if out is not None and is_installed("matplotlib"):
-        title = f"{name} to {format_length(options.target_length)} tokens: {tried}"
+        title = f"{name} to {format_length(options.target_length)} tokens: {summary}"
         files.append(out.with_suffix(".png"))
-        write_whole(files[-1], pareto_picture(standing.points, checked.winner, options.keep_short, title))
+        write_whole(files[-1], draw_pareto_front(standing.points, checked.winner, options.keep_short, title))
     if out is not None and recipe is not None:
         files.append(out)
-        comments = "".join(f"# {line}\n" for line in figures(checked))
+        comments = "".join(f"# {line}\n" for line in format_results(checked))
         text = yaml.safe_dump(recipe.to_dict(), sort_keys=False, allow_unicode=True, width=120)
         write_whole(out, f"{comments}{text}".encode())
     elif out is not None:
-        out.unlink(missing_ok=True)  # An existing file was to be replaced, and this search would not recommend it.
+        out.unlink(missing_ok=True)  # This search does not recommend the recipe that it was to replace.
     return Found(recipe, standing, checked, tuple(files))
 
 
@@ -209,14 +209,14 @@ _INK, _FAINT = "#222222", "#d5d5d5"
 _MARKERS = "osDv^P*X"
 
 
-def pareto_picture(points: "Sequence[Point]", best: "Point | None", keep_short: float, title: str) -> bytes:
-    """Draw a PNG with the rise at the original context length across and the loss of the answers upwards."""
+def draw_pareto_front(points: "Sequence[Point]", best: "Point | None", keep_short: float, title: str) -> bytes:
+    """Draw a PNG of the loss of the answers over the rise at the original context length."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import StrMethodFormatter
 
     from ctxext.evaluate.report.colours import SERIES
     from ctxext.evaluate.report.pictures import as_png
-    from ctxext.search.study import pareto_front
+    from ctxext.search.study import find_pareto_front
 
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     axes = figure.subplots()
@@ -236,7 +236,7 @@ def pareto_picture(points: "Sequence[Point]", best: "Point | None", keep_short: 
             label=name,
             zorder=3,
         )
-    front = sorted(pareto_front(points), key=lambda point: point.rise)
+    front = sorted(find_pareto_front(points), key=lambda point: point.rise)
     line = {"color": _INK, "linewidth": 1.0, "zorder": 2}
     axes.step([100 * point.rise for point in front], [point.loss for point in front], where="post", **line)
     axes.axvline(100 * keep_short, color=_INK, linewidth=0.9, linestyle=":")
@@ -247,24 +247,24 @@ def pareto_picture(points: "Sequence[Point]", best: "Point | None", keep_short: 
     if all(point.loss > 0 for point in points):
         axes.set_yscale("log")
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.set_xlabel("rise of the loss at the original context length, in percent")
-    axes.set_ylabel("loss of the answers, from 0 to 1")
+    axes.set_xlabel("rise of the loss at the original context length (%)")
+    axes.set_ylabel("loss of the answers (0 to 1)")
     axes.set_title(title, fontsize=10, fontweight="bold")
     axes.grid(color=_FAINT, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if points:
-        note = "outlined: published numbers\nring: taken\ndotted: what may be lost"
+        note = "outlined: published parameters\nring: selected\ndotted: maximum rise"
         axes.legend(
             fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), title=note, title_fontsize=7
         )
     return as_png(figure)
 
 
-def figures(checked: "Check") -> list[str]:
-    """Return the figures of the last check, in lines."""
+def format_results(checked: "Check") -> list[str]:
+    """Return the results of the final evaluation as lines."""
     count = checked.stock.num_prompts
-    lines = [f"Measured on {count} prompts of each length that the search never saw:", _line("stock", checked.stock)]
+    lines = [f"Measured on {count} unseen prompts per length:", _format_line("stock", checked.stock)]
     for number, answers in sorted(checked.answers.items(), key=lambda entry: entry[1].loss):
         point, (rise, half) = checked.points[number], answers.rise(checked.stock)
         words = ["found"] if point is checked.winner else []
@@ -273,16 +273,16 @@ def figures(checked: "Check") -> list[str]:
             rise + half > checked.keep_short
         )
         name = point.trial.name + (f" ({', '.join(words)})" if words else "")
-        lines.append(_line(name, answers) + f"; original context length {100 * rise:+z.2f} ± {100 * half:.2f} %")
+        lines.append(_format_line(name, answers) + f"; original context length {100 * rise:+z.2f} ± {100 * half:.2f} %")
     return lines
 
 
-def _line(name: str, answers: "Measurement") -> str:
+def _format_line(name: str, answers: "Measurement") -> str:
     shares = ", ".join(f"{100 * answers.exact(length):.1f} % at {length}" for length in answers.lengths)
     return f"  {name}: loss of an answer {answers.loss:.4f}, needles {shares}"
 
 
-def _header(
+def _make_header(
     checkpoint: Checkpoint, digest: str, options: SearchOptions, trained_length: int, stock: "LoadedModel"
 ) -> dict[str, Any]:
     import optuna
@@ -296,7 +296,7 @@ def _header(
     return {
         "source": checkpoint.public_name,
         "digest": digest,
-        **options.what_is_asked(trained_length),
+        **options.get_study_options(trained_length),
         "data": data,
         "ctxext": __version__,
         **versions,
@@ -305,11 +305,11 @@ def _header(
 
 
 def check_recipe_place(out: Path, *, overwrite: bool) -> None:
-    """Check that the recipe file can be written."""
+    """Raise if the recipe file cannot be written."""
     folder = out.resolve().parent
     if out.is_dir():
-        raise CtxextError(f'"{out}" is a folder, not a place for a recipe file.', hint=f"Name a file: {out}/best.yaml")
+        raise CtxextError(f'"{out}" is a folder, not a recipe file.', hint=f"Use a file, for example {out}/best.yaml")
     if out.exists() and not overwrite:
-        raise CtxextError(f'There is a file "{out}" already.', hint="Replace it with --overwrite, or choose another.")
+        raise CtxextError(f'The file "{out}" exists already.', hint="Replace it with --overwrite, or choose another.")
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise CtxextError(f'"{folder}" is not there or cannot be written to.', hint="Choose another place.")
+        raise CtxextError(f'"{folder}" does not exist or is not writable.', hint="Choose another folder.")

@@ -1,4 +1,4 @@
-"""The search space of a model: recipes as parameters of a trial, read from the method classes, and back."""
+"""Search space of a model: conversion between recipes and the parameters of a trial."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,14 +27,14 @@ Parameters = dict[str, Any]
 
 @dataclass(frozen=True)
 class Space:
-    """The recipes for one model and a context that is `factor` times longer: by slot, the methods that apply."""
+    """Recipes for a model and a context that is `factor` times longer: methods by slot."""
 
     rotary: Rotary
     factor: float
     slots: Mapping[str, tuple[type[Method], ...]]
 
     def draw(self, trial: "BaseTrial") -> Parameters:
-        """Let a trial choose methods and their parameters."""
+        """Draw methods and their parameters with a trial."""
         drawn: Parameters = {}
         for slot, methods in self.slots.items():
             drawn[slot] = trial.suggest_categorical(slot, [NONE, *(method.name for method in methods)])
@@ -55,13 +55,13 @@ class Space:
             method for slot, methods in self.slots.items() for method in methods if method.name == parameters.get(slot)
         ]
         return Recipe(
-            method.from_search(self._numbers(parameters, method), self.rotary, self.factor) for method in chosen
+            method.from_search(self._read_parameters(parameters, method), self.rotary, self.factor) for method in chosen
         )
 
-    def _numbers(self, parameters: Parameters, method: type[Method]) -> Parameters:
+    def _read_parameters(self, parameters: Parameters, method: type[Method]) -> Parameters:
         ranges = method.search_space(self.rotary, self.factor)
         values = {number: parameters.get(f"{method.name}.{number}") for number in ranges}
-        return {  # Rounded as in a recipe file.
+        return {  # Round as in a recipe file.
             number: float(f"{value:.{_DIGITS}g}")
             if isinstance(value, float) and value != ranges[number].start
             else value
@@ -70,7 +70,7 @@ class Space:
         }
 
     def starts(self) -> list[tuple[type[Method], Parameters]]:
-        """Return every method alone with the parameters that a search starts from: the published ones, if any."""
+        """Return each method on its own with its initial parameters: the published ones, if any."""
         starts = []
         for slot, methods in self.slots.items():
             for method in methods:
@@ -92,15 +92,15 @@ def _draw(trial: "BaseTrial", name: str, choices: SearchRange) -> Any:
     low, high = choices.values
     if isinstance(low, int) and isinstance(high, int) and isinstance(choices.start, int):
         return trial.suggest_int(name, low, high)
-    # Parameters that cannot be zero are scales: doubling one matters as much as halving it.
+    # Parameters that cannot be zero are drawn on a log scale: doubling matters as much as halving.
     return trial.suggest_float(name, low, high, log=low > 0)
 
 
-def space_of(source: Checkpoint, target_length: int, names: Sequence[str] = ()) -> Space:
-    """Return the space of a plain model: the named methods, or by default all that apply and are not experimental."""
+def build_space(source: Checkpoint, target_length: int, names: Sequence[str] = ()) -> Space:
+    """Return the space of an unmodified model: the named methods, or all that apply and are not experimental."""
     rotary = model_config(source.config, source.original_length).rotary
-    wanted = [method_named(name) for name in names] or [method for method in METHODS if not method.is_experimental]
-    refused = {method: _refusal(method, source) for method in wanted}
+    chosen = [method_named(name) for name in names] or [method for method in METHODS if not method.is_experimental]
+    refused = {method: _find_refusal(method, source) for method in chosen}
     for method, reason in refused.items():
         if names and reason:
             raise CtxextError(f'{method.name} does not apply to "{source.name}": {reason}.')
@@ -113,9 +113,9 @@ def space_of(source: Checkpoint, target_length: int, names: Sequence[str] = ()) 
     return Space(rotary, target_length / rotary.trained_length, slots)
 
 
-def _refusal(method: type[Method], source: Checkpoint) -> str:
+def _find_refusal(method: type[Method], source: Checkpoint) -> str:
     if method.needs_code() and source.config.get("auto_map"):
-        return "it brings Python code of its own, which stands where the method's would"
+        return "the model has its own Python code, which the method would have to replace"
     if issubclass(method, CodeMethod) and method.learned_tensors:
-        return "it changes nothing until it is trained"
+        return "it has no effect without training"
     return method.refusal(source.config, family_of(source.config))

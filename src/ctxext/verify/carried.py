@@ -1,9 +1,8 @@
-"""Check that the installed transformers rotates as a configuration specifies, before converting and without weights.
+"""Check that the installed transformers applies a configuration's rotation, before converting and without weights.
 
-Versions read different schedules in the code of a family and silently ignore the others. So the stock model is built
-from the configuration, and its rotary embeddings are compared with the methods' references. All of it is on the meta
-device except the rotary embeddings, which are small and are run directly: this costs an import and no memory, for a
-model of any size.
+The code of a family supports different schedules in each version and silently ignores the others. So the stock model
+is built from the configuration, and its rotary embeddings are compared with the methods' references. Only these
+embeddings, which are small, are in memory; the rest of the model is on the meta device, so models of any size fit.
 """
 
 import inspect
@@ -15,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.families import Family, named_family, serves_sliding
-from ctxext.checkpoint.loading import hub_backbones, quiet_transformers, sealed, stock_class
+from ctxext.checkpoint.families import Family, find_family, serves_sliding
+from ctxext.checkpoint.loading import forbid_downloads, hub_backbones, quiet_transformers, stock_class
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Method
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
@@ -49,7 +48,9 @@ class Rotation:
     scaling: float
 
 
-def check_carried(recipe: Recipe, source: Mapping[str, Any], plain: ModelConfig, stock: ModelConfig) -> float | None:
+def check_stock_rotation(
+    recipe: Recipe, source: Mapping[str, Any], plain: ModelConfig, stock: ModelConfig
+) -> float | None:
     """Compare the rotation in the installed transformers with the recipe.
 
     Args:
@@ -66,8 +67,8 @@ def check_carried(recipe: Recipe, source: Mapping[str, Any], plain: ModelConfig,
     family, largest = plain.family, 0.0
     lengths = sorted({max(plain.rotary.trained_length // 2, 2), stock.rotary.usable_length})
     # A measured class need not be run. If the difference is too large by the formulas, the class itself is run.
-    if (turned := measured_rotations(stock.config, family, lengths)) is not None:
-        for length, (frequencies, scaling) in turned.items():
+    if (measured := measured_rotations(stock.config, family, lengths)) is not None:
+        for length, (frequencies, scaling) in measured.items():
             rotation = Rotation("", "", tuple(sorted(set(frequencies))), scaling)
             largest = max(largest, difference(rotation, *expected_rotation(recipe, plain, stock, length)))
         if largest < TOLERANCE - MEASURED_TOLERANCE:
@@ -75,23 +76,23 @@ def check_carried(recipe: Recipe, source: Mapping[str, Any], plain: ModelConfig,
         largest = 0.0
     before, after = rotations(source, lengths), rotations(stock.config, lengths)
     for length in lengths:
-        wanted = expected_rotation(recipe, plain, stock, length)
+        expected = expected_rotation(recipe, plain, stock, length)
         was = {(entry.module, entry.layer_type): entry for entry in before[length]}
         for entry in after[length]:
             unscaled = was.get((entry.module, entry.layer_type))
             change = math.inf if unscaled is None else difference(entry, unscaled.frequencies, unscaled.scaling)
             if _is_sliding(entry, source, family, change):
                 if change > TOLERANCE:
-                    raise _refused(family, f"{entry.module} of its sliding layers would rotate otherwise too")
+                    raise _unsupported_error(family, f"{entry.module} of its sliding layers would change too")
                 continue
-            off = difference(entry, *wanted)
+            off = difference(entry, *expected)
             if not off < TOLERANCE:
                 steps = ", ".join(step.summary() for step in recipe.steps if not step.needs_code())
                 problem = f"{entry.module} would differ from {steps} by {off:.1e}"
-                raise _refused(family, f"{steps} would have no effect" if change < TOLERANCE else problem)
+                raise _unsupported_error(family, f"{steps} would have no effect" if change < TOLERANCE else problem)
             largest = max(largest, off)
     if not after[lengths[0]]:
-        raise _refused(family, "no rotary embedding was found in it")
+        raise _unsupported_error(family, "it has no rotary embedding")
     return largest
 
 
@@ -100,7 +101,7 @@ def expected_rotation(
 ) -> tuple[Sequence[float], float]:
     """Return the inverse frequencies and the factor on cos and sin that a loaded model must have at a length in tokens.
 
-    They come from the methods' references, or from the formulas of the stock types if the source's schedule was kept.
+    They are computed by the methods' references, or by the stock formulas if the source's schedule was kept.
     """
     if plain.rotary.is_scaled:
         return inverse_frequencies(result.rotary, length), attention_scaling(result.rotary)
@@ -118,7 +119,7 @@ def expected_frequencies(steps: Sequence[Method], plain: Rotary, at: int) -> tup
         if step.kind not in ("base", "schedule"):
             continue
         reference = reference_of(type(step))
-        with reference_faults(type(step)):
+        with report_reference_errors(type(step)):
             if step.kind == "schedule":
                 frequencies, scaling = reference.schedule(step.to_dict(), model, at)
             else:
@@ -131,14 +132,14 @@ def reference_of(method: Method | type[Method]) -> Any:
     """Return a method's reference, an object with the functions in references/README.md."""
     if method.name not in REFERENCES:
         raise CtxextError(
-            f'"{method.name}" has no reference to be compared with.',
-            hint="Write its functions, and list them in REFERENCES in verify/references.",
+            f'"{method.name}" has no reference implementation.',
+            hint="Add its functions to REFERENCES in verify/references.",
         )
     return REFERENCES[method.name]
 
 
 @contextmanager
-def reference_faults(method: Method | type[Method]) -> Iterator[None]:
+def report_reference_errors(method: Method | type[Method]) -> Iterator[None]:
     """Report any error of a reference in one line, with the file and line."""
     try:
         yield
@@ -153,7 +154,7 @@ def reference_error(names: Sequence[str], detail: str) -> CtxextError:
     """Return the error for a fault in the reference of some methods."""
     return CtxextError(
         f"The reference of {' and '.join(names)} fails: {' '.join(detail.split())}",
-        hint="Nothing is known to be wrong with the checkpoint: mend the reference; --no-verify writes it unchecked.",
+        hint="Fix the reference; the checkpoint may be correct. --no-verify converts without this check.",
     )
 
 
@@ -164,26 +165,26 @@ def _is_sliding(entry: Rotation, config: Mapping[str, Any], family: Family, chan
     return serves_sliding(config, family, entry.module, entry.layer_type)
 
 
-def difference(entry: Rotation, wanted: Sequence[float], scaling: float) -> float:
+def difference(entry: Rotation, expected: Sequence[float], scaling: float) -> float:
     """Return the largest relative difference of a frequency or of the factor; infinite if the counts differ."""
     frequencies = [frequency for frequency in entry.frequencies if frequency > 0]
-    if len(frequencies) != len(set(wanted)):
+    if len(frequencies) != len(set(expected)):
         return math.inf
-    return largest_difference([*zip(frequencies, sorted(set(wanted)), strict=True), (entry.scaling, scaling)])
+    return largest_difference([*zip(frequencies, sorted(set(expected)), strict=True), (entry.scaling, scaling)])
 
 
 def largest_difference(pairs: Iterable[tuple[float, float]]) -> float:
     """Return the largest relative difference of two numbers; infinite for NaN, which `max` ignores."""
-    differences = [abs(one / other - 1) for one, other in pairs]
+    differences = [abs(actual / expected - 1) for actual, expected in pairs]
     return math.inf if any(map(math.isnan, differences)) else max(differences)
 
 
-def _refused(family: Family, reason: str) -> CtxextError:
+def _unsupported_error(family: Family, reason: str) -> CtxextError:
     import transformers
 
     return CtxextError(
-        f'transformers {transformers.__version__} does not carry this for "{family.model_type}": {reason}.',
-        hint="Try another version of transformers, or another method; --no-verify writes it all the same.",
+        f'transformers {transformers.__version__} does not support this for "{family.model_type}": {reason}.',
+        hint="Use another version of transformers, or another method. --no-verify converts without this check.",
     )
 
 
@@ -195,7 +196,7 @@ def rotations(config: Mapping[str, Any], lengths: Sequence[int]) -> dict[int, li
         if "otary" in type(module).__name__ and not any(word in name for word in OTHER_TOWERS)
     ]
     return {
-        length: [_asked(*one, layer_type, length) for one in rotary for layer_type in _layer_types(one[1])]
+        length: [_read_rotation(*entry, kind, length) for entry in rotary for kind in _layer_types(entry[1])]
         for length in lengths
     }
 
@@ -205,41 +206,41 @@ def stock_model(config: Mapping[str, Any]) -> Any:
     from transformers import __version__ as version
 
     try:
-        kind, described = stock_class(config, named_family(config).loader)
-        with quiet_transformers(), sealed():
-            return _built(kind, described)
+        kind, described = stock_class(config, find_family(config).loader)
+        with quiet_transformers(), forbid_downloads():
+            return _build_on_meta(kind, described)
     except Exception as error:  # Any exception of transformers is the result.
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise CtxextError(
-            f'transformers {version} does not build "{config.get("model_type")}" from this configuration: {reason}',
-            hint=f'config.json names the backbone "{", ".join(named)}", which is not fetched: describe it there.'
+            f'transformers {version} cannot build "{config.get("model_type")}" from this configuration: {reason}',
+            hint=f'config.json names the backbone "{", ".join(named)}", which is not downloaded. Describe it there.'
             if (named := hub_backbones(config))
             else "",
         ) from error
 
 
-def _built(kind: Any, config: Any) -> Any:
+def _build_on_meta(kind: Any, config: Any) -> Any:
     import torch
     from transformers import activations
 
-    # Some activations read their own numbers while they are built.
+    # Constructors of some activations read the values of tensors.
     small = {
         kind for kind in vars(activations).values() if isinstance(kind, type) and issubclass(kind, torch.nn.Module)
     }
-    with torch.device("meta"), _in_memory(small):
+    with torch.device("meta"), _build_in_memory(small):
         model = kind._from_config(config, dtype=torch.float32)
-        with _in_memory({type(module) for module in model.modules() if "otary" in type(module).__name__}):
+        with _build_in_memory({type(module) for module in model.modules() if "otary" in type(module).__name__}):
             return kind._from_config(config, dtype=torch.float32)
 
 
 @contextmanager
-def _in_memory(kinds: set[type]) -> Iterator[None]:
-    """Build modules of these classes on the CPU, whatever the device of the rest."""
+def _build_in_memory(kinds: set[type]) -> Iterator[None]:
+    """Build modules of these classes on the CPU, regardless of the device of the others."""
     import torch
 
     originals = {kind: kind.__init__ for kind in kinds}  # type: ignore[misc]
 
-    def placed(original: Any) -> Any:
+    def build_on_cpu(original: Any) -> Any:
         def init(*args: Any, **kwargs: Any) -> None:
             with torch.device("cpu"):
                 original(*args, **kwargs)
@@ -248,7 +249,7 @@ def _in_memory(kinds: set[type]) -> Iterator[None]:
 
     try:
         for kind, original in originals.items():
-            kind.__init__ = placed(original)  # type: ignore[misc]
+            kind.__init__ = build_on_cpu(original)  # type: ignore[misc]
         yield
     finally:
         for kind, original in originals.items():
@@ -261,18 +262,18 @@ def _layer_types(module: Any) -> Sequence[str]:
     return [name for name in names if name != "original" and not name.endswith("_original")] or [""]
 
 
-def _asked(name: str, module: Any, layer_type: str, length: int) -> Rotation:
+def _read_rotation(name: str, module: Any, layer_type: str, length: int) -> Rotation:
     import torch
 
     positions = torch.tensor([[1, max(length, 2) - 1]])
     schedule = getattr(getattr(module, "config", None), "rope_scaling", None) or {}
     if hasattr(module, "mrope_section") or "mrope_section" in schedule:  # 4.57 has it only in some attentions.
         positions = positions.expand(3, 1, 2)
-    answers = {"x": torch.zeros(1, 2, 1), "position_ids": positions, "layer_type": layer_type, "seq_len": length}
-    wanted = inspect.signature(module.forward).parameters
+    arguments = {"x": torch.zeros(1, 2, 1), "position_ids": positions, "layer_type": layer_type, "seq_len": length}
+    parameters = inspect.signature(module.forward).parameters
     with torch.no_grad():
-        out = module(**{key: answer for key, answer in answers.items() if key in wanted})
-    turned = torch.complex(*(part.double() for part in out)) if isinstance(out, tuple) else out.to(torch.complex128)
-    row = turned[1] if turned.ndim == 2 else turned.flatten(0, -3)[0, 0]  # A table by position, or by row.
+        out = module(**{key: value for key, value in arguments.items() if key in parameters})
+    rotation = torch.complex(*(part.double() for part in out)) if isinstance(out, tuple) else out.to(torch.complex128)
+    row = rotation[1] if rotation.ndim == 2 else rotation.flatten(0, -3)[0, 0]  # One row per position, or per token.
     angles = row.angle()
     return Rotation(name, layer_type, tuple(sorted(set(angles.tolist()))), float(row.abs().max()))

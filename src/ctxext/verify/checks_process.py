@@ -16,7 +16,7 @@ from typing import Any
 from .references import REFERENCES
 
 LOADED = "loaded"
-"""The line that a script prints after the converted model's first output: a later failure is the script's."""
+"""Printed after the converted model's first output: later failures are not the model's."""
 
 
 def load_stock(out: Path, config: dict[str, Any], **options: Any) -> Any:
@@ -24,8 +24,8 @@ def load_stock(out: Path, config: dict[str, Any], **options: Any) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         (folder / "config.json").write_text(json.dumps(config))
         for path in out.iterdir():
             if path.suffix in (".safetensors", ".bin") or path.name.endswith(".index.json"):
@@ -34,7 +34,7 @@ def load_stock(out: Path, config: dict[str, Any], **options: Any) -> Any:
 
 
 @contextlib.contextmanager
-def replaced(space: dict[str, Any], functions: dict[str, Any]) -> Iterator[None]:
+def replace_functions(space: dict[str, Any], functions: dict[str, Any]) -> Iterator[None]:
     """Replace functions in a module's namespace, by name, for the duration of the context."""
     before = {name: space.get(name) for name in functions}
     space.update(functions)
@@ -45,7 +45,7 @@ def replaced(space: dict[str, Any], functions: dict[str, Any]) -> Iterator[None]
 
 
 def differences(logits: Any, unchanged: Any, expected: Any) -> dict[str, float]:
-    """Return the largest differences of the converted and of the stock logits from the expected ones, and the scale."""
+    """Return the largest differences of converted and of stock logits from the expected logits, and their scale."""
     numbers = {"difference": logits - expected, "scale": expected, "change": unchanged - expected}
     return {name: number.abs().max().item() for name, number in numbers.items()}
 
@@ -83,8 +83,8 @@ def load(task: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def compared_table(task: dict[str, Any], model: Any, name: str, origin: str | None) -> dict[str, Any]:
-    """Compare a table with the one that the reference builds from the original rows."""
+def compare_table(task: dict[str, Any], model: Any, name: str, origin: str | None) -> dict[str, Any]:
+    """Compare a table with that of the reference, computed from the original rows."""
     import torch
     from safetensors import safe_open
 
@@ -96,10 +96,10 @@ def compared_table(task: dict[str, Any], model: Any, name: str, origin: str | No
     if len(rows) != task["count"]:
         return {"name": name, "rows": len(rows)}
     if origin is None:
-        where = reference.original(task["numbers"], rows, task["length"], task["count"])
-        if where is None:
+        indices = reference.original(task["numbers"], rows, task["length"], task["count"])
+        if indices is None:
             return {"name": name, "rows": len(rows), "unknown": True}
-        old, same = rows[where], True
+        old, same = rows[indices], True
     else:
         with safe_open(origin, framework="pt") as file:
             source = file.get_tensor(name)
@@ -107,25 +107,25 @@ def compared_table(task: dict[str, Any], model: Any, name: str, origin: str | No
             source[special : special + task["length"]].double(),
             torch.equal(source[:special].to(table.dtype), table[:special]),
         )
-    wanted = reference.rows(task["numbers"], old, task["count"])
-    difference = (rows - wanted.to(table.dtype).double()).abs().max().item()
-    kept = bool(torch.equal(rows[: len(old)], old))
-    scale = wanted.abs().max().item()
-    return {"name": name, "rows": len(rows), "difference": difference, "scale": scale, "same": same, "kept": kept}
+    expected = reference.rows(task["numbers"], old, task["count"])
+    difference = (rows - expected.to(table.dtype).double()).abs().max().item()
+    is_kept = bool(torch.equal(rows[: len(old)], old))
+    scale = expected.abs().max().item()
+    return {"name": name, "rows": len(rows), "difference": difference, "scale": scale, "same": same, "kept": is_kept}
 
 
 def compare_tables(task: dict[str, Any]) -> dict[str, Any]:
     """Compare the position tables of a loaded model with the reference.
 
-    The task has `folder`; `auto`, the Auto class that loads it; `tables`, for each its name in the weights and the file
-    of the source with it, if known; `endings`; `special`; `length` and `count`, the old and the new number of
-    positions; and `numbers`, the step.
+    The task has `folder`; `auto`, the Auto class that loads it; `tables`, the source's file, if known, by the name of
+    the table in the weights; `endings`; `special`; `length` and `count`, the old and new number of positions; and
+    `numbers`, the step.
     """
     import torch
     import transformers
 
     model = getattr(transformers, task["auto"]).from_pretrained(task["folder"], dtype="auto")
-    tables = [compared_table(task, model, name, origin) for name, origin in task["tables"].items()]
+    tables = [compare_table(task, model, name, origin) for name, origin in task["tables"].items()]
     epsilon = torch.finfo(next(iter(model.parameters())).dtype).eps
     return {"tables": tables, "epsilon": epsilon}
 
@@ -135,8 +135,8 @@ SMALL |= {"num_experts": 1, "num_sparse_encoder_layers": 0, "num_sparse_decoder_
 TABLE = "relative_attention_bias"
 
 
-def looked_up(folder: str, length: int) -> list[tuple[bool, Any]]:
-    """Return for each table whether its stack is bidirectional, and the buckets (queries, keys) that are looked up."""
+def record_lookups(folder: str, length: int) -> list[tuple[bool, Any]]:
+    """Return for each table whether its stack is bidirectional, and the buckets (queries, keys) of its lookups."""
     import torch
     from transformers import AutoConfig, AutoModel
 
@@ -160,15 +160,15 @@ def compare_buckets(task: dict[str, Any]) -> dict[str, Any]:
     """Compare every bucket of distances that a model looks up with the reference.
 
     The task has `folder`; `numbers`, the step; and `source`, the source's `distance` and `num_buckets`. Buckets depend
-    on config.json alone, so a very small model with the checkpoint's configuration reads a text longer than any
-    distance that it distinguishes, up to 2000 tokens, and the lookups in its tables are compared.
+    only on config.json, so the lookups of a tiny model with the checkpoint's configuration are compared. Its input is
+    longer than any distance that it distinguishes, up to 2000 tokens.
     """
     reference, source = REFERENCES[task["numbers"]["method"]], task["source"]
     length = min(int(source["distance"] * task["numbers"]["factor"]) + 20, 2000)
-    wrong, distances, lookups = set(), set(), looked_up(task["folder"], length)
+    wrong, distances, lookups = set(), set(), record_lookups(task["folder"], length)
     for is_encoder, buckets in lookups:
         queries, keys = buckets.shape[-2:]
-        offset = queries if keys == 3 * queries else 0  # LongT5 looks from a block at itself and its neighbours.
+        offset = queries if keys == 3 * queries else 0  # A block of LongT5 attends to itself and its neighbours.
         for query in {0, queries // 2, queries - 1}:
             for key, bucket in enumerate(buckets.reshape(-1, queries, keys)[0, query].tolist()):
                 relative = key - offset - query
@@ -176,7 +176,7 @@ def compare_buckets(task: dict[str, Any]) -> dict[str, Any]:
                     continue  # Masked.
                 place = reference.bucket(task["numbers"], {**source, "bidirectional": is_encoder}, relative)
                 distances.add(relative)
-                # If the logarithm is a whole number, its last bit decides.
+                # Rounding decides if the logarithm is a whole number.
                 if bucket not in (int(place - 1e-4), int(place + 1e-4)):
                     wrong.add(relative)
     return {"stacks": len(lookups), "distances": len(distances), "wrong": sorted(wrong, key=abs)}
@@ -186,13 +186,13 @@ BUILDERS = ("build_alibi_tensor", "build_mpt_alibi_tensor")
 
 
 def token_by_token(stock: Any, input_ids: Any, settings: dict[str, Any], reference: Any) -> Any:
-    """Compute the logits of the stock model with the reference's slopes for each row."""
+    """Compute the logits of the stock model with the reference's slopes for each query position."""
     import torch
 
     space = vars(sys.modules[type(stock).__module__])
     name = next(name for name in BUILDERS if name in space)
     heads, logits, cache = stock.config.num_attention_heads, [], dict[str, Any]()
-    # Falcon rounds slopes, positions and their products; the shares of a row are not rounded.
+    # Falcon rounds slopes, positions and their products, but not the factors of a row.
     dtype = torch.bfloat16 if stock.config.model_type == "falcon" else torch.float32
     plain = torch.tensor(reference.slopes({**settings, "factor": 1}, heads, 0))
     for row in range(input_ids.shape[1]):
@@ -200,7 +200,7 @@ def token_by_token(stock: Any, input_ids: Any, settings: dict[str, Any], referen
         bias = (plain.to(dtype)[:, None] * torch.arange(row + 1)).float() * shares[:, None]
         mask = torch.ones(1, row + 1, dtype=torch.long)
         build = lambda *args, bias=bias, **kwargs: bias[:, None]  # noqa: E731
-        with replaced(space, {name: build}), torch.no_grad():
+        with replace_functions(space, {name: build}), torch.no_grad():
             out = stock(input_ids[:, row : row + 1], attention_mask=mask, use_cache=True, **cache)
         cache = {cache_argument(stock): cache_of(out)}
         logits.append(out.logits)
@@ -211,11 +211,11 @@ def compare_slopes(task: dict[str, Any]) -> dict[str, Any]:
     """Load a checkpoint with ALiBi and compare its logits with the reference.
 
     The task has `folder`; `stock`, the config.json of the same model without code; `steps`, its only method with
-    settings; and `count`, a number of tokens. The expected logits come from the stock model, which reads token after
-    token with the slopes of each row; no code is shared with the checkpoint's.
+    settings; and `count`, a number of tokens. The expected logits come from the stock model, which decodes token by
+    token with the slopes of each position; it shares no code with the checkpoint.
 
-    Rows beyond the original context length need few tokens if that is small: it is set to a third of the tokens here,
-    in the loaded model and for the reference. The check of the configuration verifies the value in config.json.
+    The original context length is set to a third of the tokens, in the loaded model and for the reference, so that
+    few tokens exceed it. The check of the configuration verifies the value in config.json.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -225,7 +225,7 @@ def compare_slopes(task: dict[str, Any]) -> dict[str, Any]:
     settings = {**step, "original_length": max(task["count"] // 3, 1)}
     config = AutoConfig.from_pretrained(out, trust_remote_code=True)
     config.ctxext_code["steps"] = [settings]
-    if hasattr(config, "max_seq_len"):  # MPT reads no more tokens.
+    if hasattr(config, "max_seq_len"):  # The longest input of MPT.
         config.max_seq_len = max(config.max_seq_len, task["count"])
     loaded = AutoModelForCausalLM.from_pretrained(
         out, config=config, trust_remote_code=True, dtype=torch.float32
@@ -279,14 +279,14 @@ def cache_of(output: Any) -> Any:
     Raises:
         LookupError: no value of the output has `get_seq_length`.
     """
-    found = next((value for value in output.values() if hasattr(value, "get_seq_length")), None)
-    if found is None:
+    cache = next((value for value in output.values() if hasattr(value, "get_seq_length")), None)
+    if cache is None:
         raise LookupError(f"{type(output).__name__} has no cache: none of {', '.join(output)} has get_seq_length")
-    return found
+    return cache
 
 
 def decode(model: Any, texts: list[Any], *, gives_positions: bool) -> list[Any]:
-    """Return the logits of each text (l, v): the prompts in one left-padded batch, then one token a call."""
+    """Return the logits of each text (l, v): the prompts in one left-padded batch, then one token per call."""
     import torch
 
     width, name = max(text.shape[1] for text in texts), cache_argument(model)
@@ -296,21 +296,21 @@ def decode(model: Any, texts: list[Any], *, gives_positions: bool) -> list[Any]:
     start, end, parts = 0, width - DECODED, []
     cache: dict[str, Any] = {}
     while start < width:
-        given = {"position_ids": positions[:, start:end]} if gives_positions else {}
-        output = model(ids[:, start:end], attention_mask=mask[:, :end], use_cache=True, **cache, **given)
+        arguments = {"position_ids": positions[:, start:end]} if gives_positions else {}
+        output = model(ids[:, start:end], attention_mask=mask[:, :end], use_cache=True, **cache, **arguments)
         cache = {name: cache_of(output)}
-        if (held := int(cache[name].get_seq_length())) != end:
-            raise ValueError(f"its cache holds {held} tokens after {end} tokens")
+        if (count := int(cache[name].get_seq_length())) != end:
+            raise ValueError(f"its cache contains {count} tokens after {end} tokens")
         parts.append(output.logits)
         start, end = end, end + 1
     logits = torch.cat(parts, 1)
     return [row[width - text.shape[1] :] for row, text in zip(logits, texts, strict=True)]
 
 
-def in_one_call(model: Any, text: Any, *, orders: bool) -> Any:
+def compute_in_one_call(model: Any, text: Any, *, orders: bool) -> Any:
     """Return the logits of a text (1, l) alone, (l, v), in one call.
 
-    If the prompt alone orders the heads, the other tokens need a call after it.
+    If only the prompt orders the heads, the other tokens need a second call.
     """
     import torch
 
@@ -329,7 +329,7 @@ def decoding_difference(model: Any, *, orders: bool = False) -> dict[str, float]
 
     Args:
         model: A causal language model.
-        orders: Whether the prompt alone orders the heads.
+        orders: Whether only the prompt orders the heads.
 
     Raises:
         LookupError: the model takes or returns no cache.
@@ -342,11 +342,11 @@ def decoding_difference(model: Any, *, orders: bool = False) -> dict[str, float]
         vocabulary, generator = model.config.get_text_config().vocab_size, torch.Generator().manual_seed(0)
         lengths = (prompt + DECODED for prompt in PROMPTS)
         texts = [torch.randint(0, vocabulary, (1, length), generator=generator) for length in lengths]
-        expected = [in_one_call(model, text, orders=orders) for text in texts]
+        expected = [compute_in_one_call(model, text, orders=orders) for text in texts]
         scale = torch.stack([logits.abs().max() for logits in expected]).max().clamp(min=1e-30)
         for gives_positions in (True, False) if takes_positions else (False,):
             decoded = decode(model, texts, gives_positions=gives_positions)
-            off = [(one - other).abs().max() for one, other in zip(decoded, expected, strict=True)]
+            off = [(actual - logits).abs().max() for actual, logits in zip(decoded, expected, strict=True)]
             name = "with position_ids" if gives_positions else "without position_ids"
             differences[name] = (torch.stack(off).max() / scale).item()  # Python's max would lose NaN.
     return differences
@@ -362,7 +362,7 @@ def compare_decoding(model: Any, steps: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def explain_decoding(decoding: dict[str, Any], stock: Any) -> str:
-    """Return why decoding is wrong; empty if it is correct, or no better in the stock model."""
+    """Return why decoding is wrong; empty if it is correct, or as wrong in the stock model."""
     wrong = {name: off for name, off in decoding.items() if name == "error" or not off <= TOLERANCE}
     if not wrong:
         return ""

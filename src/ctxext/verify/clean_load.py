@@ -20,11 +20,11 @@ from ctxext.files.content import as_json
 from ctxext.files.isolated import fault_within, last_line_of_errors, run_isolated
 from ctxext.files.packages import TESTED
 from ctxext.recipes.base import Method
-from ctxext.recipes.code.staging import staged
+from ctxext.recipes.code.staging import stage_checkpoint
 from ctxext.recipes.encodings.rotary import ModelConfig, Rotary
 from ctxext.recipes.methods.relation import Relation
 from ctxext.recipes.recipe import Recipe
-from ctxext.verify.carried import reference_error, reference_faults, reference_of
+from ctxext.verify.carried import reference_error, reference_of, report_reference_errors
 from ctxext.verify.checks_process import LENGTH, LOADED
 
 SCRIPT = Path(__file__).with_name("clean_process.py")
@@ -39,7 +39,7 @@ class ScriptFailedError(Exception):
 
     Attributes:
         signal: The signal that stopped it; 0 if none did.
-        has_loaded: Whether the checkpoint had loaded and answered by then.
+        has_loaded: Whether the checkpoint had loaded and returned logits by then.
     """
 
     def __init__(self, message: str, *, signal: int, has_loaded: bool) -> None:
@@ -47,10 +47,10 @@ class ScriptFailedError(Exception):
         self.signal, self.has_loaded = signal, has_loaded
 
 
-def answer_of(
+def run_script(
     checkpoint: Checkpoint, task: Mapping[str, Any], *, methods: Sequence[str] = (), foreign: bool = False
 ) -> dict[str, Any]:
-    """Return the answer of a check of `clean_process.py` in a process that cannot import ctxext.
+    """Run a check of `clean_process.py` in a process that cannot import ctxext, and return its result.
 
     Args:
         checkpoint: The checkpoint, which the process loads from a stage.
@@ -61,7 +61,7 @@ def answer_of(
     Raises:
         ScriptFailedError: the script failed for another reason.
     """
-    with staged(checkpoint, foreign=foreign) as stage, tempfile.TemporaryDirectory() as place:
+    with stage_checkpoint(checkpoint, foreign=foreign) as stage, tempfile.TemporaryDirectory() as place:
         path = Path(place) / "task.json"
         content = {**task, "folder": str(stage.folder.resolve()), "trust": stage.trust}
         path.write_text(as_json(content), encoding="utf-8")
@@ -105,17 +105,17 @@ def lacks_package(config: Mapping[str, Any], error: str) -> str:
 
 
 def load_in_clean_process(checkpoint: Checkpoint, *, foreign: bool) -> LoadReport:
-    """Load a model as its users do; `foreign` as for `answer_of`."""
+    """Load a model as its users do; `foreign` has the meaning that it has in `run_script`."""
     try:
         check_described(checkpoint, runs_code=foreign)
     except CtxextError as error:
         return LoadReport(f"{error.message} {error.hint}")
     try:
         task = {"check": "load", "auto": auto_class(checkpoint.config)}
-        return LoadReport(**answer_of(checkpoint, task, foreign=foreign))
+        return LoadReport(**run_script(checkpoint, task, foreign=foreign))
     except ScriptFailedError as error:
         if error.signal:
-            return LoadReport(f"loading was stopped by signal {error.signal}, perhaps for lack of memory")
+            return LoadReport(f"loading was stopped by signal {error.signal}, possibly out of memory")
         return LoadReport(f"it does not load: {error}")
 
 
@@ -148,7 +148,7 @@ def compare_logits(
 ) -> Verification:
     """Load a converted checkpoint in a process that cannot import ctxext and compare its logits.
 
-    `stock` is the configuration with only those steps that stock transformers supports; `foreign` as for `answer_of`.
+    `stock` is the configuration with only those steps that stock transformers supports; `foreign` as for `run_script`.
     """
     if reason := needs_accelerator(source):
         return Verification(skipped=f"cannot be checked here: {reason}")
@@ -163,51 +163,51 @@ def compare_logits(
         rotary = model.encoding
         task |= {"check": "logits", "full_types": list(model.family.full_types), "theta": rotary.theta}
         task["positions"] = _positions(recipe, rotary, model.code["steps"])
-        task["decoding"] = [_shortened(step, model.code["steps"]) for step in steps]
+        task["decoding"] = [_shorten_settings(step, model.code["steps"]) for step in steps]
     else:
         length = max(model.encoding.context_length, _NUM_TOKENS)
         task["stock"] = without_hub(stock.with_context_length(length).config)
         task |= {"check": "slopes", "count": _NUM_TOKENS}
     try:
         methods = [step.name for step in steps]
-        report = answer_of(open_checkpoint(str(folder)), task, methods=methods, foreign=foreign)
+        report = run_script(open_checkpoint(str(folder)), task, methods=methods, foreign=foreign)
     except ScriptFailedError as error:
         if error.has_loaded:
             raise CtxextError(
-                f"What the method says could not be worked out: {error}",
-                hint="The converted model itself loads and runs. Please report this; --no-verify writes it unchecked.",
+                f"The expected logits could not be computed: {error}",
+                hint="The converted model loads and runs. Please report this. --no-verify converts without this check.",
             ) from error
         if package := lacks_package(source.config, str(error)):
             return Verification(skipped=f"cannot be checked here: {package}")
         raise CtxextError(
             f"The converted model does not load in a clean process: {error}",
-            hint="--no-verify writes it all the same.",
+            hint="--no-verify converts without this check.",
         ) from error
     if "refused" in report:
         raise CtxextError(
-            f'"{model.family.model_type}" cannot carry {" and ".join(methods)}: {report["refused"]}.',
+            f'"{model.family.model_type}" does not support {" and ".join(methods)}: {report["refused"]}.',
             hint="Choose another method.",
         )
     # Logits come first, because users see them; attention reveals errors that logits hide.
     differences = {
-        "logits differ": report["difference"] / (report["scale"] or 1.0),
-        "attention differs": report.get("attention", 0.0),
+        "logits": report["difference"] / (report["scale"] or 1.0),
+        "attention outputs": report.get("attention", 0.0),
     }
-    for what, relative in differences.items():
+    for quantity, relative in differences.items():
         if not math.isfinite(relative) or relative > TOLERANCE:
             raise CtxextError(
-                f"The converted model's {what} by {relative:.1e} from what the method says.",
-                hint="Please report this with the output of ctxext env; --no-verify writes it all the same.",
+                f"The {quantity} of the converted model differ from the reference by {relative:.1e}.",
+                hint="Please report this with the output of ctxext env. --no-verify converts without this check.",
             )
     if report["decoding"]:
         raise CtxextError(
-            f"The converted model is wrong where it decodes from a cache: {report['decoding']}.",
-            hint=f"ctxext was tested with transformers {' and '.join(TESTED)}. --no-verify writes it all the same.",
+            f"The converted model decodes incorrectly from its cache: {report['decoding']}.",
+            hint=f"Tested: transformers {' and '.join(TESTED)}. --no-verify converts without this check.",
         )
     return Verification(difference=max(differences.values()), change=report["change"])
 
 
-def _shortened(step: Method, steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _shorten_settings(step: Method, steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the settings of a step for a very short original context length, so that short texts exceed it.
 
     Settings that do not depend on this length are unchanged.
@@ -237,7 +237,7 @@ def _positions(recipe: Recipe, rotary: Rotary, steps: list[dict[str, Any]]) -> l
     for step in attention:
         settings = next(entry for entry in steps if entry["method"] == step.name)
         places = getattr(reference_of(step), "places", None)
-        with reference_faults(step):
+        with report_reference_errors(step):
             chosen |= dict.fromkeys(places(settings, reach)[: 3 * _NUM_TOKENS // 4] if places else [])
     room = max(_NUM_TOKENS - len(chosen), 4)
     start = [reach * number // room for number in range(0, room, 2)]

@@ -1,14 +1,14 @@
-"""Script of `clean_load.py` in a process without ctxext: one of `CHECKS`, including that of a converted model's logits.
+"""Script of `clean_load.py` for a process without ctxext: run one of `CHECKS`, such as the comparison of logits.
 
-Its argument is the path of a JSON file, its task, and it prints one JSON object, its answer, in the last line.
+Its argument is the path of a JSON file with the task. Its last line of output is a JSON object with the result.
 The task of `compare` has `folder`, the checkpoint; `stock`, the config.json of the same model without code; `steps`,
 the settings of each method; and `positions`. The expected logits are computed on the stock model of the family, one
-head and one row at a time. No code is shared with the checkpoint's.
+head and one row at a time, without the code of the checkpoint.
 
-If a method changes the distances that are read, logits alone show little: random weights attend almost evenly, and
-trained ones to a few tokens, while a rounding error in a first layer may grow a hundredfold through thirty. So the
-output of each attention is compared separately. Its inputs are first the states of the model; the reference then
-continues with the output of the checkpoint. Then they are states of known spread (`Samples`), the same in both models.
+If a method changes distances, logits reveal little: random weights attend almost evenly, trained ones to a few tokens,
+and a rounding error in the first layer may grow a hundredfold through thirty layers. So the output of each attention is
+compared separately, twice: on the states of the model, where the reference continues with the output of the
+checkpoint, and on states of known spread (`Samples`), the same in both models.
 """
 
 import contextlib
@@ -34,37 +34,37 @@ from .checks_process import (
     explain_decoding,
     load,
     load_stock,
-    replaced,
+    replace_functions,
 )
 from .references import REFERENCES
 
 LEARNED = ".distance.weight"
 APPLY = ("apply_rotary_pos_emb", "apply_rotary_emb")
-SPREAD = 2.5  # The standard deviation of the scores that sampled states give.
-SCALAR = 1e-3  # The largest error of a state that a family only rescaled, relative to its length.
+SPREAD = 2.5  # Standard deviation of scores of sampled states.
+SCALAR = 1e-3  # Largest error of a rescaled state, relative to its length.
 
 
-def by_complex_numbers(states: Any, _: Any, cos: Any, sin: Any) -> Any:
+def rotate_complex(states: Any, _: Any, cos: Any, sin: Any) -> Any:
     """Rotate neighbouring dimensions (b, h, l, d) as one complex number each."""
     pairs = torch.view_as_complex(states.double().unflatten(-1, (-1, 2))) * torch.complex(cos.double(), sin.double())
     return (torch.view_as_real(pairs).flatten(-2).to(states.dtype),)
 
 
 class CannotBeMovedError(ValueError):
-    """A family changes queries and keys after it has rotated them, in a way that is no factor."""
+    """A family changes queries and keys after the rotation, by more than a factor."""
 
 
 class Rotation:
     """The rotary embedding of the stock model's full-attention layers, applied to given angles."""
 
     def __init__(self, model: Any, apply: Any, full_types: list[str]) -> None:
-        modules = [(name, one) for name, one in model.named_modules() if "otary" in type(one).__name__]
+        modules = [item for item in model.named_modules() if "otary" in type(item[1]).__name__]
         self.module = next(m for name, m in modules if not any(word in name for word in ("vision", "visual", "audio")))
         buffers = dict(self.module.named_buffers())
         self.layer_types = [layer_type for layer_type in full_types if f"{layer_type}_inv_freq" in buffers][:1]
         self.buffer = "_".join([*self.layer_types, "inv_freq"])
         self.frequencies, self.apply, self.torch = getattr(self.module, self.buffer).clone(), apply, torch
-        # Which pair of dimensions each column of the family's cos and sin belongs to.
+        # The pair of dimensions of each column of the family's cos and sin.
         known = torch.linspace(0.1, 1.4, len(self.frequencies))
         (cos, sin), used = self.table(known)
         if not torch.equal(used, known.to(used.dtype)):
@@ -75,23 +75,22 @@ class Rotation:
         self.columns = (sin.flatten()[:, None] / self.scaling - known.sin()).abs().argmin(-1)
 
     def table(self, angles: Any) -> Any:
-        """Compute the family's cos and sin at position 1 with these inverse frequencies; return also those it used."""
+        """Compute the family's cos and sin at position 1; return also the inverse frequencies that it used."""
         setattr(self.module, self.buffer, angles.to(self.frequencies.dtype).clone())  # Families change it in place.
         try:
-            one = self.torch.ones(1, 1)
+            position = self.torch.ones(1, 1)
             shape = (3, 1, 1) if hasattr(self.module, "mrope_section") else (1, 1)
-            table = self.module(one, one.expand(shape), *self.layer_types)
+            table = self.module(position, position.expand(shape), *self.layer_types)
             # Most families return cos and sin, Llama 4 one complex tensor.
             parts = table if isinstance(table, tuple) else (table.real, table.imag)
             return parts, getattr(self.module, self.buffer)
         finally:
             setattr(self.module, self.buffer, self.frequencies.clone())
 
-    def rows(self, states: Any, angles: Any, factor: float = 1.0) -> Any:
+    def rotate_rows(self, states: Any, angles: Any, factor: float = 1.0) -> Any:
         """Rotate the rows (l, d) of one head by their angles (l, pairs), cos and sin times a factor.
 
-        Angles are float32, a position times a frequency: at 10^6 that is up to 0.03 from the exact product. The family
-        computes them in float32 too.
+        Angles are float32, as in the family: at position 10^6 they differ by up to 0.03 from the exact product.
         """
         angles = angles.float()[:, self.columns][None].to(self.torch.float64)
         cos, sin = (f(angles).to(states.dtype) * self.scaling * factor for f in (self.torch.cos, self.torch.sin))
@@ -99,19 +98,18 @@ class Rotation:
 
 
 class Samples:
-    """States of known spread that replace a model's, the same in every model that runs in the same order.
+    """States of known spread that replace those of a model; they depend only on the order of calls.
 
-    The input of an attention becomes random numbers, and so do the queries and keys that it rotates, scaled so that
-    scores have the standard deviation SPREAD. Its outputs then depend on no other layer, and reveal every wrong
-    distance, whatever the weights are. The factors of its norms are drawn too: new ones are all ones, and would hide
-    changes after the rotation.
+    Random numbers replace the input of an attention, and its queries and keys before the rotation, scaled so that
+    scores have the standard deviation SPREAD. Its output then depends on no other layer and reveals every wrong
+    distance. The weights of its norms are drawn too, because initial ones (1) would hide changes after the rotation.
     """
 
     def __init__(self, model: Any) -> None:
         self.model, self.count, self.current = model, 0, None
         self.attentions = attentions_of(model)
 
-    def like(self, tensor: Any, spread: float = 1.0) -> Any:
+    def draw_like(self, tensor: Any, spread: float = 1.0) -> Any:
         """Draw random numbers of the shape of a tensor, different ones for each call."""
         self.count += 1
         generator = torch.Generator().manual_seed(self.count)
@@ -121,50 +119,50 @@ class Samples:
         """Draw samples that replace un-rotated queries and keys."""
         width = tensors[0].shape[-1]
         scaling = getattr(self.current, "scaling", None) or width**-0.5
-        return [self.like(one, math.sqrt(SPREAD / (scaling * math.sqrt(width)))) for one in tensors]
+        return [self.draw_like(tensor, math.sqrt(SPREAD / (scaling * math.sqrt(width)))) for tensor in tensors]
 
-    def enter(self, attention: Any, given: Any, named: dict[str, Any]) -> Any:
+    def enter(self, attention: Any, args: Any, named: dict[str, Any]) -> Any:
         """Replace the input of an attention."""
         self.current = attention
         if "hidden_states" in named:
-            return given, {**named, "hidden_states": self.like(named["hidden_states"])}
-        return ((self.like(given[0]), *given[1:]), named) if given else (given, named)
+            return args, {**named, "hidden_states": self.draw_like(named["hidden_states"])}
+        return ((self.draw_like(args[0]), *args[1:]), named) if args else (args, named)
 
     def outputs(self, run: Any) -> list[Any]:
         """Return the outputs of all attentions for sampled states while a model runs."""
-        kept = []
-        with watched(self.model, enter=self.enter), torch.no_grad():
+        originals = []
+        with hook_attentions(self.model, enter=self.enter), torch.no_grad():
             try:
-                for weight in (w for one in self.attentions for w in one.parameters() if w.ndim == 1):
-                    kept.append((weight, weight.clone()))
-                    weight.copy_(1 + self.like(weight, 0.3))
-                return answers(self.model, run)[1]
+                for weight in (w for attention in self.attentions for w in attention.parameters() if w.ndim == 1):
+                    originals.append((weight, weight.clone()))
+                    weight.copy_(1 + self.draw_like(weight, 0.3))
+                return run_and_record(self.model, run)[1]
             finally:
-                for weight, before in reversed(kept):  # Attentions may share one.
-                    weight.copy_(before)
+                for weight, original in reversed(originals):  # Attentions may share one.
+                    weight.copy_(original)
 
 
-def answers(model: Any, run: Any, instead: list[Any] | None = None) -> tuple[Any, list[Any]]:
-    """Return the result of a model's run and its attentions' outputs; with `instead` it continues with those."""
-    outputs, others = list[Any](), iter(instead or [])
+def run_and_record(model: Any, run: Any, instead: list[Any] | None = None) -> tuple[Any, list[Any]]:
+    """Return the result of a run and the outputs of all attentions, which `instead` replaces for later layers."""
+    outputs, replacements = list[Any](), iter(instead or [])
 
     def leave(_: Any, __: Any, output: Any) -> Any:
         outputs.append(output[0] if isinstance(output, tuple) else output)
         if instead is None:
             return None
-        return (next(others), *output[1:]) if isinstance(output, tuple) else next(others)
+        return (next(replacements), *output[1:]) if isinstance(output, tuple) else next(replacements)
 
-    with watched(model, leave=leave), torch.no_grad():
+    with hook_attentions(model, leave=leave), torch.no_grad():
         return run(), outputs
 
 
-def largest_difference(answered: list[Any], asked: list[Any]) -> float:
+def largest_difference(actual: list[Any], expected: list[Any]) -> float:
     """Return the largest difference of an attention's output from the expected one, relative to its largest value.
 
     Raises:
         ValueError: there is nothing to compare.
     """
-    differences = [(a - b).abs().max() / b.abs().max().clamp(min=1e-30) for a, b in zip(answered, asked, strict=True)]
+    differences = [(a - b).abs().max() / b.abs().max().clamp(min=1e-30) for a, b in zip(actual, expected, strict=True)]
     if not differences:
         raise ValueError(f"no attention was observed: no module calls {' or '.join(APPLY)} in its forward")
     return torch.stack(differences).max().item()  # Python's max would lose NaN.
@@ -172,7 +170,7 @@ def largest_difference(answered: list[Any], asked: list[Any]) -> float:
 
 @dataclass
 class States:
-    """The choices of methods for the heads of one attention, and its queries and keys (1, h, l, d) before and after.
+    """The methods' choices for the heads of one attention, and its plain and rotated queries and keys (1, h, l, d).
 
     `key` is the tensor that its scores use, which some layers share (Gemma 4).
     """
@@ -193,8 +191,8 @@ class Expected:
         self.plain_apply = getattr(modeling, self.applied)
         self.is_complex = self.applied == "apply_rotary_emb"
         self.takes_key = list(inspect.signature(self.plain_apply).parameters)[1] != "cos"
-        one = lambda q, k, cos, sin: (self.plain_apply(q, cos, sin),)  # noqa: E731
-        rotate = by_complex_numbers if self.is_complex else self.plain_apply if self.takes_key else one
+        rotate_single = lambda q, k, cos, sin: (self.plain_apply(q, cos, sin),)  # noqa: E731
+        rotate = rotate_complex if self.is_complex else self.plain_apply if self.takes_key else rotate_single
         self.rotation = Rotation(model, rotate, task["full_types"])
         self.theta, self.positions = float(task["theta"]), list[int]()
         self.states, self.angles = dict[int, States](), dict[Any, Any]()
@@ -208,12 +206,12 @@ class Expected:
         self.numbers = {id(names[name]): numbers for name, numbers in task.get("numbers", {}).items()}
 
     def logits(self, input_ids: Any, positions: Any) -> Any:
-        """Run the stock model with the rotation, and the attention if a method needs it, computed here."""
+        """Run the stock model with this rotation, and with this attention if a method needs it."""
         self.positions, space = positions[0].tolist(), vars(self.modeling)
         functions: dict[str, Any] = {self.applied: self.apply}
         if self.attention:
             functions["eager_attention_forward"] = functools.partial(self.attend, space.get("eager_attention_forward"))
-        with watched(self.model, enter=self.enter), replaced(space, functions), torch.no_grad():
+        with hook_attentions(self.model, enter=self.enter), replace_functions(space, functions), torch.no_grad():
             mask = torch.ones_like(input_ids)
             return self.model(input_ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
 
@@ -226,51 +224,52 @@ class Expected:
             self.samples = None
 
     def enter(self, attention: Any, _: Any, named: dict[str, Any]) -> None:
-        """Record the attention that runs and its layer: some families run one at several layers (Zamba 2)."""
+        """Record the attention that runs and its layer: some families run one in several layers (Zamba 2)."""
         self.current[0] = attention
         self.layer = named.get("layer_idx", getattr(attention, "layer_idx", getattr(attention, "block_idx", None)))
         self.states[id(attention)] = States()
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
-        """Replace the family's function: keep the un-rotated states, and return rotated ones.
+        """Replace the family's function: record the un-rotated states, and return rotated states.
 
-        Some families rotate queries before the keys exist (Gemma 4), so methods then choose without queries and keys.
+        Some families rotate queries before the keys exist (Gemma 4); then methods choose without queries and keys.
         """
         attention, count = self.current[0], 2 if self.takes_key else 1
         states = args[:count] if self.samples is None else self.samples.states(args[:count])
         axis, seen = 2 if self.is_complex else kwargs.get("unsqueeze_dim", 1), (None, None, None)
-        plain = [one if axis == 1 else one.transpose(1, 2) for one in states]
+        plain = [state if axis == 1 else state.transpose(1, 2) for state in states]
         if self.takes_key:
             self.states[id(attention)] = States()
             seen = (*plain, getattr(attention, "scaling", None) or states[0].shape[-1] ** -0.5)
-        kept = self.states[id(attention)]
-        kept.chosen = [reference.choose(settings, self.layer, *seen) for settings, reference in self.heads]
-        if all(one is None for one in kept.chosen):
-            given = self.plain_apply(*states, *args[count:], **kwargs)
-            rotated = [one if axis == 1 else one.transpose(1, 2) for one in (given if self.takes_key else [given])]
+        record = self.states[id(attention)]
+        record.chosen = [reference.choose(settings, self.layer, *seen) for settings, reference in self.heads]
+        if all(choice is None for choice in record.chosen):
+            output = self.plain_apply(*states, *args[count:], **kwargs)
+            outputs = output if self.takes_key else [output]
+            rotated = [state if axis == 1 else state.transpose(1, 2) for state in outputs]
         else:
             num_keys = plain[1].shape[1] if self.takes_key else len(self.heads[0][0]["ratios"])
-            rotated = [self.by_head(one, kept.chosen, one.shape[1] // num_keys or 1) for one in plain]
-        kept.plain += plain
-        kept.rotated += rotated
-        result = tuple(one if axis == 1 else one.transpose(1, 2) for one in rotated)
+            rotated = [self.rotate_heads(state, record.chosen, state.shape[1] // num_keys or 1) for state in plain]
+        record.plain += plain
+        record.rotated += rotated
+        result = tuple(state if axis == 1 else state.transpose(1, 2) for state in rotated)
         return result if self.takes_key else result[0]
 
-    def by_head(self, states: Any, chosen: list[Any], group: int) -> Any:
-        """Rotate states (1, h, l, d), each `group` of heads alike."""
+    def rotate_heads(self, states: Any, chosen: list[Any], group: int) -> Any:
+        """Rotate states (1, h, l, d); each `group` of heads shares its rotation."""
         heads = []
         for head in range(states.shape[1]):
-            at, frequencies = self.of_head(chosen, head // group)
+            at, frequencies = self.head_rotation(chosen, head // group)
             factors: list[float] = [
-                reference.loudness(settings, choice, head // group)
+                reference.head_factor(settings, choice, head // group)
                 for (settings, reference), choice in zip(self.heads, chosen, strict=True)
-                if hasattr(reference, "loudness")
+                if hasattr(reference, "head_factor")
             ]
             angles = at[:, None] * torch.tensor(frequencies)
-            heads.append(self.rotation.rows(states[0, head], angles, math.prod(factors)))
+            heads.append(self.rotation.rotate_rows(states[0, head], angles, math.prod(factors)))
         return torch.stack(heads)[None]
 
-    def of_head(self, chosen: list[Any], head: int) -> tuple[Any, list[float]]:
+    def head_rotation(self, chosen: list[Any], head: int) -> tuple[Any, list[float]]:
         """Return the positions (l) and inverse frequencies of a KV head."""
         at, frequencies = torch.tensor(self.positions, dtype=torch.float32), self.rotation.frequencies.tolist()
         for (settings, reference), choice in zip(self.heads, chosen, strict=True):
@@ -283,45 +282,45 @@ class Expected:
         mask = masks[0] if masks else kwargs.pop("attention_mask")  # Some families name it.
         if self.layer not in settings["layers"]:
             return eager(module, query, key, value, mask, **kwargs)
-        seen = self.states[id(module)]
-        if len(seen.plain) == 1:
-            source = next(one for one in self.states.values() if one.key is key)
-            seen.plain, seen.rotated = [*seen.plain, source.plain[1]], [*seen.rotated, source.rotated[1]]
-        seen.key = key
-        size, group, width = query.shape[2], query.shape[1] // key.shape[1], seen.plain[0].shape[-1]
+        record = self.states[id(module)]
+        if len(record.plain) == 1:
+            source = next(states for states in self.states.values() if states.key is key)
+            record.plain, record.rotated = [*record.plain, source.plain[1]], [*record.rotated, source.rotated[1]]
+        record.key = key
+        size, group, width = query.shape[2], query.shape[1] // key.shape[1], record.plain[0].shape[-1]
         queries, keys = (
-            one * factor_between(rotated, given[..., :width])
-            for one, rotated, given in zip(seen.plain, seen.rotated, (query, key), strict=True)
+            plain * factor_between(rotated, final[..., :width])
+            for plain, rotated, final in zip(record.plain, record.rotated, (query, key), strict=True)
         )
         scores = torch.full((1, query.shape[1], size, size), -math.inf)
         for head in range(query.shape[1]):
-            frequencies = tuple(torch.tensor(self.of_head(seen.chosen, head // group)[1]).tolist())  # In float32.
+            frequencies = tuple(torch.tensor(self.head_rotation(record.chosen, head // group)[1]).tolist())  # float32
             (i, j), for_query, for_key = self.pairs(settings, reference, frequencies)
-            q = self.rotation.rows(queries[0, head][i], for_query)
-            k = self.rotation.rows(keys[0, head // group][j], for_key)
+            q = self.rotation.rotate_rows(queries[0, head][i], for_query)
+            k = self.rotation.rotate_rows(keys[0, head // group][j], for_key)
             products, rotates = q * k, 2 * len(self.rotation.frequencies)
             if hasattr(reference, "rotated_factor"):  # YaRN's factor applies only to rotated dimensions.
                 factors = [reference.rotated_factor(settings, self.layer, m) for m in self.positions]
                 by_pair = torch.tensor(factors)[i, None] ** 2
                 products = torch.cat([products[:, :rotates] * by_pair, products[:, rotates:]], -1)
             products = products.sum(-1)
-            if query.shape[-1] > width:  # The part of each head that does not rotate.
+            if query.shape[-1] > width:  # Dimensions that do not rotate.
                 products = products + (query[0, head, i, width:] * key[0, head // group, j, width:]).sum(-1)
             scores[0, head, i, j] = products
         scores = scores * kwargs["scaling"]
         by_row = [reference.temperature(settings, self.layer, m) for m in self.positions]
         scores = scores * torch.tensor(by_row).view(1, 1, -1, 1)
         if (numbers := self.numbers.get(id(module))) is not None:
-            own_factors = torch.ones_like(scores[0])
+            learned = torch.ones_like(scores[0])
             for head in range(query.shape[1]):
                 for i, m in enumerate(self.positions):
                     for j, n in enumerate(self.positions[: i + 1]):
-                        own_factors[head, i, j] = reference.factor(settings, self.layer, numbers, head, m, n)
-            scores = torch.where(scores > 0, scores * own_factors, scores)
+                        learned[head, i, j] = reference.factor(settings, self.layer, numbers, head, m, n)
+            scores = torch.where(scores > 0, scores * learned, scores)
         if kwargs.get("softcap"):
             scores = kwargs["softcap"] * torch.tanh(scores / kwargs["softcap"])
             scores = scores.masked_fill(torch.ones(size, size).triu(1).bool(), -math.inf)
-        if mask is not None:  # Doge adds a learned score of each key.
+        if mask is not None:  # Doge adds a learned score per key.
             scores = scores + mask[..., :size]
         sinks = getattr(module, "sinks", None)
         if sinks is not None:
@@ -330,7 +329,7 @@ class Expected:
         return (weights @ value.repeat_interleave(group, 1)).transpose(1, 2).contiguous(), weights
 
     def pairs(self, settings: dict[str, Any], reference: Any, frequencies: tuple[float, ...]) -> Any:
-        """Return the pairs of rows and keys that this layer reads, with the angles of query and key for each."""
+        """Return the pairs of query and key positions that this layer reads, with the angles of both."""
         if (self.layer, frequencies) not in self.angles:
             entries = [
                 (i, j, reference.relation(settings, self.layer, m, n, frequencies))
@@ -338,23 +337,23 @@ class Expected:
                 for j, n in enumerate(self.positions[: i + 1])
             ]
             read = [(i, j, angles) for i, j, angles in entries if angles is not None]
-            where = torch.tensor([[i for i, _, _ in read], [j for _, j, _ in read]])
+            indices = torch.tensor([[i for i, _, _ in read], [j for _, j, _ in read]])
             sides = (torch.tensor([angles[side] for _, _, angles in read], dtype=torch.float64) for side in (0, 1))
-            self.angles[self.layer, frequencies] = where, *sides
+            self.angles[self.layer, frequencies] = indices, *sides
         return self.angles[self.layer, frequencies]
 
 
 def factor_between(before: Any, after: Any) -> Any:
     """Return the factor (1, h, l, 1) by which a family multiplies each state (1, h, l, d) after rotating it.
 
-    Norms without weights are such a factor (Llama 4, nanochat), and so are temperatures per row (Ministral 3).
+    Examples: norms without weights (Llama 4, nanochat) and temperatures per query position (Ministral 3).
 
     Raises:
-        CannotBeMovedError: the change is no factor, so a state rotated differently cannot be derived from this one.
+        CannotBeMovedError: the change is not a factor, so it is unknown for a state with another rotation.
     """
     factor = (before * after).sum(-1, keepdim=True) / (before * before).sum(-1, keepdim=True).clamp(min=1e-30)
     if ((after - before * factor).norm(dim=-1) > SCALAR * after.norm(dim=-1)).any():
-        raise CannotBeMovedError("it changes queries and keys after it has rotated them, by more than a factor")
+        raise CannotBeMovedError("it changes queries and keys after the rotation, by more than a factor")
     return factor
 
 
@@ -370,7 +369,7 @@ def attentions_of(model: Any) -> list[Any]:
 
 
 @contextlib.contextmanager
-def watched(model: Any, *, enter: Any = None, leave: Any = None) -> Iterator[None]:
+def hook_attentions(model: Any, *, enter: Any = None, leave: Any = None) -> Iterator[None]:
     """Call `enter` before each attention of a model, or `leave` after it."""
     hooks = []
     for attention in attentions_of(model):
@@ -386,14 +385,14 @@ def watched(model: Any, *, enter: Any = None, leave: Any = None) -> Iterator[Non
 
 
 def learned_numbers(model: Any, info: dict[str, Any]) -> dict[str, Any]:
-    """Return the weights that methods add, by the attention that has them; zeros are replaced by random numbers.
+    """Return the weights of methods by the name of the attention, with zeros replaced by random numbers.
 
     Raises:
         ValueError: the weights in the files have other names than the model's.
     """
     lost = [name for key in ("missing_keys", "unexpected_keys") for name in info[key] if name.endswith(LEARNED)]
     if lost:
-        raise ValueError(f"{lost[0]} is not where the model looks for it.")
+        raise ValueError(f"{lost[0]} has another name in the model.")
     numbers = {}
     for name, weight in model.named_parameters():
         if name.endswith(LEARNED):
@@ -420,12 +419,12 @@ def compare(task: dict[str, Any]) -> dict[str, Any]:
     input_ids = torch.randint(0, loaded.config.get_text_config().vocab_size, positions.shape)
     mask = torch.ones_like(input_ids)
 
-    def ask(model: Any) -> Any:
+    def run(model: Any) -> Any:
         return model(input_ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
 
-    logits, answered = answers(loaded, functools.partial(ask, loaded))
+    logits, outputs = run_and_record(loaded, functools.partial(run, loaded))
     moves = any(hasattr(REFERENCES[step["method"]], "relation") for step in task["steps"])
-    sampled = sampled_outputs(loaded, functools.partial(ask, loaded)) if moves else []
+    sampled = sampled_outputs(loaded, functools.partial(run, loaded)) if moves else []
     if task["decoding"] != task["steps"]:
         del loaded
         config = AutoConfig.from_pretrained(out, trust_remote_code=True)
@@ -436,16 +435,16 @@ def compare(task: dict[str, Any]) -> dict[str, Any]:
     del loaded
     print(LOADED, flush=True)  # noqa: T201
     stock = load_stock(out, task["stock"], attn_implementation="eager")
-    unchanged, _ = answers(stock, functools.partial(ask, stock))
+    unchanged, _ = run_and_record(stock, functools.partial(run, stock))
     expected = Expected(stock, task)
     attention = 0.0
     try:
-        expected_logits, asked = answers(
-            stock, lambda: expected.logits(input_ids, positions), answered if moves else None
+        expected_logits, expected_outputs = run_and_record(
+            stock, lambda: expected.logits(input_ids, positions), outputs if moves else None
         )
         if moves:
-            asked_of_samples = expected.outputs(input_ids, positions)
-            attention = largest_difference([*answered, *sampled], [*asked, *asked_of_samples])
+            expected_outputs = [*expected_outputs, *expected.outputs(input_ids, positions)]
+            attention = largest_difference([*outputs, *sampled], expected_outputs)
     except CannotBeMovedError as error:
         return {"refused": str(error)}
     return {
@@ -458,9 +457,9 @@ def compare(task: dict[str, Any]) -> dict[str, Any]:
 def sampled_outputs(loaded: Any, run: Any) -> list[Any]:
     """Return the output of every attention of a loaded checkpoint for sampled states."""
     samples = Samples(loaded)
-    spaces = {id(space): space for space in (code_of(one).__globals__ for one in samples.attentions)}
+    spaces = {id(space): space for space in (code_of(module).__globals__ for module in samples.attentions)}
 
-    def sampled(rotate: Any) -> Any:
+    def use_samples(rotate: Any) -> Any:
         def apply(*args: Any, **kwargs: Any) -> Any:
             count = 2 if torch.is_tensor(args[1]) and args[1].ndim == 4 else 1  # Keys, or already cos.
             return rotate(*samples.states(args[:count]), *args[count:], **kwargs)
@@ -469,8 +468,8 @@ def sampled_outputs(loaded: Any, run: Any) -> list[Any]:
 
     with contextlib.ExitStack() as stack:
         for space in spaces.values():
-            functions = {name: sampled(space[name]) for name in APPLY if name in space}
-            stack.enter_context(replaced(space, functions))
+            functions = {name: use_samples(space[name]) for name in APPLY if name in space}
+            stack.enter_context(replace_functions(space, functions))
         return samples.outputs(run)
 
 
@@ -484,5 +483,5 @@ CHECKS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 
 if __name__.endswith("__main__"):
-    written = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    sys.stdout.write(json.dumps(CHECKS[written["check"]](written)) + "\n")
+    task = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    sys.stdout.write(json.dumps(CHECKS[task["check"]](task)) + "\n")

@@ -1,4 +1,4 @@
-"""The checks that read files only: record, digests, configuration, modeling code, and weights against the source's."""
+"""Checks that only read files: record, digests, configuration, modeling code, and weights against the source."""
 
 import hashlib
 import pickle
@@ -15,7 +15,7 @@ from ctxext.files.tensor_files import grouped, read_tensors
 from ctxext.recipes.code.layout import HEADS
 from ctxext.recipes.code.own_code import CODE_FILES
 from ctxext.recipes.encodings.rotary import is_readable, provenance
-from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, listed, training_of
+from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, quote_names, training_of
 
 CARD = "README.md"
 _OF_THE_HUB = frozenset({MANIFEST, ".gitattributes", CARD})
@@ -25,36 +25,36 @@ _CHUNK = 1 << 22
 
 def check_record(subject: Subject) -> Finding:
     """Check whether ctxext.json exists and agrees with config.json."""
-    name, manifest, noted = "record", subject.manifest, provenance(subject.checkpoint.config)
+    name, manifest, in_config = "record", subject.manifest, provenance(subject.checkpoint.config)
     if not manifest:
-        return Finding(name, FAILED, f"there is no {MANIFEST}: not made by ctxext, or not all of it is here")
+        return Finding(name, FAILED, f"{MANIFEST} is missing: not created by ctxext, or incomplete")
     source = manifest.get("source") or {}
-    stories = {
-        "recipe": (manifest.get("recipe"), noted.get("recipe")),
-        "source": (source.get("name"), noted.get("source")),
-        "revision": (source.get("revision"), noted.get("revision")),
+    records = {
+        "recipe": (manifest.get("recipe"), in_config.get("recipe")),
+        "source": (source.get("name"), in_config.get("source")),
+        "revision": (source.get("revision"), in_config.get("revision")),
     }
-    different = [key for key, (one, other) in stories.items() if one != other]
+    different = [key for key, (first, second) in records.items() if first != second]
     if different:
-        return Finding(name, FAILED, f'"{MANIFEST}" and "config.json" disagree about {", ".join(different)}')
+        return Finding(name, FAILED, f'"{MANIFEST}" and "config.json" differ in {", ".join(different)}')
     base = manifest.get("base") or {}
     if manifest.get("finetune") and not subject.has_recipe and not subject.model.is_extended:
         return Finding(name, PASSED, f"{base.get('name')}, fine-tuned within its context length")
-    origin = source.get("name")
-    return Finding(name, PASSED, f"{subject.recipe.summary()}, made from {origin} by ctxext {manifest.get('ctxext')}")
+    origin, version = source.get("name"), manifest.get("ctxext")
+    return Finding(name, PASSED, f"{subject.recipe.summary()}, created from {origin} by ctxext {version}")
 
 
 def check_files(subject: Subject) -> Finding:
     """Check whether every small file matches its record, none is missing and none was added."""
     if not subject.manifest:
         return Finding("files", SKIPPED, "nothing was recorded")
-    kept = [path.as_posix() for path in subject.checkpoint.files if path.parts[0] != subject.rewritten]
+    paths = [path.as_posix() for path in subject.checkpoint.files if path.parts[0] != subject.rewritten]
     recorded = {
         name: digest
-        for name, digest in subject.recorded("files").items()
+        for name, digest in subject.read_digests("files").items()
         if name.partition("/")[0] != subject.rewritten
     }
-    weights, present = subject.recorded("weights"), set(kept)
+    weights, present = subject.read_digests("weights"), set(paths)
     folder = subject.checkpoint.folder
     changed = [name for name in recorded if name in present and sha256_of(folder / name) != recorded[name]]
     edited = [name for name in changed if name == CARD]
@@ -63,11 +63,11 @@ def check_files(subject: Subject) -> Finding:
         "missing": [name for name in [*recorded, *weights] if name not in present and name != CARD],
         "not recorded": sorted(present - recorded.keys() - weights.keys() - _OF_THE_HUB),
     }
-    problems = "; ".join(f"{what}: {listed(names)}" for what, names in troubles.items() if names)
-    note = f"; {CARD} was edited since, which is allowed" if edited else ""
+    problems = "; ".join(f"{problem}: {quote_names(names)}" for problem, names in troubles.items() if names)
+    note = f"; {CARD} was edited, which is allowed" if edited else ""
     if problems:
         return Finding("files", FAILED, problems)
-    return Finding("files", PASSED, f"{len(recorded) - len(edited)} files as recorded{note}")
+    return Finding("files", PASSED, f"{len(recorded) - len(edited)} files match the record{note}")
 
 
 def check_weights(subject: Subject) -> Finding:
@@ -76,7 +76,7 @@ def check_weights(subject: Subject) -> Finding:
     subject.checkpoint.check_weights()
     if not subject.manifest:
         return Finding(name, SKIPPED, "nothing was recorded")
-    recorded = subject.recorded("weights")
+    recorded = subject.read_digests("weights")
     known = {path: digest for path, digest in recorded.items() if digest}
     changed = []
     for number, (path, digest) in enumerate(known.items()):
@@ -86,10 +86,10 @@ def check_weights(subject: Subject) -> Finding:
         if file.is_file() and sha256_of(file) != digest:
             changed.append(path)
     if changed:
-        return Finding(name, FAILED, f"changed: {listed(changed)}")
+        return Finding(name, FAILED, f"changed: {quote_names(changed)}")
     touched = [path for path in recorded if path not in known and _is_touched(subject, path)]
     if touched:
-        detail = f"written to since they were recorded, or copied without their time: {listed(touched)}"
+        detail = f"modified after they were recorded, or copied without their timestamps: {quote_names(touched)}"
         return Finding(name, FAILED, f"{detail}; --against SOURCE compares the tensors")
     if len(known) < len(recorded):
         unknown = len(recorded) - len(known)
@@ -97,20 +97,20 @@ def check_weights(subject: Subject) -> Finding:
             f"no digest was recorded for {unknown} of {len(recorded)} file(s); convert --digest or push records them"
         )
         return Finding(name, SKIPPED, detail)
-    return Finding(name, PASSED, f"{len(known)} file(s) as recorded")
+    return Finding(name, PASSED, f"{len(known)} file(s) match the record")
 
 
 def _is_touched(subject: Subject, name: str) -> bool:
-    """Return whether a weight file's size or time differs from the record; with --against only the size counts.
+    """Return whether a weight file's size or timestamp differs from the record; with --against only the size counts.
 
-    The time counts there too if the other file is missing or is the same one, because nothing is compared then.
+    The timestamp counts too if the source's file is missing or the same, because then nothing is compared.
     """
     stamps, path = subject.manifest.get("stamps"), subject.checkpoint.folder / name
     stamp = stamps.get(name) if isinstance(stamps, dict) else None
     if not stamp or not path.is_file() or has_stamp(path, stamp):
         return False
-    other = subject.source.folder / name if subject.source else None
-    return other is None or not other.is_file() or other.samefile(path) or path.stat().st_size != stamp[0]
+    origin = subject.source.folder / name if subject.source else None
+    return origin is None or not origin.is_file() or origin.samefile(path) or path.stat().st_size != stamp[0]
 
 
 def check_configuration(subject: Subject) -> Finding:
@@ -120,14 +120,14 @@ def check_configuration(subject: Subject) -> Finding:
         return Finding(name, SKIPPED, '"config.json" has no recipe')
     actual, expected = (
         {key: value for key, value in config.items() if key != "ctxext"}
-        for config in (subject.model.config, subject.expected.config)
+        for config in (subject.model.config, subject.expected_model.config)
     )
     different = [key for key in _differences(actual, expected, subject.family.text_config) if key != "auto_map"]
     if not _same_but_heads(actual.get("auto_map"), expected.get("auto_map")):
         different.append("auto_map")
     if different:
-        return Finding(name, FAILED, f'"config.json" is not what the recipe makes: {listed(different)}')
-    return Finding(name, PASSED, "the recipe gives these values, in the dialects of transformers 4 and 5")
+        return Finding(name, FAILED, f'"config.json" differs from the recipe: {quote_names(different)}')
+    return Finding(name, PASSED, "config matches the recipe (v4 and v5 formats)")
 
 
 def _same_but_heads(actual: Any, expected: Any) -> bool:
@@ -149,7 +149,7 @@ def _differences(config: Mapping[str, Any], expected: Mapping[str, Any], nested:
 
 def check_lengths(subject: Subject) -> Finding:
     """Check whether the files agree on the context length."""
-    encoded = None  # For models without a plain key for it.
+    name, encoded = "lengths", None  # For models without a plain key for it.
     if subject.family.positions != "rotary" and is_readable(subject.family):
         encoded = subject.model.encoding.context_length
     claimed = claimed_lengths(subject.checkpoint, subject.family, encoded)
@@ -157,33 +157,35 @@ def check_lengths(subject: Subject) -> Finding:
     length = read(subject.checkpoint.config, subject.family, "max_position_embeddings")
     model_length = text_config(subject.checkpoint.config, subject.family).get(subject.family.length_key, length)
     if tokenizer not in (None, config):
-        return Finding("lengths", FAILED, f'"config.json" says {config}, "tokenizer_config.json" {tokenizer}')
-    cut = next((name for name, _ in LENGTHS if config and claimed.get(name, config) < config), None)
+        return Finding(name, FAILED, f'"config.json" specifies {config} tokens, "tokenizer_config.json" {tokenizer}')
+    cut = next((file for file, _ in LENGTHS if config and claimed.get(file, config) < config), None)
     if cut and subject.model.encoding.is_scaled:
-        return Finding("lengths", FAILED, f'"config.json" says {config}, but "{cut}" cuts texts at {claimed[cut]}')
+        return Finding(
+            name, FAILED, f'"config.json" specifies {config} tokens, but "{cut}" truncates at {claimed[cut]}'
+        )
     if model_length is not None and not isinstance(model_length, int):
-        return Finding("lengths", FAILED, f'"config.json" says {model_length}, which is not a whole number')
-    return Finding("lengths", PASSED, f"all files say {config} tokens")
+        return Finding(name, FAILED, f'"config.json" has the length "{model_length}", expected a whole number')
+    return Finding(name, PASSED, f"all files specify {config} tokens")
 
 
 def check_code(subject: Subject) -> Finding:
-    """Check whether the modeling code is byte for byte the code that this version writes."""
+    """Check whether the modeling code is identical to the code that this version writes."""
     expected = subject.own_code
     changed = [name for name in expected if Path(name) in subject.foreign_code]
     missing = [name for name in expected if Path(name) not in subject.checkpoint.files]
     if changed or missing:
         maker = subject.manifest.get("ctxext")
-        problems = [f"not this version's: {listed(changed)}"] if changed else []
-        problems += [f"missing: {listed(missing)}"] if missing else []
-        return Finding("code", FAILED, "; ".join(problems) + f" (it was made by ctxext {maker})")
-    recorded = subject.recorded("files")  # It includes files of the source with such a name, which were copied.
+        problems = [f"differs from this version's code: {quote_names(changed)}"] if changed else []
+        problems += [f"missing: {quote_names(missing)}"] if missing else []
+        return Finding("code", FAILED, "; ".join(problems) + f" (created by ctxext {maker})")
+    recorded = subject.read_digests("files")  # It includes files of the source with such a name, which were copied.
     others = [name for path in subject.foreign_code if (name := path.as_posix()) in recorded or name not in CODE_FILES]
     stray = [name for path in subject.foreign_code if (name := path.as_posix()) not in others]
     if stray:
-        return Finding("code", FAILED, f"the recipe needs no code, but there is {listed(stray)}")
-    note = f"; code of its source is there too: {listed(others)}" if others else ""
+        return Finding("code", FAILED, f"the recipe needs no code, but the checkpoint contains {quote_names(stray)}")
+    note = f"; also contains code of its source: {quote_names(others)}" if others else ""
     return Finding(
-        "code", PASSED, (f"{len(expected)} files as this version writes them" if expected else "none needed") + note
+        "code", PASSED, (f"{len(expected)} files match this version's code" if expected else "none needed") + note
     )
 
 
@@ -199,20 +201,20 @@ def check_against(subject: Subject) -> Finding | None:
     mine, theirs = _weight_files(subject.checkpoint), _weight_files(source)
     shared = {path for path in mine.keys() & theirs.keys() if mine[path].samefile(theirs[path])}
     if shared == mine.keys() == theirs.keys():
-        return Finding(name, PASSED, f'the weight files are those of "{source.name}" on disk: the same bytes')
+        return Finding(name, PASSED, f'the weight files are the same files as those of "{source.name}"')
     tensors = _tensors([mine[path] for path in sorted(mine.keys() - shared)], subject.progress)
     source_tensors = _tensors([theirs[path] for path in sorted(theirs.keys() - shared)], subject.progress)
     changed = sorted(key for key in tensors.keys() & source_tensors.keys() if tensors[key] != source_tensors[key])
     gone, added = sorted(source_tensors.keys() - tensors.keys()), sorted(tensors.keys() - source_tensors.keys())
     if not changed and not gone and not added:
-        return Finding(name, PASSED, f'all {len(tensors)} tensors are those of "{source.name}", bit for bit')
+        return Finding(name, PASSED, f'all {len(tensors)} tensors are identical to those of "{source.name}"')
     differences = [f"{len(changed)} of {len(tensors)} tensors differ: {grouped(changed)}"] if changed else []
-    differences += [f"missing: {listed(gone)}"] if gone else []
-    differences += [f"added: {listed(added)}"] if added else []
+    differences += [f"missing: {quote_names(gone)}"] if gone else []
+    differences += [f"added: {quote_names(added)}"] if added else []
     planned = subject.new_tensors
     if planned and sorted(changed + added) == planned and not gone:
-        kept = f'the other {len(tensors) - len(planned)} tensors are those of "{source.name}", bit for bit'
-        return Finding(name, PASSED, f"written anew, as the recipe says: {grouped(planned)}; {kept}")
+        others = f'the other {len(tensors) - len(planned)} tensors are identical to those of "{source.name}"'
+        return Finding(name, PASSED, f"rewritten by the recipe: {grouped(planned)}; {others}")
     is_trained = bool(training_of(subject)) and not gone and not added
     return Finding(name, PASSED if is_trained else FAILED, ("trained; " if is_trained else "") + "; ".join(differences))
 
@@ -227,9 +229,9 @@ def _tensors(files: list[Path], progress: Progress | None) -> dict[str, _Tensor]
     for number, path in enumerate(files):
         if progress is not None:
             progress(f"reading {path.name}", number, len(files))
-        for name, entry, pieces in read_tensors(path) if path.suffix == ".safetensors" else _pickled(path):
+        for name, entry, pieces in read_tensors(path) if path.suffix == ".safetensors" else _read_pickled(path):
             if name in tensors:
-                raise CtxextError(f'"{path.name}" holds "{name}", which another file holds too.')
+                raise CtxextError(f'"{path.name}" contains "{name}", which another file contains too.')
             digest = hashlib.sha256()
             for piece in pieces:
                 digest.update(piece)
@@ -241,7 +243,7 @@ _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F
 _DTYPES |= {"int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL"}
 
 
-def _pickled(path: Path) -> Iterator[tuple[str, dict[str, Any], Iterator[bytes]]]:
+def _read_pickled(path: Path) -> Iterator[tuple[str, dict[str, Any], Iterator[bytes]]]:
     """Read the tensors of a pickled file as `read_tensors` does, from disk as needed; nothing else is unpickled."""
     import torch
 
@@ -251,7 +253,7 @@ def _pickled(path: Path) -> Iterator[tuple[str, dict[str, Any], Iterator[bytes]]
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CtxextError(f'"{path.name}" cannot be read as tensors: {reason}') from error
     if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
-        raise CtxextError(f'"{path.name}" holds something else than tensors by name.')
+        raise CtxextError(f'"{path.name}" is not a dictionary of tensors.')
     for name, tensor in tensors.items():
         flat = tensor.contiguous().view(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0)
         dtype = str(tensor.dtype).removeprefix("torch.")

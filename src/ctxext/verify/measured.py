@@ -1,11 +1,10 @@
-"""The rotation of a stock class's rotary embedding, without importing transformers, for measured classes.
+"""The rotation of a stock rotary embedding, computed without importing transformers, for measured classes.
 
-Running the class costs the import of torch and of transformers: four seconds of processor time and 300 MB. Many classes
-rotate only by the stock formulas of their schedule. `measured.json` lists those by the digest of the relevant code:
-`tools/measure_rotary_classes.py` compared each class with the formulas, with numbers drawn from all of `RANGES`. The
-version is not in the digest, as releases rarely change this code. Three cases are not covered, and then the class
-itself is run: edited code, a key or a number outside of the ranges, and disagreement between the transformers 4 and 5
-forms of a configuration.
+Running the class requires importing torch and transformers: four seconds of processor time and 300 MB. Many classes
+use only the stock formulas of their schedule. `measured.json` lists those by the digest of the relevant code:
+`tools/measure_rotary_classes.py` compared each class with the formulas, with parameters drawn from all of `RANGES`. The
+digest does not include the version, as releases rarely change this code. The class itself is run in three cases: edited
+code, a key or value outside the ranges, and different transformers 4 and 5 forms in a configuration.
 """
 
 import ast
@@ -27,7 +26,7 @@ from ctxext.recipes.encodings.rotary import Rotary, attention_scaling
 
 RECORD = Path(__file__).with_name("measured.json")
 TOLERANCE = 1e-5
-"""Largest difference between a measured class and the formulas; the rest of the tolerance is for the recipe."""
+"""Largest difference between a measured class and the formulas; the remaining tolerance is for the recipe."""
 
 _SHARED = ("configuration_utils.py", "modeling_rope_utils.py")
 """Relevant files besides those of a family."""
@@ -77,8 +76,8 @@ _MENTIONS = re.compile(r"[Rr]otary|(?<!p)rope|inv_freq|theta")
 def digest_of(model_type: str) -> str | None:
     """Return the digest of the code in the installed transformers that determines the rotation of a family.
 
-    It is None without transformers or the family's files, or if its rotary embedding is not in them. Only the code of
-    rotary embeddings counts in the modeling file.
+    It is None without transformers or the family's files, or if they do not contain its rotary embedding. Of the
+    modeling file, only the code of rotary embeddings counts.
     """
     try:
         spec = importlib.util.find_spec("transformers")
@@ -88,14 +87,14 @@ def digest_of(model_type: str) -> str | None:
         return None
     package, folder = Path(spec.origin).parent, f"models/{model_type}"
     try:
-        code = [ast.unparse(_parsed(package / name)) for name in (*_SHARED, f"{folder}/configuration_{model_type}.py")]
-        code += _rotary_code(_parsed(package / folder / f"modeling_{model_type}.py"))
+        code = [ast.unparse(_parse(package / name)) for name in (*_SHARED, f"{folder}/configuration_{model_type}.py")]
+        code += _rotary_code(_parse(package / folder / f"modeling_{model_type}.py"))
     except (OSError, SyntaxError, ValueError):
         return None
     return hashlib.sha256("\0".join(code).encode()).hexdigest()
 
 
-def _parsed(path: Path) -> ast.Module:
+def _parse(path: Path) -> ast.Module:
     """Parse a file without its docstrings and comments, which do not affect the rotation."""
     tree = ast.parse(path.read_bytes())
     for node in ast.walk(tree):
@@ -112,19 +111,19 @@ def _rotary_code(tree: ast.Module) -> list[str]:
     """
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and "otary" in node.name]
     if not classes or any([*map(ast.unparse, node.bases)] != ["nn.Module"] for node in classes):
-        raise ValueError("no rotary embedding whose code is all here")
+        raise ValueError("the code of the rotary embedding is not complete in this file")
     statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and not hasattr(node, "body")]
     return [*map(ast.unparse, classes), *filter(_MENTIONS.search, map(ast.unparse, statements))]
 
 
 def is_imported(model_type: str) -> bool:
-    """Return whether the family's classes are in this process; they may differ from the files and are cheap to run."""
+    """Return whether this process has imported the family's classes, which may differ from the files."""
     return f"transformers.models.{model_type}.modeling_{model_type}" in sys.modules
 
 
 @functools.cache
-def measured() -> Mapping[str, Mapping[str, Any]]:
-    """Read measured.json: by digest the `family`, the newest measured `transformers`, and `rope_types`."""
+def read_measurements() -> Mapping[str, Mapping[str, Any]]:
+    """Read measured.json: `family`, newest measured `transformers`, and `rope_types`, by digest."""
     return json.loads(RECORD.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
@@ -138,7 +137,7 @@ def measured_rotations(
     rotary = None if is_imported(family.model_type) else flat_rotary(config)
     if rotary is None:
         return None
-    entry = measured().get(digest_of(family.model_type) or "", {})
+    entry = read_measurements().get(digest_of(family.model_type) or "", {})
     if entry.get("family") != family.model_type or rotary.rope_type not in entry["rope_types"]:
         return None
     try:
@@ -153,23 +152,23 @@ def formulas(rotary: Rotary, lengths: Sequence[int]) -> dict[int, tuple[list[flo
 
 
 def flat_rotary(config: Mapping[str, Any]) -> Rotary | None:
-    """Return the schedule of a configuration, as the classes of either version of transformers read it.
+    """Return the schedule of a configuration, the same in both versions of transformers.
 
-    It is None if it is not completely within the measured ranges, or if the forms of transformers 4 and 5 differ. This
-    parses the file without the code of recipes, so that an error there is not repeated here.
+    It is None if it is outside the measured ranges, or if the forms of transformers 4 and 5 differ. The code of recipes
+    is not used, so that its errors are not repeated here.
     """
     parameters: Any = config.get("rope_parameters")
     if not isinstance(parameters, Mapping) or any(map(_is_odd, config.items())):
         return None
     schedule = {key: value for key, value in parameters.items() if key != "rope_theta"}
-    beside = {"rope_type": "default"} if config.get("rope_scaling") is None else config["rope_scaling"]
+    schedule_4x = {"rope_type": "default"} if config.get("rope_scaling") is None else config["rope_scaling"]
     rope_type, theta = str(schedule.get("rope_type")), parameters.get("rope_theta", 0)
-    if schedule != beside or theta != config.get("rope_theta") or rope_type not in KEYS:
+    if schedule != schedule_4x or theta != config.get("rope_theta") or rope_type not in KEYS:
         return None
     get: Any = config.get
     hidden, heads, dim = map(get, ("hidden_size", "num_attention_heads", "head_dim"))
     length = get("max_position_embeddings")
-    # A missing head size is left to the class, which refuses sizes that do not divide.
+    # The class checks a missing head size, and refuses sizes that do not divide.
     if not (isinstance(hidden, int) and isinstance(heads, int) and heads > 0) or hidden % heads:
         return None
     sizes = {"rope_theta": theta, "head_dim": dim, "max_position_embeddings": length}

@@ -1,4 +1,4 @@
-"""Verify a finished checkpoint, one finding per check: its files, then the model in a process without ctxext."""
+"""Verify a converted checkpoint: first its files, then the model in a process without ctxext."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,8 +17,8 @@ from ctxext.recipes.encodings.biases import Buckets
 from ctxext.recipes.encodings.learned import LearnedTable
 from ctxext.verify import file_checks
 from ctxext.verify.carried import OTHER_TOWERS, TOLERANCE, expected_rotation, largest_difference
-from ctxext.verify.clean_load import ScriptFailedError, answer_of, compare_logits, lacks_package
-from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, listed, training_of
+from ctxext.verify.clean_load import ScriptFailedError, compare_logits, lacks_package, run_script
+from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, quote_names, training_of
 
 Check = Callable[[Subject], Finding | None]
 """A check; it returns None if it does not apply."""
@@ -33,11 +33,11 @@ READING: tuple[Check, ...] = (
 )
 """The checks that read files only, in the order of the output."""
 
-_NOT_RUN = "it carries code that is not this version's own; --trust-remote-code runs it"
+_NOT_RUN = "it contains code that this version did not write; --trust-remote-code runs it"
 
 
 def check_version(subject: Subject) -> Finding | None:
-    """Report an installed transformers that is newer than the newest tested version."""
+    """Report an installed transformers that is newer than the tested versions."""
     notice = untested_notice()
     return Finding("transformers", SKIPPED, notice) if notice else None
 
@@ -48,16 +48,16 @@ def check_loading(subject: Subject) -> Finding:
         return Finding("loading", SKIPPED, _NOT_RUN)
     if reason := needs_accelerator(subject.checkpoint):
         return Finding("loading", SKIPPED, f"cannot be checked here: {reason}")
-    report = subject.loaded
+    report = subject.load_report
     if package := lacks_package(subject.checkpoint.config, report.error):
         return Finding("loading", SKIPPED, f"cannot be checked here: {package}")
     if report.error or report.missing:
-        return Finding("loading", FAILED, report.error or f"weights are missing: {listed(list(report.missing))}")
+        return Finding("loading", FAILED, report.error or f"weights are missing: {quote_names(list(report.missing))}")
     flag = " with its own code" if subject.own_code else ""
     return Finding("loading", PASSED, f"{report.name}, {report.parameters:,} parameters, without ctxext{flag}")
 
 
-def _unasked(subject: Subject) -> str:
+def _reason_to_skip(subject: Subject) -> str:
     """Return why a loaded model cannot be compared; empty if it can."""
     if not subject.may_load:
         return _NOT_RUN
@@ -65,7 +65,7 @@ def _unasked(subject: Subject) -> str:
         return reason
     if not subject.has_recipe:
         return '"config.json" has no recipe'
-    return "it does not load" if subject.loaded.error else ""
+    return "it does not load" if subject.load_report.error else ""
 
 
 def check_frequencies(subject: Subject) -> Finding | None:
@@ -73,65 +73,65 @@ def check_frequencies(subject: Subject) -> Finding | None:
     name = "frequencies"
     if subject.family.positions != "rotary":
         return None
-    if reason := _unasked(subject):
+    if reason := _reason_to_skip(subject):
         return Finding(name, SKIPPED, reason)
     types = ("", *subject.family.full_types)
     modules = [
         entry
-        for entry in subject.loaded.rotary
+        for entry in subject.load_report.rotary
         if entry["layer_type"] in types
         and not any(word in entry["module"] for word in OTHER_TOWERS)
         and not serves_sliding(subject.checkpoint.config, subject.family, entry["module"])
     ]
     if not modules:
-        return Finding(name, SKIPPED, "this family keeps no inverse frequencies that could be compared")
+        return Finding(name, SKIPPED, "this family stores no inverse frequencies to compare")
     try:
-        wanted, scaling = expected_rotation(
-            subject.recipe, subject.plain, subject.expected, subject.plain.rotary.trained_length
+        expected, scaling = expected_rotation(
+            subject.recipe, subject.plain_model, subject.expected_model, subject.plain_model.rotary.trained_length
         )
     except CtxextError as error:
         return Finding(name, SKIPPED, error.message)
     for entry in modules:
-        got = [frequency for frequency in entry["frequencies"] if frequency != 0]  # 0 does not rotate (Gemma 4).
-        if len(got) != len(wanted):
-            return Finding(name, FAILED, f"{entry['module']} has {len(got)}, the recipe {len(wanted)}")
-        pairs = [*zip(got, wanted, strict=True), (entry["scaling"], scaling)]
+        actual = [frequency for frequency in entry["frequencies"] if frequency != 0]  # 0 does not rotate (Gemma 4).
+        if len(actual) != len(expected):
+            return Finding(name, FAILED, f"{entry['module']} has {len(actual)} frequencies, expected {len(expected)}")
+        pairs = [*zip(actual, expected, strict=True), (entry["scaling"], scaling)]
         if (off := largest_difference(pairs)) >= TOLERANCE:
             return Finding(name, FAILED, f"{entry['module']} differs from the recipe by up to {off:.1e}")
     factor = f", cosine and sine × {scaling:.4g}" if scaling != 1 else ""
-    return Finding(name, PASSED, f"{len(wanted)} inverse frequencies as the recipe says{factor}")
+    return Finding(name, PASSED, f"{len(expected)} inverse frequencies match the recipe{factor}")
 
 
 def check_logits(subject: Subject) -> Finding | None:
     """Check whether the logits of a checkpoint with code match its method, computed by the reference."""
     if not subject.has_recipe or not subject.recipe.needs_code:
         return None
-    if reason := _unasked(subject):
+    if reason := _reason_to_skip(subject):
         return Finding("logits", SKIPPED, reason)
-    subject.tell_stage("comparing the logits with what the method specifies")
+    subject.report_stage("comparing the logits with what the method specifies")
     try:
         report = compare_logits(
             subject.checkpoint.folder,
             subject.checkpoint,
             subject.recipe,
-            subject.expected,
-            subject.recipe.edit(subject.plain, with_code=False),
+            subject.expected_model,
+            subject.recipe.edit(subject.plain_model, with_code=False),
             foreign=subject.runs_foreign_code,
         )
     except CtxextError as error:
         return Finding("logits", FAILED, error.message)
     if report.skipped:
         return Finding("logits", SKIPPED, report.skipped)
-    return Finding("logits", PASSED, f"as the method says (largest relative difference {report.difference:.0e})")
+    return Finding("logits", PASSED, f"match the reference (largest relative difference {report.difference:.0e})")
 
 
 def check_buckets(subject: Subject) -> Finding | None:
-    """Check whether each stack of the family's class looks its biases up in the buckets of the reference."""
+    """Check whether each stack of the model looks up its biases in the buckets of the reference."""
     name = "buckets"
     if not subject.has_recipe or all(step.kind != name for step in subject.recipe.steps):
         return None
     (step,) = (step for step in subject.recipe.steps if step.kind == name)
-    plain = subject.plain.encoding
+    plain = subject.plain_model.encoding
     assert isinstance(plain, Buckets)
     task: dict[str, Any] = {
         "check": name,
@@ -139,18 +139,18 @@ def check_buckets(subject: Subject) -> Finding | None:
         "source": {"distance": plain.distance, "num_buckets": plain.num_buckets},
     }
     try:
-        report = answer_of(subject.checkpoint, task, methods=[step.name])
+        report = run_script(subject.checkpoint, task, methods=[step.name])
     except ScriptFailedError as error:
         return Finding(name, FAILED, f"the buckets cannot be compared: {error}")
     if not report["stacks"]:
-        return Finding(name, FAILED, "nothing was seen to look a bias up")
+        return Finding(name, FAILED, "no bias lookup was observed")
     if report["wrong"]:
-        return Finding(name, FAILED, f"a distance of {report['wrong'][0]} tokens lies in another bucket")
-    return Finding(name, PASSED, f"{report['distances']} distances in {report['stacks']} stacks as the recipe says")
+        return Finding(name, FAILED, f"a distance of {report['wrong'][0]} tokens is in another bucket")
+    return Finding(name, PASSED, f"{report['distances']} distances in {report['stacks']} stacks match the recipe")
 
 
 def check_tables(subject: Subject) -> Finding | None:
-    """Check each row of the loaded tables against its reference, by the rows of the source if it is given."""
+    """Compare each row of the loaded tables with its reference, computed from the source's rows if it is specified."""
     name = "tables"
     if not subject.has_recipe or not subject.recipe.rewrites_weights:
         return None
@@ -159,14 +159,14 @@ def check_tables(subject: Subject) -> Finding | None:
     if not isinstance(encoding, LearnedTable) or not encoding.layout.tensors:
         return None
     if not subject.may_load:
-        return Finding(name, SKIPPED, "it carries code that is not this version's own")
-    if subject.loaded.error:
+        return Finding(name, SKIPPED, "it contains code that this version did not write")
+    if subject.load_report.error:
         return Finding(name, SKIPPED, "it does not load")
     if training_of(subject):
-        return Finding(name, SKIPPED, "it was trained, so its rows are no longer those of the recipe")
+        return Finding(name, SKIPPED, "training changed its rows")
     (step,) = (step for step in subject.recipe.steps if step.kind == "table")
-    stored = [one for one in subject.new_tensors if one.endswith(encoding.layout.tensors)]
-    named = stored or encoding.layout.tensors  # Computed tables need not be among the weights.
+    stored = [tensor for tensor in subject.new_tensors if tensor.endswith(encoding.layout.tensors)]
+    names = stored or encoding.layout.tensors  # Computed tables need not be among the weights.
     files: dict[str, str] = {}
     if (source := subject.source) is not None:  # The files of the source that contain them.
         for path in reversed(source.loaded_safetensors):
@@ -175,7 +175,7 @@ def check_tables(subject: Subject) -> Finding | None:
     task = {
         "check": name,
         "auto": auto_class(subject.checkpoint.config),
-        "tables": {one: files.get(one) for one in named},
+        "tables": {tensor: files.get(tensor) for tensor in names},
         "endings": list(encoding.layout.tensors),
         "special": encoding.num_special,
         "length": encoding.trained_length,
@@ -183,7 +183,7 @@ def check_tables(subject: Subject) -> Finding | None:
         "numbers": step.to_dict(),
     }
     try:
-        report = answer_of(subject.checkpoint, task, methods=[step.name])
+        report = run_script(subject.checkpoint, task, methods=[step.name])
     except ScriptFailedError as error:
         return Finding(name, FAILED, f"the tables cannot be compared: {error}")
     tables = report["tables"]
@@ -191,9 +191,9 @@ def check_tables(subject: Subject) -> Finding | None:
         if table["rows"] != encoding.context_length:
             problem = f'"{table["name"]}" has {table["rows"]} rows for positions, the recipe {encoding.context_length}'
         elif table.get("unknown"):
-            return Finding(name, SKIPPED, "the source's rows are not all among the new ones; --against SOURCE compares")
+            return Finding(name, SKIPPED, "not all rows of the source are in the new table; --against SOURCE compares")
         elif not table["same"]:
-            problem = f'"{table["name"]}": the rows before position 0 are not the source\'s'
+            problem = f'"{table["name"]}": the rows before position 0 differ from the source\'s'
         elif not table["difference"] <= report["epsilon"] * max(table["scale"], 1e-30):
             problem = f'"{table["name"]}" differs from the recipe by up to {table["difference"]:.1e}'
         else:
@@ -201,9 +201,9 @@ def check_tables(subject: Subject) -> Finding | None:
         return Finding(name, FAILED, problem)
     rows = ", ".join(f"{table['name']}: {table['rows']} rows" for table in tables)
     worst = max(table["difference"] for table in tables)
-    kept = subject.source is not None and all(table["kept"] for table in tables)
-    note = f", the first {encoding.trained_length} bit for bit the source's" if kept else ""
-    return Finding(name, PASSED, f"{rows} as the recipe says (largest difference {worst:.0e}){note}")
+    is_kept = subject.source is not None and all(table["kept"] for table in tables)
+    note = f", the first {encoding.trained_length} identical to the source's" if is_kept else ""
+    return Finding(name, PASSED, f"{rows} match the recipe (largest difference {worst:.0e}){note}")
 
 
 LOADING: tuple[Check, ...] = (

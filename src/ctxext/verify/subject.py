@@ -9,7 +9,7 @@ from ctxext.checkpoint.families import FAMILIES, Family, family_of
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST, Progress, sha256_of
-from ctxext.recipes.code.own_code import making_sense, own_code, runs_only_own_code
+from ctxext.recipes.code.own_code import explain_broken_config, own_code, runs_only_own_code
 from ctxext.recipes.encodings.rotary import ModelConfig, model_config, provenance
 from ctxext.recipes.recipe import Recipe, plain_config, recipe_from_dict
 from ctxext.verify.clean_load import LoadReport, load_in_clean_process
@@ -24,7 +24,7 @@ class Finding:
     Attributes:
         check: Its name.
         status: "passed", "failed" or "not checked".
-        detail: One line, with the names of the files concerned.
+        detail: One line, with the names of affected files.
     """
 
     check: str
@@ -55,16 +55,16 @@ class Subject:
         """The content of ctxext.json; empty without that file."""
         return self.checkpoint.read_json(MANIFEST) or {}
 
-    def tell_stage(self, stage: str) -> None:
+    def report_stage(self, stage: str) -> None:
         """Report the beginning of a stage that may take minutes."""
         if self.progress is not None:
             self.progress(stage, 0, 1)
 
-    def recorded(self, key: str) -> dict[str, str | None]:
+    def read_digests(self, key: str) -> dict[str, str | None]:
         """Return the digests under one key of ctxext.json."""
         digests = self.manifest.get(key)
         if not isinstance(digests, dict):
-            raise CtxextError(f"{MANIFEST} records no {key}.")
+            raise CtxextError(f"{MANIFEST} has no {key}.")
         return digests
 
     @cached_property
@@ -80,26 +80,26 @@ class Subject:
     @cached_property
     def recipe(self) -> Recipe:
         """The recipe in config.json."""
-        with making_sense():
+        with explain_broken_config():
             return recipe_from_dict(provenance(self.checkpoint.config).get("recipe"), "config.json")
 
     @cached_property
     def model(self) -> ModelConfig:
         """The configuration in config.json, in the form that this version writes."""
-        with making_sense():
+        with explain_broken_config():
             return model_config(self.checkpoint.config)
 
     @cached_property
-    def plain(self) -> ModelConfig:
+    def plain_model(self) -> ModelConfig:
         """The configuration before the recipe was applied."""
-        with making_sense():
+        with explain_broken_config():
             return plain_config(self.model)
 
     @cached_property
-    def expected(self) -> ModelConfig:
+    def expected_model(self) -> ModelConfig:
         """The configuration that results from applying the recipe again."""
-        with making_sense():
-            return self.recipe.edit(self.plain)
+        with explain_broken_config():
+            return self.recipe.edit(self.plain_model)
 
     @cached_property
     def new_tensors(self) -> list[str]:
@@ -124,9 +124,9 @@ class Subject:
         ]
 
     @cached_property
-    def loaded(self) -> LoadReport:
+    def load_report(self) -> LoadReport:
         """The model as loaded in a process that cannot import ctxext."""
-        self.tell_stage("loading the model in a clean process")
+        self.report_stage("loading the model in a clean process")
         return load_in_clean_process(self.checkpoint, foreign=self.runs_foreign_code)
 
     @property
@@ -144,12 +144,12 @@ class Subject:
 
 def training_of(subject: Subject) -> dict[str, Any]:
     """Return the record of a fine-tuning in ctxext.json or config.json; empty by default."""
-    noted = provenance(subject.checkpoint.config).get("finetune")
-    record = subject.manifest.get("finetune") or noted or {}
+    in_config = provenance(subject.checkpoint.config).get("finetune")
+    record = subject.manifest.get("finetune") or in_config or {}
     return dict(record) if isinstance(record, dict) else {}
 
 
-def listed(names: list[str]) -> str:
-    """Return names in one line: the first five, and the number of the others."""
+def quote_names(names: list[str]) -> str:
+    """Return names in quotes on one line: the first five, and the number of the others."""
     shown = ", ".join(f'"{name}"' for name in names[:5])
     return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")

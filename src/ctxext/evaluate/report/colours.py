@@ -1,4 +1,4 @@
-"""The colours of scores and curves, distinct without red and green, and of readable text on them."""
+"""Colours of scores and curves, distinguishable by colour-blind readers, and of readable text on them."""
 
 _STOPS = ((0.0, (161, 72, 36)), (0.5, (244, 226, 180)), (1.0, (28, 112, 122)))
 SERIES = ("#1c707a", "#c8641e", "#7a5195", "#5b8c2a", "#d14d72", "#3f6fd0", "#8a6d1f", "#6b6b6b")
@@ -7,9 +7,9 @@ _DASHES: tuple[tuple[float, ...], ...] = ((), (6, 2), (2, 1.5), (6, 2, 1.5, 2))
 
 
 def series_style(number: int) -> tuple[str, tuple[float, ...]]:
-    """Return the colour and the dashes of a curve, with thirty-two different combinations.
+    """Return the colour and the dashes of a curve, one of thirty-two combinations.
 
-    Dashes are the lengths of lines and gaps in turn; an empty tuple is a solid line.
+    Dashes are alternating lengths of lines and gaps; an empty tuple is a solid line.
     """
     return SERIES[number % len(SERIES)], _DASHES[number // len(SERIES) % len(_DASHES)]
 
@@ -24,12 +24,12 @@ def shade(share: float) -> tuple[int, int, int]:
 
 
 def hexadecimal(colour: tuple[int, int, int]) -> str:
-    """Write a colour in the form of style sheets and terminals: "#1c707a"."""
+    """Format a colour for style sheets and terminals: "#1c707a"."""
     return "#{:02x}{:02x}{:02x}".format(*colour)
 
 
 def ink(colour: tuple[int, int, int]) -> str:
-    """Return black or white, whichever has more contrast with a colour: 4.58 or more, WCAG requires 4.5."""
+    """Return black or white, whichever has more contrast: at least 4.58, while WCAG requires 4.5."""
     parts = [part / 3294.6 if part <= 10 else ((part / 255 + 0.055) / 1.055) ** 2.4 for part in colour]
     luminance = 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
     return "#ffffff" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.05 else "#000000"

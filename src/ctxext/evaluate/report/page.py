@@ -1,4 +1,4 @@
-"""The files of a report: report.html, a single file with the tables, heat maps and curves, and the files next to it."""
+"""The files of a report: report.html, with tables, heat maps and curves, report.json, and pictures."""
 
 import base64
 import json
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ctxext.evaluate.report import tables
 from ctxext.evaluate.report.colours import hexadecimal, ink, series_style, shade
-from ctxext.evaluate.report.findings import findings, percent, pooled
+from ctxext.evaluate.report.findings import findings, format_percent, pool_cells
 from ctxext.evaluate.report.report import HeatMap, Report, heat_map, tasks_of
 from ctxext.evaluate.tasks.perplexity import LongPerplexity, Short
 from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS, TASKS
@@ -22,15 +22,15 @@ from ctxext.files.packages import install_command, is_installed
 
 _LONG_NAME = 24
 _COMMON = 0.8
-"""Share of the names from which a common part of the names is omitted."""
+"""Minimum share of the names with the same part, which is then omitted."""
 _SEPARATORS = re.compile(r"[-_]+")
 _MAX_NAMED, _MAX_TITLE = 3, 60
 
 
 def write_report(report: Report, folder: Path) -> list[Path]:
-    """Write report.json, report.html and the pictures, in this order; each file appears whole or not at all.
+    """Write report.json, report.html and the pictures, in this order, each file atomically.
 
-    Without matplotlib there are no picture files; the heat maps of report.html do not need it.
+    Without matplotlib there are no picture files, but report.html has heat maps.
     """
     files = {"report.json": (json.dumps(report, indent=2, ensure_ascii=False) + "\n").encode()}
     files["report.html"] = render_page(report).encode()
@@ -63,75 +63,75 @@ def render_page(report: Report) -> str:
     engines = {"vllm": "vLLM", "xllamacpp": "llama.cpp by xllamacpp"}
     ran = "".join(f", {name} {versions[package]}" for package, name in engines.items() if versions.get(package))
     environment = Environment(
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined, finalize=_escaped
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined, finalize=_escape
     )
-    environment.filters |= {"safe": _Markup, "full_name": _full_name, "percent": percent, "shade": shade}
+    environment.filters |= {"safe": _Markup, "full_name": _format_full_name, "percent": format_percent, "shade": shade}
     environment.filters |= {"hexadecimal": hexadecimal, "ink": ink}
     template = resources.files("ctxext.evaluate.report").joinpath("page.html").read_text(encoding="utf-8")
     return environment.from_string(template).render(
         title=f"Long context: {of}",
         subtitle=f"{settings['samples']} samples per cell, seed {settings['seed']}, transformers"
         f" {versions['transformers']}, torch {versions['torch']}{ran}",
-        summary=_summary(report),
+        summary=_make_summary(report),
         findings=findings(report),
-        tasks=[_task(report, task) for task in tasks_of(report)],
-        perplexity=_perplexity(report),
-        picture=_losses(report),
-        tables=[_longppl(report), _short(report), _harness(report)],
-        models=_models(report),
-        settings=_settings(report),
+        tasks=[_make_task(report, task) for task in tasks_of(report)],
+        perplexity=_make_perplexity(report),
+        picture=_draw_losses(report),
+        tables=[_make_longppl(report), _make_original_length(report), _make_harness(report)],
+        models=_make_models(report),
+        settings=_make_settings(report),
         version=versions["ctxext"],
     )
 
 
 class _Markup(str):
-    """Text that is HTML already."""
+    """Text that is already HTML."""
 
 
-def _escaped(value: Any) -> str:
-    """Escape a value for the page, unless it is HTML already."""
+def _escape(value: Any) -> str:
+    """Escape a value for the page, unless it is already HTML."""
     return value if isinstance(value, _Markup) else escape(str(value))
 
 
 def _with_short_names(report: Report) -> Report:
     """Return a report with short model names, and the full name of each under "whole"."""
-    names = short_names([model["name"] for model in report["models"]])
+    names = shorten_names([model["name"] for model in report["models"]])
     models = [{**model, "name": names[model["name"]], "whole": model["name"]} for model in report["models"]]
     return {**report, "models": models, "names": names}
 
 
-def short_names(names: Sequence[str]) -> dict[str, str]:
-    """Shorten names to the parts that differ, without the owner; a single name and names that are all short are kept.
+def shorten_names(names: Sequence[str]) -> dict[str, str]:
+    """Shorten names to the parts that differ, without the owner, unless all names are short.
 
-    A name that consists of common parts alone only loses its owner. If two names become the same, all keep their
-    common parts, or stay whole if that is not enough.
+    A name of only common parts loses just its owner. If two names become equal, all keep their common parts, or also
+    the owner if necessary.
     """
     if len(names) < 2 or max(map(len, names)) <= _LONG_NAME:
         return {name: name for name in names}
     bare = {name: name.rpartition("/")[2] for name in names}
     counts = Counter(part for name in bare.values() for part in set(_SEPARATORS.split(name)))
-    short = {}
+    shortened = {}
     for name, without_owner in bare.items():
         parts = [part for part in _SEPARATORS.split(without_owner) if counts[part] < _COMMON * len(names)]
-        short[name] = "-".join(parts) or without_owner
-    for candidate in (short, bare):
+        shortened[name] = "-".join(parts) or without_owner
+    for candidate in (shortened, bare):
         if len(set(candidate.values())) == len(names):
             return candidate
     return {name: name for name in names}
 
 
-def _full_name(model: Mapping[str, Any]) -> _Markup:
-    """Return a short name, with the whole name below it if they differ."""
+def _format_full_name(model: Mapping[str, Any]) -> _Markup:
+    """Format a short name, with the full name below it if they differ."""
     name, whole = escape(model["name"]), escape(model["whole"])
     return _Markup(f'{name}<br><span class="soft whole">{whole}</span>' if whole != name else name)
 
 
-def _code(text: str) -> _Markup:
+def _format_code(text: str) -> _Markup:
     return _Markup(f"<code>{text}</code>")
 
 
 class _Cell(NamedTuple):
-    """A cell of the summary, with the value that its column is sorted by."""
+    """A cell of the summary, with the sort value of its column."""
 
     value: Any
     text: str
@@ -139,8 +139,8 @@ class _Cell(NamedTuple):
     is_best: bool = False
 
 
-def _summary(report: Report) -> dict[str, Any]:
-    """Return the table of every model by prompt length; empty without retrieval tasks."""
+def _make_summary(report: Report) -> dict[str, Any]:
+    """Return the table of models by prompt length; empty without retrieval tasks."""
     models = [model for model in report["models"] if model["cells"]]
     if not models:
         return {}
@@ -148,23 +148,23 @@ def _summary(report: Report) -> dict[str, Any]:
     lengths = sorted({cell["length"] for model in models for cell in model["cells"]})
     costs = {model["name"]: (model["short"] or {}).get("against") for model in models}
     head = ["model", *(f"{format_length(length)} tokens" for length in lengths)]
-    head += ["effective length"] * (len(lengths) > 1) + ["cost inside, nats"] * any(costs.values())
+    head += ["effective length"] * (len(lengths) > 1) + ["cost, nats"] * any(costs.values())
     rows: dict[str, list[_Cell]] = {model["name"]: [] for model in models}
     for length in lengths:
         scores = {
-            model["name"]: pooled(cells)
+            model["name"]: pool_cells(cells)
             for model in models
             if (cells := [cell for cell in model["cells"] if cell["length"] == length])
         }
         first, *others = sorted(scores.values(), reverse=True)
-        is_apart = bool(others) and first[1] > max(high for _, _, high in others)
+        is_best = bool(others) and first[1] > max(high for _, _, high in others)
         for name, row in rows.items():
             if (score := scores.get(name)) is None:
                 row.append(_Cell(-1, "–"))
             else:
                 share, low, high = score
-                interval = f"{percent(low)}–{percent(high)}"
-                row.append(_Cell(f"{share:.6f}", percent(share), interval, is_apart and score == first))
+                interval = f"{format_percent(low)}–{format_percent(high)}"
+                row.append(_Cell(f"{share:.6f}", format_percent(share), interval, is_best and score == first))
     for model in models:
         row, effective, cost = rows[model["name"]], model.get("effective"), costs[model["name"]]
         if len(lengths) > 1:
@@ -180,16 +180,16 @@ def _summary(report: Report) -> dict[str, Any]:
     }
 
 
-def _task(report: Report, task: str) -> dict[str, Any]:
+def _make_task(report: Report, task: str) -> dict[str, Any]:
     """Return the section of one task."""
     scores, settings = heat_map(report["models"], task), report["settings"]
     kind = RETRIEVAL_TASKS.get(task)
     is_written = report["settings"]["generate"] or (kind is not None and kind.is_written)
     description = kind.description if kind else ""
     if task == "needle" and settings.get("filler") == "same":
-        description += " The text is made of nothing but such sentences."
+        description += " The text consists only of such sentences."
     if settings.get("repeat_question"):
-        description += " The question was asked before the text too."
+        description += " The question is also before the text."
     effective_lengths = []
     for model in scores.models:
         effective = (model.get("effective") or {}).get("tasks", {}).get(task)
@@ -200,14 +200,14 @@ def _task(report: Report, task: str) -> dict[str, Any]:
         "description": description,
         "answered": "Each answer was generated" if is_written else kind.scored if kind else "Exact match",
         "depths": ["anywhere" if depth is None else round(100 * depth) for depth in scores.depths],
-        "maps": [(length, _map(scores, length)) for length in scores.lengths],
+        "maps": [(length, _make_map(scores, length)) for length in scores.lengths],
         "effective": "; ".join(effective_lengths),
-        "counts": _counts(scores),
+        "counts": _make_counts(scores),
     }
 
 
-def _map(scores: HeatMap, length: int) -> list[tuple[Any, ...]]:
-    """Return each model's name, its cells at a length, one for each depth, and its share with the interval."""
+def _make_map(scores: HeatMap, length: int) -> list[tuple[Any, ...]]:
+    """Return for each model its name, its cells at a length by depth, and its share with the interval."""
     rows = []
     for model in scores.models:
         cells = scores.row(model, length)
@@ -217,7 +217,7 @@ def _map(scores: HeatMap, length: int) -> list[tuple[Any, ...]]:
     return rows
 
 
-def _counts(scores: HeatMap) -> tables.Table:
+def _make_counts(scores: HeatMap) -> tables.Table:
     rows = [
         [
             name,
@@ -229,50 +229,50 @@ def _counts(scores: HeatMap) -> tables.Table:
         ]
         for (name, _, _), cell in scores.cells.items()
     ]
-    return tables.Table("", ["model", "tokens", "depth", "right", "share", "95 % interval"], rows)
+    return tables.Table("", ["model", "tokens", "depth", "correct", "share", "95 % interval"], rows)
 
 
-def _models(report: Report) -> tables.Table:
+def _make_models(report: Report) -> tables.Table:
     rows = [
         [
-            _full_name(model),
+            _format_full_name(model),
             model["summary"],
             model["trained_length"],
             model["context_length"],
             f"{model.get('dtype')}, {model.get('attention')}, {model.get('device')}",
-            _code(model["digest"][:12]),
+            _format_code(model["digest"][:12]),
         ]
         for model in report["models"]
     ]
-    head = ["model", "recipe", "original context length", "context length", "computed in", "digest"]
+    head = ["model", "recipe", "original context length", "context length", "dtype, attention, device", "digest"]
     return tables.Table("Models", head, rows)
 
 
-def _perplexity(report: Report) -> tables.Table:
+def _make_perplexity(report: Report) -> tables.Table:
     name, lengths, curves = tables.perplexities(report)
     if not curves:
         return tables.Table("", [], [])
     task = TASKS[name]
     kinds = {"lengths": "", **({"sliding": ", sliding"} if "sliding" in curves[0][2] else {})}
     head = ["", "model", "documents", *(f"{length}{note}" for note in kinds.values() for length in lengths)]
-    lines = map(_line, range(len(report["models"])))
+    lines = map(_draw_line, range(len(report["models"])))
     rows = [
         ["" if text else next(lines), f"{model['name']}{text and f', {text}'}", curve["documents"]]
         + [figure for kind in kinds for figure in tables.figures(curve[kind], lengths)]
         for model, text, curve in curves
     ]
-    return tables.Table(task.name.capitalize(), head, rows, f"{task.description}\nText: {_data_name(report)}.")
+    return tables.Table(task.name.capitalize(), head, rows, f"{task.description}\nText: {_get_data_name(report)}.")
 
 
-def _longppl(report: Report) -> tables.Table:
+def _make_longppl(report: Report) -> tables.Table:
     head = ["model", "tokens", "loss, nats per token", "key tokens", "of", "documents"]
     evaluator = report["settings"].get("evaluator")
-    note = f"{LongPerplexity.description}\nEvaluator: {evaluator}. Text: {_data_name(report)}."
+    note = f"{LongPerplexity.description}\nEvaluator: {evaluator}. Text: {_get_data_name(report)}."
     return tables.Table("LongPPL", head, tables.key_token_rows(report), note)
 
 
-def _line(number: int) -> _Markup:
-    """Return a line in the colour and dashes of a model's curve."""
+def _draw_line(number: int) -> _Markup:
+    """Draw a line in the colour and dashes of a model's curve."""
     colour, dashes = series_style(number)
     pattern = ",".join(f"{2 * part:g}" for part in dashes)
     dash = f' stroke-dasharray="{pattern}"' if pattern else ""
@@ -282,39 +282,39 @@ def _line(number: int) -> _Markup:
     )
 
 
-def _data_name(report: Report) -> str:
+def _get_data_name(report: Report) -> str:
     data = report["settings"]["data"]
-    return data["name"] if isinstance(data, dict) else data or "made-up prose of the package, from a small grammar"
+    return data["name"] if isinstance(data, dict) else data or "generated prose of the package"
 
 
-def _short(report: Report) -> tables.Table:
+def _make_original_length(report: Report) -> tables.Table:
     rows = []
     for model in report["models"]:
-        if short := model["short"]:
-            change, interval = tables.change_in_loss(short)
-            against = short["against"]["model"] if change else "–"
+        if measured := model["short"]:
+            change, interval = tables.change_in_loss(measured)
+            against = measured["against"]["model"] if change else "–"
             change = f"{change} ({interval})" if interval else change or "–"
-            figures = [short["length"], f"{short['perplexity']:.3f}", change]
+            figures = [measured["length"], f"{measured['perplexity']:.3f}", change]
             rows.append([model["name"], *figures, report["names"].get(against, against)])
     head = ["model", "tokens", "perplexity", "loss against source, nats per token", "source"]
-    note = f"{Short.description} Text: {_data_name(report)}."
+    note = f"{Short.description} Text: {_get_data_name(report)}."
     return tables.Table("At the original context length", head, rows, note)
 
 
-def _harness(report: Report) -> tables.Table:
+def _make_harness(report: Report) -> tables.Table:
     rows = tables.harness_rows(report["models"])
     return tables.Table("lm-evaluation-harness", ["model", "task", "metric", "value"], rows)
 
 
-def _settings(report: Report) -> tables.Table:
+def _make_settings(report: Report) -> tables.Table:
     rows = [[key, value] for key, value in report["settings"].items() if value is not None]
     rows += report["versions"].items()
-    rows += [[f"digest of {model['name']}", _code(model["digest"])] for model in report["models"]]
+    rows += [[f"digest of {model['name']}", _format_code(model["digest"])] for model in report["models"]]
     return tables.Table("Settings", [], rows)
 
 
-def _losses(report: Report) -> dict[str, Any]:
-    """Return losses by position as a picture in both themes; the browser's setting decides which is shown."""
+def _draw_losses(report: Report) -> dict[str, Any]:
+    """Draw losses by position in both themes; the browser selects one."""
     curves = [model["perplexity"] for model in report["models"] if model["perplexity"]]
     picture = dict.fromkeys(("light", "dark", "width", "description", "install"), "")
     picture["stride"] = report["settings"]["stride"] if curves and "sliding" in curves[0] else ""
@@ -328,11 +328,11 @@ def _losses(report: Report) -> dict[str, Any]:
             return picture
         picture["width"] = round(figure.get_size_inches()[0] * 96)
         picture[theme] = "data:image/png;base64," + base64.b64encode(as_png(figure)).decode()
-    return {**picture, "description": _described(report)}
+    return {**picture, "description": _describe_losses(report)}
 
 
-def _described(report: Report) -> str:
-    """Describe the losses by position: of each model at the start, at the original context length, and at the end."""
+def _describe_losses(report: Report) -> str:
+    """Describe each model's loss at the start, at the original context length, and at the end."""
     texts = []
     for model in report["models"]:
         if model["perplexity"]:

@@ -12,7 +12,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from ctxext.evaluate.report.colours import hexadecimal, ink, series_style, shade
-from ctxext.evaluate.report.findings import percent
+from ctxext.evaluate.report.findings import format_percent
 from ctxext.evaluate.report.report import HeatMap, Report
 from ctxext.files.length import format_length
 
@@ -28,12 +28,12 @@ _SMOOTHED = (0.25, 0.5, 0.25)
 
 
 def draw_heat_maps(heat_map: HeatMap) -> Figure:
-    """Draw the scores of a task by depth and length, with one map per model, side by side."""
+    """Draw the scores of a task by depth and length, one map per model, side by side."""
     models, lengths, depths = heat_map.models, heat_map.lengths, heat_map.depths
     rows = -(-len(models) // _MAX_COLUMNS)
     columns = -(-len(models) // rows)
     width, height = max(2.4, 0.62 * len(lengths) + 1.0), max(2.0, 0.3 * len(depths) + 1.1)
-    with _themed("light"):
+    with _use_theme("light"):
         figure = Figure(figsize=(columns * width + 0.6, rows * height + 0.5), layout="constrained")
         grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
         for number, axes in enumerate(grid.flat):
@@ -45,10 +45,10 @@ def draw_heat_maps(heat_map: HeatMap) -> Figure:
         has_line = any(
             model["trained_length"] and lengths[0] <= model["trained_length"] < lengths[-1] for model in models
         )
-        note = "\n(right of the line: longer than trained)" if has_line else ""
+        note = "\n(right of the line: beyond the original context length)" if has_line else ""
         figure.supxlabel(f"prompt length in tokens{note}", fontsize=9)
         figure.supylabel("depth of the needle", fontsize=9)
-        figure.suptitle(f"{heat_map.task}: % of questions answered", fontsize=11, fontweight="bold")
+        figure.suptitle(f"{heat_map.task}: % of correct answers", fontsize=11, fontweight="bold")
         return figure
 
 
@@ -70,7 +70,7 @@ def _draw_heat_map(axes: "Axes", heat_map: HeatMap, model: Mapping[str, Any]) ->
         for y, share in enumerate(column):
             if not math.isnan(share):
                 colour = ink(shade(share))
-                axes.text(x, y, percent(share), ha="center", va="center", fontsize=7.5, color=colour)
+                axes.text(x, y, format_percent(share), ha="center", va="center", fontsize=7.5, color=colour)
     trained = model["trained_length"]
     beyond = [i for i, length in enumerate(lengths) if trained and length > trained]
     if beyond and beyond[0] > 0:
@@ -78,11 +78,11 @@ def _draw_heat_map(axes: "Axes", heat_map: HeatMap, model: Mapping[str, Any]) ->
 
 
 def draw_losses(report: Report, *, theme: str = "light", has_legend: bool = True) -> Figure | None:
-    """Draw the loss by position of every model, with original context lengths marked; None if it was not measured."""
+    """Draw the loss by position of every model, and mark original context lengths; return None if unmeasured."""
     models = [model for model in report["models"] if model["perplexity"]]
     if not models:
         return None
-    with _themed(theme):
+    with _use_theme(theme):
         figure = Figure(figsize=(7.2, 4.0), layout="constrained")
         axes = figure.subplots()
         for number, model in enumerate(models):
@@ -93,7 +93,7 @@ def draw_losses(report: Report, *, theme: str = "light", has_legend: bool = True
             axes.plot(places, losses, ".", color=colour, alpha=0.35, markersize=4)
             axes.plot(
                 places,
-                smoothed(losses),
+                smooth_losses(losses),
                 color=colour,
                 linestyle=(0, dashes) if dashes else "-",
                 linewidth=1.7,
@@ -102,7 +102,7 @@ def draw_losses(report: Report, *, theme: str = "light", has_legend: bool = True
         for trained in sorted({model["trained_length"] for model in models if model["trained_length"]}):
             axes.axvline(trained, color=_INK[theme], linewidth=0.9, linestyle=":")
             axes.annotate(
-                f"trained to {format_length(trained)}",
+                f"original length {format_length(trained)}",
                 (trained, 1.0),
                 xycoords=("data", "axes fraction"),
                 xytext=(4, -11),
@@ -124,8 +124,8 @@ def draw_losses(report: Report, *, theme: str = "light", has_legend: bool = True
         return figure
 
 
-def smoothed(values: Sequence[float]) -> list[float]:
-    """Return the mean of each value and its neighbours, weighted 1 : 2 : 1; values at the ends are kept."""
+def smooth_losses(values: Sequence[float]) -> list[float]:
+    """Average each value with its neighbours, weighted 1 : 2 : 1; the first and last value stay the same."""
     inner = [
         sum(w * v for w, v in zip(_SMOOTHED, values[at - 1 : at + 2], strict=True)) for at in range(1, len(values) - 1)
     ]
@@ -133,7 +133,7 @@ def smoothed(values: Sequence[float]) -> list[float]:
 
 
 @contextmanager
-def _themed(theme: str) -> Iterator[None]:
+def _use_theme(theme: str) -> Iterator[None]:
     colours = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "axes.titlecolor")
     settings: dict[str, Any] = dict.fromkeys(colours, _INK[theme])
     settings |= {"figure.facecolor": _PAPER[theme], "axes.facecolor": _PAPER[theme], "font.size": 9.0}
@@ -143,7 +143,7 @@ def _themed(theme: str) -> Iterator[None]:
 
 
 def as_png(figure: Figure) -> bytes:
-    """Return a figure as the bytes of a PNG file, the same bytes for the same figure."""
+    """Return a figure as a PNG file, with the same bytes for the same figure."""
     FigureCanvasAgg(figure)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=160, metadata={"Software": None})

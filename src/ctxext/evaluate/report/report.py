@@ -1,4 +1,4 @@
-"""A report: from the records of a run to the content of report.json."""
+"""The content of report.json, from the records of a run."""
 
 import importlib.metadata
 import math
@@ -12,17 +12,17 @@ from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.evaluate.report.intervals import effective_samples, mean_interval, wilson_interval
-from ctxext.evaluate.tasks.base import Record, texts_asked
+from ctxext.evaluate.tasks.base import Record, list_text_numbers
 from ctxext.version import __version__
 
 Report = dict[str, Any]
 """The content of report.json."""
 
 KEPT = 0.85
-"""Minimum share of the score at the shortest length, for every length up to the effective one."""
+"""Minimum share of the score at the shortest length, at every length up to the effective one."""
 
 FLOOR = 0.856
-"""Minimum score at the shortest length for an effective length: the threshold of RULER, 2404.06654."""
+"""Minimum score at the shortest length for an effective length: RULER's threshold, arXiv 2404.06654."""
 
 _DRAWS = 2000
 _PACKAGES = ("torch", "transformers", "tokenizers")
@@ -30,7 +30,7 @@ _PACKAGES = ("torch", "transformers", "tokenizers")
 
 @contextmanager
 def explain_malformed(name: str) -> Iterator[None]:
-    """Raise one clear line if a value in a file is missing or has another type than the one it is written with."""
+    """Raise a CtxextError if a value in a report file is missing or has the wrong type."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -39,29 +39,29 @@ def explain_malformed(name: str) -> Iterator[None]:
 
 
 def effective_lengths(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Compute the effective length over all tasks and of each task; None for fewer than two lengths.
+    """Compute the effective length over all tasks and of each task; return None for fewer than two lengths.
 
     The effective length is the longest length up to which a model keeps 85 % of its score at the shortest length, at
     every length in between. There is none if that score is below RULER's threshold of 85.6 %. The score over several
-    tasks is the mean of their scores. The interval holds 95 % of the effective lengths of seeded draws, in which each
-    score is drawn from its Jeffreys beta distribution, with the effective number of questions of its texts.
+    tasks is the mean of their scores. The interval contains 95 % of the effective lengths of seeded draws, where each
+    score comes from its Jeffreys beta distribution, with the effective number of questions of its texts.
     """
     groups: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
     for cell in cells:
         groups.setdefault(cell["task"], {}).setdefault(cell["length"], []).append(cell)
     counts = {
-        task: {length: _weighed(of_length) for length, of_length in by_length.items()}
+        task: {length: _weigh_cells(of_length) for length, of_length in by_length.items()}
         for task, by_length in groups.items()
     }
     if len({length for by_length in counts.values() for length in by_length}) < 2:
         return None
-    by_task = {task: _effective({task: by_length}) for task, by_length in counts.items()}
-    over_all = _effective(counts) if len(by_task) > 1 else next(iter(by_task.values()))
+    by_task = {task: _compute_effective({task: by_length}) for task, by_length in counts.items()}
+    over_all = _compute_effective(counts) if len(by_task) > 1 else next(iter(by_task.values()))
     return {"kept": KEPT, **over_all, "tasks": by_task}
 
 
 def texts_of(cells: Sequence[Mapping[str, Any]]) -> list[tuple[float, int]]:
-    """Return the numbers of correct answers and of questions for each text of some cells."""
+    """Count the correct answers and the questions of each text of some cells."""
     counts: dict[tuple[str, int, int], tuple[float, int]] = {}
     for cell in cells:
         for text, correct, samples in cell["texts"]:
@@ -70,14 +70,14 @@ def texts_of(cells: Sequence[Mapping[str, Any]]) -> list[tuple[float, int]]:
     return [*counts.values()]
 
 
-def _weighed(cells: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """Return the share of correct answers, and the number of independent questions with the same information."""
+def _weigh_cells(cells: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """Compute the share of correct answers, and the equivalent number of independent questions."""
     correct, samples = math.fsum(cell["correct"] for cell in cells), sum(cell["samples"] for cell in cells)
     return correct / samples, effective_samples(texts_of(cells))
 
 
-def _effective(counts: Mapping[str, Mapping[int, tuple[float, float]]]) -> dict[str, Any]:
-    """Compute the effective length and its interval, each None below `FLOOR`, and the score at the shortest length."""
+def _compute_effective(counts: Mapping[str, Mapping[int, tuple[float, float]]]) -> dict[str, Any]:
+    """Compute the effective length with its interval, each None below `FLOOR`, and the score at the shortest length."""
     tasks = list(counts.values())
     lengths = sorted(set.intersection(*map(set, tasks)))
     by_length = {length: [task[length] for task in tasks] for length in lengths}
@@ -91,13 +91,13 @@ def _effective(counts: Mapping[str, Mapping[int, tuple[float, float]]]) -> dict[
             length: [rng.betavariate(right * worth + 0.5, (1 - right) * worth + 0.5) for right, worth in of_length]
             for length, of_length in by_length.items()
         }
-        draws.append(_longest({length: fmean(shares) for length, shares in drawn.items()}))
+        draws.append(_find_longest({length: fmean(shares) for length, shares in drawn.items()}))
     draws.sort(key=lambda length: length or 0)
     low, high = draws[round(0.025 * _DRAWS)], draws[round(0.975 * _DRAWS) - 1]
-    return {"length": _longest(scores), "low": low, "high": high, "figure": scores[lengths[0]]}
+    return {"length": _find_longest(scores), "low": low, "high": high, "figure": scores[lengths[0]]}
 
 
-def _longest(scores: Mapping[int, float]) -> int | None:
+def _find_longest(scores: Mapping[int, float]) -> int | None:
     shortest, *others = sorted(scores)
     if scores[shortest] < FLOOR:
         return None
@@ -110,7 +110,7 @@ def _longest(scores: Mapping[int, float]) -> int | None:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of everything that affects a score."""
+    """Return the versions of all packages that affect scores."""
     return {
         "ctxext": __version__,
         "python": platform.python_version(),
@@ -119,7 +119,7 @@ def versions() -> dict[str, str]:
 
 
 def make_report(header: Record, records: Sequence[Record]) -> Report:
-    """Build the content of report.json, from the header of a results log and its records in any order."""
+    """Build the content of report.json from the header of a results log and its records, in any order."""
     models = []
     for model in header["models"]:
         of_model = [record for record in records if record.get("model") == model["name"]]
@@ -129,10 +129,10 @@ def make_report(header: Record, records: Sequence[Record]) -> Report:
             {
                 **model,
                 **facts,
-                "cells": _cells(header["settings"], measured),
-                "perplexity": _perplexity([record for record in measured if "buckets" in record]),
-                "longppl": _key_tokens([record for record in measured if record["task"] == "longppl"]),
-                "short": _short([record for record in measured if record["task"] == "short"]),
+                "cells": _count_cells(header["settings"], measured),
+                "perplexity": _compute_perplexity([record for record in measured if "buckets" in record]),
+                "longppl": _compute_key_tokens([record for record in measured if record["task"] == "longppl"]),
+                "short": _compute_original_length([record for record in measured if record["task"] == "short"]),
                 "harness": next((record["harness"] for record in of_model if "harness" in record), None),
                 "seconds": round(math.fsum(record["seconds"] for record in measured), 3),
             }
@@ -143,7 +143,7 @@ def make_report(header: Record, records: Sequence[Record]) -> Report:
     return {**header, "models": models}
 
 
-def _cells(settings: dict[str, Any], records: Sequence[Record]) -> list[dict[str, Any]]:
+def _count_cells(settings: dict[str, Any], records: Sequence[Record]) -> list[dict[str, Any]]:
     """Count correct answers by task, length and depth."""
     order = {task: number for number, task in enumerate(settings["tasks"])}
     groups: dict[tuple[str, int, float | None], list[Record]] = {}
@@ -154,7 +154,7 @@ def _cells(settings: dict[str, Any], records: Sequence[Record]) -> list[dict[str
     for task, length, depth in sorted(groups, key=lambda key: (order[key[0]], key[1], key[2] or 0.0)):
         group = groups[task, length, depth]
         answers = {sample: right for r in group for sample, right in zip(r["samples"], r["correct"], strict=True)}
-        texts = {sample: text for r in group for sample, text in zip(r["samples"], texts_asked(r), strict=True)}
+        texts = {sample: text for r in group for sample, text in zip(r["samples"], list_text_numbers(r), strict=True)}
         by_text: dict[int, list[float]] = {}
         for sample, right in sorted(answers.items()):
             by_text.setdefault(texts[sample], []).append(right)
@@ -177,19 +177,19 @@ def _cells(settings: dict[str, Any], records: Sequence[Record]) -> list[dict[str
     return cells
 
 
-def _perplexity(records: Sequence[Record]) -> dict[str, Any] | None:
-    """Compute the loss by position over all documents, and over those of each kind of text if there are several."""
+def _compute_perplexity(records: Sequence[Record]) -> dict[str, Any] | None:
+    """Compute the loss by position over all documents, and by kind of text if there are several."""
     if not records:
         return None
     texts: dict[str, list[Record]] = {}
     for record in records:
         texts.setdefault(record.get("text", ""), []).append(record)
-    of_all = _curve(records)
-    return {**of_all, "texts": {name: _curve(texts[name]) for name in sorted(texts)}} if any(texts) else of_all
+    of_all = _compute_curve(records)
+    return {**of_all, "texts": {name: _compute_curve(texts[name]) for name in sorted(texts)}} if any(texts) else of_all
 
 
-def _curve(records: Sequence[Record]) -> dict[str, Any]:
-    """Compute loss by position over some documents, and perplexity by length, sliding windows included if measured."""
+def _compute_curve(records: Sequence[Record]) -> dict[str, Any]:
+    """Compute the loss by position over some documents, and the perplexity by length and of sliding windows."""
     records = sorted(records, key=lambda record: (record["task"], record["samples"][0]))
     width = records[0]["width"]
     columns = zip(*(record["buckets"] for record in records), strict=True)
@@ -198,77 +198,78 @@ def _curve(records: Sequence[Record]) -> dict[str, Any]:
         "documents": len(records),
         "length": records[0]["length"],
         "curve": [
-            {"start": number * width, "end": min((number + 1) * width, records[0]["length"]), **_mean(column)}
+            {"start": number * width, "end": min((number + 1) * width, records[0]["length"]), **_compute_mean(column)}
             for number, column in enumerate(columns)
         ],
         "lengths": {
-            length: _mean([record["lengths"][length] for record in records]) for length in records[0]["lengths"]
+            length: _compute_mean([record["lengths"][length] for record in records]) for length in records[0]["lengths"]
         },
     }
     if "sliding" in records[0]:
         perplexity["sliding"] = {
-            length: _mean([record["sliding"][length] for record in records]) for length in records[0]["sliding"]
+            length: _compute_mean([record["sliding"][length] for record in records]) for length in records[0]["sliding"]
         }
     return perplexity
 
 
-def _mean(sums: Any) -> dict[str, Any]:
+def _compute_mean(sums: Any) -> dict[str, Any]:
     total, count = math.fsum(pair[0] for pair in sums), sum(pair[1] for pair in sums)
     loss = total / max(count, 1)
     return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "count": count}
 
 
-def _key_tokens(records: Sequence[Record]) -> dict[str, Any] | None:
-    """Compute the loss on the tokens that need far context, by length."""
+def _compute_key_tokens(records: Sequence[Record]) -> dict[str, Any] | None:
+    """Compute the loss on key tokens by length."""
     lengths: dict[int, dict[int, Record]] = {}
     for record in records:
         lengths.setdefault(record["length"], {})[record["samples"][0]] = record
-    found = {}
+    losses = {}
     for length, by_sample in sorted(lengths.items()):
-        mean = _mean([[record["loss"][0], record["key_tokens"][0]] for record in by_sample.values()])
+        mean = _compute_mean([[record["loss"][0], record["key_tokens"][0]] for record in by_sample.values()])
         if not mean["count"]:
             mean |= {"loss": None, "perplexity": None}
         of = sum(record["of"][0] for record in by_sample.values())
-        found[str(length)] = {"documents": len(by_sample), **mean, "of": of}
-    return found or None
+        losses[str(length)] = {"documents": len(by_sample), **mean, "of": of}
+    return losses or None
 
 
-def _short(records: Sequence[Record]) -> dict[str, Any] | None:
+def _compute_original_length(records: Sequence[Record]) -> dict[str, Any] | None:
     """Compute the perplexity at the original context length."""
     records = sorted(records, key=lambda record: record["samples"][0])
     if not records:
         return None
     losses = [record["loss"][0] / record["tokens"][0] for record in records]
-    figures = _mean([[record["loss"][0], record["tokens"][0]] for record in records])
+    figures = _compute_mean([[record["loss"][0], record["tokens"][0]] for record in records])
     return {"length": records[0]["length"], "documents": len(records), **figures, "losses": losses}
 
 
 def _compare_short(model: dict[str, Any], models: Sequence[dict[str, Any]]) -> None:
-    """Compare a model's loss at the original context length with its source's, document by document."""
-    short = model["short"]
-    if short is None:
+    """Compare a model's loss at the original context length with its source's, paired by document."""
+    measured = model["short"]
+    if measured is None:
         return
-    for other in models:
-        source = other["short"]
-        is_source = other["name"] == model["source"] and other is not model
-        if not is_source or not source or len(source["losses"]) != len(short["losses"]):
+    for candidate in models:
+        source = candidate["short"]
+        is_source = candidate["name"] == model["source"] and candidate is not model
+        if not is_source or not source or len(source["losses"]) != len(measured["losses"]):
             continue
-        if source["length"] == short["length"]:
-            pairs = zip(short["losses"], source["losses"], strict=True)
+        if source["length"] == measured["length"]:
+            pairs = zip(measured["losses"], source["losses"], strict=True)
             mean, half = mean_interval([loss - source_loss for loss, source_loss in pairs])
             low, high = (mean - half, mean + half) if math.isfinite(half) else (None, None)
-            short["against"] = {"model": other["name"], "loss": mean, "low": low, "high": high, "ratio": math.exp(mean)}
+            difference = {"model": candidate["name"], "loss": mean, "low": low, "high": high}
+            measured["against"] = {**difference, "ratio": math.exp(mean)}
 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """The scores of one task by model, length and depth, as the page, the pictures and the terminal draw them.
+    """The scores of one task by model, length and depth, for the page, the pictures and the terminal.
 
     Attributes:
         task: The name of the task.
-        models: The models that were measured, as in report.json.
-        lengths: Prompt lengths in tokens, in rising order.
-        depths: Depths in rising order; None for tasks without depths.
+        models: The measured models, as in report.json.
+        lengths: Prompt lengths in tokens, in ascending order.
+        depths: Depths in ascending order; None for tasks without depths.
         cells: Cells of report.json by model name, length and depth.
     """
 
@@ -279,7 +280,7 @@ class HeatMap:
     cells: Mapping[tuple[str, int, float | None], dict[str, Any]]
 
     def row(self, model: Mapping[str, Any], length: int) -> list[dict[str, Any] | None]:
-        """Return the cells of a model at a length, one for each depth; None for an unmeasured depth."""
+        """Return the cells of a model at a length, one per depth; None for an unmeasured depth."""
         return [self.cells.get((model["name"], length, depth)) for depth in self.depths]
 
 

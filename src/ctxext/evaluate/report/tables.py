@@ -1,10 +1,10 @@
-"""The tables of a report as text, for the separate layouts of the page, the model card and the terminal."""
+"""The tables of a report as text, for the page, the model card and the terminal."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ctxext.evaluate.report.findings import percent, pooled
+from ctxext.evaluate.report.findings import format_percent, pool_cells
 from ctxext.evaluate.report.report import Report
 from ctxext.files.length import format_length
 from ctxext.files.strict import in_markdown
@@ -12,13 +12,13 @@ from ctxext.files.strict import in_markdown
 
 @dataclass(frozen=True)
 class Table:
-    """A table, before it is printed as HTML, as Markdown or in a terminal.
+    """A table, to be rendered as HTML, as Markdown or in a terminal.
 
     Attributes:
-        title: Its title; in a terminal the heading of the first column.
-        head: The headings of its columns; in a terminal without the first.
-        rows: Its cells.
-        note: A paragraph above it.
+        title: The title; in a terminal the heading of the first column.
+        head: The headings of the columns; in a terminal without the first.
+        rows: The cells.
+        note: A paragraph above the table.
     """
 
     title: str
@@ -27,23 +27,23 @@ class Table:
     note: str = ""
 
     def as_markdown(self, rule: str) -> str:
-        """Return the head and the rows as Markdown, with a rule between them that aligns the columns."""
+        """Format the head and the rows as Markdown, with a rule between them that aligns the columns."""
         head, *rows = (f"| {' | '.join(map(in_markdown, line))} |" for line in (self.head, *self.rows))
         return "\n".join([head, rule, *rows])
 
 
 def in_percent(cells: Sequence[dict[str, Any]]) -> tuple[str, str]:
-    """Return the share of correct answers over several cells, and its 95 % interval."""
-    share, low, high = pooled(cells)
-    return percent(share), f"{percent(low)}–{percent(high)}"
+    """Format the share of correct answers over several cells, and its 95 % interval."""
+    share, low, high = pool_cells(cells)
+    return format_percent(share), f"{format_percent(low)}–{format_percent(high)}"
 
 
 def effective_text(effective: Mapping[str, Any] | None, longest: int) -> str:
-    """Write an effective length as text, with its interval if that is wider than the length itself.
+    """Format an effective length, with its interval if there is more than one length in it.
 
     Args:
-        effective: An entry of `effective` in report.json; None without a measurement.
-        longest: The longest prompt length; an effective length of it is shown as "≥".
+        effective: An entry of `effective` in report.json; None if unmeasured.
+        longest: The longest prompt length, which is formatted with "≥".
     """
     if effective is None:
         return "–"
@@ -55,9 +55,9 @@ def effective_text(effective: Mapping[str, Any] | None, longest: int) -> str:
 
 
 def perplexities(report: Report) -> tuple[str, list[int], list[tuple[dict[str, Any], str, dict[str, Any]]]]:
-    """Return the task that read long texts, its context lengths, and the curves of each model.
+    """Return the task that measured long texts, its context lengths, and the curves of each model.
 
-    Each model has a curve for all texts (""), and one for each kind of text by its name.
+    Each model has a curve for all texts (""), and one for each kind of text by name.
     """
     models = [model for model in report["models"] if model["perplexity"]]
     task = next((str(model["perplexity"].get("task", "perplexity")) for model in models), "")
@@ -67,14 +67,14 @@ def perplexities(report: Report) -> tuple[str, list[int], list[tuple[dict[str, A
 
 
 def figures(by_length: Mapping[str, Any], lengths: Sequence[int]) -> list[str]:
-    """Return the perplexity at each length."""
+    """Format the perplexity at each length."""
     measured = (by_length.get(str(length)) for length in lengths)
     return ["–" if figure is None else f"{figure['perplexity']:.2f}" for figure in measured]
 
 
-def change_in_loss(short: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the loss at the original context length against the source, and its interval; empty if unknown."""
-    against = short.get("against")
+def change_in_loss(measured: Mapping[str, Any]) -> tuple[str, str]:
+    """Format the loss at the original context length against the source, and its interval; empty if unknown."""
+    against = measured.get("against")
     if not against:
         return "", ""
     interval = f"{against['low']:+z.4f} to {against['high']:+z.4f}" if against["low"] is not None else ""
@@ -82,17 +82,17 @@ def change_in_loss(short: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def key_token_rows(report: Report) -> list[list[str]]:
-    """Return the length, the loss on key tokens and the numbers of these, of all tokens and of documents, by model."""
+    """Return rows of model, length, loss on key tokens, and numbers of key tokens, of all tokens and of documents."""
     return [
-        [model["name"], length, f"{one['loss']:.3f}" if one["count"] else "–"]
-        + [str(one[key]) for key in ("count", "of", "documents")]
+        [model["name"], length, f"{losses['loss']:.3f}" if losses["count"] else "–"]
+        + [str(losses[key]) for key in ("count", "of", "documents")]
         for model in report["models"]
-        for length, one in (model.get("longppl") or {}).items()
+        for length, losses in (model.get("longppl") or {}).items()
     ]
 
 
 def harness_rows(models: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return the task, the metric and the value of lm-evaluation-harness, by model."""
+    """Return rows of model, task, metric and value of lm-evaluation-harness."""
     return [
         [model["name"], task, metric, f"{value:.4f}"]
         for model in models

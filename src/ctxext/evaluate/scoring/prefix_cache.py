@@ -1,4 +1,4 @@
-"""Checks that the cache of a prompt may be cropped and reused for another prompt with a common prefix."""
+"""Checks whether the cache of a prompt may be cropped and reused for a prompt with a common prefix."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,9 +16,9 @@ _SHORTEST = [[0]]
 
 
 def is_static(config: Mapping[str, Any]) -> bool:
-    """Return whether config.json implies that a token's keys depend only on the tokens before it.
+    """Return whether a token's keys depend only on the tokens before it, according to config.json.
 
-    They do not if the schedule depends on the length of the prompt, or if the order of heads depends on the prompt.
+    They do not if the schedule depends on the prompt length, or the order of heads on the prompt.
     """
     return not depends_on_prompt(config) and not follows_length(config)
 
@@ -26,12 +26,12 @@ def is_static(config: Mapping[str, Any]) -> bool:
 def is_static_for(config: Mapping[str, Any], common: int, length: int) -> bool:
     """Return whether a token's keys depend only on the tokens before it, for prompts of these lengths.
 
-    A schedule that depends on the length is constant inside the original context length, and LongRoPE's is constant
+    A schedule that depends on the length is constant up to the original context length, and LongRoPE's is also constant
     beyond it.
 
     Args:
         config: The model's configuration.
-        common: The least number of tokens that the prompts have in common.
+        common: Minimum number of common tokens of two prompts.
         length: The number of tokens of the longest prompt, its answer included.
     """
     if depends_on_prompt(config):
@@ -44,15 +44,15 @@ def is_static_for(config: Mapping[str, Any], common: int, length: int) -> bool:
 
 
 def follows_length(config: Mapping[str, Any]) -> bool:
-    """Return whether the schedule depends on the length of the prompt, with the same schedule for all its tokens."""
+    """Return whether the schedule depends on the prompt length and is the same for all tokens."""
     return any(_follows_length(node) for node in _dicts(config))
 
 
 def forget_longer_prompts(model: Any) -> None:
-    """Reset a model to the state in which it was loaded.
+    """Reset a model to its state after loading.
 
-    The `dynamic` schedule of transformers keeps the frequencies of the longest prompt until a short one comes. Then the
-    result of a prompt would depend on the prompts before it.
+    The `dynamic` schedule of transformers keeps the frequencies of the longest prompt until a short prompt, so that
+    results would depend on earlier prompts.
     """
     if follows_length(model.config.to_dict()):
         with torch.no_grad():
@@ -70,7 +70,7 @@ def _is_longrope(node: Mapping[str, Any]) -> bool:
 
 
 def _switch(node: Mapping[str, Any], config: Mapping[str, Any]) -> int:
-    """Return the length in tokens up to which the schedule is the original one."""
+    """Return the maximum length in tokens with the original schedule."""
     original = node.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
     return int(original or (0 if _is_longrope(node) else config.get("max_position_embeddings") or 0))
 
@@ -86,7 +86,7 @@ def _dicts(value: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def new_cache(model: Any) -> Any:
-    """Return an empty cache that can be cropped, or None if layers of the model keep another state."""
+    """Return an empty cache that can be cropped; None if the model has layers with another state."""
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer
 
@@ -98,7 +98,7 @@ def new_cache(model: Any) -> Any:
 
 @torch.no_grad()
 def sharing_works(model: Any) -> bool:
-    """Return whether a cropped and continued cache gives the logits of the whole prompt, for a few tokens."""
+    """Return whether a cropped and continued cache gives the logits of the whole prompt, tested on a few tokens."""
     size = model.config.get_text_config(decoder=True).vocab_size
     ids = (torch.arange(_PROBE_LENGTH, device=model.device)[None] * 7) % size
     try:

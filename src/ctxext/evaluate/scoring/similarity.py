@@ -1,4 +1,4 @@
-"""Similarity of texts: the cosine of their vectors from a model's pooling."""
+"""Similarity of texts: the cosine of their pooled vectors."""
 
 from collections.abc import Sequence
 
@@ -15,23 +15,23 @@ Question = tuple[Sequence[int], Sequence[Sequence[int]]]
 
 @torch.inference_mode()
 def are_most_similar(loaded: LoadedModel, questions: Sequence[Question], long_texts: str = "cut") -> list[bool]:
-    """Return for each question whether the correct passage is more similar to the query than every other.
+    """Return for each question whether the correct passage is the most similar to the query.
 
     Args:
         loaded: The model.
         questions: Queries and passages.
-        long_texts: The treatment of passages that are longer than the model reads: "cut", "average" or "best".
+        long_texts: The treatment of passages beyond the context length: "cut", "average" or "best".
     """
-    answers, ends = [], (loaded.encoder.start(), loaded.encoder.end())
+    answers, ends = [], (loaded.encoder.get_start_tokens(), loaded.encoder.get_end_tokens())
     last = 1 if long_texts == "cut" else None
-    asked = [loaded.pooler.cut(query, *ends) for query, _ in questions]
+    queries = [loaded.pooler.cut(query, *ends) for query, _ in questions]
     read = [[loaded.pooler.chunks(passage, *ends)[:last] for passage in passages] for _, passages in questions]
-    # Several questions may be about the same passages.
+    # Questions may share passages.
     texts = list(
-        dict.fromkeys(map(tuple, [*asked, *(chunk for passages in read for text in passages for chunk in text)]))
+        dict.fromkeys(map(tuple, [*queries, *(chunk for passages in read for text in passages for chunk in text)]))
     )
-    vectors = dict(zip(texts, pooled(loaded, texts), strict=True))
-    for query, passages in zip(asked, read, strict=True):
+    vectors = dict(zip(texts, pool_texts(loaded, texts), strict=True))
+    for query, passages in zip(queries, read, strict=True):
         similar = []
         for chunks in passages:
             rows = torch.stack([vectors[tuple(chunk)] for chunk in chunks])
@@ -42,8 +42,8 @@ def are_most_similar(loaded: LoadedModel, questions: Sequence[Question], long_te
 
 
 @torch.inference_mode()
-def pooled(loaded: LoadedModel, texts: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Return the vector of each text, of shape (texts, width), normalized; in float64 on the CPU.
+def pool_texts(loaded: LoadedModel, texts: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Compute the normalized vectors of texts, of shape (texts, width), in float64 on the CPU.
 
     Args:
         loaded: The model.

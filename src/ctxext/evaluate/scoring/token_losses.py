@@ -1,11 +1,11 @@
-"""The loss of every token of a long text, without logits of shape length × vocabulary (`checkpoint/head.py`).
+"""The loss on every token of a long text, without logits of shape length × vocabulary (`checkpoint/head.py`).
 
 Key tokens are tokens with a low loss given the whole text and a high loss given only its last part (LongPPL,
 https://arxiv.org/abs/2410.23771, with its thresholds).
 
-A masked language model's tokens are masked to be predicted. Masking one token at a time (Salazar et al. 2020, arXiv
-1910.14659) takes one pass per token. Here every eighth token is masked, so that eight passes predict each token once,
-with nearly as many masks as in training.
+In masked language models, masking one token at a time (Salazar et al. 2020, arXiv 1910.14659) takes one pass per
+token. Here every eighth token is masked, so that eight passes predict each token once, with nearly as many masks as in
+training.
 """
 
 import functools
@@ -24,11 +24,11 @@ EVERY = 8
 """The distance between masked tokens, and the number of passes."""
 
 GAIN, LOSS = 2.0, 2.0
-"""A key token's loss falls by more than `GAIN` nats with the whole text, to less than `LOSS`."""
+"""With the whole text, a key token's loss falls by more than `GAIN` nats, to less than `LOSS`."""
 
 
 def losses_of(loaded: LoadedModel, ids: Sequence[int]) -> torch.Tensor:
-    """Return the losses of a text's tokens: given the tokens before, or masked for a masked language model.
+    """Compute the losses on a text's tokens: causal, or masked for a masked language model.
 
     Args:
         loaded: A causal or masked language model.
@@ -42,12 +42,12 @@ def losses_of(loaded: LoadedModel, ids: Sequence[int]) -> torch.Tensor:
 
 @torch.inference_mode()
 def token_losses(loaded: LoadedModel, ids: torch.Tensor, *, last: int | None = None) -> torch.Tensor:
-    """Return the loss in nats of predicting each token from those before it.
+    """Compute the loss in nats on each token, given the tokens before it.
 
     Args:
         loaded: The model.
         ids: Tokens of shape (batch, length), without padding.
-        last: The number of last tokens to return the loss of; by default all but the first.
+        last: The number of last tokens to compute the loss on; by default all but the first.
 
     Returns:
         Losses in float64 on the CPU, of shape (batch, last).
@@ -56,19 +56,19 @@ def token_losses(loaded: LoadedModel, ids: torch.Tensor, *, last: int | None = N
     last = last or ids.shape[1] - 1
     is_read = torch.zeros_like(ids, dtype=torch.bool)
     is_read[:, -last - 1 : -1] = True
-    return _losses_at(loaded, ids, is_read, ids[:, -last:].flatten()).view(len(ids), last)
+    return _measure_losses(loaded, ids, is_read, ids[:, -last:].flatten()).view(len(ids), last)
 
 
 @torch.inference_mode()
 def masked_losses(loaded: LoadedModel, ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loss in nats of predicting each token while every eighth token is masked, this one included.
+    """Compute the loss in nats on each token, while every eighth token is masked.
 
     Args:
         loaded: A masked language model.
         ids: The tokens of one text, special tokens included.
 
     Returns:
-        Losses in float64 on the CPU, of shape (length,), and which tokens were predicted: all but special tokens.
+        Losses in float64 on the CPU, of shape (length,), and a mask of the predicted tokens: all but special tokens.
     """
     tokenizer = loaded.encoder.tokenizer
     if tokenizer.mask_token_id is None:
@@ -82,13 +82,15 @@ def masked_losses(loaded: LoadedModel, ids: Sequence[int]) -> tuple[torch.Tensor
     losses = torch.zeros(len(text), dtype=torch.float64)
     for chosen in torch.split(is_masked, loaded.rows_that_fit(len(text))):
         seen, targets = torch.where(chosen, tokenizer.mask_token_id, text), text.expand_as(chosen)[chosen]
-        loss = _losses_at(loaded, *(tensor.to(loaded.device) for tensor in (seen, chosen, targets)))
+        loss = _measure_losses(loaded, *(tensor.to(loaded.device) for tensor in (seen, chosen, targets)))
         losses.index_add_(0, chosen.nonzero()[:, 1], loss)
     return losses, is_guessed
 
 
-def _losses_at(loaded: LoadedModel, ids: torch.Tensor, chosen: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the losses of the targets (n,) at n chosen positions of texts (batch, length), in float64 on the CPU."""
+def _measure_losses(
+    loaded: LoadedModel, ids: torch.Tensor, chosen: torch.Tensor, targets: torch.Tensor
+) -> torch.Tensor:
+    """Compute the losses on targets (n,) at n positions of texts (batch, length), in float64 on the CPU."""
     head = loaded.head
     hidden, places = head.read(ids)[chosen][None], ids[chosen][None]
     losses = [
@@ -105,10 +107,10 @@ def _losses_at(loaded: LoadedModel, ids: torch.Tensor, chosen: torch.Tensor, tar
 def losses_in_windows(
     loaded: LoadedModel, ids: Sequence[int], num_start: int, window: int, stride: int
 ) -> tuple[float, int]:
-    """Return the sum of the mean losses of sliding windows, and their number.
+    """Compute the sum of the mean losses of sliding windows, and their number.
 
-    The window moves by `stride` and only its new tokens count. All windows have the same weight, the first and
-    longest included, as in YaRN's script.
+    The window moves by `stride`, and only its new tokens count. All windows have the same weight, even the first and
+    longest, as in YaRN's script.
     """
     start, body = ids[:num_start], ids[num_start:]
     size = window - len(start)
@@ -132,19 +134,19 @@ def losses_in_windows(
 
 @functools.lru_cache(maxsize=1)
 def load_evaluator(source: str, device: str) -> LoadedModel:
-    """Load the model that finds key tokens, once for all models that are measured."""
+    """Load the model that picks key tokens, once for all evaluated models."""
     (info,) = open_infos([source])
     return load_model(info, Loading(device=device))
 
 
 def key_tokens(evaluator: LoadedModel, ids: Sequence[int], window: int, num_start: int = 0) -> torch.Tensor:
-    """Return the indices of a text's key tokens, from `window` on.
+    """Find the indices of a text's key tokens, from `window` on.
 
     Args:
-        evaluator: The model that decides.
+        evaluator: The model that picks key tokens.
         ids: The tokens of one text, more than `window`.
-        window: The length of the last part; it moves by a quarter of itself.
-        num_start: The number of begin tokens, which each part gets too.
+        window: The length of the last part; it moves by a quarter of its length.
+        num_start: The number of begin tokens, which are repeated before each part.
     """
     text = torch.tensor([list(ids)], device=evaluator.device)
     with_text = token_losses(evaluator, text)[0, window - 1 :]

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel
 
 Record = dict[str, Any]
-"""One line of results: `task`, `length`, `depth`, the covered `samples` and the results of each."""
+"""One line of results: `task`, `length`, `depth`, the `samples` it covers and the result of each."""
 
 Scores = Iterator[tuple[int, Sequence[float]]]
-"""Index of a depth, and the score of each question: whether the answer is correct, or the correct share of a list."""
+"""Index of a depth, and the score of each question: whether the answer is correct, or the share of correct parts."""
 
 
 class Key(NamedTuple):
@@ -35,8 +35,8 @@ def keys_of(record: Record) -> list[Key]:
     return [Key(record["task"], record["length"], record["depth"], sample) for sample in record["samples"]]
 
 
-def texts_asked(record: Record) -> list[int]:
-    """Return the number of the text of each sample that a record covers; by default each sample has a separate text."""
+def list_text_numbers(record: Record) -> list[int]:
+    """Return the text number of each sample of a record; by default each sample has a separate text."""
     return list(record.get("texts") or record["samples"])
 
 
@@ -44,7 +44,7 @@ def texts_asked(record: Record) -> list[int]:
 class Work(ABC):
     """Some samples of a task at one length that run together.
 
-    The result for one key must not depend on the other wanted keys.
+    The result for a key must not depend on which other keys are measured.
     """
 
     task: "Task"
@@ -61,8 +61,8 @@ class Work(ABC):
         """All samples."""
 
     @abstractmethod
-    def run(self, loaded: "LoadedModel", wanted: set[Key]) -> Iterator[Record]:
-        """Measure the wanted samples, with one record per cell."""
+    def run(self, loaded: "LoadedModel", keys: set[Key]) -> Iterator[Record]:
+        """Measure some of the samples, and yield one record per cell."""
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,14 @@ class Reading:
         kind: The kind of model, one of the values of `checkpoint_info.KINDS`.
         encoder: The tokenizer.
         lengths: Context lengths in tokens.
-        longest: The longest of all models' lengths; documents have as many tokens.
+        longest: The longest length of any model, and the number of tokens of a document.
         trained_length: The original context length.
-        data: Files or data sets to read documents from, in turn if there are several; None is the prose of the
-            package.
+        data: Files or data sets with documents, read in turn if there are several; None is the package's prose.
         text: The name of the kind of text; empty if there is only one.
         samples: The number of documents to read.
-        seed: Decides the prose.
-        stride: Of the sliding window; None for none.
-        evaluator: The model that finds the tokens of `longppl`.
+        seed: The random seed of the prose.
+        stride: The stride of the sliding window; None for no window.
+        evaluator: The model that picks the key tokens of `longppl`.
     """
 
     kind: str
@@ -97,7 +96,7 @@ class Reading:
     evaluator: str | None = None
 
     def documents(self, length: int, most: int | None = None) -> list[list[int]]:
-        """Return the token ids of documents that have `length` tokens, each cut to `most` or else to `length`."""
+        """Return the token ids of documents of at least `length` tokens, each cut to `most`, by default `length`."""
         from ctxext.data.texts import read_corpus
 
         options = {"length": length, "most": most or length, "seed": self.seed}
@@ -113,20 +112,20 @@ class Task(ABC):
 
     Attributes:
         name: The name on the command line and in reports.
-        description: The text above its results in a report.
-        shows: The ability that its results show; a model card names it if they are missing.
-        kinds: The kinds of models it is for, of `checkpoint_info.KINDS`.
-        tells_texts_apart: Whether it reads as many documents of every kind of text, and reports each kind separately.
+        description: The text above the results in a report.
+        shows: The ability that the task measures; a model card names it if results are missing.
+        kinds: The kinds of models that the task supports, of `checkpoint_info.KINDS`.
+        separates_texts: Whether it reads the same number of documents of every kind of text, and reports each kind.
     """
 
     name: str
     description: str
     shows: str
     kinds: tuple[str, ...] = ("causal",)
-    tells_texts_apart: bool = False
+    separates_texts: bool = False
 
     def documents_to_read(self, reading: Reading) -> Sequence[Work]:
-        """Return the work of a task that reads documents, one for each document; none by default."""
+        """Return the work on each document; by default a task reads none."""
         return ()
 
 
@@ -135,14 +134,14 @@ class RetrievalTask(Task):
     """A question about one place in a long text.
 
     Attributes:
-        scored: The way of scoring answers, in a few words.
+        scored: A short description of the scoring.
         is_written: Whether the model always generates its answers.
-        answer_room: The number of tokens it may generate then; 0 for as many as the answer has.
-        has_depths: Whether the question is about one place. Otherwise a record's depth is None, and a length gets as
-            many questions as other tasks have at all their depths.
-        same_questions_as: The task with the same questions, asked in another way; empty for separate questions.
-        questions_per_text: The number of questions in a row about the same text, which is read only once.
-        text: Sentences to hide needles in, if the task takes any; empty for the prose of the package.
+        answer_room: Maximum number of generated tokens; 0 for the number of tokens of the answer.
+        has_depths: Whether the question is about one place. If not, a record's depth is None, and each length has as
+            many questions as other tasks have at all depths.
+        same_questions_as: The task with the same questions in another form; empty for separate questions.
+        questions_per_text: Number of consecutive questions about the same text, which is read only once.
+        text: Sentences to hide needles in, if the task uses any; empty for the package's prose.
     """
 
     scored: str = "Exact match"
@@ -154,13 +153,13 @@ class RetrievalTask(Task):
     text: tuple[str, ...] = ()
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
-        """Return the task with those of the user's options that are fields of it."""
+        """Return the task with those of the user's options that are its fields."""
         names = {field.name for field in dataclasses.fields(self)}
         return dataclasses.replace(self, **{name: value for name, value in options.items() if name in names})
 
     @abstractmethod
     def pieces(self, rng: random.Random) -> Pieces:
-        """Draw the text of one question; the same for the same state of `rng`."""
+        """Draw the text of one question, the same for the same state of `rng`."""
 
     def score(
         self, loaded: "LoadedModel", questions: Sequence[Sequence[Prompt]], depths: Sequence[int], *, generate: bool
@@ -181,7 +180,7 @@ class RetrievalTask(Task):
 
     def grade(self, text: str, prompt: Prompt) -> float:
         """Return the score of a generated answer, from 0 to 1: by default RULER's `string_match_all`."""
-        return share_of_substrings(text, prompt.wanted)
+        return match_substrings(text, prompt.required)
 
     def size(self, pieces: Pieces, encoder: Encoder) -> int:
         """Count the tokens of a question without its haystack."""
@@ -194,25 +193,25 @@ class RetrievalTask(Task):
         parts = encode_parts(pieces, encoder, answer_room=self.answer_room)
         return lay_out(pieces, parts, encoder, length, depths, rng)
 
-    def asking(self, prompts: list[Prompt], number: int) -> list[Prompt]:
-        """Return the prompts of one of the questions about the same text; by default there is only one."""
+    def select_question(self, prompts: list[Prompt], number: int) -> list[Prompt]:
+        """Return the prompts of one of the questions about a text; by default there is only one."""
         return prompts
 
-    def fitting(self, encoder: Encoder, length: int) -> Self:
-        """Return the task adapted to a length in tokens."""
+    def fit_to_length(self, encoder: Encoder, length: int) -> Self:
+        """Return the task adapted to a prompt length."""
         return self
 
     @property
     def advice(self) -> str:
-        """A hint for questions that do not fit into a length; empty if there is none."""
+        """The hint for questions that do not fit into a length; empty by default."""
         return ""
 
 
-def share_of_substrings(text: str, wanted: Sequence[str]) -> float:
-    """Return the share of the wanted texts that a text contains, regardless of case."""
-    return sum(part.lower() in text.lower() for part in wanted) / len(wanted)
+def match_substrings(text: str, parts: Sequence[str]) -> float:
+    """Return the share of the parts that a text contains, ignoring case."""
+    return sum(part.lower() in text.lower() for part in parts) / len(parts)
 
 
 def leaves_room(task: RetrievalTask, encoder: Encoder, length: int) -> bool:
-    """Return whether the questions of a task leave half of a length for its haystack."""
+    """Return whether a task's questions leave at least half of a length for the haystack."""
     return 2 * task.size(task.pieces(random.Random(0)), encoder) <= length

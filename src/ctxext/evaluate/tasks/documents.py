@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from ctxext.data import prose
 from ctxext.data.encoding import Encoder
-from ctxext.data.prompt import Asked, Pieces, Prompt
+from ctxext.data.prompt import Pieces, Prompt, QuestionText
 from ctxext.errors import CtxextError
 from ctxext.evaluate.tasks.base import RetrievalTask, leaves_room
 from ctxext.files.strict import read_text
@@ -36,7 +36,7 @@ FACTS = (
 
 
 _MOST = 30
-"""Maximum number of questions per text: half of the nouns, so that the other documents have some left."""
+"""Maximum number of questions per text: half of the nouns, which leaves some for the other documents."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Passage:
     is_gold: bool = False
 
     def unit(self, number: int, form: str = DOCUMENT) -> str:
-        """Write the document in the form of a prompt."""
+        """Format the document for a prompt."""
         return form.format(number=number, title=self.title, text=self.text)
 
 
@@ -70,18 +70,18 @@ class Question:
 class Documents(RetrievalTask):
     """Answer a question from one of many documents.
 
-    The wording is that of the Lost in the Middle release. The documents are numbered at random, so that a number
-    carries no information about the position, and a document keeps its number at every position.
+    The wording is that of the Lost in the Middle release. Documents have random numbers, which reveal nothing about the
+    position, and a document has the same number at every position.
 
     Attributes:
         questions: Questions read with `read_questions`; empty for random facts.
-        ask: The answer to random facts: "which" is the number of the document, "fact" its fact, "any" either.
-        num_needles: The number of documents of a text with a question, 30 at most. Each answers a question that no
-            other document does, and one reading serves them all. One in a text that is too short for so many.
+        ask: The answer for random facts: "which" is the number of the document, "fact" its fact, "any" either.
+        num_needles: Number of documents of a text with a question, at most 30. Each answers a question that no other
+            document answers, and one reading serves them all. It is 1 in a text that is too short.
     """
 
     name: str = "documents"
-    description: str = "A question that one of many documents answers; right if the answer is in what the model writes."
+    description: str = "One of many documents answers the question. Correct if the generated text contains the answer."
     shows: str = "answering questions over many documents"
     is_written: bool = True
     answer_room: int = 32
@@ -93,109 +93,109 @@ class Documents(RetrievalTask):
     num_needles: int = 1
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
-        """Return the task with the user's options; made-up questions are about facts, as a user's are."""
+        """Return the task with the user's options; generated questions are about facts, as a user's are."""
         return super().with_options({**options, "ask": "fact", "num_needles": min(options["num_needles"], _MOST)})
 
-    def fitting(self, encoder: Encoder, length: int) -> Self:
-        """Return the task with one question about a text if several would leave no room for a haystack."""
+    def fit_to_length(self, encoder: Encoder, length: int) -> Self:
+        """Return the task with one question per text if several would leave no room for a haystack."""
         return self if leaves_room(self, encoder, length) else dataclasses.replace(self, num_needles=1)
 
     def pieces(self, rng: random.Random) -> Pieces:
         """Draw the text of one question."""
-        numbers = _document_numbers(random.Random(rng.getrandbits(64)))
+        numbers = _draw_numbers(random.Random(rng.getrandbits(64)))
         gold_numbers = [next(numbers) for _ in range(self.num_needles)]
         if self.questions:
-            chosen = self._chosen(rng)
-            others = self._other_documents(chosen, random.Random(rng.getrandbits(64)))
-            golds = [one.gold for one in chosen]
-            drawn = [(one.question, f" {one.answers[0]}", one.answers) for one in chosen]
+            chosen = self._choose_questions(rng)
+            others = self._draw_distractors(chosen, random.Random(rng.getrandbits(64)))
+            golds = [item.gold for item in chosen]
+            drawn = [(item.question, f" {item.answers[0]}", item.answers) for item in chosen]
         else:
-            golds, made_up, others = self.made_up(rng, gold_numbers)
-            drawn = [(question, answer, (answer.strip(),)) for question, answer in made_up]
-        asks = tuple(
-            Asked(self.ask_for.format(question=question), answer, answers) for question, answer, answers in drawn
+            golds, generated, others = self.draw_documents(rng, gold_numbers)
+            drawn = [(question, answer, (answer.strip(),)) for question, answer in generated]
+        questions = tuple(
+            QuestionText(self.ask_for.format(question=question), answer, answers) for question, answer, answers in drawn
         )
         gold_numbers += [next(numbers) for _ in golds[self.num_needles :]]
         return Pieces(
             opening=self.opening,
-            haystack=(one.unit(number, self.document) for one, number in zip(others, numbers, strict=False)),
+            haystack=(document.unit(number, self.document) for document, number in zip(others, numbers, strict=False)),
             needles=tuple(gold.unit(number, self.document) for gold, number in zip(golds, gold_numbers, strict=False)),
-            asks=asks,
+            questions=questions,
             padding="\n",
         )
 
-    def made_up(
+    def draw_documents(
         self, rng: random.Random, gold_numbers: Sequence[int]
     ) -> tuple[list[Passage], list[tuple[str, str]], Iterator[Passage]]:
-        """Draw documents with answers, numbered in turn by these, the questions and answers, and other documents."""
-        golds, asked, nouns = list[Passage](), list[tuple[str, str]](), set[str]()
+        """Draw documents with answers, numbered by `gold_numbers`, their questions and answers, and other documents."""
+        golds, questions, nouns = list[Passage](), list[tuple[str, str]](), set[str]()
         while len(golds) < len(gold_numbers):
             key = prose.object_name(rng)
             if key.split()[-1] in nouns:
                 continue
             nouns.add(key.split()[-1])
-            gold, questions = random_document(rng, key, gold_numbers[len(golds)])
+            gold, both = random_document(rng, key, gold_numbers[len(golds)])
             golds.append(gold)
-            asked.append(questions[{"which": 0, "fact": 1, "any": rng.randrange(2)}[self.ask]])
-        return golds, asked, _random_documents(random.Random(rng.getrandbits(64)), nouns)
+            questions.append(both[{"which": 0, "fact": 1, "any": rng.randrange(2)}[self.ask]])
+        return golds, questions, _draw_documents(random.Random(rng.getrandbits(64)), nouns)
 
-    def _chosen(self, rng: random.Random) -> list[Question]:
-        """Draw different questions, none of which the document of another answers; fewer if the file has no more."""
+    def _choose_questions(self, rng: random.Random) -> list[Question]:
+        """Draw questions that only their own gold document answers; fewer if the file has no more."""
         chosen = [rng.choice(self.questions)]
         candidates = rng.sample(self.questions, len(self.questions)) if self.num_needles > 1 else []
-        for one in candidates:
+        for new in candidates:
             if len(chosen) < self.num_needles and not any(
-                best_subspan_match(one.gold.text, other.answers) or best_subspan_match(other.gold.text, one.answers)
-                for other in chosen
+                best_subspan_match(new.gold.text, old.answers) or best_subspan_match(old.gold.text, new.answers)
+                for old in chosen
             ):
-                chosen.append(one)
+                chosen.append(new)
         return chosen
 
     def grade(self, text: str, prompt: Prompt) -> float:
         """Return 1 if the generated text contains an answer, else 0."""
         return float(best_subspan_match(text, prompt.answers))
 
-    def _other_documents(self, chosen: Sequence[Question], rng: random.Random) -> Iterator[Passage]:
-        """Yield the distractors of the questions, then documents of the others, without an answer to any of another."""
+    def _draw_distractors(self, chosen: Sequence[Question], rng: random.Random) -> Iterator[Passage]:
+        """Yield the distractors of the questions, then documents of other questions, none with another's answer."""
 
-        def answers_another(document: Passage, own: Question | None = None) -> bool:
+        def answers_another(document: Passage, source: Question | None = None) -> bool:
             return any(
-                document.text == one.gold.text or best_subspan_match(document.text, one.answers)
-                for one in chosen
-                if one is not own
+                document.text == question.gold.text or best_subspan_match(document.text, question.answers)
+                for question in chosen
+                if question is not source
             )
 
-        for in_turn in itertools.zip_longest(*(one.documents for one in chosen)):
-            for document, own in zip(in_turn, chosen, strict=True):
-                if document is not None and not document.is_gold and not answers_another(document, own):
+        for in_turn in itertools.zip_longest(*(question.documents for question in chosen)):
+            for document, source in zip(in_turn, chosen, strict=True):
+                if document is not None and not document.is_gold and not answers_another(document, source):
                     yield document
         others = [question for question in self.questions if question not in chosen] or chosen
         pool = [document for question in others for document in question.documents if not answers_another(document)]
-        while pool:  # Without any, the haystack ends, and `lay_out` refuses it as too short.
+        while pool:  # With an empty pool the haystack ends, and `lay_out` raises that it is too short.
             yield rng.choice(pool)
 
 
 def random_document(
     rng: random.Random, key: str, number: int, *, bare: bool = False
 ) -> tuple[Passage, list[tuple[str, str]]]:
-    """Draw a document about the thing `key`, and two questions: for the document's number, and for its fact.
+    """Draw a document about `key` and two questions, about the document's number and about its fact.
 
     Sentences of prose may surround the fact, unless the document is `bare`.
     """
-    fact, question, answer, says = rng.choice(FACTS)
+    fact, question, answer, clause = rng.choice(FACTS)
     fill = {"key": key, "place": rng.choice(prose.PLACES), "person": prose.person_name(rng)}
     text = [prose.sentence(rng), fact.format(**fill), prose.sentence(rng)][rng.randrange(2) : rng.randrange(2, 4)]
     if bare:
         text = [fact.format(**fill)]
     document = Passage(f"News from {rng.choice(prose.PLACES)}", " ".join(text), is_gold=True)
-    which = f"Which document {says.format(**fill)}?"
+    which = f"Which document {clause.format(**fill)}?"
     return document, [(which, f" Document [{number}"), (question.format(**fill), answer.format(**fill))]
 
 
 def best_subspan_match(text: str, answers: Iterable[str]) -> bool:
-    """Return whether the text contains an answer, as the Lost in the Middle release scores it.
+    """Return whether the text contains an answer, scored as in the Lost in the Middle release.
 
-    Case, punctuation, articles and extra spaces do not matter.
+    Case, punctuation, articles and extra spaces are ignored.
     """
     normalized = _normalize(text)
     return any(_normalize(answer) in normalized for answer in answers)
@@ -210,12 +210,12 @@ def read_questions(path: Path) -> tuple[Question, ...]:
     """Read JSON lines with the fields of the Lost in the Middle release.
 
     The fields are `question`, `answers`, and `ctxs` with `title`, `text` and optionally `isgold` or `hasanswer`.
-    Without either mark, the gold document is the first that contains an answer.
+    Without these, the gold document is the first one that contains an answer.
     """
     lines = read_text(path).splitlines()
     questions = tuple(_parse(path, number, line) for number, line in enumerate(lines, start=1) if line.strip())
     if not questions:
-        raise CtxextError(f'"{path}" holds no questions.', hint="Give a file with one JSON object per line.")
+        raise CtxextError(f'"{path}" contains no questions.', hint="Use a file with one JSON object per line.")
     return questions
 
 
@@ -237,19 +237,19 @@ def _parse(path: Path, number: int, line: str) -> Question:
     except KeyError as error:
         raise CtxextError(f'Line {number} of "{path}" has no field {error}.', hint=hint) from error
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise CtxextError(f'Line {number} of "{path}" is not such a question: {error}.', hint=hint) from error
+        raise CtxextError(f'Line {number} of "{path}" is not a valid question: {error}.', hint=hint) from error
     return Question(record["question"], answers, documents)
 
 
-def _random_documents(rng: random.Random, without: Collection[str]) -> Iterator[Passage]:
+def _draw_documents(rng: random.Random, without: Collection[str]) -> Iterator[Passage]:
     while True:
         key = prose.object_name(rng)
         if key.split()[-1] not in without:
             yield random_document(rng, key, 0)[0]
 
 
-def _document_numbers(rng: random.Random) -> Iterator[int]:
-    """Yield different numbers without end, first of three digits, then of four, and so on."""
+def _draw_numbers(rng: random.Random) -> Iterator[int]:
+    """Yield endless different numbers, first of three digits, then of four, and so on."""
     num_digits = 3
     while True:
         numbers = list(range(10 ** (num_digits - 1), 10**num_digits))

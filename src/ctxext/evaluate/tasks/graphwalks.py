@@ -1,11 +1,11 @@
-"""Graph walks: breadth-first search and parents in a graph in the form of a list of edges."""
+"""Graph walks: breadth-first search and parent look-up in a list of edges."""
 
 import random
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from ctxext.data.prompt import Asked, Pieces, Prompt
+from ctxext.data.prompt import Pieces, Prompt, QuestionText
 from ctxext.evaluate.tasks.base import RetrievalTask
 
 OPENING = """You will be given a graph as a list of directed edges. All nodes are at least degree 1. \
@@ -53,21 +53,20 @@ Edge = tuple[str, str]
 class GraphWalks(RetrievalTask):
     """Return the nodes at a distance from a node, or the parents of a node.
 
-    OpenAI's GraphWalks, https://huggingface.co/datasets/openai/graphwalks (MIT), as corrected in 2026: exactly at the
-    depth, and a node is no parent of itself. The graphs are random and their edges in random order. The edges that
-    decide the answer are spread over the whole list; the others begin elsewhere, so that they never change it, however
-    many fit. The answer's first line is begun for the model.
+    OpenAI's GraphWalks, https://huggingface.co/datasets/openai/graphwalks (MIT), as corrected in 2026: nodes at
+    exactly the depth, and no node is its own parent. Graphs are random, with edges in random order. The edges that
+    determine the answer are spread over the whole list. The others begin at other nodes and never change the answer.
+    The prompt ends with the beginning of the answer's line.
 
     Attributes:
-        max_depth: The largest depth of a breadth-first search; half of the questions are such, the others are about
-            parents.
-        max_nodes: The largest number of parents, and of edges from a node of a search.
+        max_depth: Maximum depth of a breadth-first search; half of the questions are searches.
+        max_nodes: Maximum number of parents, and of edges from a node of a search.
     """
 
     name: str = "graphwalks"
     description: str = (
-        "A list of the edges of a graph; asked for are the nodes exactly at a distance from a node, or its parents. "
-        "The score is F1 of the set that the model lists."
+        "The text is the list of edges of a graph. The answer is the set of nodes at an exact distance from a node, or "
+        "of its parents. The score is the F1 of the generated set."
     )
     shows: str = "following edges through a long list"
     is_written: bool = True
@@ -78,37 +77,37 @@ class GraphWalks(RetrievalTask):
 
     def pieces(self, rng: random.Random) -> Pieces:
         """Draw the text of one question."""
-        root = _name(rng)
+        root = _draw_name(rng)
         if rng.random() < 0.5:
             depth = rng.randint(1, self.max_depth)
-            edges, answer = self._search(root, depth, rng)
+            edges, answer = self._draw_search(root, depth, rng)
             closed = {start for start, _ in edges}  # No other edge may begin there.
             operation = f"Perform a BFS from node {root} with depth {depth}."
-            others = _edges(random.Random(rng.getrandbits(64)), targets=sorted({*closed, *answer}))
+            others = _draw_edges(random.Random(rng.getrandbits(64)), targets=sorted({*closed, *answer}))
         else:
-            answer = {_name(rng) for _ in range(rng.randint(1, self.max_nodes))}
-            edges = [*((parent, root) for parent in sorted(answer)), (root, root), (root, _name(rng))]
+            answer = {_draw_name(rng) for _ in range(rng.randint(1, self.max_nodes))}
+            edges = [*((parent, root) for parent in sorted(answer)), (root, root), (root, _draw_name(rng))]
             operation = f"Find the parents of node {root}."
-            others = _edges(random.Random(rng.getrandbits(64)), targets=sorted(answer))
+            others = _draw_edges(random.Random(rng.getrandbits(64)), targets=sorted(answer))
         rng.shuffle(edges)
         question, listed = f"\nOperation:\n{operation}\n{_ANSWER}", sorted(answer)
         return Pieces(
             opening=OPENING,
-            haystack=map(_line, others),
-            needles=tuple(map(_line, edges)),
-            asks=(Asked(question, f" [{', '.join(listed)}]", wanted=tuple(listed)),),
+            haystack=map(_format_line, others),
+            needles=tuple(map(_format_line, edges)),
+            questions=(QuestionText(question, f" [{', '.join(listed)}]", required=tuple(listed)),),
             padding="\n",
         )
 
-    def _search(self, root: str, depth: int, rng: random.Random) -> tuple[list[Edge], set[str]]:
-        """Draw the edges from a node up to a depth, some of them leading back, and the nodes exactly there."""
+    def _draw_search(self, root: str, depth: int, rng: random.Random) -> tuple[list[Edge], set[str]]:
+        """Draw the edges from a node up to a depth, some of them leading back, and the nodes at exactly that depth."""
         edges, seen, layer = list[Edge](), {root}, [root]
         for _ in range(depth):
-            following = [_name(rng) for _ in range(rng.randint(1, self.max_nodes))]
+            following = [_draw_name(rng) for _ in range(rng.randint(1, self.max_nodes))]
             for node in following:
                 edges.append((rng.choice(layer), node))
             edges.append((rng.choice(layer), rng.choice(sorted(seen))))
-            for node in layer:  # Every node above the last layer begins an edge, so `pieces` gives it no other.
+            for node in layer:  # Every node above the last layer begins an edge, so `pieces` adds no other.
                 if all(start != node for start, _ in edges):
                     edges.append((node, rng.choice(following)))
             seen |= {*following}
@@ -116,12 +115,12 @@ class GraphWalks(RetrievalTask):
         return list(dict.fromkeys(edges)), set(layer)
 
     def grade(self, text: str, prompt: Prompt) -> float:
-        """Return F1 of the list in the line that the prompt began."""
-        return graphwalks_score(_ANSWER + text.split("\n")[0], prompt.wanted)
+        """Return the F1 score of the list in the line that the prompt begins."""
+        return graphwalks_score(_ANSWER + text.split("\n")[0], prompt.required)
 
 
 def graphwalks_score(text: str, correct: Collection[str]) -> float:
-    """Return F1 of the list in the last line, "Final Answer: [a, b]": 0 without one, 1 if both lists are empty."""
+    """Return the F1 score of the list in the last line: 0 without a list, 1 if both lists are empty."""
     match = _LIST.search(text.rstrip("\n").split("\n")[-1])
     if match is None:
         return 0.0
@@ -130,11 +129,11 @@ def graphwalks_score(text: str, correct: Collection[str]) -> float:
     return 2 * len(chosen & set(correct)) / total if total else 1.0
 
 
-def _edges(rng: random.Random, targets: list[str]) -> Iterator[Edge]:
-    """Yield different edges from other nodes without end, now and then to one of the targets."""
-    nodes, known = [_name(rng), _name(rng)], set[Edge]()
+def _draw_edges(rng: random.Random, targets: list[str]) -> Iterator[Edge]:
+    """Yield endless different edges from other nodes, a tenth of them to one of the targets."""
+    nodes, known = [_draw_name(rng), _draw_name(rng)], set[Edge]()
     while True:
-        nodes.append(_name(rng))
+        nodes.append(_draw_name(rng))
         target = rng.choice(targets) if rng.random() < 0.1 else rng.choice(nodes[:-1])
         for edge in ((nodes[-1], target), (rng.choice(nodes[:-1]), nodes[-1])):
             if edge not in known:
@@ -142,9 +141,9 @@ def _edges(rng: random.Random, targets: list[str]) -> Iterator[Edge]:
                 yield edge
 
 
-def _name(rng: random.Random) -> str:
+def _draw_name(rng: random.Random) -> str:
     return f"{rng.getrandbits(_NAME_BITS):010x}"
 
 
-def _line(edge: Edge) -> str:
+def _format_line(edge: Edge) -> str:
     return f"{edge[0]} -> {edge[1]}\n"

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness, if installed: its tasks run on the loaded model, its metrics go into the report."""
+"""lm-evaluation-harness, if installed: its tasks run on the loaded model, and the report contains its metrics."""
 
 import importlib.util
 import math
@@ -18,22 +18,22 @@ _QUESTIONS = ("ruler_qa_squad", "ruler_qa_hotpot")
 ALL = (*NO_DOWNLOAD, *_ESSAYS, *_QUESTIONS)
 SETS = {"RULER-6": NO_DOWNLOAD, "RULER-11": (*NO_DOWNLOAD, *_ESSAYS), "RULER-13": ALL}
 GROUPS = {"ruler-6": SETS["RULER-6"], "ruler-11": SETS["RULER-11"], "ruler": ALL, "ruler-13": ALL}
-"""Groups of tasks by their names on the command line."""
+"""Groups of tasks by command-line name."""
 
 LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
 """Prompt lengths in tokens that the harness supports for RULER."""
 
 
-def expanded(tasks: Iterable[str]) -> tuple[str, ...]:
-    """Return the tasks and the tasks of groups, each once."""
+def expand_groups(tasks: Iterable[str]) -> tuple[str, ...]:
+    """Replace groups by their tasks, without duplicates."""
     return tuple(dict.fromkeys(task for word in tasks for task in GROUPS.get(word, (word,))))
 
 
 def summary_rows(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Compute the mean of RULER's tasks at each length, under the name of their set; empty for any other subset.
+    """Compute the mean of RULER's tasks at each length, by the name of their set; empty for another set of tasks.
 
     Args:
-        metrics: The metrics of each task; RULER's are named by their length in tokens.
+        metrics: The metrics of each task; RULER's are named by length in tokens.
     """
     ruler = {task: by_length for task, by_length in metrics.items() if task in ALL}
     name = next((name for name, tasks in SETS.items() if set(tasks) == set(ruler)), None)
@@ -48,11 +48,11 @@ def summary_rows(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, dict[s
 
 
 _NOT_RUN = -1
-"""The value of RULER's metrics for lengths that did not run."""
+"""The value of RULER's metrics for lengths that were not measured."""
 
 
 def check_harness(tasks: Sequence[str], lengths: Sequence[int] = ()) -> None:
-    """Check that the harness is installed and has all tasks and lengths."""
+    """Raise if the harness is not installed, or lacks a task or a length."""
     if not tasks:
         return
     if importlib.util.find_spec("lm_eval") is None:
@@ -62,13 +62,13 @@ def check_harness(tasks: Sequence[str], lengths: Sequence[int] = ()) -> None:
     from lm_eval.tasks import TaskManager
 
     known = TaskManager().all_tasks
-    for task in expanded(tasks):
+    for task in expand_groups(tasks):
         if task not in known:
-            raise CtxextError(f'lm-evaluation-harness has no task "{task}".', hint="lm_eval ls tasks lists them.")
+            raise CtxextError(f'lm-evaluation-harness has no task "{task}".', hint="List its tasks: lm_eval ls tasks")
     unknown = [length for length in lengths if length not in LENGTHS]
-    if unknown and set(expanded(tasks)) & set(ALL):
+    if unknown and set(expand_groups(tasks)) & set(ALL):
         raise CtxextError(
-            f"RULER in lm-evaluation-harness has no figure for {unknown[0]} tokens.",
+            f"RULER in lm-evaluation-harness does not support {unknown[0]} tokens.",
             hint=f"Choose --lengths from {', '.join(map(str, LENGTHS))}.",
         )
 
@@ -87,11 +87,11 @@ def run_harness(
     Returns:
         The metrics of each task, and RULER's mean under the name of its set.
     """
-    names = expanded(tasks)
+    names = expand_groups(tasks)
     results: dict[str, dict[str, float]] = {}
     ruler = [task for task in names if task in ALL]
     others = [task for task in names if task not in ALL]
-    # One length at a time: a limit takes the first samples of a list, and the samples of all lengths are in one list.
+    # The limit takes the first samples of a list with all lengths, so each length runs separately.
     for length in lengths if ruler else ():
         for task, metrics in _run(loaded, ruler, [length], samples).items():
             results.setdefault(task, {}).update(metrics)
@@ -122,7 +122,7 @@ def _run(
     except (OSError, ImportError) as error:
         raise CtxextError(
             f"lm-evaluation-harness cannot run {', '.join(tasks)}: {str(error).splitlines()[0]}",
-            hint="--harness ruler-6 needs no download." if set(tasks) & set(ALL) else "",
+            hint="Without a download: --harness ruler-6" if set(tasks) & set(ALL) else "",
         ) from error
     return {
         task: {

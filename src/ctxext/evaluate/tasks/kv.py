@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from ctxext.data.encoding import Encoder
-from ctxext.data.prompt import Asked, Pieces
+from ctxext.data.prompt import Pieces, QuestionText
 from ctxext.data.prose import random_number, random_uuid
 from ctxext.evaluate.tasks.base import RetrievalTask, leaves_room
 
@@ -18,17 +18,17 @@ OPENING = "Extract the value corresponding to the specified key in the JSON obje
 class KeyValue(RetrievalTask):
     """Find the value of a key in a JSON object of random keys and values.
 
-    The phrasing of Lost in the Middle, https://arxiv.org/abs/2307.03172. The first and the last record are part of the
-    opening and of the question, so that the object is valid JSON with any number of records between them.
+    The wording is that of Lost in the Middle, https://arxiv.org/abs/2307.03172. The first and last record belong to the
+    opening and the question, so that the object is valid JSON with any number of records between them.
 
     Attributes:
-        ids: "uuid" as in the paper, or "number" for short numbers, for small models and contexts: three digits each,
-            and longer keys once half of those are used.
-        num_needles: The number of records with a question, one in a text that is too short for so many.
+        ids: "uuid" as in the paper, or "number" for small models and contexts: numbers of three digits, and longer keys
+            after half of those are used.
+        num_needles: Number of records with a question; it is 1 in a text that is too short.
     """
 
     name: str = "kv"
-    description: str = "A JSON object of random keys and values; the value of one key is asked for."
+    description: str = "The text is a JSON object of random keys and values. The answer is the value of one key."
     shows: str = "looking a key up in a long JSON object"
     ids: str = "uuid"
     num_needles: int = 1
@@ -38,29 +38,30 @@ class KeyValue(RetrievalTask):
         records = self.records(random.Random(rng.getrandbits(64)))
         first, last = next(records), next(records)
         needles = [next(records) for _ in range(self.num_needles)]
-        asks = tuple(
-            Asked(f' {_record(*last)}}}\n\nKey: "{key}"\nCorresponding value:', f' "{value}') for key, value in needles
+        questions = tuple(
+            QuestionText(f' {_format_record(*last)}}}\n\nKey: "{key}"\nCorresponding value:', f' "{value}')
+            for key, value in needles
         )
         return Pieces(
-            opening=OPENING + "{" + _record(*first) + ",\n",
-            haystack=(f" {_record(*other)},\n" for other in records),
-            needles=tuple(f" {_record(*needle)},\n" for needle in needles),
-            asks=asks,
+            opening=OPENING + "{" + _format_record(*first) + ",\n",
+            haystack=(f" {_format_record(*record)},\n" for record in records),
+            needles=tuple(f" {_format_record(*needle)},\n" for needle in needles),
+            questions=questions,
             padding="\n",
-            asked=f'Key: "{needles[0][0]}"',
+            bare_question=f'Key: "{needles[0][0]}"',
         )
 
-    def fitting(self, encoder: Encoder, length: int) -> Self:
-        """Return the task with one question about a text if several would leave no room for a haystack."""
+    def fit_to_length(self, encoder: Encoder, length: int) -> Self:
+        """Return the task with one question per text if several would leave no room for a haystack."""
         return self if leaves_room(self, encoder, length) else dataclasses.replace(self, num_needles=1)
 
     @property
     def advice(self) -> str:
-        """A hint at short numbers, which take less room than uuids."""
+        """The hint about numbers, which are shorter than uuids."""
         return "Or use short ids: --kv-ids number." if self.ids == "uuid" else ""
 
     def records(self, rng: random.Random) -> Iterator[tuple[str, str]]:
-        """Yield records with different keys without end."""
+        """Yield endless records with different keys."""
         used: set[str] = set()
         num_digits = 3
         while True:
@@ -75,5 +76,5 @@ class KeyValue(RetrievalTask):
                 yield key, random_number(rng, 3)
 
 
-def _record(key: str, value: str) -> str:
+def _format_record(key: str, value: str) -> str:
     return f'"{key}": "{value}"'

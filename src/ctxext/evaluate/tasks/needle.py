@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import repeat
 
 from ctxext.data import prose
-from ctxext.data.prompt import Asked, Pieces
-from ctxext.data.prose import endless, random_number
+from ctxext.data.prompt import Pieces, QuestionText
+from ctxext.data.prose import random_number, stream_sentences
 from ctxext.evaluate.tasks.base import RetrievalTask
 
 OPENING = (
@@ -46,15 +46,15 @@ class Needle(RetrievalTask):
     """Find one sentence in prose among others of the same form.
 
     Attributes:
-        num_needles: The number of facts in the text; the question is about the first, the others are distractors.
+        num_needles: Number of facts in the text; the question is about the first, the others are distractors.
         phrasing: A key of `PHRASINGS`, or "any" for a random one per question.
-        num_digits: The number of digits of each number.
-        filler: "prose", or "same" for sentences in the form of the facts, which large models of 2026 find hard
+        num_digits: Number of digits of each number.
+        filler: "prose", or "same" for sentences in the form of the facts, which are hard for large models of 2026
             (https://arxiv.org/abs/2605.23170).
     """
 
     name: str = "needle"
-    description: str = "A sentence that tells a number stands in a long text; the number is asked for at the end."
+    description: str = "A sentence in a long text states a number. The question at the end is about that number."
     shows: str = "finding a sentence in a long text"
     num_needles: int = 4
     phrasing: str = "magic"
@@ -68,21 +68,21 @@ class Needle(RetrievalTask):
         values = [random_number(rng, self.num_digits) for _ in keys]
         return Pieces(
             opening=OPENING,
-            haystack=self._haystack(phrasing, keys, random.Random(rng.getrandbits(64))),
+            haystack=self._draw_haystack(phrasing, keys, random.Random(rng.getrandbits(64))),
             needles=tuple(
                 " " + phrasing.fact.format(key=key, value=value) for key, value in zip(keys, values, strict=True)
             ),
-            asks=tuple(
-                Asked("\n" + phrasing.question.format(key=key), f" {value}")
+            questions=tuple(
+                QuestionText("\n" + phrasing.question.format(key=key), f" {value}")
                 for key, value in zip(keys, values, strict=True)
             ),
         )
 
-    def _haystack(self, phrasing: Phrasing, asked: Sequence[str], rng: random.Random) -> Iterator[str]:
+    def _draw_haystack(self, phrasing: Phrasing, keys: Sequence[str], rng: random.Random) -> Iterator[str]:
         if self.filler == "prose":
-            yield from endless(self.text, rng)
+            yield from stream_sentences(self.text, rng)
         for key in prose.different_names(rng, prose.object_name, len(prose.ADJECTIVES) * len(prose.OBJECTS)):
-            if not key.startswith(tuple(asked)):
+            if not key.startswith(tuple(keys)):
                 yield " " + phrasing.fact.format(key=key, value=random_number(rng, self.num_digits))
 
 
@@ -95,17 +95,17 @@ FILLER = " The grass is green. The sky is blue. The sun is yellow. Here we go. T
 
 @dataclass(frozen=True, kw_only=True)
 class PassKey(RetrievalTask):
-    """Find a number stated once in a text that repeats itself.
+    """Find a number in a repetitive text.
 
-    The phrasing of Mohtashami and Jaggi, https://arxiv.org/abs/2305.16300.
+    The wording is that of Mohtashami and Jaggi, https://arxiv.org/abs/2305.16300.
 
     Attributes:
-        num_digits: Length of the pass key.
+        num_digits: Number of digits of the pass key.
     """
 
     name: str = "passkey"
-    description: str = "A pass key stands in a text that repeats itself; it is asked for at the end."
-    shows: str = "finding a pass key in a text that repeats itself"
+    description: str = "A repetitive text contains a pass key. The question at the end is about the pass key."
+    shows: str = "finding a pass key in a repetitive text"
     num_digits: int = 5
 
     def pieces(self, rng: random.Random) -> Pieces:
@@ -115,7 +115,7 @@ class PassKey(RetrievalTask):
             opening=PASSKEY_OPENING,
             haystack=repeat(FILLER),
             needles=(f" The pass key is {key}. Remember it. {key} is the pass key.",),
-            asks=(Asked("\nWhat is the pass key? The pass key is", f" {key}"),),
+            questions=(QuestionText("\nWhat is the pass key? The pass key is", f" {key}"),),
         )
 
 
@@ -145,15 +145,15 @@ PAIRS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Association(RetrievalTask):
-    """Find a sentence that has no word in common with the question, so that only knowledge connects them.
+    """Find a sentence that shares no word with the question; only world knowledge connects them.
 
     Attributes:
-        num_people: The number of people in the text; the question is about the first.
+        num_people: Number of people in the text; the question is about the first.
     """
 
     name: str = "association"
-    description: str = "A person is told about in a long text, and asked for in words that the text does not use."
-    shows: str = "finding what is not asked for word by word"
+    description: str = "A sentence in a long text describes a person. The question uses other words than the text."
+    shows: str = "finding a fact that the question words differently"
     num_people: int = 4
 
     def pieces(self, rng: random.Random) -> Pieces:
@@ -161,13 +161,13 @@ class Association(RetrievalTask):
         chosen = rng.sample(PAIRS, self.num_people)
         first = rng.sample(prose.FIRST_NAMES, self.num_people)
         people = [f"{name} {rng.choice(prose.LAST_NAMES)}" for name in first]
-        asks = tuple(
-            Asked(f"\n{question} The full name of that person is", f" {person}")
+        questions = tuple(
+            QuestionText(f"\n{question} The full name of that person is", f" {person}")
             for (_, question), person in zip(chosen, people, strict=True)
         )
         return Pieces(
             opening=_ASSOCIATION_OPENING,
-            haystack=endless(self.text, random.Random(rng.getrandbits(64))),
+            haystack=stream_sentences(self.text, random.Random(rng.getrandbits(64))),
             needles=tuple(" " + fact.format(person=person) for (fact, _), person in zip(chosen, people, strict=True)),
-            asks=asks,
+            questions=questions,
         )

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from ctxext.data import prose
 from ctxext.data.encoding import Encoder
-from ctxext.data.prompt import Ask, Asked, Parts, Pieces, Prompt, lay_out
-from ctxext.data.prose import endless, random_number
+from ctxext.data.prompt import EncodedQuestion, Parts, Pieces, Prompt, QuestionText, lay_out
+from ctxext.data.prose import random_number, stream_sentences
 from ctxext.evaluate.tasks.base import RetrievalTask, Scores
 from ctxext.evaluate.tasks.needle import PHRASINGS
 
@@ -22,8 +22,8 @@ class PassagePrompt(Prompt):
     """One question about several passages.
 
     Attributes:
-        passages: Their tokens, all of the same length; the first contains the fact.
-        queries: The tokens of the question about it; before one is chosen, those about several in turn.
+        passages: Tokens of the passages, all of the same length; the first contains the fact.
+        queries: Tokens of the question; before a question is selected, of all questions about the passages.
     """
 
     passages: tuple[list[int], ...] = ()
@@ -32,24 +32,24 @@ class PassagePrompt(Prompt):
 
 @dataclass(frozen=True, kw_only=True)
 class Passages(RetrievalTask):
-    """Find by similarity the passage with the fact that a question is about.
+    """Find the passage with the fact of a question, by similarity.
 
-    All passages of a question have the same prose and different facts at the same depth, so that only the facts differ.
+    All passages of a question have the same prose, and differ only in the fact at one depth.
 
     Attributes:
-        num_passages: The number of passages.
+        num_passages: Number of passages.
         phrasing: A key of `PHRASINGS`.
-        num_digits: Length of each number.
-        long_texts: The treatment of a passage that is longer than the model reads: "cut", or it is read in chunks, and
-            their vectors are averaged ("average"), or the best of them counts ("best").
+        num_digits: Number of digits of each number.
+        long_texts: The treatment of a passage beyond the context length: "cut"; "average" of the vectors of its chunks;
+            or the "best" chunk.
     """
 
     name: str = "passages"
     kinds: tuple[str, ...] = ("masked", "encoder")
     scored: str = "The fact's passage is the most similar one by mean-pooled states; chance is one in eight"
     description: str = (
-        "Eight passages of the same prose tell one number each; the one that a question is about must be the most "
-        "similar to it: cosine of the mean-pooled last hidden states. By chance one in eight is right."
+        "Eight passages of the same prose state one number each. The passage with the answer must be the most similar "
+        "to the question, by the cosine of the mean-pooled last hidden states. Chance is one in eight."
     )
     shows: str = "representing a sentence anywhere in a long text"
     long_texts: str = "cut"
@@ -63,39 +63,39 @@ class Passages(RetrievalTask):
         keys = prose.object_names(rng, self.num_passages)
         facts = [phrasing.fact.format(key=key, value=random_number(rng, self.num_digits)) for key in keys]
         question = phrasing.question.format(key=keys[0]).partition("?")[0] + "?"
-        return Pieces("", iter(()), tuple(f" {fact}" for fact in facts), (Asked(question, ""),))
+        return Pieces("", iter(()), tuple(f" {fact}" for fact in facts), (QuestionText(question, ""),))
 
     def size(self, pieces: Pieces, encoder: Encoder) -> int:
-        """Count the tokens of the largest passage without any prose."""
-        around = len(encoder.start()) + len(encoder.end())
-        return around + max(len(encoder.piece(fact)) for fact in pieces.needles)
+        """Count the tokens of the longest passage without prose."""
+        around = len(encoder.get_start_tokens()) + len(encoder.get_end_tokens())
+        return around + max(len(encoder.encode_piece(fact)) for fact in pieces.needles)
 
     def prompts(
         self, pieces: Pieces, encoder: Encoder, length: int, depths: Sequence[float], rng: random.Random
     ) -> list[Prompt]:
         """Build all passages for each depth, each of exactly `length` tokens."""
-        seed, end = rng.getrandbits(64), encoder.end()
+        seed, end = rng.getrandbits(64), encoder.get_end_tokens()
         passages = []
         for fact in pieces.needles:
-            parts = Parts(encoder.start(), [encoder.piece(fact)], [Ask([], [], ())])
-            text = Pieces("", endless(self.text, random.Random(seed)), (fact,), ())
+            parts = Parts(encoder.get_start_tokens(), [encoder.encode_piece(fact)], [EncodedQuestion([], [], ())])
+            text = Pieces("", stream_sentences(self.text, random.Random(seed)), (fact,), ())
             prompts = lay_out(text, parts, encoder, length - len(end), depths, random.Random(seed))
             passages.append([[*prompt.ids, *end] for prompt in prompts])
-        query = (*encoder.document(pieces.asks[0].question), *end)
+        query = (*encoder.encode_document(pieces.questions[0].question), *end)
         return [PassagePrompt(at_depth[0], 0, (), (), at_depth, (query,)) for at_depth in zip(*passages, strict=True)]
 
     def score(
         self, loaded: "LoadedModel", questions: Sequence[Sequence[Prompt]], depths: Sequence[int], *, generate: bool
     ) -> Scores:
-        """Yield for each depth whether the right passage of each question is the most similar one."""
+        """Yield for each depth whether the correct passage of each question is the most similar one."""
         from ctxext.evaluate.scoring.similarity import are_most_similar
 
-        # In one call, as several questions may be about the same passages.
+        # Several questions may share passages, so all run in one call.
         prompts = [question[depth] for depth in depths for question in questions]
-        asked = [(prompt.queries[0], prompt.passages) for prompt in prompts]  # type: ignore[attr-defined]
-        right = are_most_similar(loaded, asked, self.long_texts)
+        pairs = [(prompt.queries[0], prompt.passages) for prompt in prompts]  # type: ignore[attr-defined]
+        correct = are_most_similar(loaded, pairs, self.long_texts)
         for number, depth in enumerate(depths):
-            yield depth, right[number * len(questions) : (number + 1) * len(questions)]
+            yield depth, correct[number * len(questions) : (number + 1) * len(questions)]
 
 
 def _read_topics() -> dict[str, str]:
@@ -114,74 +114,74 @@ _MOST = len(TOPICS) // _PASSAGES
 
 @dataclass(frozen=True, kw_only=True)
 class Topics(Passages):
-    """Find by similarity the document with a sentence about a topic.
+    """Find the document with a sentence about a topic, by similarity.
 
-    Each document has a sentence about a separate topic at every depth, and a question about each of them, so that few
-    documents must be read. Eight questions in a row are about the same eight documents.
+    Each document has a sentence about another topic at every depth, with a question about each of them, so that few
+    documents must be read. Eight consecutive questions are about the same eight documents.
     """
 
     name: str = "topics"
     questions_per_text: int = _PASSAGES
     scored: str = "The document with the sentence is the most similar one; chance is one in eight"
     description: str = (
-        "Eight documents of prose have a sentence about a topic of their own at each depth. The document that "
-        'is asked for ("What is known about volcanoes?") must be the most similar one: cosine of the vectors by the '
-        "model's own pooling. Texts that are longer than the model reads are cut. By chance one in eight is right."
+        "Eight documents of prose have a sentence about another topic at each depth. The document with the topic of "
+        'the question ("What is known about volcanoes?") must be the most similar one, by the cosine of the vectors '
+        "from the model's pooling. Texts beyond the context length are cut. Chance is one in eight."
     )
     shows: str = "finding a document by one sentence in it"
 
     def pieces(self, rng: random.Random) -> Pieces:
-        """Draw the sentences and questions about all topics, in the order in which documents and depths take them."""
+        """Draw the sentences and questions about all topics, in the order of documents and depths."""
         topics = rng.sample(list(TOPICS), len(TOPICS))
-        asks = tuple(Asked(f"What is known about {topic}?", "") for topic in topics)
-        return Pieces("", iter(()), tuple(f" {TOPICS[topic]}" for topic in topics), asks)
+        questions = tuple(QuestionText(f"What is known about {topic}?", "") for topic in topics)
+        return Pieces("", iter(()), tuple(f" {TOPICS[topic]}" for topic in topics), questions)
 
     def size(self, pieces: Pieces, encoder: Encoder) -> int:
-        """Return the largest number of tokens that a document takes without any prose."""
-        longest = sorted(len(encoder.piece(fact)) for fact in pieces.needles)[-_MOST:]
-        return len(encoder.start()) + len(encoder.end()) + sum(longest)
+        """Count the tokens of the longest document without prose."""
+        longest = sorted(len(encoder.encode_piece(fact)) for fact in pieces.needles)[-_MOST:]
+        return len(encoder.get_start_tokens()) + len(encoder.get_end_tokens()) + sum(longest)
 
     def prompts(
         self, pieces: Pieces, encoder: Encoder, length: int, depths: Sequence[float], rng: random.Random
     ) -> list[Prompt]:
         """Build all documents for each depth, each of exactly `length` tokens."""
-        end, count = encoder.end(), min(len(depths), _MOST)
+        end, count = encoder.get_end_tokens(), min(len(depths), _MOST)
         documents, queries = [], []
         for first in range(0, _PASSAGES * count, count):
-            mine = slice(first, first + count)
-            facts = [encoder.piece(fact) for fact in pieces.needles[mine]]
-            parts = Parts(encoder.start(), facts, [Ask([], [], ())] * count)
-            text = Pieces("", endless(self.text, random.Random(rng.getrandbits(64))), (), ())
-            laid = lay_out(text, parts, encoder, length - len(end), depths, random.Random(rng.getrandbits(64)))
+            part = slice(first, first + count)
+            facts = [encoder.encode_piece(fact) for fact in pieces.needles[part]]
+            parts = Parts(encoder.get_start_tokens(), facts, [EncodedQuestion([], [], ())] * count)
+            prose_pieces = Pieces("", stream_sentences(self.text, random.Random(rng.getrandbits(64))), (), ())
+            laid = lay_out(prose_pieces, parts, encoder, length - len(end), depths, random.Random(rng.getrandbits(64)))
             documents.append([[*prompt.ids, *end] for prompt in laid])
-            about = [(*encoder.document(asked.question), *end) for asked in pieces.asks[mine]]
+            about = [(*encoder.encode_document(text.question), *end) for text in pieces.questions[part]]
             num_texts = -(-len(depths) // count)
             queries.append([about[number // num_texts] for number in range(len(depths))])
         return [
-            PassagePrompt(texts[0], 0, (), (), texts, asked)
-            for texts, asked in zip(zip(*documents, strict=True), zip(*queries, strict=True), strict=True)
+            PassagePrompt(texts[0], 0, (), (), texts, questions)
+            for texts, questions in zip(zip(*documents, strict=True), zip(*queries, strict=True), strict=True)
         ]
 
-    def asking(self, prompts: list[Prompt], number: int) -> list[Prompt]:
-        """Return the question about one of the documents, which comes first."""
-        asked: list[Prompt] = []
+    def select_question(self, prompts: list[Prompt], number: int) -> list[Prompt]:
+        """Return the question about one of the documents, with this document first."""
+        selected: list[Prompt] = []
         for prompt in prompts:
             assert isinstance(prompt, PassagePrompt)
             passages = (*prompt.passages[number:], *prompt.passages[:number])
-            asked.append(replace(prompt, ids=passages[0], passages=passages, queries=(prompt.queries[number],)))
-        return asked
+            selected.append(replace(prompt, ids=passages[0], passages=passages, queries=(prompt.queries[number],)))
+        return selected
 
 
-_LONGER = "A document that is longer than the model reads is read in chunks of that length, and "
+_LONGER = "Documents beyond the context length are read in chunks, and "
 TOPICS_IN_CHUNKS = tuple(
     Topics(
         name=f"topics-{variant}",
         same_questions_as=Topics.name,
         long_texts=long_texts,
-        description=f"The questions of topics. {_LONGER}{counts}.",
+        description=f"The questions of topics. {_LONGER}{scoring}.",
     )
-    for variant, long_texts, counts in (
-        ("averaged", "average", "the mean of their vectors is its one vector: the rival of a longer table"),
-        ("best-chunk", "best", "the most similar of their vectors counts"),
+    for variant, long_texts, scoring in (
+        ("averaged", "average", "the mean of the chunks' vectors is used: the alternative to a longer position table"),
+        ("best-chunk", "best", "the most similar chunk counts"),
     )
 )

@@ -1,4 +1,4 @@
-"""Every task by its name, in the order of help and model cards."""
+"""All tasks by name, in the order of help and model cards."""
 
 from collections.abc import Iterable
 
@@ -33,9 +33,9 @@ DEFAULTS: dict[str, tuple[str, ...]] = {
 }
 """The default tasks of each kind of model."""
 NAMES = tuple(dict.fromkeys(next((group for group in GROUPS if task in GROUPS[group]), task) for task in TASKS))
-"""Task names in help: groups instead of their tasks."""
+"""Task names in help texts, with groups instead of their tasks."""
 
 
-def expanded(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the tasks, with groups replaced by their tasks."""
+def expand_groups(names: Iterable[str]) -> tuple[str, ...]:
+    """Replace groups by their tasks."""
     return tuple(task for name in names for task in GROUPS.get(name, (name,)))

@@ -29,13 +29,13 @@ class RetrievalWork(Work):
     def _depths(self) -> tuple[float | None, ...]:
         return self.settings.depths if self.task.has_depths else (None,)
 
-    def run(self, loaded: LoadedModel, wanted: set[Key]) -> Iterator[Record]:
-        """Run the questions; one record per depth."""
+    def run(self, loaded: LoadedModel, keys: set[Key]) -> Iterator[Record]:
+        """Run the questions and yield one record per depth."""
         depths = self._depths
         numbers = [
             i
             for i, depth in enumerate(depths)
-            if any(Key(self.task.name, self.length, depth, sample) in wanted for sample in self.samples)
+            if any(Key(self.task.name, self.length, depth, sample) in keys for sample in self.samples)
         ]
         if not numbers:
             return
@@ -55,40 +55,41 @@ class RetrievalWork(Work):
 def make_questions(
     task: RetrievalTask, encoder: Encoder, length: int, samples: Sequence[int], settings: Settings
 ) -> list[list[Prompt]]:
-    """Make the prompts of each sample, one per depth, with the same texts for every model."""
+    """Make the prompts of each sample, one per depth; every model gets the same texts."""
     questions = []
-    task = task.fitting(encoder, length)
+    task = task.fit_to_length(encoder, length)
     for sample in samples:
-        pieces = _pieces(task, length, sample, settings)
-        rng = _random(settings, task, length, sample, "layout")
+        pieces = _draw_pieces(task, length, sample, settings)
+        rng = _make_rng(settings, task, length, sample, "layout")
         depths = settings.depths if task.has_depths else (rng.random(),)
         prompts = task.prompts(pieces, encoder, length, depths, rng)
-        questions.append(task.asking(prompts, sample % task.questions_per_text))
+        questions.append(task.select_question(prompts, sample % task.questions_per_text))
     return questions
 
 
-def _pieces(task: RetrievalTask, length: int, sample: int, settings: Settings) -> Pieces:
-    pieces = task.pieces(_random(settings, task, length, sample))
+def _draw_pieces(task: RetrievalTask, length: int, sample: int, settings: Settings) -> Pieces:
+    pieces = task.pieces(_make_rng(settings, task, length, sample))
     return pieces.with_question_first() if settings.repeat_question else pieces
 
 
 def num_questions(task: RetrievalTask, settings: Settings) -> int:
-    """Return the number of different questions per length; tasks with depths have each of them at every depth."""
+    """Return the number of different questions per length; tasks with depths have each question at every depth."""
     return settings.samples * (1 if task.has_depths else len(settings.depths))
 
 
 def check_fits(task: RetrievalTask, encoder: Encoder, lengths: Sequence[int], settings: Settings) -> None:
-    """Refuse a length that is too small for a question, before anything runs."""
+    """Raise if a length is too short for a question, before any model is loaded."""
     for length in lengths:
-        fitting = task.fitting(encoder, length)
-        sizes = [
-            task.size(_pieces(fitting, length, n, settings), encoder) for n in range(num_questions(task, settings))
-        ]
+        fitted = task.fit_to_length(encoder, length)
+        count = num_questions(task, settings)
+        sizes = [task.size(_draw_pieces(fitted, length, number, settings), encoder) for number in range(count)]
         if max(sizes) > length:
             error = too_short(length, max(sizes), f'The task "{task.name}"')
             raise CtxextError(error.message, hint=f"{error.hint} {task.advice}".rstrip())
 
 
-def _random(settings: Settings, task: RetrievalTask, length: int, sample: int, what: str = "question") -> random.Random:
+def _make_rng(
+    settings: Settings, task: RetrievalTask, length: int, sample: int, stream: str = "question"
+) -> random.Random:
     name = task.same_questions_as or task.name
-    return random.Random(f"{settings.seed} {name} {length} {sample // task.questions_per_text} {what}")
+    return random.Random(f"{settings.seed} {name} {length} {sample // task.questions_per_text} {stream}")

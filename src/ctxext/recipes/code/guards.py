@@ -1,7 +1,7 @@
-"""Guards by family: config.json of a checkpoint with code hides some values, so that no plain class can load it.
+"""Guards by family: config.json of a checkpoint with code hides some values, so that no unmodified class can load it.
 
 A guard is a key that every supported version of transformers reads and keeps when saving. With its replacement value,
-no plain class can build or run the model. Usually it is the activation, replaced by the sentinel. The rope type is
+no unmodified class can build or run the model. Usually it is the activation, replaced by the sentinel. The rope type is
 hidden too (`layout.py`), but transformers 5 loses half of that on saving, and ALiBi has none. `ctxext_code.hidden`
 keeps the true values.
 """
@@ -16,7 +16,7 @@ CODE_KEY = "ctxext_code"
 stay at another length, `hidden` the other hidden values, `steps` one entry for each method."""
 
 SENTINEL = "ctxext_needs_trust_remote_code"
-"""A rope type and activation that only a checkpoint's code knows: plain transformers refuses to load them."""
+"""A rope type and activation that only the checkpoint's code supports: unmodified transformers fails to load them."""
 
 _GELU_TANH = {"hidden_activation": (SENTINEL, "gelu_pytorch_tanh")}
 _GELU_NEW = {"activation_function": (SENTINEL, "gelu_new")}
@@ -31,7 +31,7 @@ GUARDS: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
     "bloom": {"attention_dropout": (-1, 0)},
     "dbrx": {"ffn_config.ffn_act_fn.name": (SENTINEL, "silu")},
     "falcon": {"activation": (SENTINEL, "gelu")},
-    "gpt_oss": {"num_experts_per_tok": (-1, 4)},  # Its activation is read by nothing; this stops its first forward.
+    "gpt_oss": {"num_experts_per_tok": (-1, 4)},  # Nothing reads its activation; this makes its first forward fail.
     "jetmoe": {"activation_function": (SENTINEL, "silu")},
     "lfm2": {"block_auto_adjust_ff_dim": (True, True), "block_ffn_dim_multiplier": (-1.0, 1.0)},  # It has none.
     "modernbert-decoder": {"hidden_activation": (SENTINEL, "gelu")},
@@ -45,7 +45,7 @@ GUARDS: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
     ),
     **dict.fromkeys(("gemma4_unified", "gemma4_unified_text", "recurrent_gemma", "vaultgemma"), _GELU_TANH),
     **dict.fromkeys(("gpt_neox", "gpt_neox_japanese", "roformer", "zamba2"), _GELU),
-    # transformers 5 alone has these, and it keeps the rope type wherever it saves.
+    # Only transformers 5 has these, and it always saves the rope type.
     **dict.fromkeys(("exaone", "lfm2_moe", "lfm3", "minimax_m3_vl_text"), _NOTHING),
 }
 """Replacement value and class default of each guarded key of config.json, by family."""
@@ -78,7 +78,7 @@ def show(text: dict[str, Any], block: Mapping[str, Any]) -> None:
         _swap(text, place, value)
     left = next((key for key, value in text.items() if isinstance(value, str) and value == SENTINEL), None)
     if left:
-        raise CtxextError(f'"config.json": "{CODE_KEY}" lacks "{left}", which is hidden beside it.')
+        raise CtxextError(f'"config.json": "{CODE_KEY}" lacks the hidden value of "{left}".')
 
 
 def _swap(text: dict[str, Any], place: str, value: Any) -> Any:

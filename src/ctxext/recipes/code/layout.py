@@ -25,7 +25,7 @@ from ctxext.recipes.encodings.rotary import (
     ModelConfig,
     Rotary,
     attention_scaling,
-    unsupported,
+    unsupported_reason,
     write_rotary,
 )
 
@@ -46,18 +46,18 @@ CONFIGURATION = "configuration_ctxext"
 """The portable file that reads a configuration with a hidden rope type, as named in `auto_map`."""
 
 _TOWER = "its language model is another family's; convert that family's own checkpoint"
-_WHOLE = "code for models that {} loads is untested; methods that change config.json alone apply"
+_WHOLE = "code for models that {} loads is untested; use a method that only changes config.json"
 _BOTH_SIDES = (
-    "its tokens attend to both sides, and methods with code are defined and tested for rows that see earlier tokens "
-    "only; methods that change config.json alone apply, such as yarn"
+    "its attention is bidirectional, and methods with code are for causal attention; use a method that only changes "
+    "config.json, such as yarn"
 )
-_INDEXER = "its indexer reads the same rotary embedding, which must stay the model's own"
+_INDEXER = "its indexer uses the same rotary embedding, which must stay unchanged"
 
 UNREACHED: Mapping[str, str] = {
-    "blt": "four models in one, each with a rotary embedding",
+    "blt": "it consists of four models, each with a rotary embedding",
     "fuyu": _TOWER,
     "got_ocr2": _TOWER,
-    "jetmoe": "its queries take turns at the KV heads, while the shipped code groups them",
+    "jetmoe": "its queries are assigned to KV heads in turn, but the code expects groups",
     "moss_transcribe_diarize": _TOWER,
     "qwen4_exp": _INDEXER,
     "qwen4_exp_text": _INDEXER,
@@ -65,7 +65,7 @@ UNREACHED: Mapping[str, str] = {
 """Families with a rotary embedding that the portable code cannot change, and the reasons."""
 
 _ORIGINAL = "original_max_position_embeddings"
-# Keys that are in `rope_scaling` with a hidden schedule, and one level up with a plain one.
+# Keys that are in `rope_scaling` with a hidden schedule, and one level up otherwise.
 _BESIDE_SCALING = frozenset({"rope_theta", "partial_rotary_factor"})
 # The keys that are hidden. Engines multiply lengths by a `factor`, so none may stay beside the sentinel.
 _SCHEDULE = STOCK_KEYS - _BESIDE_SCALING - {_ORIGINAL}
@@ -106,12 +106,14 @@ def family_classes(config: Mapping[str, Any]) -> Classes:
     model = models.get(model_type)
     family = FAMILIES.get(whole_type)
     if family is not None and family.loader != CAUSAL:
-        raise CtxextError(f'"{whole_type}" cannot carry code: {refusal(family)}.', hint="Try --method yarn.")
+        raise CtxextError(
+            f'"{whole_type}" does not support methods with code: {refusal(family)}.', hint="Try --method yarn."
+        )
     if causal_lm is None or not isinstance(model, str):
         raise CtxextError(f'The installed transformers has no causal language model of type "{model_type}".')
     classes = {"AutoModel": model, "AutoModelForCausalLM": causal_lm}
     # A model type without modeling code borrows the classes of another (internlm3 those of llama).
-    for name in (model_type, *(other for other, borrowed in causal_lms.items() if borrowed == causal_lm)):
+    for name in (model_type, *(name for name, borrowed in causal_lms.items() if borrowed == causal_lm)):
         module = model_type_to_module_name(name)
         if origin := _origin(modeling := f"transformers.models.{module}.modeling_{module}"):
             whole = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(whole_type)
@@ -135,7 +137,7 @@ def _origin(module: str) -> str | None:
 
 
 def refusal(family: Family) -> str:
-    """Return the reason why a family cannot carry code, for all methods; empty if it can."""
+    """Return the reason why a family does not support methods with code; empty if it does."""
     whole = {CAUSAL: "", MASKED: _BOTH_SIDES}.get(family.loader, _WHOLE.format(family.loader))
     return family.reason or UNREACHED.get(family.model_type, whole)
 
@@ -173,8 +175,8 @@ def with_length(model: ModelConfig, length: int) -> ModelConfig:
 def with_idle_window(model: ModelConfig, length: int) -> ModelConfig:
     """Return the configuration with an idle window raised to a longer context length in tokens.
 
-    An idle window has had no effect so far: its layers see the whole context of the source, which a method with code
-    extends. Left unchanged, the window would hide the distant tokens that the method maps.
+    An idle window has no effect in the source, because it covers the whole context. In the longer context it would hide
+    the distant tokens that the method maps.
     """
     config, family = model.config, model.family
     if not idle_window(config, family, length) or layer_types(config, family) == layer_types(config, family, length):
@@ -185,7 +187,7 @@ def with_idle_window(model: ModelConfig, length: int) -> ModelConfig:
 
 
 def depends_on_prompt(config: Mapping[str, Any]) -> bool:
-    """Return whether some method depends on the prompt, so that no other prompt may use its cache."""
+    """Return whether some method depends on the prompt, so that a cache is valid for one prompt only."""
     return any(step.get("per_prompt") for step in guards.code_of(config).get("steps", ()))
 
 
@@ -193,16 +195,16 @@ def _with_hidden_schedule(model: ModelConfig) -> Config:
     """Return a copy of the configuration with the stub's classes, an empty list of steps, and the sentinel."""
     family, rotary = model.family, model.rotary
     classes = family_classes(model.config)
-    # A schedule that no method writes for this family is kept as in the source.
-    kept = dict(rotary.parameters) if unsupported(family, rotary.rope_type) else {}
-    plain = rotary.with_parameters({"rope_type": "default"}) if kept else rotary
+    # Keep a schedule of the source that no method writes for this family.
+    source_schedule = dict(rotary.parameters) if unsupported_reason(family, rotary.rope_type) else {}
+    plain = rotary.with_parameters({"rope_type": "default"}) if source_schedule else rotary
     edited = write_rotary(model.config, family, plain)
     text = _text(edited, family)
     schedules, is_shown = text["rope_parameters"], family.model_type in guards.SHOWN
     names = [name for name in family.full_types if isinstance(schedules.get(name), Mapping)]
     full = schedules[names[0]] if names else schedules
-    own = {key: value for key, value in full.items() if key in _SCHEDULE or key == _ORIGINAL}
-    block: dict[str, Any] = {"rope": {**own, **kept}, **({"shown": True} if is_shown else {})}
+    schedule = {key: value for key, value in full.items() if key in _SCHEDULE or key == _ORIGINAL}
+    block: dict[str, Any] = {"rope": {**schedule, **source_schedule}, **({"shown": True} if is_shown else {})}
     if not is_shown or family.nested_rope:
         # The full-attention layers have the sentinel as their rope type, in the v4 and v5 formats.
         hidden = {"rope_type": SENTINEL, **{key: value for key, value in full.items() if key not in _SCHEDULE}}
@@ -300,7 +302,7 @@ def render_stub(classes: Classes, methods: Sequence[tuple[str, str, str]], files
         f'        """{name} with {titles}."""\n\n    {PREFIX}{name}.register_for_auto_class("{auto}")\n'
         for auto, name in classes.heads.items()
     )
-    return f'''"""{classes.by_auto_class["AutoModelForCausalLM"]} with {titles}; each method is in a file of its own."""
+    return f'''"""{classes.by_auto_class["AutoModelForCausalLM"]} with {titles}; each method has its own file."""
 
 {imports}
 modeling = family(__name__, "{classes.modeling}", [{listed}])

@@ -11,20 +11,18 @@ from ctxext.recipes.base import Method
 from ctxext.recipes.code import layout as code_layout
 from ctxext.recipes.encodings.rotary import Config, ModelConfig
 
-_ALL_SLIDING = "every layer with a rotary embedding sees a window only, and those stay as they are"
+_ALL_SLIDING = "every layer with a rotary embedding has a sliding window, and these layers are not changed"
 
 _LATENT = "latent attention: its attention is computed from compressed keys, where positions cannot be moved"
 _AFTER_ROTATION = "it changes queries and keys after it has rotated them, by more than a factor"
 _UNREACHED_ATTENTION: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("falcon", "gpt_neox_japanese"), "its attention does not go through transformers' attention interface"
-    ),
+    **dict.fromkeys(("falcon", "gpt_neox_japanese"), "its attention does not use transformers' attention interface"),
     **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), _AFTER_ROTATION),
 }
-"""Families with attention that cannot be changed, and the reasons."""
+"""Families with an attention that cannot be replaced, and the reasons."""
 
 PORTABLE: Traversable = resources.files("ctxext.portable")
-"""The folder of the checkpoints' modeling code."""
+"""Folder of the modeling code for checkpoints."""
 
 
 class CodeMethod(Method):
@@ -35,16 +33,16 @@ class CodeMethod(Method):
     code_class: ClassVar[str]
     """The name of the class, a `Method` of `portable/method.py` with the same `name` as this one."""
     learned_tensors: ClassVar[tuple[str, ...]] = ()
-    """Name endings of the method's weights, which are trained fully."""
+    """Name suffixes of the method's weights, which are fully trained."""
 
     @property
     def depends_on_prompt(self) -> bool:
-        """Whether it depends on the prompt, so that a cache belongs to one prompt."""
+        """Whether the result depends on the prompt, so that a cache is valid for one prompt only."""
         return False
 
     @property
     def is_trainable(self) -> bool:
-        """Whether a checkpoint may be fine-tuned: not if each sequence is read differently."""
+        """Whether a checkpoint can be fine-tuned; not if the method depends on the prompt."""
         return not self.depends_on_prompt
 
     def settings(self, model: ModelConfig) -> dict[str, Any]:
@@ -58,7 +56,7 @@ class CodeMethod(Method):
     def refusal(cls, config: Config, family: Family) -> str:
         """Return the reason why the method cannot apply; empty if it can.
 
-        The family must be able to carry the code.
+        The family must support modeling code.
         """
         if cls.kind == "attention" and family.shared_rotary_key:
             return _LATENT
@@ -71,15 +69,15 @@ class CodeMethod(Method):
     def edit(self, model: ModelConfig) -> ModelConfig:
         """Return the configuration after this step.
 
-        It has the layout of a checkpoint with code (`layout.py`), including this step's settings.
+        It has the layout of a checkpoint with code (`layout.py`) and this step's settings.
         """
         if reason := self.refusal(model.config, model.family):
             raise CtxextError(
-                f'"{model.family.model_type}" cannot carry {self.name}: {reason}.', hint="Choose another method."
+                f'"{model.family.model_type}" does not support {self.name}: {reason}.', hint="Choose another method."
             )
         settings = {**self.settings(model), **({"per_prompt": True} if self.depends_on_prompt else {})}
         edited = code_layout.with_step(model, self.name, settings)
-        reach = self.reach(model.encoding)
-        if reach == model.encoding.context_length:
+        length = self.length_after(model.encoding)
+        if length == model.encoding.context_length:
             return edited
-        return code_layout.with_length(code_layout.with_idle_window(edited, reach), reach)
+        return code_layout.with_length(code_layout.with_idle_window(edited, length), length)

@@ -34,28 +34,28 @@ _PLACE = re.compile(r"(\w+)\.\w+")
 
 
 @contextlib.contextmanager
-def making_sense() -> Iterator[None]:
-    """Raise a CtxextError instead of the errors that a configuration broken by hand causes."""
+def explain_broken_config() -> Iterator[None]:
+    """Raise a CtxextError instead of the errors that an invalid configuration causes."""
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CtxextError(f'"config.json" makes no sense: {type(error).__name__} {error}') from error
+        raise CtxextError(f'"config.json" is invalid: {type(error).__name__} {error}') from error
 
 
 def own_code(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the names and SHA-256 digests of the code that this version writes for a configuration's recipe."""
-    noted = provenance(config).get("recipe")
-    if noted is None:
+    recipe = provenance(config).get("recipe")
+    if recipe is None:
         return {}
-    with making_sense():
-        files = recipe_from_dict(noted, "config.json").code_files(dict(config))
+    with explain_broken_config():
+        files = recipe_from_dict(recipe, "config.json").code_files(dict(config))
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items()}
 
 
 def runs_only_own_code(checkpoint: Checkpoint) -> bool:
-    """Return whether the checkpoint carries code, and all code of its model and tokenizer is ctxext's.
+    """Return whether the checkpoint contains code, and all code of its model and tokenizer is ctxext's.
 
-    Other files that transformers would run are left out of the folder that is loaded (`staging.py`).
+    Other files that transformers would run are omitted from the folder to load (`staging.py`).
     """
     return bool(own_code_content(checkpoint))
 
@@ -112,8 +112,8 @@ def check_pinned(checkpoint: Checkpoint, revision: str | None) -> None:
     """Check that untrusted code from the Hub runs only at a pinned commit."""
     if checkpoint.revision and not _COMMIT.fullmatch(revision or ""):
         raise CtxextError(
-            "--trust-remote-code runs code from the Hub only at a pinned revision.",
-            hint=f"Read that code, then add --revision {checkpoint.revision}",
+            "--trust-remote-code requires a pinned revision for code from the Hub.",
+            hint=f"Review that code, then add --revision {checkpoint.revision}",
         )
 
 

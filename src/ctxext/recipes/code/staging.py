@@ -2,7 +2,7 @@
 
 With trust, transformers runs more of a folder than its modeling code (`custom_generate/generate.py`, code of tokenizers
 and processors), 4.57 some of it even without trust, and a configuration can name things to fetch from the Hub (kernels
-for attention, other people's modules) or to read from anywhere (an adapter, a vocabulary elsewhere). So every command
+for attention, modules of other repositories) or to read from anywhere (an adapter, a vocabulary). So every command
 loads from a folder with an identical copy of our verified code, config.json and the tokenizer's files without such
 names, and links to the weights. docs/security.md lists these entrances of transformers.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.loading import sealed, without_hub
+from ctxext.checkpoint.loading import forbid_downloads, without_hub
 from ctxext.checkpoint.opening import LOADABLE, Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.content import as_json
@@ -42,8 +42,8 @@ class Staged:
 
     Attributes:
         folder: The folder to load from.
-        trust: Whether the model is loaded with its code: ours, or other code that the user allowed.
-        trust_tokenizer: Whether the tokenizer is loaded with its code; our checkpoints have none.
+        trust: Whether the model is loaded with its code: ctxext's, or other code that the user trusts.
+        trust_tokenizer: Whether the tokenizer is loaded with its code; checkpoints of ctxext have none.
     """
 
     folder: Path
@@ -52,13 +52,13 @@ class Staged:
 
 
 @contextmanager
-def staged(checkpoint: Checkpoint, *, foreign: bool = False, kernels: bool = False) -> Iterator[Staged]:
+def stage_checkpoint(checkpoint: Checkpoint, *, foreign: bool = False, kernels: bool = False) -> Iterator[Staged]:
     """Stage a checkpoint in a temporary folder; in the context nothing is fetched and no other code runs.
 
     Args:
         checkpoint: The checkpoint to load.
-        foreign: Whether the user allowed all of its code. It is then loaded directly from its own folder.
-        kernels: Whether the user named a kernel of the Hub, which may be fetched.
+        foreign: Whether the user trusts all of its code. It is then loaded directly from its folder.
+        kernels: Whether the user selected a kernel of the Hub, which may be fetched.
     """
     if foreign:
         yield Staged(checkpoint.folder, trust=True, trust_tokenizer=True)
@@ -69,7 +69,7 @@ def staged(checkpoint: Checkpoint, *, foreign: bool = False, kernels: bool = Fal
         folder = Path(place) / (checkpoint.folder.resolve().name or "checkpoint")
         try:
             write_stage(folder, checkpoint, checkpoint.config, code)
-            with sealed(kernels=kernels):
+            with forbid_downloads(kernels=kernels):
                 yield Staged(folder, trust=bool(code))
         except CtxextError as error:  # Name the checkpoint, not the temporary folder.
             message = error.message.replace(str(folder), str(checkpoint.folder))

@@ -1,6 +1,6 @@
-"""Base of the position encodings: read from config.json, written back, and restored.
+"""Base of the position encodings, which are read from config.json, changed, written and restored.
 
-A family names its encoding (`Family.positions`), and a method names the encoding that it changes (`Method.encoding`).
+A family specifies its encoding (`Family.positions`), and a method the encoding that it changes (`Method.encoding`).
 Each encoding has a file: `rotary.py`, `learned.py`, `biases.py`.
 """
 
@@ -31,8 +31,8 @@ class Encoding:
     """Position encoding of a model.
 
     Attributes:
-        trained_length: The original context length: that of the training, in tokens.
-        context_length: The present context length, in tokens.
+        trained_length: The original context length, used in training, in tokens.
+        context_length: The current context length, in tokens.
     """
 
     trained_length: int
@@ -40,7 +40,7 @@ class Encoding:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether the original context length is extended already."""
+        """Whether the context is already extended."""
         return self.context_length > self.trained_length
 
     @property
@@ -50,12 +50,12 @@ class Encoding:
 
     @property
     def declared_length(self) -> int | None:
-        """The length that config.json claims without anything that extends the model to it; None otherwise."""
+        """The length in config.json if nothing extends the model to it; None otherwise."""
         return None
 
     @property
     def lacks_original(self) -> bool:
-        """Whether it is extended from an unknown length."""
+        """Whether it is extended from an unknown original length."""
         return False
 
     @property
@@ -65,7 +65,7 @@ class Encoding:
 
     @property
     def usable_length(self) -> int:
-        """The context length that it is meant for, in tokens."""
+        """The context length that it supports, in tokens."""
         return self.context_length
 
     @property
@@ -80,7 +80,7 @@ class Encoding:
 
     @property
     def learned_tensors(self) -> tuple[str, ...]:
-        """Name endings of the weights of this encoding, which fine-tuning trains too."""
+        """Name suffixes of the weights of this encoding, which fine-tuning trains too."""
         return ()
 
     @property
@@ -92,14 +92,14 @@ class Encoding:
         """Return a one-line description of the encoding."""
         raise NotImplementedError
 
-    def noted(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """Return the record of the source's encoding for a converted checkpoint.
 
-        The record allows the recipe to be undone.
+        It is needed to undo the recipe.
         """
         return {"trained_length": self.trained_length, "source_length": self.context_length}
 
-    def plain(self, noted: Mapping[str, Any]) -> Self:
+    def restore_source(self, record: Mapping[str, Any]) -> Self:
         """Return the encoding before the recipe that a configuration records."""
         return dataclasses.replace(self, context_length=self.trained_length)
 
@@ -107,12 +107,12 @@ class Encoding:
         """Return the encoding at another context length in tokens."""
         return dataclasses.replace(self, context_length=length)
 
-    def written(self, config: Config, family: Family) -> Config:
+    def write_to(self, config: Config, family: Family) -> Config:
         """Return a copy of a configuration with this encoding."""
-        return self.with_length_written(config, family)
+        return self.write_length_to(config, family)
 
-    def with_length_written(self, config: Config, family: Family) -> Config:
-        """Return a copy of a configuration with this context length; all else stays."""
+    def write_length_to(self, config: Config, family: Family) -> Config:
+        """Return a copy of a configuration with this context length and no other change."""
         edited = copy.deepcopy(config)
         nested = edited.get(family.text_config) if family.text_config else None
         self.state_length(nested if isinstance(nested, dict) else edited, family)
@@ -134,6 +134,6 @@ class Encoding:
 
 
 def provenance(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of ctxext in a configuration that it wrote; empty for others."""
-    noted = config.get("ctxext")
-    return noted if isinstance(noted, dict) else {}
+    """Return the record that ctxext stored in a configuration; empty if there is none."""
+    record = config.get("ctxext")
+    return record if isinstance(record, dict) else {}

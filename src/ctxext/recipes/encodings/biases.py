@@ -20,7 +20,7 @@ class Alibi(Encoding):
     Attributes:
         num_heads: The number of slopes.
         bias_max: alibi_bias_max of MPT's config.json, for slopes of 2^(−bias_max·h/H), which transformers ignores.
-        stops: Whether transformers stops at the context length, as it computes biases up to there only (MPT).
+        stops: Whether transformers cannot exceed the context length, as it computes no biases beyond it (MPT).
     """
 
     num_heads: int
@@ -29,26 +29,26 @@ class Alibi(Encoding):
 
     @property
     def carrier(self) -> str:
-        """ALiBi; steps with code are shown separately."""
+        """ALiBi; methods with code are listed separately."""
         return "alibi"
 
     def describe(self) -> str:
         """Return a one-line description of the encoding.
 
-        No position is out of range, but transformers may stop at the context length.
+        No position is out of range, but transformers may not support longer inputs.
         """
-        end = ", though transformers stops there" if self.stops else ""
+        end = ", though transformers supports no longer input" if self.stops else ""
         return (
-            f"ALiBi: {self.num_heads} slopes, by which scores fall with the distance; no position past "
+            f"ALiBi: {self.num_heads} slopes, by which scores fall with the distance; no position beyond "
             f"{self.context_length} is out of range{end}, but far tokens fade"
         )
 
-    def plain(self, noted: Mapping[str, Any]) -> Self:
+    def restore_source(self, record: Mapping[str, Any]) -> Self:
         """Return the encoding before the recipe that a configuration records.
 
         It has the source's length.
         """
-        return self.at_length(int(noted.get("source_length") or self.trained_length))
+        return self.at_length(int(record.get("source_length") or self.trained_length))
 
     def cautions(self, config: Config, family: Family, *, is_changed: bool) -> tuple[str, ...]:
         """Return the warnings for users of a model with this encoding.
@@ -58,8 +58,8 @@ class Alibi(Encoding):
         if self.bias_max == _USUAL_BIAS_MAX:
             return ()
         return (
-            f'config.json says alibi_bias_max "{self.bias_max:g}", which transformers ignores: it uses the '
-            f"slopes of {_USUAL_BIAS_MAX}, and these are changed.",
+            f'config.json contains alibi_bias_max "{self.bias_max:g}", which transformers ignores: it uses the '
+            f"slopes of {_USUAL_BIAS_MAX}, which the method changes.",
         )
 
 
@@ -78,7 +78,7 @@ class Buckets(Encoding):
     """Learned biases, one for each bucket of distances and each head.
 
     Attributes:
-        distance: The distance from which on all share the last bucket, in tokens.
+        distance: The distance in tokens from which all share the last bucket.
         num_buckets: The number of buckets; an encoder has half of them for each side.
     """
 
@@ -96,30 +96,30 @@ class Buckets(Encoding):
         No distance is out of range.
         """
         return (
-            f"buckets of relative biases, as in T5: distances of {self.distance} tokens and more share the last of "
-            f"{self.num_buckets}, so any length runs and no distance is out of range"
+            f"buckets of relative biases, as in T5: distances of {self.distance} or more tokens share the last of "
+            f"{self.num_buckets} buckets, so no distance is out of range"
         )
 
-    def noted(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """Return the record of the source's encoding for a converted checkpoint.
 
         It contains the lengths and the distance.
         """
-        return {**super().noted(), "source_distance": self.distance}
+        return {**super().to_record(), "source_distance": self.distance}
 
-    def plain(self, noted: Mapping[str, Any]) -> Self:
+    def restore_source(self, record: Mapping[str, Any]) -> Self:
         """Return the encoding before the recipe that a configuration records.
 
         It has the source's length and distance.
         """
-        length, distance = noted.get("source_length"), noted.get("source_distance")
+        length, distance = record.get("source_length"), record.get("source_distance")
         plain = self.at_length(int(length or self.trained_length))
         return dataclasses.replace(plain, distance=int(distance or self.distance))
 
     def state_length(self, text: Config, family: Family) -> None:
         """Write this context length into the language model's part of a configuration.
 
-        No class reads the length. The distance, which they read, is written too.
+        transformers does not use the length. It uses the distance, which is written too.
         """
         super().state_length(text, family)
         text[_DISTANCE] = self.distance

@@ -1,4 +1,4 @@
-"""Layout of a schedule in config.json, in the v4 and v5 formats of transformers, as a family's code accepts it."""
+"""Layout of a schedule in config.json, in the v4 and v5 formats of transformers that a family's code accepts."""
 
 import copy
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
 """Required parameters in transformers, by rope type."""
 
 KEPT = ("mrope_section", "mrope_interleaved", "llama_4_scaling_beta")
-"""Keys next to a schedule that stay when it is replaced."""
+"""Keys of a schedule that remain when it is replaced."""
 STOCK_KEYS = frozenset(
     {"rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"}
     | {"attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow", "truncate"}
@@ -27,10 +27,10 @@ STOCK_KEYS = frozenset(
 )
 """Keys of transformers' rope types that any family or some engine reads."""
 _WITHOUT_EFFECT = ("finetuned",)
-"""Keys of published schedules without any effect: the YaRN models of NousResearch have one."""
+"""Keys of published schedules without any effect, as in the YaRN models of NousResearch."""
 _OF_FAMILY: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe"), frozenset({"alpha"})),
-    # Nothing reads it, and the classes accept it.
+    # The classes accept it and do not use it.
     **dict.fromkeys(("ministral3", "mistral4"), frozenset({"max_position_embeddings"})),
 }
 """Further keys by family, besides `Family.required_keys`."""
@@ -53,7 +53,7 @@ def check_numbers(parameters: Mapping[str, Any]) -> None:
 
 
 def rope_scaling(family: Family, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schedule as transformers 4 reads it; some of its classes accept certain keys only (Phi-3)."""
+    """Return the schedule in the v4 format; some classes accept certain keys only (Phi-3)."""
     keys = family.rope_scaling_keys.get(parameters["rope_type"])
     if keys is None:
         return dict(parameters)
@@ -62,7 +62,7 @@ def rope_scaling(family: Family, parameters: Mapping[str, Any]) -> dict[str, Any
 
 
 def nested_by_type(config: Config, family: Family, full: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schedule by layer type; sliding layers keep theirs (docs/traps.md, trap 9)."""
+    """Return the schedule by layer type; that of sliding layers is unchanged (docs/traps.md, trap 9)."""
     source = text_config(config, family).get("rope_parameters") or {}
     nested = {key: copy.deepcopy(value) for key, value in source.items() if isinstance(value, dict)}
     local = {"rope_type": "default", "rope_theta": read(config, family, "local_rope_theta")}
@@ -74,7 +74,7 @@ def nested_by_type(config: Config, family: Family, full: Mapping[str, Any]) -> d
 
 
 def write_explicit(config: Config, edited: Config, text: Config, family: Family) -> None:
-    """Write values that some readers would otherwise guess: head size, base of sliding layers, dtype."""
+    """Write values that some programs would otherwise guess: head size, base of sliding layers, dtype."""
     head_dim = read(config, family, "head_dim")
     if head_dim and family.explicit_head_dim and not family.shared_rotary_key and text.get("head_dim") is None:
         text["head_dim"] = int(head_dim)
@@ -100,11 +100,11 @@ def native_type(family: Family, rope_type: str) -> str:
     return family.plain_type if is_plain else rope_type
 
 
-def unsupported(family: Family, rope_type: str) -> str:
+def unsupported_reason(family: Family, rope_type: str) -> str:
     """Return the reason why a family does not support a rope type; empty if it does."""
     if reason := family.reason or family.fixed:
         return reason
     if rope_type == "default" or native_type(family, rope_type) in family.rope_types:
         return ""
-    able = ", ".join(family.rope_types) or "none"
-    return f'its code does not carry the rope type "{rope_type}" (it takes: {able})'
+    supported = ", ".join(family.rope_types) or "none"
+    return f'its code does not support the rope type "{rope_type}" (supported: {supported})'

@@ -17,14 +17,14 @@ def inverse_frequencies(rotary: Rotary, length: int | None = None) -> list[float
     """
     rule = _RULES.get(rotary.rope_type)
     if rule is None:
-        raise CtxextError(f'The inverse frequencies of rope type "{rotary.rope_type}" are not known.')
+        raise CtxextError(f'The inverse frequencies of rope type "{rotary.rope_type}" are unknown.')
     plain = [rotary.theta ** (-2 * i / rotary.span) for i in range(rotary.dim // 2)]
     try:
         return rule(rotary, rotary.parameters, plain, length or rotary.trained_length)
     except KeyError as error:
         raise CtxextError(f'The schedule "{rotary.rope_type}" lacks "{error.args[0]}".') from error
     except (TypeError, ValueError, ArithmeticError) as error:
-        raise CtxextError(f'The schedule "{rotary.rope_type}" makes no sense: {error}.') from error
+        raise CtxextError(f'The schedule "{rotary.rope_type}" is invalid: {error}.') from error
 
 
 def is_neutral(rotary: Rotary) -> bool:
@@ -32,7 +32,9 @@ def is_neutral(rotary: Rotary) -> bool:
     plain = inverse_frequencies(rotary.with_parameters({"rope_type": "default"}))
     both = (inverse_frequencies(rotary, length) for length in (rotary.trained_length, 2 * rotary.trained_length))
     return attention_scaling(rotary) == 1 and all(
-        math.isclose(one, other, rel_tol=1e-12) for found in both for one, other in zip(found, plain, strict=True)
+        math.isclose(new, old, rel_tol=1e-12)
+        for frequencies in both
+        for new, old in zip(frequencies, plain, strict=True)
     )
 
 
@@ -56,7 +58,7 @@ def _dynamic(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], len
 def _yarn(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], length: int) -> list[float]:
     """Apply section 3.2, with bounds rounded outwards and clamped at 0 and d - 1 as in transformers.
 
-    See docs/traps.md, trap 6. With `truncate` false (gpt-oss) they are not rounded. The d of the ramp is that of the
+    See docs/traps.md, trap 6. With `truncate` false (gpt-oss) they are not rounded. The ramp has the d of the
     exponents.
     """
     span, trained = rotary.span, rotary.schedule_length
@@ -71,19 +73,19 @@ def _yarn(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], length
         first, last = math.floor(first), math.ceil(last)
     low, high = max(first, 0), min(last, span - 1)
     width = (high - low) or 0.001
-    kept = [1 - min(max((i - low) / width, 0.0), 1.0) for i in range(rotary.dim // 2)]
-    return [theta * keep + theta / factor * (1 - keep) for theta, keep in zip(plain, kept, strict=True)]
+    shares = [1 - min(max((i - low) / width, 0.0), 1.0) for i in range(rotary.dim // 2)]
+    return [theta * share + theta / factor * (1 - share) for theta, share in zip(plain, shares, strict=True)]
 
 
 def _llama3(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], length: int) -> list[float]:
     low, high, factor = numbers["low_freq_factor"], numbers["high_freq_factor"], numbers["factor"]
 
-    def scaled(theta: float) -> float:
+    def scale(theta: float) -> float:
         rotations = rotary.schedule_length * theta / (2 * math.pi)
-        keep = min(max((rotations - low) / (high - low), 0.0), 1.0)
-        return float(theta * keep + theta / factor * (1 - keep))
+        share = min(max((rotations - low) / (high - low), 0.0), 1.0)
+        return float(theta * share + theta / factor * (1 - share))
 
-    return [scaled(theta) for theta in plain]
+    return [scale(theta) for theta in plain]
 
 
 def _longrope(rotary: Rotary, numbers: Mapping[str, Any], plain: list[float], length: int) -> list[float]:

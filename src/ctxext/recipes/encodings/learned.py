@@ -1,6 +1,6 @@
 """Position tables: the tensors and the keys of config.json by family.
 
-Most tables are learned. Computed ones hold sinusoids, which a longer table continues; some families keep them in the
+Most tables are learned. Others contain sinusoids, which a longer table continues; some families store them in the
 weights.
 """
 
@@ -21,9 +21,9 @@ class Layout:
     """A family's position table.
 
     Attributes:
-        tensors: The endings of the tensors' names; the prefix differs between classes.
-        length_keys: The keys of config.json with the length; the first is required, others follow it.
-        special: The number of rows before that of position 0; "padding" for those up to the padding token's.
+        tensors: The suffixes of the tensors' names; the prefix differs between classes.
+        length_keys: The keys of config.json with the length; the first is required.
+        special: The number of rows before position 0; "padding" for the rows up to the padding token.
         counts_special: Whether the keys include these rows.
     """
 
@@ -33,7 +33,7 @@ class Layout:
     counts_special: bool = False
 
     def num_special(self, text: Mapping[str, Any]) -> int:
-        """Return the number of rows before that of position 0."""
+        """Return the number of rows before position 0."""
         if self.special != PADDING:
             return int(self.special)
         padding = text.get("pad_token_id", 1)
@@ -43,7 +43,7 @@ class Layout:
 
 
 BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
-"""Buffers in the weights of older checkpoints: 0, 1, 2 ... and zeros, one for every row of the table."""
+"""Buffers in the weights of older checkpoints: 0, 1, 2 ... and zeros, one per row of the table."""
 
 _ENCODER = ("embeddings.position_embeddings.weight",)
 _TOWERS = ("encoder.embed_positions.weight", "decoder.embed_positions.weight")
@@ -87,8 +87,8 @@ class LearnedTable(Encoding):
 
     Attributes:
         layout: Its place in the weights and in config.json.
-        num_special: The number of rows before that of position 0.
-        is_lengthened: Whether rows beyond the original context length were added to it; otherwise they came with it.
+        num_special: The number of rows before position 0.
+        is_lengthened: Whether ctxext added the rows beyond the original context length.
     """
 
     layout: Layout
@@ -97,18 +97,18 @@ class LearnedTable(Encoding):
 
     @property
     def is_scaled(self) -> bool:
-        """Whether rows were added; a table may come with more rows than the training used."""
+        """Whether rows were added; a source table may have more rows than were trained."""
         return self.is_lengthened and super().is_scaled
 
     @property
     def num_unused(self) -> int:
-        """The number of untrained rows at the end that came with the table."""
+        """The number of untrained rows at the end of the source table."""
         return 0 if self.is_lengthened else max(self.context_length - self.trained_length, 0)
 
     def at_length(self, length: int) -> Self:
         """Return the encoding at another context length in tokens.
 
-        The table then counts as lengthened: it has rows that are not the source's.
+        The table then counts as lengthened.
         """
         return dataclasses.replace(super().at_length(length), is_lengthened=True)
 
@@ -124,23 +124,23 @@ class LearnedTable(Encoding):
 
     @property
     def first_index(self) -> int:
-        """The number of special rows if the keys count them; otherwise the model adds them itself."""
+        """The number of special rows if the keys count them; otherwise the model adds them."""
         return self.num_special * self.layout.counts_special
 
     def describe(self) -> str:
         """Return a one-line description of the encoding.
 
-        Contains the number of rows, and how many of them are special.
+        Contains the numbers of rows and of special rows.
         """
         special = f" after {self.num_special} for others" if self.num_special else ""
-        end = f"of which {self.trained_length} were trained" if self.num_unused else "which ends where training ended"
+        end = f"{self.trained_length} of them trained" if self.num_unused else "all of them trained"
         rows = f"a table with one row for each of {self.context_length} positions{special}"
         return f"learned position embeddings: {rows}, {end}"
 
     def state_length(self, text: Config, family: Family) -> None:
         """Write this context length into the language model's part of a configuration.
 
-        The first key of the layout is always written, the others if they are present.
+        The first key of the layout is always written, the others only if present.
         """
         length = self.context_length + self.num_special * self.layout.counts_special
         for number, key in enumerate(self.layout.length_keys):
@@ -158,8 +158,8 @@ class DistanceTable(LearnedTable):
         Contains the largest distance that it distinguishes.
         """
         return (
-            f"learned embeddings of distances, clipped at {self.context_length - 1}: farther tokens all look "
-            "equally far, and more rows would have to be trained"
+            f"learned embeddings of distances, clipped at {self.context_length - 1}: all farther tokens get the "
+            "same embedding, and more rows would have to be trained"
         )
 
 
@@ -169,7 +169,7 @@ class ComputedTable(LearnedTable):
 
     @property
     def is_scaled(self) -> bool:
-        """Whether it is longer than the original context length: none of its rows is trained."""
+        """Whether it is longer than the original context length; its rows are not trained."""
         return self.context_length > self.trained_length
 
     @property
@@ -202,12 +202,12 @@ def read_computed(config: Config, family: Family, original_length: int | None = 
 
 
 def _read(
-    config: Config, family: Family, layouts: Mapping[str, Layout], given: int | None
+    config: Config, family: Family, layouts: Mapping[str, Layout], original_length: int | None
 ) -> tuple[int, int, Layout, int, bool]:
     layout = layouts.get(family.model_type)
     if layout is None:
         raise CtxextError(
-            f'"{family.model_type}" has {POSITIONS[family.positions]}; the location of its table is not known.',
+            f'"{family.model_type}" has {POSITIONS[family.positions]}; the location of its table is unknown.',
             hint=f"Supported: {', '.join(layouts)}.",
         )
     text = text_config(config, family)
@@ -220,8 +220,8 @@ def _read(
             hint="Add the number of positions the model was trained on to config.json.",
         )
     positions = length - special * layout.counts_special
-    noted = provenance(config).get("trained_length")
-    return int(given or noted or positions), positions, layout, special, bool(noted)
+    recorded = provenance(config).get("trained_length")
+    return int(original_length or recorded or positions), positions, layout, special, bool(recorded)
 
 
 def tensors_named(names: Sequence[str], ending: str) -> list[str]:

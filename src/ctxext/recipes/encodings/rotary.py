@@ -1,7 +1,7 @@
 """The rotary encoding of a checkpoint: read from config.json in the v4 or v5 format, written in both.
 
-transformers 5 keeps everything in `rope_parameters`; transformers 4 reads `rope_theta` and `rope_scaling`. The other
-version silently misreads a file with only one of them (docs/traps.md, trap 1), so both are always written.
+transformers 5 reads `rope_parameters`; transformers 4 reads `rope_theta` and `rope_scaling`. Each version silently
+misreads a file that contains only the other format (docs/traps.md, trap 1), so both are always written.
 """
 
 import copy
@@ -42,7 +42,7 @@ from ctxext.recipes.encodings.dialects import (
     write_length,
 )
 from ctxext.recipes.encodings.dialects import native_type as native_type
-from ctxext.recipes.encodings.dialects import unsupported as unsupported
+from ctxext.recipes.encodings.dialects import unsupported_reason as unsupported_reason
 from ctxext.recipes.encodings.learned import COMPUTED, LAYOUTS, read_computed, read_learned
 
 _ORIGINAL = "original_max_position_embeddings"
@@ -50,7 +50,7 @@ _FROM_ORIGINAL = ("llama3", "longrope", "yarn")
 """Rope types that require the original length, which some files store one level up (Phi-3)."""
 _LENGTH_KEYS_4X = ("longrope",)
 _COPIES = frozenset({"rope_theta", "theta"})
-"""Other keys of the base, which must stay equal to it: transformers 4.57 prefers `theta` in LFM2."""
+"""Other keys of the base, which must be equal to it: transformers 4.57 prefers `theta` in LFM2."""
 _SECTIONS = "mrope"
 """Older rope type of a plain schedule with sections of positions (Qwen2-VL); classes read "default"."""
 
@@ -63,10 +63,10 @@ class Rotary(Encoding):
         theta: The base b of the inverse frequencies b^(-2i/d).
         dim: The number of rotated dimensions of a head.
         span: The d of the exponent: `dim`, or the size of the whole head in families with proportional frequencies.
-        trained_length: The original context length: that of the training before any schedule, in tokens.
-        context_length: The present context length, in tokens: that of config.json if a schedule or a raised base
+        trained_length: The original context length, used in training before any schedule, in tokens.
+        context_length: The current context length, in tokens: that of config.json if a schedule or a raised base
             extends the model, otherwise the original length.
-        parameters: The schedule as transformers writes it, with `rope_type` and without theta.
+        parameters: The schedule in the format of transformers, with `rope_type` and without theta.
         declared_length: The length in config.json if nothing extends the model to it, in tokens; None otherwise.
         length_origin: The source of the original context length, human-readable.
         theta_origin: The computation of the base, human-readable; empty if config.json has it.
@@ -87,18 +87,18 @@ class Rotary(Encoding):
 
     @property
     def is_scaled(self) -> bool:
-        """Whether a schedule extends the original context length already."""
+        """Whether the context is already extended."""
         return self.rope_type != "default" or self.context_length > self.trained_length
 
     @property
     def usable_length(self) -> int:
-        """The context length that it is meant for, in tokens; `dynamic` keeps the original maximum in config.json."""
+        """The context length that it supports, in tokens; with `dynamic`, config.json contains the original length."""
         factor = self.parameters.get("factor") or 1.0 if self.rope_type == "dynamic" else 1.0
         return round(self.claimed_length * float(factor))
 
     @property
     def schedule_length(self) -> int:
-        """The original length in the schedule's formula, in tokens: the schedule's, if it names one."""
+        """The original length in the schedule's formula, in tokens; the schedule may contain its own."""
         return int(self.parameters.get(_ORIGINAL) or self.trained_length)
 
     @property
@@ -111,7 +111,7 @@ class Rotary(Encoding):
 
     @property
     def lacks_original(self) -> bool:
-        """Whether the schedule extends from an unknown length."""
+        """Whether the schedule extends from an unknown original length."""
         return self.rope_type == "linear" and self.length_origin == MAXIMUM
 
     @property
@@ -136,26 +136,26 @@ class Rotary(Encoding):
         origin = f" ({self.theta_origin})" if self.theta_origin else ""
         return f"rotary, {self.rope_type} schedule, theta {self.theta:g}{origin} · {self.dim} dimensions"
 
-    def noted(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """Return the record of the source's encoding for a converted checkpoint.
 
         It contains the lengths and the base.
         """
-        lengths = super().noted()
+        lengths = super().to_record()
         return {
             "trained_length": lengths["trained_length"],
             "source_theta": self.theta,
             "source_length": lengths["source_length"],
         }
 
-    def plain(self, noted: Mapping[str, Any]) -> "Rotary":
+    def restore_source(self, record: Mapping[str, Any]) -> "Rotary":
         """Return the encoding before the recipe that a configuration records.
 
-        It has the plain schedule at the source's base.
+        It has no schedule, and the source's base.
         """
         return dataclasses.replace(
             self,
-            theta=noted.get("source_theta") or self.theta,
+            theta=record.get("source_theta") or self.theta,
             context_length=self.trained_length,
             declared_length=None,
             parameters={"rope_type": "default"},
@@ -164,7 +164,7 @@ class Rotary(Encoding):
     def at_length(self, length: int) -> "Rotary":
         """Return the encoding at another context length in tokens.
 
-        It then reads that length, and config.json claims no other.
+        config.json then contains that length.
         """
         return dataclasses.replace(self, context_length=length, declared_length=None)
 
@@ -175,7 +175,7 @@ class Rotary(Encoding):
         """
         write_length(text, family, self.context_length)
 
-    def written(self, config: Config, family: Family) -> Config:
+    def write_to(self, config: Config, family: Family) -> Config:
         """Return a copy of a configuration with this encoding.
 
         The schedule is written in both the v4 and v5 format.
@@ -189,11 +189,11 @@ class Rotary(Encoding):
         """
         warnings = []
         if family.sliding_follows and sliding_layers(config, family) and is_changed:
-            warnings.append("its sliding-window layers read the same schedule as the others, so they change too.")
+            warnings.append("its sliding-window layers use the same schedule as the other layers, so they change too.")
         if not rotated_layers(config, family):
             window = read(config, family, "sliding_window")
             warnings.append(
-                f"all its layers see a window of {window} tokens only, which a longer schedule does not widen."
+                f"all layers have a sliding window of {window} tokens, which a longer schedule does not widen."
             )
         return tuple(warnings)
 
@@ -220,28 +220,28 @@ class ModelConfig:
         return self.encoding
 
     def read(self, key: str) -> Any:
-        """Return a value as transformers would compute it (`families.read`)."""
+        """Return a value as transformers computes it (`families.read`)."""
         return read(self.config, self.family, key)
 
     @property
     def code(self) -> Mapping[str, Any]:
-        """The block that the checkpoint's code reads; empty if it carries none."""
+        """The block that the checkpoint's code reads; empty without code."""
         block = text_config(self.config, self.family).get(CODE_KEY)
         return block if isinstance(block, Mapping) else {}
 
     @property
     def is_extended(self) -> bool:
-        """Whether a schedule or code of ctxext changes the use of its context."""
+        """Whether a schedule or code of ctxext changes the model."""
         return self.encoding.is_scaled or bool(self.code)
 
     def with_encoding(self, encoding: Encoding) -> "ModelConfig":
-        """Return the model with another encoding, which is written into its configuration."""
-        return ModelConfig(encoding.written(self.config, self.family), self.family, encoding)
+        """Return the model with another encoding, written to its configuration."""
+        return ModelConfig(encoding.write_to(self.config, self.family), self.family, encoding)
 
     def with_context_length(self, length: int) -> "ModelConfig":
         """Return the model with another context length in tokens; its schedule stays."""
         encoding = self.encoding.at_length(length)
-        return ModelConfig(encoding.with_length_written(self.config, self.family), self.family, encoding)
+        return ModelConfig(encoding.write_length_to(self.config, self.family), self.family, encoding)
 
 
 def model_config(config: Config, original_length: int | None = None) -> ModelConfig:
@@ -258,8 +258,8 @@ def model_config(config: Config, original_length: int | None = None) -> ModelCon
 
 def _not_rotary(family: Family) -> CtxextError:
     return CtxextError(
-        f'"{family.model_type}" has {POSITIONS[family.positions]}, not rotary ones.',
-        hint="ctxext methods lists what each method needs.",
+        f'"{family.model_type}" has {POSITIONS[family.positions]}; rotary position embeddings are required.',
+        hint="ctxext methods lists the requirements of each method.",
     )
 
 
@@ -277,7 +277,7 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
         is_unlimited = family.reason == NOTHING_TO_EXTEND
         raise CtxextError(
             f'"{family.model_type}" cannot be converted: {family.reason}.',
-            hint="Raise max_position_embeddings alone, and measure how far it reads." if is_unlimited else "",
+            hint="Raise max_position_embeddings, then measure the model." if is_unlimited else "",
         )
     text = dict(text_config(config, family))
     parameters = _full_attention_parameters(text, family)
@@ -286,7 +286,7 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
     theta = read(config, family, "rope_theta")
     if theta is None:
         raise CtxextError(
-            "config.json has no rope_theta, and its family has no default.",
+            "config.json has no rope_theta, and the family has no default.",
             hint="Add the base that the model was trained with to config.json.",
         )
     parameters["rope_type"] = parameters.get("rope_type") or parameters.pop("type", None) or "default"
@@ -305,18 +305,18 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
     if not isinstance(context_length, int | float) or context_length <= 0:
         raise CtxextError(
             f'config.json has no usable max_position_embeddings: "{context_length}".',
-            hint="Add the length the model was trained on to config.json.",
+            hint="Add the model's training length to config.json.",
         )
-    claimed, noted = int(context_length), provenance(config)
+    claimed, record = int(context_length), provenance(config)
     if parameters["rope_type"] in _FROM_ORIGINAL and text.get(_ORIGINAL):
         parameters[_ORIGINAL] = text[_ORIGINAL]
     trained, origin = original_length_of(
-        config, family, parameters, given=original_length, noted=noted.get("trained_length")
+        config, family, parameters, requested=original_length, recorded=record.get("trained_length")
     )
     is_stretched = parameters["rope_type"] != "default" or (
-        bool(noted.get("trained_length")) and noted.get("declared_length") != claimed
+        bool(record.get("trained_length")) and record.get("declared_length") != claimed
     )
-    if is_stretched and not noted.get("trained_length"):
+    if is_stretched and not record.get("trained_length"):
         claimed = reached_length(config, family, parameters)
     return Rotary(
         theta=theta,
@@ -332,31 +332,31 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
 
 
 def _check_stated(config: Config, family: Family, parameters: Mapping[str, Any]) -> None:
-    """Raise if a schedule has a null, or lacks a value that versions of transformers disagree on."""
+    """Raise if a schedule contains null, or lacks a value with different defaults in versions of transformers."""
     text = text_config(config, family)
     nulls = [key for key in ("rope_type", "type") if parameters.get(key, key) is None]
     nulls += ["rope_theta"] if has_null_theta(text, family) else []
     nulls += ["partial_rotary_factor"] if read(config, family, "partial_rotary_factor") is None else []
     if nulls:
         raise CtxextError(
-            f'"{nulls[0]}" is null in config.json, or missing in a schedule, which "{family.model_type}" does not read '
-            "as its default.",
-            hint=f"Write the {nulls[0]} that the model was trained with.",
+            f'"{nulls[0]}" is null in config.json or missing in a schedule, and "{family.model_type}" has no default '
+            "for this.",
+            hint=f"Add the {nulls[0]} that the model was trained with.",
         )
     rope_type = parameters.get("rope_type", parameters.get("type", "default"))
     if family.plain_type != "default" and parameters and rope_type == "default":
         raise CtxextError(
-            f'The schedule of config.json has the rope type "default", and models of "{family.model_type}" have '
-            f'"{family.plain_type}": its class then rotates other dimensions.',
-            hint=f'Write "rope_type": "{family.plain_type}" if the model was trained with it.',
+            f'The schedule of config.json has the rope type "default", but "{family.model_type}" needs '
+            f'"{family.plain_type}": its class would rotate other dimensions.',
+            hint=f'Set "rope_type": "{family.plain_type}" if the model was trained with it.',
         )
     stated = [text[family.theta_key]] if family.theta_key in text else []
     if assumed := assumed_schedule(text, family):
         if "rope_scaling" in text or any(base != assumed.get("rope_theta") for base in stated):
             raise CtxextError(
-                f'config.json has no schedule, and versions of transformers disagree about "{family.model_type}" '
-                f"without one: a {assumed['rope_type']} schedule of the class, or none.",
-                hint="Write the schedule that the model was trained with to rope_scaling and rope_parameters.",
+                f'config.json has no schedule, and the default of "{family.model_type}" differs between versions of '
+                f"transformers: a {assumed['rope_type']} schedule, or none.",
+                hint="Add the schedule that the model was trained with to rope_scaling and rope_parameters.",
             )
     elif "rope_theta" not in parameters and not stated and "rope_theta" in family.defaults_4x:
         raise CtxextError(
@@ -369,12 +369,12 @@ def _check_stated(config: Config, family: Family, parameters: Mapping[str, Any])
 def _base_of_alpha(theta: float, alpha: float, dim: int) -> tuple[float, str]:
     """Compute the base of Hunyuan's `dynamic` with an alpha.
 
-    It is the same at every length, independent of the other parameters of the schedule.
+    It does not depend on the length or on other parameters of the schedule.
 
     Returns:
-        The base of the training, and its formula as text.
+        The base used in training, and its formula as text.
     """
-    # The expression of the modeling code, so that the result has the same frequencies to the last bit.
+    # The expression of the modeling code, for bit-identical frequencies.
     return theta * alpha ** (dim / (dim - 2)), f"{theta:g} · {alpha:g}^({dim}/{dim - 2}), by alpha"
 
 
@@ -407,11 +407,11 @@ READERS: Mapping[str, Callable[[Config, Family, int | None], Encoding]] = {
     "alibi": read_alibi,
     "buckets": read_buckets,
 }
-"""The reader of each encoding that has methods."""
+"""Functions that read the encodings that have methods."""
 
 
 def is_readable(family: Family) -> bool:
-    """Return whether `model_config` supports the family's encoding; a configuration may still lack something."""
+    """Return whether `model_config` supports the family's encoding; a configuration may still be incomplete."""
     if family.positions in ("learned", "sinusoidal"):
         return family.model_type in {**LAYOUTS, **COMPUTED}
     return family.positions in READERS
@@ -440,13 +440,13 @@ def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
         family: Its family.
         rotary: The encoding of the full-attention layers.
     """
-    if reason := unsupported(family, rotary.rope_type):
+    if reason := unsupported_reason(family, rotary.rope_type):
         raise CtxextError(
             f'"{family.model_type}": {reason}.', hint="ctxext inspect MODEL lists the methods that apply."
         )
     check_known(config, family, rotary)
     edited = copy.deepcopy(config)
-    # The nested part is a dict within the copy, so that changing it changes `edited`.
+    # The nested part is a dict within the copy, so changing it changes `edited`.
     text: Config = edited[family.text_config] if text_config(edited, family) is not edited else edited  # type: ignore[index]
     parameters = {"rope_theta": rotary.theta, **_schedule(config, family, rotary)}
     partial = read(config, family, "partial_rotary_factor")
@@ -461,7 +461,7 @@ def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
     if thetas := text.get(family.layer_theta_key) if family.layer_theta_key else None:
         for index in rotated_layers(config, family):
             thetas[index] = rotary.theta
-    if beta := parameters.get("llama_4_scaling_beta"):  # vLLM reads it above the schedule alone (docs/traps.md, 27).
+    if beta := parameters.get("llama_4_scaling_beta"):  # vLLM reads it only outside the schedule (docs/traps.md, 27).
         original = parameters["original_max_position_embeddings"]
         text["llama_4_scaling"] = {"original_max_position_embeddings": original, "beta": beta}
     text["rope_parameters"] = nested_by_type(config, family, parameters) if family.nested_rope else parameters
@@ -477,12 +477,12 @@ def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
 
 
 def check_known(config: Config, family: Family, after: Rotary | None = None) -> None:
-    """Check that a schedule has no unknown key, which a change would drop.
+    """Raise if a schedule has an unknown key, which a change would drop.
 
     Args:
         config: The content of config.json.
         family: Its family.
-        after: The new schedule; its keys are not dropped.
+        after: The new schedule; its keys are known.
     """
     text = text_config(config, family)
     beside = [
@@ -491,21 +491,21 @@ def check_known(config: Config, family: Family, after: Rotary | None = None) -> 
         for key, value in (text.get(name) or {}).items()
         if not isinstance(value, dict)
     ]
-    kept = known_keys(text, family).union(after.parameters if after else ())
+    known = known_keys(text, family).union(after.parameters if after else ())
     keys = (*_full_attention_parameters(text, family), *(beside if family.nested_rope else ()))
-    if unknown := next((key for key in keys if key not in kept), None):
+    if unknown := next((key for key in keys if key not in known), None):
         raise CtxextError(
-            f'The schedule of config.json has "{unknown}", which "{family.model_type}" does not read in any known '
-            "version of transformers: another schedule would drop it.",
-            hint="Remove it from rope_scaling and rope_parameters if nothing that runs the model reads it.",
+            f'The schedule of config.json has "{unknown}", which no known version of transformers reads for '
+            f'"{family.model_type}": another schedule would drop it.',
+            hint="Remove it from rope_scaling and rope_parameters if no program needs it.",
         )
 
 
 def without_derived(rotary: Rotary) -> dict[str, Any]:
     """Return a schedule's parameters without those derived from its factor, which change with another factor.
 
-    Olmo 3 has an attention_factor of 1.2079441541679836, which is 0.1 · ln 8 + 1. A value is derived if it agrees with
-    its formula in all its digits, at least two after the decimal point; a derived 1 does not count.
+    Olmo 3 has an attention_factor of 1.2079441541679836, which is 0.1 · ln 8 + 1. A value is derived if it equals
+    its formula in all digits, at least two after the decimal point; a 1 does not count.
     """
     numbers = dict(rotary.parameters)
     declared = numbers.pop("attention_factor", None)
@@ -516,15 +516,15 @@ def without_derived(rotary: Rotary) -> dict[str, Any]:
 
 
 def _schedule(config: Config, family: Family, rotary: Rotary) -> dict[str, Any]:
-    """Return the parameters of the schedule with further keys that the family's code requires."""
+    """Return the parameters of the schedule and further keys that the family's code requires."""
     old = _full_attention_parameters(text_config(config, family), family)
-    kept = {key: old[key] for key in KEPT if key in old}
-    schedule = {**kept, **rotary.parameters, "rope_type": native_type(family, rotary.rope_type)}
+    remaining = {key: old[key] for key in KEPT if key in old}
+    schedule = {**remaining, **rotary.parameters, "rope_type": native_type(family, rotary.rope_type)}
     if schedule["rope_type"] == "linear":
         schedule.setdefault("factor", 1.0)
     for key in family.required_keys:
         if key not in schedule and key not in _DERIVABLE:
-            raise CtxextError(f'The schedule of config.json lacks "{key}", without which its class fails.')
+            raise CtxextError(f'The schedule of config.json lacks "{key}", which its class requires.')
         needed = rotary.schedule_length if key.startswith("original") else attention_scaling(rotary)
         schedule.setdefault(key, needed)
     return schedule

@@ -9,10 +9,9 @@ from ctxext.recipes.param import SearchRange, param, search_start
 
 
 class AdjustedBase(Scaling):
-    """Set the RoPE base to a value you choose. Meant to be followed by training on long texts.
+    """Set the RoPE base to a chosen value, before training on long texts.
 
-    The base b becomes --theta. Use it before continued pretraining on long texts. Xiong et
-    al. 2023, section 4.1 (500000 for Llama 2 at 32k).
+    The base b becomes --theta. Xiong et al. 2023, section 4.1 (500000 for Llama 2 at 32k).
     """
 
     name = "abf"
@@ -21,7 +20,7 @@ class AdjustedBase(Scaling):
     kind = "base"
     neutral: ClassVar[Mapping[str, Any]] = {"factor": 1, "theta": 1e4}  # The base of most models.
     example: ClassVar[Mapping[str, Any]] = {"factor": 4, "theta": 3e5}
-    caution = "a raised base is meant to be trained with: fine-tune before you rely on it."
+    caution = "a raised base needs training: fine-tune the model before use."
 
     theta: float = param(help="The new RoPE base (rope_theta), for example 500000.", min=1.0, usual=5e5)
 

@@ -27,26 +27,26 @@ AROUND: Mapping[str, type[Scaling]] = {
 class Adaptive(Relation):
     """Apply a schedule to each token only as far as its position needs, so that short inputs stay exact. No training.
 
-    Row m uses the frequencies and the temperature of the smallest factor s of 1, 2, 4 ... that covers m + 1 tokens;
-    rows within L stay unchanged. Use it in place of dynamic, whose results depend on the cache and the batch. On a
-    model with a schedule already, each frequency is scaled as a plain one of the same wavelength would be. The
-    schedules are those of --around; Peng et al. 2023, section 3.3, has the idea for whole inputs.
+    The query at position m uses the frequencies and the temperature of the smallest factor s of 1, 2, 4 ... that covers
+    m + 1 tokens. Use it instead of dynamic: its results do not depend on the cache or the batch. On a model with a
+    schedule, each frequency is scaled like a plain one of the same wavelength. After Peng et al. 2023, section 3.3
+    (whole inputs).
     """
 
     name = "adaptive"
-    title = "Row-wise schedule"
+    title = "Per-position schedule"
     paper = "https://arxiv.org/abs/2309.00071"
     code = (PORTABLE / "adaptive.py", *Relation.code)
     code_class = "Adaptive"
 
     around: str = param(
         "yarn",
-        help="The method whose schedule is applied.",
+        help="Method that provides the schedule.",
         choices=tuple(AROUND),
         search=("yarn", "ntk-by-parts", "llama3"),
     )
     long_factor: tuple[float, ...] | None = param(
-        None, help="With --around longrope: divisors at the full factor, one per rotated pair: a file with a list."
+        None, help="With --around longrope: file with a list of divisors at the full factor, one per rotated pair."
     )
 
     def problem(self, length: int, target: int) -> tuple[str, str] | None:
@@ -55,7 +55,10 @@ class Adaptive(Relation):
         `around` and `long_factor` must fit together.
         """
         if (self.around == "longrope") != (self.long_factor is not None):
-            return "long_factor goes with longrope, and longrope needs it.", "--around longrope --long-factor FILE"
+            return (
+                "long_factor requires longrope, and longrope requires long_factor.",
+                "--around longrope --long-factor FILE",
+            )
         return None
 
     def summary(self) -> str:
@@ -72,16 +75,16 @@ class Adaptive(Relation):
         """
         check_known(model.config, model.family)
         settings = super().settings(model)
-        step, rotary = self.resolved(model.rotary), model.rotary
+        step, rotary = self.resolve(model.rotary), model.rotary
         plain = dataclasses.replace(rotary, trained_length=rotary.context_length, parameters={"rope_type": "default"})
-        assert step.factor is not None, "resolved"
-        factors = rungs(step.factor)
+        assert step.factor is not None, "resolve the step first"
+        factors = factors_up_to(step.factor)
         schedules = [self._at(factor, step.factor, plain) for factor in factors]
         rows = [inverse_frequencies(schedule) for schedule in schedules]
         base = inverse_frequencies(plain)
         if rotary.rope_type != "default":
             present = inverse_frequencies(rotary, rotary.context_length)
-            rows, base = [slowed_alike(present, base, row) for row in rows], present
+            rows, base = [slow_by_wavelength(present, base, row) for row in rows], present
         for name in ("around", "long_factor"):
             settings.pop(name, None)
         return {
@@ -104,7 +107,7 @@ class Adaptive(Relation):
         return dataclasses.replace(rotary, theta=step.theta_after(rotary), parameters=parameters)
 
 
-def slowed_alike(present: list[float], plain: list[float], slowed: list[float]) -> list[float]:
+def slow_by_wavelength(present: list[float], plain: list[float], slowed: list[float]) -> list[float]:
     """Scale each frequency of a model with a schedule like a plain one of the same wavelength.
 
     Args:
@@ -112,17 +115,17 @@ def slowed_alike(present: list[float], plain: list[float], slowed: list[float]) 
         plain: Its frequencies without its schedule, in falling order.
         slowed: The plain frequencies after the schedule that is applied.
     """
-    kept = [new / old for old, new in zip(plain, slowed, strict=True)]
+    shares = [new / old for old, new in zip(plain, slowed, strict=True)]
     step = math.log(plain[0] / plain[1])
     scaled = []
     for frequency in present:
         index = min(max(math.log(plain[0] / frequency) / step, 0.0), len(plain) - 1.0)
         left = min(int(index), len(plain) - 2)
-        share = kept[left] + (kept[left + 1] - kept[left]) * (index - left)
+        share = shares[left] + (shares[left + 1] - shares[left]) * (index - left)
         scaled.append(frequency * share)
     return scaled
 
 
-def rungs(factor: float) -> list[float]:
+def factors_up_to(factor: float) -> list[float]:
     """Return the factors 2, 4, 8 ... below a factor, and the factor itself."""
     return [*(2.0**i for i in range(1, (math.ceil(factor) - 1).bit_length())), float(factor)]

@@ -26,8 +26,7 @@ class Slopes(Reaching, CodeMethod):
 
     rows: str = param(
         "row-wise",
-        help="Divide each row's slopes as its own position needs, which keeps short inputs unchanged, or all by the "
-        "factor.",
+        help="Divide slopes as each query position needs, which keeps short inputs unchanged, or all by the factor.",
         choices=("row-wise", "static"),
     )
 
@@ -43,11 +42,11 @@ class Slopes(Reaching, CodeMethod):
 
         They contain the exponents, and the length from which query positions are scaled.
         """
-        step = self.resolved(model.encoding)
+        step = self.resolve(model.encoding)
         assert isinstance(model.encoding, Alibi)
         return {
             "original_length": model.encoding.trained_length,
-            "factor": step.stretch if self.rows == "static" else None,
+            "factor": step.scaling_factor if self.rows == "static" else None,
             "exponents": self.exponents(model.encoding.num_heads),
         }
 
@@ -57,8 +56,8 @@ class Slopes(Reaching, CodeMethod):
 
         The family must be able to carry the code.
         """
-        unsupported = "" if family.model_type in _FAMILIES else "its biases are untested"
-        return super().refusal(config, family) or unsupported
+        untested = "" if family.model_type in _FAMILIES else "its biases are untested"
+        return super().refusal(config, family) or untested
 
     def caution_for(self, model: ModelConfig) -> str:
         """Return the warning for users of the result.
@@ -66,8 +65,8 @@ class Slopes(Reaching, CodeMethod):
         It describes the effect within the original context length.
         """
         if self.rows == "static":
-            return "every input changes, short ones too."
+            return "every input changes, including short ones."
         return (
-            "rows within the original context length stay unchanged; the farther a row lies beyond it, the gentler its "
-            "slopes, without a limit."
+            "rows within the original context length stay unchanged; beyond it, slopes become gentler with each "
+            "position, without a limit."
         )

@@ -6,9 +6,8 @@ from ctxext.recipes.methods.alibi import Slopes
 class AlibiInterpolation(Slopes):
     """Divide all ALiBi slopes by the factor, so that far tokens fade as near ones did. No training.
 
-    The slope m_h becomes m_h / s. Row-wise, the row at position m has s = max(1, (m + 1) / L), whatever else is in the
-    input or the batch. Use it for BLOOM, MPT and Falcon with ALiBi; ntk-alibi keeps near tokens sharper. Position
-    Interpolation for ALiBi (2310.13017).
+    The slope m_h becomes m_h / s. By default s is max(1, (m + 1) / L) for the query at position m, regardless of the
+    batch. ntk-alibi keeps near tokens sharper. Position Interpolation for ALiBi (2310.13017).
     """
 
     name = "alibi-interpolation"

@@ -5,16 +5,16 @@ from typing import Any
 from ctxext.errors import CtxextError
 from ctxext.recipes.code.method import PORTABLE
 from ctxext.recipes.encodings.rotary import ModelConfig
-from ctxext.recipes.methods.relation import Relation, given, window_problem
+from ctxext.recipes.methods.relation import Relation, require, window_problem
 from ctxext.recipes.param import param
 
 
 class Bifocal(Relation):
-    """Keep near tokens at their exact distance and divide far positions by a group for each row. No training.
+    """Keep near tokens at their exact distance and divide far positions by a group per query. No training.
 
-    Beyond the window, positions are floor(m / G) and floor(n / G) with G = ceil((m + 1) / L): as published distances
-    jump at the border, by default they continue there as in self-extend. Use it like self-extend, with a smaller
-    window; --groups gives every rotated pair a group of its own (DPE, arXiv 2504.18857). Jet-Long 2026, section 3.
+    Beyond the window, positions are floor(m / G) and floor(n / G) with G = ceil((m + 1) / L). By default distances
+    continue at the border as in self-extend; the published ones jump. Use it like self-extend, with a smaller window.
+    --groups sets a group per rotated pair (DPE, arXiv 2504.18857). Jet-Long 2026, section 3.
     """
 
     name = "bifocal"
@@ -33,7 +33,7 @@ class Bifocal(Relation):
         search=("continuous", "published"),
     )
     groups: tuple[float, ...] | None = param(
-        None, help="Groups, one per rotated pair: a file with a list of whole numbers."
+        None, help="File with a list of whole numbers, one group per rotated pair."
     )
 
     def summary(self) -> str:
@@ -57,7 +57,7 @@ class Bifocal(Relation):
         """
         if self.groups and any(group < 1 or group != int(group) for group in self.groups):
             return "groups must be whole numbers of at least 1.", "Jet-Long's rule needs no --groups."
-        return window_problem(given(self.window), length)
+        return window_problem(require(self.window), length)
 
     def settings(self, model: ModelConfig) -> dict[str, Any]:
         """Return the parameters that the portable class reads, as plain JSON.

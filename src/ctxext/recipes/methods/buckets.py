@@ -9,11 +9,10 @@ from ctxext.recipes.encodings.rotary import ModelConfig
 
 
 class WiderBuckets(Reaching):
-    """Widen T5's buckets of distances, so that farther tokens can be told apart. Meant for a short fine-tune.
+    """Widen T5's buckets of distances, to distinguish farther tokens. Meant for a short fine-tune.
 
     Multiplies relative_attention_max_distance, beyond which all distances share one bucket, by the factor. Use it for
-    T5 and related models, which read any length as they are, if they must tell far tokens apart. T5 (1910.10683),
-    section 2.1.
+    T5-style models if they must distinguish far tokens; they accept any length already. T5 (1910.10683), section 2.1.
     """
 
     name = "buckets"
@@ -31,9 +30,9 @@ class WiderBuckets(Reaching):
         """
         assert isinstance(model.encoding, Buckets)
         return (
-            "no distance was out of range before, as far ones share a bucket: any length ran. What wider buckets gain "
-            f"was not measured; inputs of more than {model.encoding.num_buckets // 4} tokens change, so train a little "
-            "and measure before and after."
+            "the source supports any length, as far distances share a bucket, and the benefit of wider buckets is not "
+            f"measured; inputs of more than {model.encoding.num_buckets // 4} tokens change, so fine-tune briefly and "
+            "measure before and after."
         )
 
     def edit(self, model: ModelConfig) -> ModelConfig:
@@ -48,6 +47,8 @@ class WiderBuckets(Reaching):
             )
         old = model.encoding
         assert isinstance(old, Buckets)
-        step = self.resolved(old)
-        wider = dataclasses.replace(old, distance=round(step.stretch * old.distance), context_length=step.reach(old))
+        step = self.resolve(old)
+        wider = dataclasses.replace(
+            old, distance=round(step.scaling_factor * old.distance), context_length=step.length_after(old)
+        )
         return model.with_encoding(wider)

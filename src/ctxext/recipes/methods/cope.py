@@ -15,8 +15,8 @@ _STILL = 1e6
 class Cope(Divided):
     """Fade the slowest RoPE frequencies out along a cosine, on top of a raised base. Meant to be trained with.
 
-    The last c frequencies are multiplied by (1 + cos(π · (i - i0) / (c - 1))) / 2, so that the slowest stops rotating.
-    Use it with --theta before training on long texts. "CoPE", arXiv 2602.05258, section 3.
+    The last c frequencies are multiplied by (1 + cos(π · (i - i0) / (c - 1))) / 2, so the slowest stops rotating.
+    "CoPE", arXiv 2602.05258, section 3.
     """
 
     name = "cope"
@@ -24,12 +24,12 @@ class Cope(Divided):
     paper = "https://arxiv.org/abs/2602.05258"
     is_experimental = True
     neutral: ClassVar[Mapping[str, Any]] = {"factor": 1, "num_faded": 0}
-    caution = "it is meant to be trained with: fine-tune before you rely on it."
+    caution = "it needs training: fine-tune the model before use."
 
     theta: float | None = param(None, help="The new RoPE base (rope_theta). Default: the model's.", min=1.0)
     num_faded: int | None = param(
         None,
-        help="How many of the slowest pairs fade (c). Default: three quarters of those that never complete a rotation.",
+        help="Number of slowest pairs that fade (c). Default: three quarters of those that never complete a rotation.",
         min=0,
     )
 
@@ -57,6 +57,6 @@ class Cope(Divided):
         count = min(round(0.75 * never) if self.num_faded is None else self.num_faded, pairs)
         divisors = [1.0] * pairs
         for step in range(count):
-            kept = (1 + math.cos(math.pi * step / max(count - 1, 1))) / 2
-            divisors[pairs - count + step] = 1 / max(kept, 1 / _STILL)
+            share = (1 + math.cos(math.pi * step / max(count - 1, 1))) / 2
+            divisors[pairs - count + step] = 1 / max(share, 1 / _STILL)
         return divisors

@@ -26,10 +26,8 @@ _OTHER_TOWERS = re.compile(r"vision|visual|audio|speech|encoder")
 class DistanceAware(CodeMethod):
     """Let each head learn how its scores grow or fade with the distance. Changes nothing until it is fine-tuned.
 
-    A positive score between tokens d apart is multiplied by (1 + e^v) / (1 + e^(v − w·d/L)), where L is the original
-    context length and w and v are two weights of each head, 0 at the start. Use it before ctxext finetune, which trains
-    them. DA-Transformer, section 3.2, which also cuts negative scores off; here they stay, so that the model starts
-    unchanged.
+    A positive score between tokens d apart is multiplied by (1 + e^v) / (1 + e^(v − w·d/L)). w and v are two weights
+    per head. DA-Transformer, section 3.2, but negative scores are not cut off, so that the model starts unchanged.
     """
 
     name = "distance-aware"
@@ -41,7 +39,7 @@ class DistanceAware(CodeMethod):
     is_published = False
     is_experimental = True
     learned_tensors = (_WEIGHT,)
-    caution = "its weights start at zero and change nothing; ctxext finetune trains them beside LoRA."
+    caution = "its weights start at zero, without effect; ctxext finetune trains them together with LoRA."
 
     @classmethod
     def refusal(cls, config: Config, family: Family) -> str:
@@ -81,9 +79,7 @@ class DistanceAware(CodeMethod):
         zeros = bytes(2 * count * BITS["F32"] // 8)
         for layer in settings["layers"]:
             if len(names := sorted(attentions.get(layer, ()))) != 1:
-                problem = (
-                    f"several attentions: {', '.join(names)}" if names else "no attention that is known by its name"
-                )
+                problem = f"several attentions: {', '.join(names)}" if names else "no attention with a known name"
                 raise CtxextError(f"Layer {layer} has {problem}.", hint="Choose another method.")
             tensors.append(NewTensor(f"{names[0]}.{_WEIGHT}", home, "F32", None, (2, count), lambda _: iter([zeros])))
         return tuple(tensors)

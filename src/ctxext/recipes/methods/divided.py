@@ -25,7 +25,7 @@ class Divided(Scaling):
         """
         allowed = family.rope_scaling_keys.get(cls.rope_type)
         if allowed is not None and "attention_factor" not in allowed:
-            return "its configuration class takes no factor on cosine and sine, which this schedule needs"
+            return "its configuration class supports no factor on cos and sin, which this schedule needs"
         return super().refusal(config, family)
 
     def edit(self, model: ModelConfig) -> ModelConfig:
@@ -46,7 +46,7 @@ class Divided(Scaling):
 
         By default it is YaRN's.
         """
-        return 0.1 * math.log(self.stretch) + 1
+        return 0.1 * math.log(self.scaling_factor) + 1
 
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
         """Return the schedule's parameters as transformers names them.
@@ -55,7 +55,7 @@ class Divided(Scaling):
         """
         divisors = self.divisors(rotary)
         return {
-            "factor": self.stretch,
+            "factor": self.scaling_factor,
             "original_max_position_embeddings": rotary.trained_length,
             "short_factor": divisors,
             "long_factor": list(divisors),

@@ -6,16 +6,16 @@ from typing import Any, Self
 
 from ctxext.recipes.code.method import PORTABLE
 from ctxext.recipes.encodings.rotary import ModelConfig
-from ctxext.recipes.methods.relation import Relation, given
+from ctxext.recipes.methods.relation import Relation, require
 from ctxext.recipes.param import param
 
 
 class DualChunk(Relation):
     """Split positions into chunks: exact distances within a chunk and to the previous one, fixed beyond. No training.
 
-    Inputs within L are answered bit for bit as before. Use it like self-extend, where attention within a few thousand
-    tokens must stay exact; Qwen2.5-1M is published with it. The rotation of a key never changes, so the cache and the
-    way a prompt is split make no difference. An et al. 2024, section 3.
+    Inputs within L give bit-identical output. Use it like self-extend if attention within a few thousand tokens must
+    stay exact; Qwen2.5-1M is published with it. The rotation of a key never changes, so caches and chunked prompts give
+    the same result. An et al. 2024, section 3.
     """
 
     name = "dca"
@@ -24,14 +24,14 @@ class DualChunk(Relation):
     code = (PORTABLE / "dual_chunk.py", *Relation.code)
     code_class = "Dca"
 
-    chunk_size: int | None = param(None, help="The largest distance used. Default: L.", min=2)
+    chunk_size: int | None = param(None, help="Largest distance used. Default: L.", min=2)
     local: int | None = param(
         None,
         help="Overlap of neighbouring chunks, in tokens. Default: an eighth of the chunk.",
         min=1,
     )
 
-    def adapted(self, model: ModelConfig) -> Self:
+    def adapt(self, model: ModelConfig) -> Self:
         """Return the step with unset parameters read from the model's configuration.
 
         They come from `dual_chunk_attention_config`, which Qwen2.5-1M has and transformers ignores.
@@ -39,12 +39,12 @@ class DualChunk(Relation):
         published = model.read("dual_chunk_attention_config")
         if not isinstance(published, Mapping):
             return self
-        is_given = self.chunk_size is not None or self.local is not None
+        has_options = self.chunk_size is not None or self.local is not None
         return dataclasses.replace(
             self,
             target_length=self.target_length or (model.rotary.claimed_length if self.factor is None else None),
-            chunk_size=self.chunk_size if is_given else published.get("chunk_size"),
-            local=self.local if is_given else published.get("local_size"),
+            chunk_size=self.chunk_size if has_options else published.get("chunk_size"),
+            local=self.local if has_options else published.get("local_size"),
         )
 
     def defaults(self, length: int) -> dict[str, Any]:
@@ -60,11 +60,14 @@ class DualChunk(Relation):
 
         No distance may be longer than L, and chunks must be longer than their overlap.
         """
-        size, local = given(self.chunk_size), given(self.local)
+        size, local = require(self.chunk_size), require(self.local)
         if size > length:
-            return f'a chunk of "{size}" uses distances beyond the {length} tokens that the model reads.', (
+            return f'a chunk of "{size}" exceeds the model\'s context length of {length} tokens.', (
                 f"--chunk-size {length}"
             )
         if local >= size:
-            return f'an overlap of "{local}" leaves nothing of a chunk of {size}.', f"--local {max(size // 8, 1)}"
+            return (
+                f'an overlap of "{local}" is not shorter than the chunk of {size} tokens.',
+                f"--local {max(size // 8, 1)}",
+            )
         return None

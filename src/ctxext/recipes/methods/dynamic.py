@@ -9,10 +9,10 @@ from ctxext.recipes.encodings.rotary import Rotary
 
 
 class DynamicNtk(Scaling):
-    """Raise the RoPE base with the length of the input, so that short inputs stay exactly as they were.
+    """Raise the RoPE base with the length of the input, so that short inputs stay unchanged.
 
     NTK-aware scaling with the factor that the current length needs. Use it for single prompts without batching;
-    adaptive does the same for each token and agrees with its cache. emozilla, July 2023.
+    otherwise prefer adaptive. emozilla, July 2023.
     """
 
     name = "dynamic"
@@ -20,12 +20,12 @@ class DynamicNtk(Scaling):
     paper = "https://arxiv.org/abs/2309.00071"
     rope_type = "dynamic"
     caution = (
-        "transformers picks one frequency set for a whole batch from its longest row, and keys cached before the "
-        "original context length was crossed keep their old rotation: run one prompt at a time, whole; engines differ. "
-        "adaptive does the same row by row and agrees with its cache."
+        "transformers selects one set of frequencies for a batch by its longest row, and keys cached within the "
+        "original context length keep their rotation: run whole prompts, one at a time; engines differ. adaptive does "
+        "the same per row and is consistent with its cache."
     )
 
-    def reach(self, encoding: Encoding) -> int:
+    def length_after(self, encoding: Encoding) -> int:
         """Return the context length after this step, in tokens.
 
         It stays the trained length. transformers reads that length from the maximum, and raising the maximum switches
@@ -38,4 +38,4 @@ class DynamicNtk(Scaling):
 
         The rope type is `dynamic`.
         """
-        return {"factor": self.stretch}
+        return {"factor": self.scaling_factor}

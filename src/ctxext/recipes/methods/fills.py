@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     Terms = tuple[Array, Array]
 
 _ROWS_AT_ONCE = 1024
-_SHARPNESS = -0.5  # Keys's a, with which his cubic reproduces parabolas.
+_SHARPNESS = -0.5  # Keys's a: the cubic reproduces parabolas.
 
 
 def tile(k: "Array", old: int, new: int, alpha: float) -> "Terms":
@@ -76,7 +76,9 @@ DTYPES: Mapping[str, str] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "
 """Supported number formats, and the numpy type that reads their bytes."""
 
 
-def filled(raw: memoryview, dtype: str, width: int, special: int, new: int, fill: str, alpha: float) -> Iterator[bytes]:
+def fill_rows(
+    raw: memoryview, dtype: str, width: int, special: int, new: int, fill: str, alpha: float
+) -> Iterator[bytes]:
     """Yield the bytes of the longer table, some rows at a time.
 
     Sums are computed in float64 and rounded once. `special` rows precede that of position 0 and are copied; `new` is
@@ -99,11 +101,11 @@ def filled(raw: memoryview, dtype: str, width: int, special: int, new: int, fill
             values = rows[which[row, used]]
             if dtype == "BF16":
                 values = (values.astype(np.uint32) << 16).view(np.float32)
-            computed[row] = _rounded(weights[row, used] @ values.astype(np.float64), dtype)
+            computed[row] = _round_to(weights[row, used] @ values.astype(np.float64), dtype)
         yield computed.tobytes()
 
 
-def continued(raw: memoryview, dtype: str, width: int, special: int, new: int) -> Iterator[bytes]:
+def continue_sinusoids(raw: memoryview, dtype: str, width: int, special: int, new: int) -> Iterator[bytes]:
     """Yield the bytes of a longer table of sinusoids: the old rows, then those of the next positions.
 
     Row p is sin(p / 10000^(2i/d)) for i < d/2, then the cosines. Vaswani et al. 2017, section 3.5. The arguments are
@@ -118,10 +120,10 @@ def continued(raw: memoryview, dtype: str, width: int, special: int, new: int) -
         positions = np.arange(start, min(start + _ROWS_AT_ONCE, new))[:, None]
         sines = np.sin(positions / 10000 ** (2 * np.arange(half) / width))
         cosines = np.cos(positions / 10000 ** (2 * np.arange(width // 2) / width))
-        yield _rounded(np.concatenate([sines, cosines], axis=1), dtype).tobytes()
+        yield _round_to(np.concatenate([sines, cosines], axis=1), dtype).tobytes()
 
 
-def _rounded(values: "Array", dtype: str) -> "Array":
+def _round_to(values: "Array", dtype: str) -> "Array":
     """Round float64 numbers to another format, to the nearest, ties to even."""
     import numpy as np
 

@@ -13,8 +13,8 @@ class Llama3(Scaling):
     """Divide slow RoPE frequencies by the factor, keep fast ones, blend in between, as Llama 3.1 does.
 
     Frequencies with a wavelength above L / low_freq_factor are divided by s, those below L / high_freq_factor are kept.
-    Use it for Llama 3 (preset llama-3.1-128k), or in place of yarn where attention must keep its scale. Llama 3.1 model
-    code, 2024; "The Llama 3 Herd of Models", section 3.4.2.
+    Use it for Llama 3 (preset llama-3.1-128k), or instead of yarn if attention must keep its scale. "The Llama 3 Herd
+    of Models", section 3.4.2.
     """
 
     name = "llama3"
@@ -48,7 +48,7 @@ class Llama3(Scaling):
 
         At factor 1 it keeps the plain schedule: blending a frequency with itself changes its last bit.
         """
-        if self.resolved(model.rotary).stretch == 1 and not model.rotary.is_scaled:
+        if self.resolve(model.rotary).scaling_factor == 1 and not model.rotary.is_scaled:
             return model.with_encoding(model.rotary)
         return super().edit(model)
 
@@ -58,7 +58,7 @@ class Llama3(Scaling):
         The rope type is `llama3`.
         """
         return {
-            "factor": self.stretch,
+            "factor": self.scaling_factor,
             "low_freq_factor": self.low_freq_factor,
             "high_freq_factor": self.high_freq_factor,
             "original_max_position_embeddings": rotary.trained_length,

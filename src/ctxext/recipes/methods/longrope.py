@@ -45,12 +45,12 @@ def _starts(rotary: Rotary, factor: float) -> list[float]:
     )
     curve = [math.log(old / new) / math.log(factor) for old, new in zip(plain, slowed, strict=True)]
     count = _num_knots(rotary)
-    heights = [_between(curve, knot / (count - 1)) for knot in range(count)]
+    heights = [_interpolate(curve, knot / (count - 1)) for knot in range(count)]
     rises = [count * (after - before) for before, after in itertools.pairwise(heights)]
     return [0.0, *(min(max(rise, 0.0), _MAX_RISE) for rise in rises)]  # YaRN keeps the fastest pair.
 
 
-def _between(knots: Sequence[float], place: float) -> float:
+def _interpolate(knots: Sequence[float], place: float) -> float:
     """Return the height at a place from 0 to 1 of the line through evenly spaced knots, two at least."""
     at = place * (len(knots) - 1)
     left = min(int(at), len(knots) - 2)
@@ -63,10 +63,10 @@ def _num_pairs(encoding: Encoding) -> int:
 
 
 class LongRope(Scaling):
-    """Divide each RoPE frequency by a divisor of its own, found by search; short and long inputs have separate lists.
+    """Divide each RoPE frequency by a separate divisor, usually found by search. Short and long inputs have two lists.
 
-    θ_i becomes θ_i / λ_i. Use it with a list from ctxext search or from a published model; a formula for the divisors
-    can be written down as such a list too. Ding et al. 2024, section 3; LongRoPE2, arXiv 2502.20082.
+    θ_i becomes θ_i / λ_i. Use it with a list from ctxext search, a published model or a formula. Ding et al. 2024,
+    section 3; LongRoPE2, arXiv 2502.20082.
     """
 
     name = "longrope"
@@ -75,19 +75,19 @@ class LongRope(Scaling):
     rope_type = "longrope"
     is_published = False
     caution = (
-        "transformers picks the list by the whole batch's longest row and switches while decoding: "
-        "with two different lists, cached decoding across the original context length differs from the uncached one."
+        "transformers selects the list by the longest row of the batch and switches while decoding: "
+        "with two different lists, cached decoding across the original context length differs from uncached decoding."
     )
 
     long_factor: tuple[float, ...] = param(
-        help="Divisors for inputs beyond the original context, one per rotated pair: a file with a list."
+        help="File with a list of divisors for inputs beyond the original context, one per rotated pair."
     )
     short_factor: tuple[float, ...] | None = param(
-        None, help="Divisors within the original context: a file with a list. Default: all 1."
+        None, help="File with a list of divisors within the original context. Default: all 1."
     )
     attention_factor: float | None = param(
         None,
-        help="Temperature: multiplies cos and sin, instead of sqrt(1 + ln(factor) / ln(original length)).",
+        help="Temperature: factor on cos and sin. Default: sqrt(1 + ln(factor) / ln(original length)).",
         min=0.01,
         search=(1.0, 1.6),
     )
@@ -133,7 +133,7 @@ class LongRope(Scaling):
         for knot in range(count):
             level = min(level + numbers[f"rise_{knot}"] * math.log(factor) / count, most)
             knots.append(level)
-        long = tuple(float(f"{math.exp(_between(knots, pair / (pairs - 1))):.4g}") for pair in range(pairs))
+        long = tuple(float(f"{math.exp(_interpolate(knots, pair / (pairs - 1))):.4g}") for pair in range(pairs))
         return cls(
             factor=factor,
             long_factor=long,
@@ -147,8 +147,8 @@ class LongRope(Scaling):
         The rope type is `longrope`.
         """
         num_factors = rotary.dim // 2
-        short = self.short_factor or (1.0,) * num_factors
-        for name, factors in (("long_factor", self.long_factor), ("short_factor", short)):
+        short_factor = self.short_factor or (1.0,) * num_factors
+        for name, factors in (("long_factor", self.long_factor), ("short_factor", short_factor)):
             if len(factors) != num_factors:
                 raise CtxextError(
                     f"longrope: {name} has {len(factors)} numbers, but this model rotates {num_factors} pairs."
@@ -156,14 +156,14 @@ class LongRope(Scaling):
             if min(factors) <= 0:
                 raise CtxextError(f'longrope: {name} must be above zero, not "{min(factors):g}".')
         attention = self.attention_factor
-        if attention is None and self.target_length is not None and self.stretch > 1:
-            # transformers 4 derives the factor from the two lengths, so the temperature of ours is written out.
-            attention = math.sqrt(1 + math.log(self.stretch) / math.log(rotary.trained_length))
+        if attention is None and self.target_length is not None and self.scaling_factor > 1:
+            # transformers 4 derives the factor from the two lengths, so the temperature is written explicitly.
+            attention = math.sqrt(1 + math.log(self.scaling_factor) / math.log(rotary.trained_length))
         extra = {} if attention is None else with_attention_factor(attention)
         return {
-            "factor": self.stretch,
+            "factor": self.scaling_factor,
             "original_max_position_embeddings": rotary.trained_length,
-            "short_factor": list(short),
+            "short_factor": list(short_factor),
             "long_factor": list(self.long_factor),
             **extra,
         }

@@ -11,8 +11,8 @@ from ctxext.recipes.param import param
 class MrRope(Divided):
     """Raise the divisor step by step from fast to slow RoPE frequencies (mixed-radix interpolation). No training.
 
-    At step t of n, frequencies are divided by s^(t(t + 1) / (n(n + 1))), or with --variant uni by s^(t / n); cos and
-    sin are multiplied by 0.1 · ln(s) + 1. A newer alternative to yarn. "MrRoPE", ICLR 2026, equations 13 to 26.
+    At step t of n, frequencies are divided by s^(t(t + 1) / (n(n + 1))), or by s^(t / n) with --variant uni. cos and
+    sin are multiplied by 0.1 · ln(s) + 1. "MrRoPE", ICLR 2026, equations 13 to 26.
     """
 
     name = "mrrope"
@@ -52,5 +52,5 @@ class MrRope(Divided):
         for i in range(pairs):
             t = min(max(i - last_fast, 0), steps)
             done = t * (t + 1) / (steps * (steps + 1)) if self.variant == "pro" else t / steps
-            divisors.append(float(self.stretch**done))
+            divisors.append(float(self.scaling_factor**done))
         return divisors

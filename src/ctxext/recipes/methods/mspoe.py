@@ -12,13 +12,12 @@ from ctxext.recipes.param import param
 
 
 class MsPoE(CodeMethod):
-    """Give each attention head a position scale of its own, to use the middle of the context better. No training.
+    """Give each attention head a separate position scale, to use the middle of the context better. No training.
 
-    The least position-aware heads get the largest ratio. Use it on the context that a model already has; it does not
-    extend it. The paper divides all frequencies of a head alike and orders heads anew for each prompt, which ruined
-    the real model that it was measured on. By default heads scale their frequencies as ntk does and are ordered once,
-    over calibration text, for which the model is loaded; the preset mspoe-paper is the paper's form. Zhang et al.
-    2024, "Found in the Middle", section 3.
+    The least position-aware heads get the largest ratio. The context length stays the same. By default heads scale
+    their frequencies as ntk does, in an order calibrated once on text. The preset mspoe-paper divides all frequencies
+    of a head alike and orders heads for each prompt, which ruined the measured model. Zhang et al. 2024, "Found in the
+    Middle", section 3.
     """
 
     name = "mspoe"
@@ -28,9 +27,9 @@ class MsPoE(CodeMethod):
     code = (PORTABLE / "mspoe.py",)
     code_class = "MsPoE"
     difference = (
-        "by default each head slows its frequencies as ntk would, in an order calibrated once. The paper's form "
-        "(linear ratios, ordered by each prompt; --recipe mspoe-paper) found 0 of 30 needles at 2048 tokens on "
-        "SmolLM2-135M, where this one found 26 and stock 27, and cost 0.635 nats per token where this one cost 0.013."
+        "by default each head scales its frequencies as ntk does, in an order calibrated once. On SmolLM2-135M at 2048 "
+        "tokens, the paper's form (linear ratios, ordered by each prompt; --recipe mspoe-paper) found 0 of 30 needles "
+        "and raised the loss by 0.635 nats per token; this form found 26 and raised it by 0.013; the source found 27."
     )
     neutral: ClassVar[Mapping[str, Any]] = {
         "ratio_min": 1.0,
@@ -49,11 +48,11 @@ class MsPoE(CodeMethod):
         search=("calibrated", "prompt", "fixed"),
     )
     first_layer: int = param(
-        2, help="The first layer with scaled heads; earlier layers keep their rotary embedding.", min=0, search=(0, 3)
+        2, help="First layer with scaled heads; earlier layers keep their rotary embedding.", min=0, search=(0, 3)
     )
     schedule: str = param(
         "ntk",
-        help="How a ratio scales a head: all frequencies alike (the paper), or as ntk or ntk-by-parts do.",
+        help="Scaling of a head by its ratio: all frequencies alike (the paper), or as ntk or ntk-by-parts do.",
         choices=("linear", "ntk", "by-parts"),
         search=("linear", "ntk", "by-parts"),
     )
@@ -100,26 +99,28 @@ class MsPoE(CodeMethod):
         if self.ratio_max < self.ratio_min:
             raise CtxextError(f'mspoe: ratio_max "{self.ratio_max:g}" is below ratio_min "{self.ratio_min:g}".')
         if self.schedule != "linear" and self.rescale == "middle":
-            raise CtxextError("mspoe: rescale middle moves positions, so it goes with schedule linear only.")
+            raise CtxextError("mspoe: rescale middle moves positions, so it requires schedule linear.")
         start, end = self.rescale_start, self.rescale_end
         if self.rescale == "middle" and (start is None or end is None or start >= end):
             raise CtxextError(
                 f'mspoe: rescale middle cannot compress from "{start}" to "{end}".',
-                hint="Give rescale_start and rescale_end, in order.",
+                hint="Set rescale_start below rescale_end.",
             )
 
         learned = (self.ratios, self.ramps, self.temperatures)
         if any(learned) and (not all(learned) or self.schedule != "by-parts" or self.head_order != "fixed"):
-            raise CtxextError("mspoe: ratios, ramps and temperatures go together, by parts and in a fixed order.")
+            raise CtxextError(
+                "mspoe: ratios, ramps and temperatures require each other, schedule by-parts and head_order fixed."
+            )
         if self.ratios and min(number for rows in learned if rows for row in rows for number in row) <= 0:
             raise CtxextError("mspoe: ratios, ramps and temperatures must be above zero.")
 
-    def reach(self, encoding: Encoding) -> int:
+    def length_after(self, encoding: Encoding) -> int:
         """Return the context length after this step, in tokens.
 
         It is unchanged, or that of the training of learned heads if this is longer.
         """
-        before = super().reach(encoding)
+        before = super().length_after(encoding)
         return before if self.reaches is None else max(before, self.reaches)
 
     @classmethod
@@ -158,7 +159,7 @@ class MsPoE(CodeMethod):
         The family must support a ratio per head.
         """
         if family.shared_rotary_key:
-            return "latent attention: all heads share one rotated key, so they cannot have scales of their own"
+            return "latent attention: all heads share one rotated key, so they cannot have separate scales"
         return super().refusal(config, family)
 
     def settings(self, model: ModelConfig) -> dict[str, Any]:
@@ -169,8 +170,8 @@ class MsPoE(CodeMethod):
         heads, released = num_kv_heads(model), self.variant == "released"
         if released and heads != model.read("num_attention_heads"):
             raise CtxextError(
-                "--variant released is for models without grouped queries: on those the released code rotates a key "
-                "by another ratio than its queries, which loses their distance.",
+                "--variant released does not support grouped queries: the released code rotates a key by another ratio "
+                "than its queries, which loses their distance.",
                 hint="--variant paper",
             )
         layers = self._layers(model)
@@ -204,8 +205,8 @@ class MsPoE(CodeMethod):
         layers = [index for index in full if index >= self.first_layer]
         if not full:
             raise CtxextError(
-                "Every layer with a rotary embedding has a sliding window, and those stay as they are: Ms-PoE would "
-                "change nothing."
+                "Every layer with a rotary embedding has a sliding window, and these layers are not changed: Ms-PoE "
+                "would have no effect."
             )
         if not layers:
             raise CtxextError(
@@ -237,7 +238,7 @@ FIXED_ONLY: Mapping[str, str] = {
     ),
     **dict.fromkeys(("gpt_neox_japanese", "persimmon", "phi", "stablelm"), _SPLIT_FIRST),
 }
-"""Families with attention that cannot be scored, so that heads have a fixed order, and the reasons."""
+"""Families with an attention that cannot be scored, which require a fixed order, and the reasons."""
 
 
 def ratio_grid(ratio_min: float, ratio_max: float, num_heads: int, *, released: bool = False) -> list[float]:

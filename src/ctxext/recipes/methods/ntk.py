@@ -8,9 +8,8 @@ from ctxext.recipes.encodings.rotary import Rotary
 class Ntk(Scaling):
     """Raise the RoPE base: the fastest frequency stays, the slowest is divided by the factor. Every engine runs it.
 
-    The base b becomes b · s^(d / (d - 2)). Use it untrained where an engine supports no other schedule, as only
-    rope_theta changes; elsewhere yarn is the usual choice. bloc97, "NTK-aware scaled RoPE", June 2023; Peng et al.
-    2023, section 3.1.
+    The base b becomes b · s^(d / (d - 2)), so only rope_theta changes. Use it for engines without other schedules;
+    otherwise prefer yarn. bloc97, "NTK-aware scaled RoPE", June 2023; Peng et al. 2023, section 3.1.
     """
 
     name = "ntk"
@@ -21,4 +20,4 @@ class Ntk(Scaling):
         """Return the RoPE base after scaling."""
         if rotary.dim <= 2:
             raise CtxextError("A head with one rotating pair has no base to raise.", hint="Use --method pi.")
-        return float(rotary.theta * self.stretch ** (rotary.span / (rotary.dim - 2)))
+        return float(rotary.theta * self.scaling_factor ** (rotary.span / (rotary.dim - 2)))

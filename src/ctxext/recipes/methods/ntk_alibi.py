@@ -5,11 +5,10 @@ from ctxext.recipes.methods.alibi import Slopes
 
 
 class NtkAlibi(Slopes):
-    """Divide the gentlest ALiBi slope by the whole factor and keep the steepest, with all others between. No training.
+    """Divide the gentlest ALiBi slope by the factor, keep the steepest, and scale those between in part. No training.
 
-    The slope m_h becomes m_h · s^(−(h − 1) / (H − 1)) for the head with the h-th steepest of H slopes, as published for
-    powers of two and used here for any number of heads; s as in alibi-interpolation. Use it first for BLOOM, MPT and
-    Falcon with ALiBi.
+    The h-th steepest slope m_h of H becomes m_h · s^(−(h − 1) / (H − 1)), for any number of heads (published for powers
+    of two); s as in alibi-interpolation. The first choice for ALiBi models.
     """
 
     name = "ntk-alibi"

@@ -23,9 +23,8 @@ def check_ends(name: str, fast: float, slow: float) -> None:
 class NtkByParts(Scaling):
     """Divide slow RoPE frequencies by the factor, keep fast ones, blend in between: YaRN without its temperature.
 
-    A linear ramp from θ_i (more than β_fast rotations within the original context) to θ_i / s (fewer than β_slow). Use
-    it where the attention must keep its scale; otherwise prefer yarn. Peng et al. 2023, section 3.2; transformers
-    clamps the ends of the ramp at d - 1.
+    A linear ramp leads from θ_i (more than β_fast rotations within the original context) to θ_i / s (fewer than
+    β_slow). Use it if attention must keep its scale; otherwise prefer yarn. Peng et al. 2023, section 3.2.
     """
 
     name = "ntk-by-parts"
@@ -61,13 +60,13 @@ class NtkByParts(Scaling):
         fast = _BETA_FAST if self.beta_fast is None else self.beta_fast
         return fast, _BETA_SLOW if self.beta_slow is None else self.beta_slow
 
-    def resolved(self, encoding: Encoding) -> Self:
+    def resolve(self, encoding: Encoding) -> Self:
         """Return the step with every model-dependent parameter filled in.
 
         This includes the ends of its ramp.
         """
         fast, slow = self._ends
-        return dataclasses.replace(super().resolved(encoding), beta_fast=fast, beta_slow=slow)
+        return dataclasses.replace(super().resolve(encoding), beta_fast=fast, beta_slow=slow)
 
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
         """Return the schedule's parameters as transformers names them.
@@ -85,7 +84,7 @@ class NtkByParts(Scaling):
         """
         fast, slow = self._ends
         return {
-            "factor": self.stretch,
+            "factor": self.scaling_factor,
             "original_max_position_embeddings": rotary.trained_length,
             "beta_fast": fast,
             "beta_slow": slow,

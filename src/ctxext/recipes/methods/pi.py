@@ -10,9 +10,8 @@ from ctxext.recipes.encodings.rotary import Rotary
 class PositionInterpolation(Scaling):
     """Divide every RoPE frequency by the factor. The simplest method; it needs a fine-tune to be useful.
 
-    θ_i becomes θ_i / s, so that all positions fit into the original context. Use it with a fine-tune, or as a baseline:
-    untrained, neighbouring tokens become hard to tell apart. Chen et al. 2023, section 2.3; the same idea by
-    kaiokendev, June 2023.
+    θ_i becomes θ_i / s. Use it with a fine-tune, or as a baseline. Chen et al. 2023, section 2.3; also kaiokendev, June
+    2023.
     """
 
     name = "pi"
@@ -26,4 +25,4 @@ class PositionInterpolation(Scaling):
 
         The rope type is `linear`.
         """
-        return {"factor": self.stretch}
+        return {"factor": self.scaling_factor}

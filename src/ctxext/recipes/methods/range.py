@@ -3,15 +3,14 @@
 from collections.abc import Iterator
 
 from ctxext.recipes.encodings.learned import COMPUTED
-from ctxext.recipes.methods.fills import continued
+from ctxext.recipes.methods.fills import continue_sinusoids
 from ctxext.recipes.methods.table import Rows
 
 
 class Range(Rows):
-    """Extend a table of computed sinusoids to more positions; nothing is stretched. No training.
+    """Extend a table of computed sinusoids to more positions, without scaling them. No training.
 
-    Row p holds sin and cos of p / 10000^(2i/d). Use it for Marian, Pegasus, M2M-100 and XGLM. Only that table changes,
-    and short inputs stay unchanged. Vaswani et al. 2017, section 3.5.
+    Row p contains sin and cos of p / 10000^(2i/d). Short inputs stay unchanged. Vaswani et al. 2017, section 3.5.
     """
 
     name = "range"
@@ -20,11 +19,11 @@ class Range(Rows):
     encoding = "sinusoidal"
     layouts = COMPUTED
     may_be_absent = True
-    caution = "no position beyond the original context length was ever trained: the range grows, quality there falls."
+    caution = "positions beyond the original context length are untrained, and quality is lower there."
 
     def rows(self, raw: memoryview, dtype: str, width: int, special: int, new: int) -> Iterator[bytes]:
         """Return an iterator over the bytes of the longer table.
 
         It has the old rows unchanged, then the sinusoids of the positions after them.
         """
-        return continued(raw, dtype, width, special, new)
+        return continue_sinusoids(raw, dtype, width, special, new)

@@ -35,11 +35,11 @@ class Relation(Reaching, CodeMethod):
 
     temperature: str = param(
         "none",
-        help="How rows beyond the old length sharpen attention: not at all, or by the rule of YaRN, log-n or Llama 4.",
+        help="Attention temperature beyond the old length: none, or the rule of YaRN, log-n or Llama 4.",
         choices=("none", "yarn", "logn", "llama4"),
     )
 
-    def resolved(self, encoding: Encoding) -> Self:
+    def resolve(self, encoding: Encoding) -> Self:
         """Return the step with every model-dependent parameter filled in.
 
         This includes the factor and all defaults that depend on the context length.
@@ -57,12 +57,12 @@ class Relation(Reaching, CodeMethod):
         if self.target_length and self.factor and self.target_length != round(self.factor * length):
             raise CtxextError(
                 f"A factor of {self.factor:g} and a target length of {self.target_length} disagree: "
-                f"the model reads {length} tokens before this step.",
-                hint="Give one of --factor and --target-length.",
+                f"the context length before this step is {length}.",
+                hint="Use only one of --factor and --target-length.",
             )
         if factor < 1:
             raise CtxextError(
-                f'The target length "{self.target_length}" is below the {length} tokens that the model reads already.',
+                f'The target length "{self.target_length}" is below the current context length of {length} tokens.',
                 hint=f"Choose a longer one, for example --target-length {4 * length}.",
             )
         step = dataclasses.replace(self, factor=factor, target_length=None)
@@ -99,27 +99,27 @@ class Relation(Reaching, CodeMethod):
         """Return an error and a hint if the options cannot extend L to the target; None if they can."""
         return None
 
-    def reach(self, encoding: Encoding) -> int:
+    def length_after(self, encoding: Encoding) -> int:
         """Return the context length after this step, in tokens."""
-        return round(self.stretch * encoding.context_length)
+        return round(self.scaling_factor * encoding.context_length)
 
     def summary(self) -> str:
         """Return the step in a few words, for one line of output.
 
         Contains the factor or the target length, and the temperature if it has one.
         """
-        reach = f"×{self.factor:g}" if self.factor is not None else f"to {self.target_length}"
-        return f"{self.name} {reach}" + (f" ({self.temperature})" if self.temperature != "none" else "")
+        length = f"×{self.factor:g}" if self.factor is not None else f"to {self.target_length}"
+        return f"{self.name} {length}" + (f" ({self.temperature})" if self.temperature != "none" else "")
 
     def settings(self, model: ModelConfig) -> dict[str, Any]:
         """Return the parameters that the portable class reads, as plain JSON.
 
         They are the parameters of the map, the layers, and L.
         """
-        if model.rotary.rope_type == "dynamic":  # Its formula starts from the length that the map raises, besides.
+        if model.rotary.rope_type == "dynamic":  # Its formula also depends on the length that the map raises.
             raise CtxextError(
-                f"{self.name} depends on each row, and this model's dynamic schedule on the length of the whole input.",
-                hint="adaptive is the row-wise form of dynamic: convert a copy without the schedule with it.",
+                f"{self.name} depends on each row, but this model's dynamic schedule on the length of the whole input.",
+                hint="Use adaptive, the row-wise form of dynamic, on a copy without the schedule.",
             )
         layers = rotated_layers(model.config, model.family)
         if not layers:
@@ -127,23 +127,23 @@ class Relation(Reaching, CodeMethod):
                 f"Every layer with a rotary embedding has a sliding window, which {self.name} would not widen."
             )
         length = model.rotary.context_length
-        step = self.resolved(model.rotary)
+        step = self.resolve(model.rotary)
         numbers = {name: value for name, value in step.to_dict().items() if name not in _NOT_IN_MAPS}
-        lengths = {"original_length": length, "target_length": step.reach(model.rotary)}
+        lengths = {"original_length": length, "target_length": step.length_after(model.rotary)}
         return {"layers": layers, **lengths, "temperature": self.temperature, **numbers}
 
 
 _NOT_IN_MAPS = frozenset({"method", "factor", "temperature"})
 
 
-def given(number: int | None) -> int:
+def require(parameter: int | None) -> int:
     """Return a parameter of a resolved step, which `defaults` has filled in."""
-    assert number is not None, "resolve the step first"
-    return number
+    assert parameter is not None, "resolve the step first"
+    return parameter
 
 
 def window_problem(window: int, length: int) -> tuple[str, str] | None:
     """Return an error and a hint if a window leaves nothing to regroup; otherwise None."""
     if window >= length:
-        return f'a window of "{window}" leaves nothing of {length} tokens to regroup.', f"--window {length // 8}"
+        return f'a window of "{window}" is not below the context length of {length} tokens.', f"--window {length // 8}"
     return None

@@ -3,15 +3,14 @@
 from typing import Any
 
 from ctxext.recipes.code.method import PORTABLE
-from ctxext.recipes.methods.relation import Relation, given, window_problem
+from ctxext.recipes.methods.relation import Relation, require, window_problem
 from ctxext.recipes.param import param
 
 
 class ReRope(Relation):
     """Keep distances within a window exact, and give all farther tokens the distance of its edge. No training.
 
-    Rows within L stay unchanged. Use it where far tokens matter by content and not by order, as their order is lost.
-    Su 2023, "ReRoPE".
+    Inputs within L stay unchanged; the order of far tokens is lost. Su 2023, "ReRoPE".
     """
 
     name = "rerope"
@@ -39,4 +38,4 @@ class ReRope(Relation):
 
         The window must leave something to regroup.
         """
-        return window_problem(given(self.window), length)
+        return window_problem(require(self.window), length)

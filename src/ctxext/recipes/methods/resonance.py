@@ -10,9 +10,9 @@ from ctxext.recipes.param import param
 
 
 class Resonance(Divided):
-    """YaRN with every wavelength rounded to a whole number of tokens, so that phases repeat exactly. No training.
+    """Round YaRN's wavelengths to a whole number of tokens, so that phases repeat exactly. No training.
 
-    At factor 1 nothing is rounded. A variant of yarn for comparisons. Wang et al. 2024, section 4.
+    A variant of yarn for comparisons. Wang et al. 2024, section 4.
     """
 
     name = "resonance"
@@ -23,11 +23,11 @@ class Resonance(Divided):
     # transformers reads an end of YaRN's ramp of 0 as a missing one.
     beta_fast: float = param(
         32.0,
-        help="YaRN leaves dimensions with more rotations than this within the original context unchanged.",
+        help="Dimensions with more rotations than this within the original context stay unchanged.",
         min=0.01,
     )
     beta_slow: float = param(
-        1.0, help="YaRN divides dimensions with fewer rotations than this by the whole factor.", min=0.01
+        1.0, help="Dimensions with fewer rotations than this are divided by the whole factor.", min=0.01
     )
 
     def __post_init__(self) -> None:
@@ -40,8 +40,8 @@ class Resonance(Divided):
         It turns the model's own wavelength into YaRN's rounded one.
         """
         plain = inverse_frequencies(rotary.with_parameters({"rope_type": "default"}))
-        if self.stretch == 1:
+        if self.scaling_factor == 1:
             return [1.0] * len(plain)
-        ramp = {"factor": self.stretch, "beta_fast": self.beta_fast, "beta_slow": self.beta_slow}
+        ramp = {"factor": self.scaling_factor, "beta_fast": self.beta_fast, "beta_slow": self.beta_slow}
         slowed = inverse_frequencies(rotary.with_parameters({"rope_type": "yarn", **ramp}))
         return [old * round(2 * math.pi / new) / (2 * math.pi) for old, new in zip(plain, slowed, strict=True)]

@@ -3,17 +3,16 @@
 from typing import Any
 
 from ctxext.recipes.code.method import PORTABLE
-from ctxext.recipes.methods.relation import Relation, given, window_problem
+from ctxext.recipes.methods.relation import Relation, require, window_problem
 from ctxext.recipes.param import param
 
 
 class SelfExtend(Relation):
     """Keep near tokens at their exact distance and group the positions of far ones, so none is new. No training.
 
-    Beyond the window w, keys have the position floor(n / G) and queries floor(m / G) + w - w / G, in one softmax. G is
-    the smallest that the length up to the row needs, so inputs within L are answered bit for bit as before. Use it for
-    long inputs that must not cost quality on short ones. Jin et al. 2024, section 3.2, with the group chosen for each
-    row.
+    Beyond the window w, keys have the position floor(n / G) and queries floor(m / G) + w - w / G. G is the smallest
+    that the length up to the query needs, so inputs within L give bit-identical output. Use it for long inputs if short
+    ones must not lose quality. Jin et al. 2024, section 3.2, with a group per query position.
     """
 
     name = "self-extend"
@@ -29,7 +28,7 @@ class SelfExtend(Relation):
         search=(16, 512),
     )
     group: int | None = param(
-        None, help="How many far positions share one (G), the same for all rows. Default: chosen for each row.", min=1
+        None, help="Number of far positions that share one (G). Default: chosen for each query position.", min=1
     )
 
     def defaults(self, length: int) -> dict[str, Any]:
@@ -44,13 +43,13 @@ class SelfExtend(Relation):
 
         A fixed group extends the context to w + (L - w) · G.
         """
-        window = given(self.window)
+        window = require(self.window)
         if problem := window_problem(window, length):
             return problem
         if self.group is not None and window + (length - window) * self.group < target:
             needed = -(-(target - window) // (length - window))
-            reach = window + (length - window) * self.group
-            return f"a window of {window} and a group of {self.group} reach {reach} tokens, not {target}.", (
-                f"--group {needed}, or leave it out: every row then uses the smallest that it needs."
+            longest = window + (length - window) * self.group
+            return f"a window of {window} and a group of {self.group} reach {longest} tokens, not {target}.", (
+                f"--group {needed}, or omit it to use the smallest group for each row."
             )
         return None

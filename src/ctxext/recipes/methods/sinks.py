@@ -3,15 +3,15 @@
 from typing import Any
 
 from ctxext.recipes.code.method import PORTABLE
-from ctxext.recipes.methods.relation import Relation, given
+from ctxext.recipes.methods.relation import Relation, require
 from ctxext.recipes.param import param
 
 
 class Sinks(Relation):
     """Attend to the first few tokens and the most recent ones only. Fluent at any length, without memory. A baseline.
 
-    Distances count the tokens that are read. Use it for endless streams, or to see what a longer memory adds. Xiao et
-    al. 2023, section 3 (StreamingLLM).
+    Distances count attended tokens only. Use it for endless streams, or to measure the gain from a longer memory. Xiao
+    et al. 2023, section 3 (StreamingLLM).
     """
 
     name = "sinks"
@@ -20,10 +20,12 @@ class Sinks(Relation):
     code = (PORTABLE / "sinks.py", *Relation.code)
     code_class = "Sinks"
     is_experimental = True
-    caution = "what lies between the first tokens and the recent ones is not read at all."
+    caution = "tokens between the first and the recent ones are not read."
 
-    sinks: int = param(4, help="How many of the first tokens are always read.", min=1)
-    window: int | None = param(None, help="How many recent tokens are read. Default: L less the sinks.", min=1)
+    sinks: int = param(4, help="Number of first tokens that are always attended to.", min=1)
+    window: int | None = param(
+        None, help="Number of recent tokens that are attended to. Default: L less the sinks.", min=1
+    )
 
     def defaults(self, length: int) -> dict[str, Any]:
         """Return the defaults that depend on L, by option.
@@ -37,9 +39,9 @@ class Sinks(Relation):
 
         Sinks and window must fit into L.
         """
-        if self.sinks + given(self.window) > length:
+        if self.sinks + require(self.window) > length:
             return (
-                f"{self.sinks} sinks and a window of {self.window} are more than the {length} tokens that it reads.",
+                f"{self.sinks} sinks and a window of {self.window} exceed the context length of {length} tokens.",
                 f"--window {length - self.sinks}",
             )
         return None

@@ -4,16 +4,15 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ctxext.recipes.code.method import PORTABLE
-from ctxext.recipes.methods.relation import Relation, given
+from ctxext.recipes.methods.relation import Relation, require
 from ctxext.recipes.param import param
 
 
 class String(Relation):
     """Shift far distances down to well-trained ones. Uses the existing context better; hardly extends it.
 
-    Distances d beyond S become d - S + w. By default for rows beyond L only, so that short inputs stay unchanged; with
-    --start for all rows from there on. Use it on models whose longest distances were rarely trained. An et al. 2024,
-    section 4.
+    Distances d beyond S become d - S + w, for query positions beyond L or from --start on. Use it on models with rarely
+    trained long distances. An et al. 2024, section 4.
     """
 
     name = "string"
@@ -22,13 +21,13 @@ class String(Relation):
     code = (PORTABLE / "string.py", *Relation.code)
     code_class = "String"
     is_experimental = True
-    example: ClassVar[Mapping[str, Any]] = {"factor": 1.2}  # Larger factors are out of its reach.
+    example: ClassVar[Mapping[str, Any]] = {"factor": 1.2}  # It does not support larger factors.
 
     shift: int | None = param(None, help="Distances up to this stay exact (S). Default: a third of L.", min=1)
     window: int | None = param(
-        None, help="Where farther distances start again (w). Default: an eighth of L, at most 128.", min=0
+        None, help="Start of the shifted distances (w). Default: an eighth of L, at most 128.", min=0
     )
-    start: int | None = param(None, help="The first row with shifted distances. Default: L.", min=0)
+    start: int | None = param(None, help="First query position with shifted distances. Default: L.", min=0)
 
     def defaults(self, length: int) -> dict[str, Any]:
         """Return the defaults that depend on L, by option.
@@ -43,10 +42,10 @@ class String(Relation):
 
         Distances up to L extend the context to L + S - w tokens.
         """
-        shift, window = given(self.shift), given(self.window)
+        shift, window = require(self.shift), require(self.window)
         if window > shift:
             return f'window "{window}" is above shift "{shift}".', f"--window {shift // 3}"
         if target > length + shift - window:
-            reach = length + shift - window
-            return f"a shift of {shift} reaches {reach} tokens, not {target}.", f"--target-length {reach}"
+            longest = length + shift - window
+            return f"a shift of {shift} reaches {longest} tokens, not {target}.", f"--target-length {longest}"
         return None

@@ -21,7 +21,7 @@ from ctxext.recipes.encodings.learned import (
     tensors_named,
 )
 from ctxext.recipes.encodings.rotary import Config, ModelConfig
-from ctxext.recipes.methods.fills import DTYPES, FILLS, KEEPS_ROWS, filled
+from ctxext.recipes.methods.fills import DTYPES, FILLS, KEEPS_ROWS, fill_rows
 from ctxext.recipes.param import param
 
 
@@ -59,8 +59,8 @@ class Rows(Reaching):
         if reason := super().refusal(config, family):
             return reason
         if is_of_distances(config, family):
-            return "its table holds distances, clipped at its end"
-        return "" if family.model_type in cls.layouts else "the location of its table is not known"
+            return "its table contains distances, not positions"
+        return "" if family.model_type in cls.layouts else "the location of its table is unknown"
 
     def edit(self, model: ModelConfig) -> ModelConfig:
         """Return the configuration after this step.
@@ -69,10 +69,10 @@ class Rows(Reaching):
         """
         if reason := self.refusal(model.config, model.family):
             raise CtxextError(
-                f'"{model.family.model_type}" has no table that {self.name} could lengthen: {reason}.',
+                f'"{model.family.model_type}" has no table that {self.name} supports: {reason}.',
                 hint="ctxext inspect MODEL lists the methods that apply.",
             )
-        return model.with_context_length(self.resolved(model.encoding).reach(model.encoding))
+        return model.with_context_length(self.resolve(model.encoding).length_after(model.encoding))
 
     def new_tensors(self, source: Checkpoint, model: ModelConfig) -> tuple[NewTensor, ...]:
         """Return the tensors that differ between the result and its source.
@@ -91,7 +91,7 @@ class Rows(Reaching):
             problem = f"several position tables: {', '.join(names)}" if names else f"no position table {expected}"
             raise CtxextError(f'The weights of "{source.name}" have {problem}.')
         rows = table.num_special + table.context_length
-        new = table.num_special + self.reach(table)
+        new = table.num_special + self.length_after(table)
         buffers = [name for ending in BUFFERS for name in tensors_named([*stored], ending)]
         return (
             *(self._table(*stored[name], name, table, rows) for name in names),
@@ -102,12 +102,12 @@ class Rows(Reaching):
         shape, dtype = tuple(entry["shape"]), entry["dtype"]
         if len(shape) != 2 or shape[0] != rows or not shape[1]:
             raise CtxextError(
-                f'"{name}" has the shape {list(shape)}; config.json says {rows} rows.',
+                f'"{name}" has the shape {list(shape)}; config.json specifies {rows} rows.',
                 hint="Correct the length in config.json, or download the checkpoint again.",
             )
         if dtype not in DTYPES:
             raise CtxextError(f'"{name}" is {dtype}, which is not supported.', hint=f"Supported: {', '.join(DTYPES)}.")
-        new, special, width = self.reach(table), table.num_special, shape[1]
+        new, special, width = self.length_after(table), table.num_special, shape[1]
         used = (special + self.num_source_rows(table)) * width * BITS[dtype] // 8
 
         def pieces(raw: memoryview) -> Iterator[bytes]:
@@ -130,12 +130,11 @@ def _buffer(path: Path, entry: dict[str, Any], name: str, rows: int, new: int) -
 
 
 class Table(Rows):
-    """Lengthen a table of learned positions with rows made from the existing ones. Meant for a short fine-tune.
+    """Lengthen a table of learned positions with rows computed from the existing ones. Meant for a short fine-tune.
 
     Use it for BERT, RoBERTa, GPT-2, OPT and other models without RoPE. tile repeats the rows, p_(k mod L); hierarchical
-    is α u_i + (1 − α) u_j, for up to L² positions: both keep the first L rows, and with them short inputs. linear and
-    cubic interpolate the rows over the new length, so every input changes. Beltagy et al. 2020 (Longformer), section 5;
-    Su 2020.
+    computes α u_i + (1 − α) u_j, for up to L² positions. Both leave short inputs unchanged. linear and cubic
+    interpolate over the new length, so every input changes. Beltagy et al. 2020 (Longformer), section 5; Su 2020.
     """
 
     name = "table"
@@ -146,7 +145,7 @@ class Table(Rows):
 
     fill: str = param(
         "tile",
-        help="How new rows are made: repeated, as weighted sums of two, or interpolated between neighbours.",
+        help="Computation of new rows: repetition, weighted sums of two, or interpolation between neighbours.",
         choices=tuple(FILLS),
     )
     alpha: float = param(0.4, help="Weight α of the coarse row in the hierarchical fill.", min=0.0, max=0.9)
@@ -165,19 +164,21 @@ class Table(Rows):
         """
         return f"{super().summary()} ({self.fill})"
 
-    def resolved(self, encoding: Encoding) -> "Table":
+    def resolve(self, encoding: Encoding) -> "Table":
         """Return the step with every model-dependent parameter filled in.
 
         This includes the factor.
         """
-        step = super().resolved(encoding)
-        length, reach = encoding.trained_length, step.reach(encoding)
+        step = super().resolve(encoding)
+        length, new_length = encoding.trained_length, step.length_after(encoding)
         if length > encoding.context_length:
-            raise CtxextError(f"The table has {encoding.context_length} rows, fewer than the {length} of its training.")
-        if step.fill == "hierarchical" and reach > length**2:
             raise CtxextError(
-                f"hierarchical reaches {length**2} positions from {length}, not {reach}.",
-                hint="--fill tile reaches any length.",
+                f"The table has {encoding.context_length} rows, fewer than the {length} positions it was trained with."
+            )
+        if step.fill == "hierarchical" and new_length > length**2:
+            raise CtxextError(
+                f"hierarchical extends {length} positions to at most {length**2}, not {new_length}.",
+                hint="Use --fill tile, which supports any length.",
             )
         return step
 
@@ -186,13 +187,13 @@ class Table(Rows):
 
         The new positions are untrained; the fill decides whether short inputs stay unchanged.
         """
-        kept = "inputs within the original context length are answered as before"
-        changed = "every input changes, short ones too"
+        unchanged = "inputs within the original context length give the same output"
+        changed = "every input changes, including short ones"
         trained = model.encoding.trained_length
         return (
-            f"rows from {trained} on are made of the first {trained} and were never trained, so train a little (ctxext "
-            "finetune trains the table itself) and measure before and after; "
-            f"{kept if self.fill in KEEPS_ROWS else changed}."
+            f"rows from {trained} on are computed from the first {trained} and are untrained, so fine-tune briefly "
+            "(ctxext finetune also trains the table) and measure before and after; "
+            f"{unchanged if self.fill in KEEPS_ROWS else changed}."
         )
 
     def rows(self, raw: memoryview, dtype: str, width: int, special: int, new: int) -> Iterator[bytes]:
@@ -200,4 +201,4 @@ class Table(Rows):
 
         It is computed by the chosen fill.
         """
-        return filled(raw, dtype, width, special, new, self.fill, self.alpha)
+        return fill_rows(raw, dtype, width, special, new, self.fill, self.alpha)

@@ -3,15 +3,14 @@
 from typing import Any
 
 from ctxext.recipes.code.method import PORTABLE
-from ctxext.recipes.methods.relation import Relation, given
+from ctxext.recipes.methods.relation import Relation, require
 from ctxext.recipes.param import param
 
 
 class Window(Relation):
     """Attend to the most recent tokens only: a sliding window. A baseline for comparisons.
 
-    Use it to see what a method gains over forgetting. Beltagy et al. 2020, section 3.1, on a model that was not trained
-    with it.
+    Beltagy et al. 2020, section 3.1, on a model that was not trained with it.
     """
 
     name = "window"
@@ -20,9 +19,9 @@ class Window(Relation):
     code = (PORTABLE / "window.py", PORTABLE / "sinks.py", *Relation.code)
     code_class = "Window"
     is_experimental = True
-    caution = "what lies before the window is not read at all, and without the first tokens many models break."
+    caution = "tokens before the window are not read, and many models fail without the first tokens."
 
-    window: int | None = param(None, help="How many recent tokens are read. Default: L.", min=1)
+    window: int | None = param(None, help="Number of recent tokens that are attended to. Default: L.", min=1)
 
     def defaults(self, length: int) -> dict[str, Any]:
         """Return the defaults that depend on L, by option.
@@ -36,6 +35,6 @@ class Window(Relation):
 
         The window must fit into L.
         """
-        if given(self.window) > length:
-            return f"a window of {self.window} is more than the {length} tokens that it reads.", f"--window {length}"
+        if require(self.window) > length:
+            return f"a window of {self.window} exceeds the context length of {length} tokens.", f"--window {length}"
         return None

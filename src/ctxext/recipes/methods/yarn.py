@@ -11,17 +11,15 @@ from ctxext.recipes.param import param
 class Yarn(NtkByParts):
     """Blend interpolated and original RoPE frequencies and sharpen attention. Works untrained, best after a fine-tune.
 
-    ntk-by-parts, with cos and sin multiplied by a temperature of 0.1 · ln(s) + 1. Use it first for a RoPE model: most
-    engines run it, and it carries no code; short inputs lose a little. With DeepSeek's two weights the temperature is
-    (0.1 · mscale · ln(s) + 1) / (0.1 · mscale_all_dim · ln(s) + 1); DeepSeek's attention reads them too. Peng et al.
-    2023, sections 3.2 to 3.4.
+    ntk-by-parts with cos and sin multiplied by the temperature 0.1 · ln(s) + 1. The first choice for RoPE models: most
+    engines run it without custom code, but short inputs lose a little. Peng et al. 2023, sections 3.2 to 3.4.
     """
 
     name = "yarn"
     title = "YaRN"
 
     attention_factor: float | None = param(
-        None, help="Temperature: multiplies cos and sin, instead of 0.1 · ln(factor) + 1.", min=0.01, search=(1.0, 1.6)
+        None, help="Temperature: factor on cos and sin. Default: 0.1 · ln(factor) + 1.", min=0.01, search=(1.0, 1.6)
     )
     mscale: float | None = param(
         None, help="DeepSeek's weight of ln(factor) in the temperature; with --mscale-all-dim.", min=0

@@ -1,4 +1,4 @@
-"""Every method computed the plain way from its paper, by its name; README.md lists the functions that it needs."""
+"""Each method by name, implemented directly from its paper; README.md lists the functions that it needs."""
 
 from . import attention, encodings, frequencies
 

@@ -1,8 +1,7 @@
-"""Methods that change at which distance a query reads a key, which keys it reads, or by what its scores are multiplied.
+"""Methods that change the distance between a query and a key, the keys that are read, or the factor on scores.
 
-Where a paper moves the query and the key by the same amount, the references move neither: the distance is the same, and
-a family knows the angle of a large position, in float32, to 0.03 only, so a pair that is moved would differ from one
-that is not.
+If a paper moves the query and the key by the same amount, the references move neither: the distance is the same, but
+angles of large positions in float32 have errors up to 0.03, so a moved pair would differ from one that is not.
 """
 
 import itertools
@@ -12,12 +11,12 @@ from types import SimpleNamespace as Reference
 
 
 def single(number):
-    """The nearest float32, the type in which families keep positions and frequencies."""
+    """The nearest float32, the type of positions and frequencies in transformers."""
     return struct.unpack("f", struct.pack("f", number))[0]
 
 
 def angles(position, frequencies):
-    """The angle of every pair of dimensions at a position, which need not be a whole number."""
+    """The angle of every pair of dimensions at a position, possibly fractional."""
     return [single(position) * w for w in frequencies]
 
 
@@ -27,7 +26,7 @@ def in_place(settings, layer, m, n, frequencies):
 
 
 def temperature(settings, layer, m):
-    """The factor on the scores of the row at m, by the rule that `--temperature` names."""
+    """The factor on the scores of the query at m, by the rule of `--temperature`."""
     length, rule = settings["original_length"], settings.get("temperature", "none")
     if m + 1 <= length:
         return 1.0
@@ -41,16 +40,16 @@ def temperature(settings, layer, m):
 
 
 def places_of(reach, first, borders, changes=()):
-    """Positions below `reach` that tell two rules apart, those that matter most first.
+    """Positions below `reach` that distinguish two rules, most important first.
 
-    These are the rows at which a rule begins or changes, and the keys at the borders of the last row, of the first
-    changed row and of one between, each with its neighbours.
+    These are the query positions where a rule begins or changes, and the keys at the borders of the last, the first
+    changed and a middle query position, each with its neighbours.
 
     Args:
         reach: The context length after the step.
-        first: The first row that reads a key elsewhere.
-        borders: Called with a row: the keys at which its rule changes.
-        changes: The rows at which a rule that depends on the row changes; some of many are taken.
+        first: The first query position with a changed distance.
+        borders: Called with a query position, returns the keys where its rule changes.
+        changes: The query positions where the rule changes; a few of them are used.
     """
     last = reach - 1
     middle = (first + last) // 2
@@ -68,7 +67,7 @@ def places_of(reach, first, borders, changes=()):
 def self_extend(settings, layer, m, n, frequencies):
     """Self-Extend (Jin et al. 2024, section 3 and algorithm 1): keys beyond the window by groups.
 
-    The row chooses the group if none is given.
+    The group depends on the query position by default.
     """
     length, window, group = settings["original_length"], settings["window"], settings.get("group")
     if m < length or m - n < window:
@@ -81,7 +80,7 @@ def self_extend(settings, layer, m, n, frequencies):
 
 
 def self_extend_places(settings, reach):
-    """Around the window's border, a border of groups, and the rows from which groups are larger."""
+    """Positions around the window's border, a border of groups, and the queries from which groups are larger."""
     length, window, group = settings["original_length"], settings["window"], settings.get("group")
 
     def borders(row):
@@ -93,7 +92,7 @@ def self_extend_places(settings, reach):
 def bifocal(settings, layer, m, n, frequencies):
     """Bifocal attention: Jet-Long 2026, section 3, and its groups for each pair of dimensions (DPE, arXiv 2504.18857).
 
-    Keys within the window at their true distance, all others by groups; `border` specifies how the two meet.
+    Keys within the window at their true distance, all others by groups; `border` specifies the transition.
     """
     length, window, published = settings["original_length"], settings["window"], has_published_border(settings)
     if m < length or m - n < window or (published and m - n == window):
@@ -107,12 +106,12 @@ def bifocal(settings, layer, m, n, frequencies):
 
 
 def has_published_border(settings):
-    """Whether distances jump at the window's border, as in the paper."""
+    """Return whether distances jump at the window's border, as in the paper."""
     return settings.get("border", "published") == "published"
 
 
 def bifocal_places(settings, reach):
-    """Around the window's border, a border of groups, and the rows from which groups are larger."""
+    """Positions around the window's border, a border of groups, and the queries from which groups are larger."""
     length, window, groups = settings["original_length"], settings["window"], settings.get("groups")
 
     def borders(row):
@@ -130,26 +129,26 @@ def rerope(settings, layer, m, n, frequencies):
 
 
 def rerope_places(settings, reach):
-    """Around the window's border."""
+    """Positions around the window's border."""
     return places_of(reach, settings["original_length"], lambda row: [row - settings["window"]])
 
 
 def dca(settings, layer, m, n, frequencies):
     """Dual chunk attention (An et al. 2024, sections 3.1 to 3.3).
 
-    Keys of the same chunk at their true distance; the chunk before and earlier ones have other rules.
+    Keys of the same chunk at their true distance; the previous chunk and earlier ones have separate rules.
     """
     size, chunk = settings["chunk_size"], settings["chunk_size"] - settings["local"]
-    # Within a chunk the paper reads both at their place in it, which is the same distance.
+    # Within a chunk the paper uses positions in the chunk, which have the same distance.
     if m < size or m // chunk == n // chunk:
         return in_place(settings, layer, m, n, frequencies)
-    if m // chunk == n // chunk + 1:  # The paper reads the key at n mod c: both moved alike.
+    if m // chunk == n // chunk + 1:  # The paper has the key at n mod c: both are moved equally.
         return angles(min(m % chunk + chunk, size) + n // chunk * chunk, frequencies), angles(n, frequencies)
     return angles(size, frequencies), angles(n % chunk, frequencies)
 
 
 def dca_places(settings, reach):
-    """Around the borders of the row's chunk and of the one before, and the rows at which chunks begin."""
+    """Positions around the borders of the query's chunk and the previous one, and the first positions of chunks."""
     size, chunk = settings["chunk_size"], settings["chunk_size"] - settings["local"]
 
     def borders(row):
@@ -160,7 +159,7 @@ def dca_places(settings, reach):
 
 
 def string(settings, layer, m, n, frequencies):
-    """STRING (An et al. 2024, section 4): far distances are shifted back to those that training saw often.
+    """STRING (An et al. 2024, section 4): far distances are shifted to those that are frequent in training.
 
     Keys up to the shift at their true distance, all others nearer by the shift less the window.
     """
@@ -170,7 +169,7 @@ def string(settings, layer, m, n, frequencies):
 
 
 def string_places(settings, reach):
-    """Around the border of the shift."""
+    """Positions around the border of the shift."""
     first = settings.get("start", settings["original_length"])
     return places_of(reach, first, lambda row: [row - settings["shift"]])
 
@@ -184,14 +183,14 @@ def sinks(settings, layer, m, n, frequencies):
     dropped = max(m - settings["window"] + 1 - count, 0)
     if count <= n < count + dropped:
         return None
-    # Positions within the cache count the keys that are left from zero, which moves query and recent keys alike.
+    # Positions within the cache number the remaining keys from 0, which moves query and recent keys equally.
     if n >= count:
         return in_place(settings, layer, m, n, frequencies)
     return angles(m - dropped, frequencies), angles(n, frequencies)
 
 
 def sinks_places(settings, reach):
-    """Around the first key of the window, and the last of the first tokens."""
+    """Positions around the first key of the window, and the last of the first tokens."""
 
     def borders(row):
         return [row - settings["window"], *([settings["sinks"]] if settings["sinks"] else [])]
@@ -205,15 +204,15 @@ def window(settings, layer, m, n, frequencies):
 
 
 def window_places(settings, reach):
-    """Around the first key of the window."""
+    """Positions around the first key of the window."""
     return places_of(reach, settings["window"], lambda row: [row - settings["window"]])
 
 
 def adaptive(settings, layer, m, n, frequencies):
-    """A schedule for every row, the smallest of several factors that holds it: query and key with its frequencies."""
+    """A schedule per query, with the smallest sufficient of several factors: query and key with its frequencies."""
     number = factor_of(settings, m)
     if number is not None:
-        # Families that fill up with frequencies of 0 have more of them than the schedule.
+        # Families that pad with frequencies of 0 have more of them than the schedule.
         slowed, base = settings["inverse_frequencies"][number], settings["base"]
         triples = itertools.zip_longest(frequencies, slowed, base, fillvalue=0.0)
         frequencies = [single(w * (s / b)) if b else w for w, s, b in triples]
@@ -221,7 +220,7 @@ def adaptive(settings, layer, m, n, frequencies):
 
 
 def factor_of(settings, m):
-    """Which of the adaptive factors the row at m uses, by its number; None within the original context length."""
+    """Index of the adaptive factor of the query at m; None within the original context length."""
     if m + 1 <= settings["original_length"]:
         return None
     reaches = [factor * settings["original_length"] for factor in settings["factors"]]
@@ -229,22 +228,22 @@ def factor_of(settings, m):
 
 
 def adaptive_rotated_factor(settings, layer, m):
-    """The factor on cos and sin, of the query and of its keys alike, for the row at m."""
+    """The factor on cos and sin for the query at m, applied to the query and its keys."""
     number = factor_of(settings, m)
     return 1.0 if number is None or "attention_factors" not in settings else settings["attention_factors"][number]
 
 
 def adaptive_places(settings, reach):
-    """Around the rows from which another factor applies."""
+    """Positions around the queries from which another factor applies."""
     length = settings["original_length"]
     changes = [math.ceil(factor * length) for factor in settings["factors"][:-1]]
     return places_of(reach, length, lambda row: [], changes)
 
 
 def distance_aware(settings, layer, numbers, head, m, n):
-    """Distance-aware attention (arXiv 2010.06925, section 3.2): what multiplies a score above zero.
+    """Distance-aware attention (arXiv 2010.06925, section 3.2): the factor on a positive score.
 
-    `numbers` has two for every head.
+    `numbers` has two values per head.
     """
     w, v = numbers[0][head], numbers[1][head]
     return (1 + math.exp(v)) / (1 + math.exp(v - w * (m - n) / settings["original_length"]))

@@ -1,11 +1,11 @@
-"""Methods for other encodings than rotary ones: ALiBi's slopes, buckets of distances, position tables."""
+"""Methods for encodings other than RoPE: ALiBi slopes, buckets of distances, position tables."""
 
 import math
 from types import SimpleNamespace as Reference
 
 
 def alibi_slopes(heads):
-    """ALiBi (2108.12409), as its authors' get_slopes has it."""
+    """ALiBi (2108.12409): slopes as in the authors' get_slopes."""
     if math.log2(heads).is_integer():
         start = 2 ** (-(2 ** -(math.log2(heads) - 3)))
         return [start * start**i for i in range(heads)]
@@ -14,32 +14,32 @@ def alibi_slopes(heads):
 
 
 def row_factor(settings, m):
-    """The factor of the row at m: the same for all, or how many times the original length it ends."""
+    """Factor of the query at m: constant, or its context length over the original length."""
     return settings["factor"] or max(1, (m + 1) / settings["original_length"])
 
 
 def alibi_interpolation(settings, heads, m):
-    """Position Interpolation for ALiBi (2310.13017): slopes divided by the factor; row by row on request."""
+    """Position Interpolation for ALiBi (2310.13017): slopes divided by the factor, per query if requested."""
     return [slope / row_factor(settings, m) for slope in alibi_slopes(heads)]
 
 
 def ntk_alibi(settings, heads, m):
     """NTK-ALiBi (keezen/ntk_alibi): the base of the slopes changes.
 
-    The steepest stays and the gentlest is s-th. Heads count by their slopes, the steepest first.
+    The steepest slope stays and the gentlest is divided by s. Heads are ordered by slope, the steepest first.
     """
     plain = alibi_slopes(heads)
     if heads == 1:
         return plain
     shrink = row_factor(settings, m) ** (1 / (heads - 1))
-    return [slope / shrink ** sum(other > slope for other in plain) for slope in plain]
+    return [slope / shrink ** sum(steeper > slope for steeper in plain) for slope in plain]
 
 
 def bucket(numbers, source, relative):
     """Buckets of distances: T5 (1910.10683), section 2.1, and its code in Mesh TensorFlow.
 
-    The result is not rounded down. `source` has the source's `distance`, and of its stack `num_buckets` and whether it
-    is `bidirectional`.
+    The result is not rounded down. `source` has the source's `distance`, and `num_buckets` and `bidirectional` of its
+    stack.
     """
     distance, count, first = source["distance"] * numbers["factor"], source["num_buckets"], 0
     if source["bidirectional"]:
@@ -53,12 +53,12 @@ def bucket(numbers, source, relative):
 
 
 def table(numbers, old, count):
-    """Longer position tables, by `fill`: rows of `count` positions from the old ones, tensors (positions, width)."""
+    """Longer position tables, by `fill`: rows of `count` positions from the old rows, tensors (positions, width)."""
     return FILLS[numbers["fill"]](numbers, old, count)
 
 
 def tile(numbers, old, count):
-    """The whole table again and again: section 5 of Longformer."""
+    """Repeated table: section 5 of Longformer."""
     return old.repeat(math.ceil(count / len(old)), 1)[:count]
 
 
@@ -70,18 +70,18 @@ def hierarchical(numbers, old, count):
 
 
 def linear(numbers, old, count):
-    """Row k at k L / N of the old ones, on the straight line between its neighbours."""
+    """Linear interpolation: row k at position k L / N of the old table."""
     new = []
     for k in range(count):
         at = min(k * len(old) / count, len(old) - 1)
         below = int(at)
         above = min(below + 1, len(old) - 1)
         new.append(old[below] + (at - below) * (old[above] - old[below]))
-    return stacked(new)
+    return stack_rows(new)
 
 
 def cubic(numbers, old, count):
-    """The same on a cubic through four rows whose slopes are central differences (Catmull-Rom, Keys's a = -1/2)."""
+    """Cubic interpolation through four rows with central differences as slopes (Catmull-Rom, Keys's a = -1/2)."""
     new, last = [], len(old) - 1
     for k in range(count):
         at = min(k * len(old) / count, last)
@@ -95,11 +95,11 @@ def cubic(numbers, old, count):
             + (3 * t**2 - 2 * t**3) * there
             + (t**3 - t**2) * next_slope
         )
-    return stacked(new)
+    return stack_rows(new)
 
 
-def stacked(rows):
-    """One tensor of its rows."""
+def stack_rows(rows):
+    """Stack rows to one tensor."""
     import torch
 
     return torch.stack(rows)
@@ -109,7 +109,7 @@ FILLS = {"tile": tile, "hierarchical": hierarchical, "linear": linear, "cubic": 
 
 
 def table_original(numbers, new, length, count):
-    """Indices of the old rows in the new table; None if they are not all in it."""
+    """Indices of the old rows in the new table; None if it does not contain all of them."""
     if numbers["fill"] in ("tile", "hierarchical"):
         return list(range(length))
     return [i * count // length for i in range(length)] if count % length == 0 else None
@@ -118,12 +118,12 @@ def table_original(numbers, new, length, count):
 def sinusoidal(numbers, old, count):
     """Vaswani et al. 2017, section 3.5, with the sines before the cosines: sines and cosines of p for row p."""
     width = old.shape[1]
-    turned = [[p / 10000 ** (2 * i / width) for i in range(width // 2)] for p in range(count)]
-    return old.new_tensor([[math.sin(a) for a in row] + [math.cos(a) for a in row] for row in turned])
+    angles = [[p / 10000 ** (2 * i / width) for i in range(width // 2)] for p in range(count)]
+    return old.new_tensor([[math.sin(a) for a in row] + [math.cos(a) for a in row] for row in angles])
 
 
 def sinusoidal_original(numbers, new, length, count):
-    """The old rows come first."""
+    """Indices of the old rows, which come first."""
     return list(range(length))
 
 

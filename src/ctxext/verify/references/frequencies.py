@@ -4,25 +4,25 @@ import math
 from types import SimpleNamespace as Reference
 
 
-def plain(model, base=None):
-    """θ_i = b^(-2i / d), one for every pair of dimensions that rotates."""
+def plain_frequencies(model, base=None):
+    """Unscaled inverse frequencies: θ_i = b^(-2i / d) for every rotated pair of dimensions."""
     base = model["theta"] if base is None else base
     return [base ** (-2 * i / model["span"]) for i in range(model["dim"] // 2)]
 
 
 def yarn_temperature(s):
-    """What YaRN multiplies cos and sin by: Peng et al. 2023, section 3.4."""
+    """YaRN's factor on cos and sin: Peng et al. 2023, section 3.4."""
     return 0.1 * math.log(s) + 1 if s > 1 else 1.0
 
 
 def abf(numbers, model):
-    """Adjusted base frequency (Xiong et al. 2023, section 4.1): the base as given."""
+    """Adjusted base frequency (Xiong et al. 2023, section 4.1): the base of the recipe."""
     return numbers["theta"]
 
 
 def pi(numbers, model, at):
     """Position Interpolation (Chen et al. 2023, section 2.3): θ_i / s."""
-    return [theta / numbers["factor"] for theta in plain(model)], 1.0
+    return [theta / numbers["factor"] for theta in plain_frequencies(model)], 1.0
 
 
 def ntk(numbers, model, at):
@@ -30,11 +30,11 @@ def ntk(numbers, model, at):
 
     The base b becomes b · s^(d / (d - 2)), so that the slowest frequency is θ / s and the fastest stays.
     """
-    return plain(model, model["theta"] * numbers["factor"] ** (model["span"] / (model["dim"] - 2))), 1.0
+    return plain_frequencies(model, model["theta"] * numbers["factor"] ** (model["span"] / (model["dim"] - 2))), 1.0
 
 
 def dynamic(numbers, model, at):
-    """Dynamic NTK (emozilla, July 2023, as transformers runs it): the factor that the current length needs."""
+    """Dynamic NTK (emozilla, July 2023, as in transformers): the factor for the current length."""
     d, s, length = model["dim"], numbers["factor"], model["length"]
     needed = s * max(at, length) / length - (s - 1)
     base = model["theta"] * needed ** (d / (d - 2))
@@ -42,9 +42,9 @@ def dynamic(numbers, model, at):
 
 
 def ramp(numbers: dict, pairs: int, d: int, base: float, length: int) -> list[float]:
-    """YaRN's ramp: for each pair the share of its frequency that is divided by s.
+    """YaRN's ramp: the share of each pair's frequency that is divided by s.
 
-    Linear in the dimension's index, ends rounded outwards, bounds clamped at 0 and d - 1 as the runtime does.
+    Linear in the dimension's index, with the ends rounded outwards and clamped to 0 and d - 1 as in transformers.
     """
 
     def index(rotations):
@@ -58,25 +58,25 @@ def ramp(numbers: dict, pairs: int, d: int, base: float, length: int) -> list[fl
 
 
 def ntk_by_parts(numbers, model, at):
-    """NTK-by-parts: Peng et al. 2023, section 3.2, as its authors released it."""
+    """NTK-by-parts: Peng et al. 2023, section 3.2, as in the authors' code."""
     gone = ramp(numbers, model["dim"] // 2, model["span"], model["theta"], model["length"])
     s = numbers["factor"]
-    return [(1 - g) * theta + g * theta / s for theta, g in zip(plain(model), gone, strict=True)], 1.0
+    return [(1 - g) * theta + g * theta / s for theta, g in zip(plain_frequencies(model), gone, strict=True)], 1.0
 
 
 def yarn(numbers, model, at):
-    """YaRN (Peng et al. 2023, sections 3.2 to 3.4): by parts, cos and sin times the number given or 0.1 · ln(s) + 1."""
-    s, one, other = numbers["factor"], numbers.get("mscale"), numbers.get("mscale_all_dim")
-    sharper = yarn_temperature(s)
-    if one and other and s > 1:  # DeepSeek-V2, its released code.
-        sharper = (0.1 * one * math.log(s) + 1) / (0.1 * other * math.log(s) + 1)
-    return ntk_by_parts(numbers, model, at)[0], numbers.get("attention_factor") or sharper
+    """YaRN (Peng et al. 2023, sections 3.2 to 3.4): by parts, factor `attention_factor`, by default 0.1 ln(s) + 1."""
+    s, mscale, mscale_all = numbers["factor"], numbers.get("mscale"), numbers.get("mscale_all_dim")
+    attention_factor = yarn_temperature(s)
+    if mscale and mscale_all and s > 1:  # As in the code of DeepSeek-V2.
+        attention_factor = (0.1 * mscale * math.log(s) + 1) / (0.1 * mscale_all * math.log(s) + 1)
+    return ntk_by_parts(numbers, model, at)[0], numbers.get("attention_factor") or attention_factor
 
 
 def resonance(numbers, model, at):
     """Resonance RoPE on YaRN (Wang et al. 2024, section 4): each wavelength rounded to the nearest whole number."""
     if numbers["factor"] == 1:
-        return plain(model), 1.0
+        return plain_frequencies(model), 1.0
     wavelengths = [2 * math.pi / theta for theta in ntk_by_parts(numbers, model, at)[0]]
     return [2 * math.pi / max(round(wavelength), 1) for wavelength in wavelengths], yarn_temperature(numbers["factor"])
 
@@ -85,7 +85,7 @@ def llama3(numbers, model, at):
     """Llama 3.1's scaling (its model code, 2024): long wavelengths divided, short ones kept, the rest blended."""
     low, high, s, length = numbers["low_freq_factor"], numbers["high_freq_factor"], numbers["factor"], model["length"]
     frequencies = []
-    for theta in plain(model):
+    for theta in plain_frequencies(model):
         wavelength = 2 * math.pi / theta
         if wavelength < length / high:
             frequencies.append(theta)
@@ -102,7 +102,7 @@ def longrope(numbers, model, at):
 
     θ_i / λ̂_i with the long list beyond the original context length, cos and sin times sqrt(1 + ln s / ln L).
     """
-    s, length, thetas = numbers["factor"], model["length"], plain(model)
+    s, length, thetas = numbers["factor"], model["length"], plain_frequencies(model)
     divisors = numbers["long_factor"] if at > length else numbers.get("short_factor") or [1.0] * len(thetas)
     scaling = math.sqrt(1 + math.log(s) / math.log(length)) if s > 1 else 1.0
     frequencies = [theta / divisor for theta, divisor in zip(thetas, divisors, strict=True)]
@@ -114,7 +114,7 @@ def mrrope(numbers, model, at):
 
     θ_i / s^e; e rises over the indices between the last fast and the first slow dimension.
     """
-    s, thetas = numbers["factor"], plain(model)
+    s, thetas = numbers["factor"], plain_frequencies(model)
     low, high = -1, len(thetas)
     for i, theta in enumerate(thetas):
         rotations = theta * model["length"] / (2 * math.pi)
@@ -140,9 +140,9 @@ def mrrope(numbers, model, at):
 def cope(numbers, model, at):
     """CoPE (arXiv 2602.05258, section 3): the last c frequencies fade along half a cosine.
 
-    A millionth replaces zero, as the configuration's lists of divisors need.
+    Zero is replaced by 1e-6, because the configuration contains divisors.
     """
-    thetas = plain(model, numbers.get("theta") or None)
+    thetas = plain_frequencies(model, numbers.get("theta") or None)
     count = numbers.get("num_faded")
     if count is None:
         count = round(0.75 * len([theta for theta in thetas if 2 * math.pi / theta > model["length"]]))
@@ -154,10 +154,10 @@ def cope(numbers, model, at):
 
 
 def choose(settings, layer, queries, keys, scaling):
-    """Ms-PoE (Zhang et al. 2024, section 3): the ratio of each KV head in this layer; None if it takes no part.
+    """Ms-PoE (Zhang et al. 2024, section 3): the ratio of each KV head in this layer; None for other layers.
 
-    The statistic is computed on whole causal attention matrices of un-rotated states, queries (1, h, l, d) and keys
-    (1, g, l, d): the head that stands out most gets the first ratio.
+    The statistic is computed on full causal attention matrices of un-rotated queries (1, h, l, d) and keys
+    (1, g, l, d). The head with the largest one gets the first ratio.
     """
     import torch
 
@@ -170,7 +170,7 @@ def choose(settings, layer, queries, keys, scaling):
         return [settings["ratios"][rank] for rank in settings["ranks"][at]]
     group, length, counts = queries.shape[1] // keys.shape[1], keys.shape[2], []
     for head in range(keys.shape[1]):
-        count = 0  # Counted in whole numbers, so that equal heads are equal.
+        count = 0  # An integer, so that ties are exact.
         for query in range(head * group, (head + 1) * group):
             scores = queries[0, query].float() @ keys[0, head].float().T * scaling
             scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -math.inf)
@@ -181,13 +181,13 @@ def choose(settings, layer, queries, keys, scaling):
     return [settings["ratios"][rank] for rank in ranks]
 
 
-def loudness(settings, chosen, head):
-    """What Ms-PoE multiplies a head's cos and sin by."""
+def head_factor(settings, chosen, head):
+    """Ms-PoE's factor on a head's cos and sin."""
     return chosen[head][2] if chosen is not None and "heads" in settings else 1.0
 
 
 def mspoe(settings, chosen, head, positions, frequencies, theta):
-    """A head's positions and its inverse frequencies under Ms-PoE, or under a schedule that replaces its linear ratios.
+    """A head's positions and inverse frequencies in Ms-PoE, or in a schedule that replaces its linear ratios.
 
     With `rescale`, only the range between two positions is compressed.
     """
@@ -228,5 +228,5 @@ REFERENCES = {
     "resonance": Reference(schedule=resonance),
     "cope": Reference(schedule=cope),
     "dynamic": Reference(schedule=dynamic),
-    "mspoe": Reference(choose=choose, rotation=mspoe, loudness=loudness),
+    "mspoe": Reference(choose=choose, rotation=mspoe, head_factor=head_factor),
 }
