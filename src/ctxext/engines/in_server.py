@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from ctxext.checkpoint.head import Head
 from ctxext.checkpoint.loading import choose_device, explain_loading_errors, load_checkpoint
 from ctxext.checkpoint.opening import Checkpoint
-from ctxext.converters.engines import WRONG, serving_of, unconverted_lines
+from ctxext.converters.engines import WRONG, serving_of, source_commands
 from ctxext.data import prose
-from ctxext.data.encoding import Encoder, open_tokenizer, tokenized
+from ctxext.data.encoding import Encoder, open_tokenizer, tokenize
 from ctxext.engines.server import Completion, Server, ServerError, exceeded_length
 from ctxext.errors import CtxextError
 from ctxext.files.content import Progress
@@ -169,12 +169,12 @@ def _probe(place: str, length: int, encoder: Encoder) -> Probe:
     while size < length:
         block = [next(stream) for _ in range(64)]
         texts += block
-        size += len(tokenized(encoder.tokenizer, " ".join(block), add_special_tokens=False))
+        size += len(tokenize(encoder.tokenizer, " ".join(block), add_special_tokens=False))
     words = texts[2].split()
     tail = " ".join(words[: max(len(words) // 2, 1)])
     while True:
         text = " ".join([*texts, tail])
-        ids = tokenized(encoder.tokenizer, text)
+        ids = tokenize(encoder.tokenizer, text)
         if len(ids) <= length or len(texts) <= 3:
             return Probe(place, list(ids), text)
         # Sentences have about ten tokens, so the last steps remove one at a time.
@@ -221,9 +221,9 @@ class Vocabulary:
         """Return the continuation of a prompt up to the first token without a known id."""
         assert probe.answer is not None
         if not probe.answer.tokens:
-            whole = tokenized(self.tokenizer, probe.text + probe.answer.text)
+            whole = tokenize(self.tokenizer, probe.text + probe.answer.text)
             shared = whole[: len(probe.ids)] == probe.ids
-            alone = tokenized(self.tokenizer, probe.answer.text, add_special_tokens=False)
+            alone = tokenize(self.tokenizer, probe.answer.text, add_special_tokens=False)
             return Evidence(list(whole[len(probe.ids) :] if shared else alone)[:_TOKENS], [])
         chosen, numbers = [], []
         for token in probe.answer.tokens:
@@ -333,7 +333,7 @@ def _align(probe: Probe, encoder: Encoder, server: Server) -> str:
     """Replace the tokens of a prompt by those that the server read, as far as its count shows them; return a note."""
     if server.takes_ids or (probe.read is None and not server.is_chat):
         return ""
-    bare = tokenized(encoder.tokenizer, probe.text, add_special_tokens=False)
+    bare = tokenize(encoder.tokenizer, probe.text, add_special_tokens=False)
     forms = {"": probe.ids, "without special tokens": bare}
     if start := probe.ids[: len(probe.ids) - len(bare)]:
         forms["with the special tokens twice"] = [*start, *probe.ids]
@@ -341,7 +341,7 @@ def _align(probe: Probe, encoder: Encoder, server: Server) -> str:
         rendered = encoder.tokenizer.apply_chat_template(
             [{"role": "user", "content": probe.text}], add_generation_prompt=True, tokenize=False
         )
-        forms[_TEMPLATE] = tokenized(encoder.tokenizer, rendered, add_special_tokens=False)
+        forms[_TEMPLATE] = tokenize(encoder.tokenizer, rendered, add_special_tokens=False)
     if server.is_chat:
         probe.ids = list(forms.get(_TEMPLATE, probe.ids))
         return ""
@@ -485,7 +485,7 @@ def _fix(checkpoint: Checkpoint, server: Server) -> str:
     """Return how to serve the schedule: the engine's own flags, or the converted files."""
     model = model_config(checkpoint.config)
     serving = serving_of(model)
-    lines = unconverted_lines(checkpoint.name, model, serving)
+    lines = source_commands(checkpoint.name, model, serving)
     row = next((row for row in serving if row.engine == server.name), None)
     if row is not None and row.status == WRONG:
         return f"{row.engine} cannot serve it: {row.remark}."
