@@ -26,7 +26,7 @@ from ctxext.engines.server import Completion, Server, ServerError, exceeded_leng
 from ctxext.errors import CtxextError
 from ctxext.files.content import Progress
 from ctxext.recipes.code.own_code import runs_only_own_code
-from ctxext.recipes.code.staging import staged
+from ctxext.recipes.code.staging import stage_checkpoint
 from ctxext.recipes.encodings.rotary import ModelConfig, attention_scaling, model_config
 from ctxext.recipes.recipe import plain_config
 
@@ -274,7 +274,10 @@ def check_server(
     end = time.monotonic() + 60 * minutes
     readings = readings_of(checkpoint)
     foreign = trust_remote_code and not runs_only_own_code(checkpoint)
-    with staged(checkpoint, foreign=foreign) as stage, explain_loading_errors("The tokenizer cannot be loaded"):
+    with (
+        stage_checkpoint(checkpoint, foreign=foreign) as stage,
+        explain_loading_errors("The tokenizer cannot be loaded"),
+    ):
         encoder = Encoder(open_tokenizer(stage.folder, trust_remote_code=stage.trust_tokenizer))
     probes, notes = probes_of(checkpoint, encoder), list[str]()
     for number, probe in enumerate(probes):
@@ -361,7 +364,7 @@ def _cuts(probe: Probe, trained: int) -> list[int]:
 def _loaded(checkpoint: Checkpoint, config: dict[str, Any], *, foreign: bool) -> "Iterator[Head]":
     """Load the checkpoint's weights under another configuration, in float32."""
     reading = dataclasses.replace(checkpoint, config=config)
-    with staged(reading, foreign=foreign and config == checkpoint.config) as stage:
+    with stage_checkpoint(reading, foreign=foreign and config == checkpoint.config) as stage:
         model = load_checkpoint(reading, stage.folder, trust=stage.trust, dtype="fp32", device=choose_device("auto"))
         yield Head(model)
 
