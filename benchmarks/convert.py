@@ -2,9 +2,9 @@
 
     python benchmarks/convert.py [--rounds 3]
 
-Each side runs in a process of its own, in turn, its start included; the least time, the least processor time and the
-largest peak of resident memory of each are shown. "asked" is a conversion for which the class of transformers is asked
-how it rotates, as where it was not measured (`ctxext.verify.measured`). The last row is the command on the demo.
+The sides alternate, each in a separate process including its start. The table shows the least time, the least CPU time
+and the largest peak of resident memory. "asked" is a conversion that tests the rotation of the transformers class, as
+for classes without a record in `ctxext.verify.measured`. The last row is the command on the demo.
 """
 
 import argparse

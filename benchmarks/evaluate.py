@@ -1,4 +1,4 @@
-"""How long `ctxext eval` takes against the plain way, and how much memory a loss over a long text takes. One table.
+"""Time of `ctxext eval` against a plain implementation, and memory of a loss over a long text.
 
     python benchmarks/evaluate.py [MODEL]
 

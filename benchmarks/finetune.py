@@ -1,6 +1,6 @@
-"""One training step at 8192 tokens and a vocabulary of 128 256: ours beside Trainer and peft as they come.
+"""One training step at 8192 tokens and a vocabulary of 128 256: ctxext against the plain Trainer and peft.
 
-Each side runs in a process of its own, so that its peak memory is its own. Prints a table for each length.
+Each side runs in a separate process, which separates their peak memory. Prints a table for each length.
 
     python benchmarks/finetune.py [--lengths 8192] [--vocabulary 128256] [--steps 3] [--dtype fp32]
     python benchmarks/finetune.py --shape 135m --lengths 1024 2048 4096 8192
@@ -98,8 +98,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="toy")
     parser.add_argument("--lengths", type=int, nargs="+", default=[8192])
-    parser.add_argument("--vocabulary", type=int, help="of the shape where not given")
-    parser.add_argument("--steps", type=int, default=3, help="steps that are timed, after one that is not")
+    parser.add_argument("--vocabulary", type=int, help="vocabulary size; default: that of the shape")
+    parser.add_argument("--steps", type=int, default=3, help="timed steps, after one warmup step")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -119,7 +119,7 @@ def main():
 def print_table(options):
     """Run all sides at one length and print their table."""
     found = {side: [] for side in options.sides}
-    for _ in range(options.rounds):  # The sides take turns, so that a busy machine slows both equally.
+    for _ in range(options.rounds):  # The sides alternate, so that a busy machine slows both equally.
         for side in options.sides:
             command = [
                 sys.executable,

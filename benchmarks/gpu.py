@@ -1,4 +1,4 @@
-"""Every method with code beside the stock model on an accelerator: prefill, decoding and memory from 8k to 128k tokens.
+"""Methods with code against the unmodified model on an accelerator: prefill, decoding and memory, 8k to 128k tokens.
 
     python benchmarks/gpu.py [--attention sdpa,flash_attention_2] [--methods dca,mspoe] [--minutes 18] [--out gpu.jsonl]
     python benchmarks/gpu.py --device cpu --shape tiny
@@ -50,7 +50,7 @@ SHAPES = {
 
 
 def build(folder: Path, device: str, dtype, attention: str):
-    """Build a model with random weights from a folder's configuration and code."""
+    """Create a model with random weights from a folder's configuration and code."""
     torch.manual_seed(0)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
     with torch.device(device):
@@ -78,7 +78,7 @@ def least(calls: dict, clock) -> dict[str, float]:
     return {kind: min(first[kind], more[kind]) for kind in calls}
 
 
-def allocated(call, device: str) -> float:
+def measure_memory(call, device: str) -> float:
     """Return the peak MiB that torch allocates during a call."""
     module = getattr(torch, device.split(":")[0])
     module.empty_cache()
@@ -88,8 +88,8 @@ def allocated(call, device: str) -> float:
     return (module.max_memory_allocated() - before) / 2**20
 
 
-def measured(models: dict, length: int, device: str) -> dict[str, dict[str, float]]:
-    """Measure the unmodified model and another in turns.
+def measure(models: dict, length: int, device: str) -> dict[str, dict[str, float]]:
+    """Measure the unmodified model and another one, alternating.
 
     The figures are the prefill in seconds, a decode step in ms, and memory in MiB (not on a CPU).
     """
@@ -97,7 +97,7 @@ def measured(models: dict, length: int, device: str) -> dict[str, dict[str, floa
     calls = {kind: partial(model, ids, use_cache=True, logits_to_keep=1) for kind, model in models.items()}
     figures = {"prefill_s": least(calls, clock)}
     if device != "cpu":
-        figures["memory_mib"] = {kind: allocated(call, device) for kind, call in calls.items()}
+        figures["memory_mib"] = {kind: measure_memory(call, device) for kind, call in calls.items()}
     steps = {kind: partial(model, step, past_key_values=fill(model, length)) for kind, model in models.items()}
     in_turns(steps, 2, clock)  # The first step rotates all far keys.
     figures["step_ms"] = {kind: 1000 * seconds for kind, seconds in in_turns(steps, 20, clock).items()}
@@ -111,7 +111,7 @@ def cell(models: dict, kind: str, length: int, device: str) -> dict:
     """
     row: dict = {"length": length}
     try:
-        figures = measured(models, length, device)
+        figures = measure(models, length, device)
     except torch.OutOfMemoryError:
         return {**row, "error": "out of memory"}
     for name, values in figures.items():
@@ -127,9 +127,9 @@ def main() -> None:
     parser.add_argument("--shape", choices=list(SHAPES), default="8b")
     parser.add_argument("--methods", default=",".join([*MAPS, "mspoe"]))
     parser.add_argument("--attention", default="sdpa,flash_attention_2")
-    parser.add_argument("--lengths", help="By default those of the shape.")
-    parser.add_argument("--minutes", type=float, default=18, help="Start nothing more after so many.")
-    parser.add_argument("--out", type=Path, default=Path("gpu.jsonl"), help="Lines are added to this file.")
+    parser.add_argument("--lengths", help="Default: those of the shape.")
+    parser.add_argument("--minutes", type=float, default=18, help="Start no new measurement after these minutes.")
+    parser.add_argument("--out", type=Path, default=Path("gpu.jsonl"), help="Append lines to this file.")
     options = parser.parse_args()
     started = time.monotonic()
     sizes, window, lengths, dtype = SHAPES[options.shape]
@@ -152,7 +152,7 @@ def main() -> None:
             try:
                 models = {name: build(folders / name, options.device, dtype, attention) for name in ("stock", kind)}
             except ImportError as error:
-                print(f"{attention} is left out, as it is not installed: {error}", file=sys.stderr)
+                print(f"Skipping {attention}, which is not installed: {error}", file=sys.stderr)
                 missing.add(attention)
                 continue
             for length in lengths:

@@ -1,4 +1,4 @@
-"""What Ms-PoE costs: prefill and decoding of a Llama-shaped random model beside the stock model, on one thread.
+"""Cost of Ms-PoE: prefill and decoding of a Llama-shaped random model against the unmodified model, on one thread.
 
     python benchmarks/mspoe.py [--rounds 5] [--length 4096] [--cached 1024] [--schedule linear] [--only compiled]
 
@@ -33,7 +33,7 @@ def make(root: Path, schedule: str) -> dict[str, Path]:
     return {kind: root / kind for kind in KINDS}
 
 
-def decoded(models: dict, cached: int, rounds: int, is_compiled: bool) -> dict[str, float]:
+def time_decode(models: dict, cached: int, rounds: int, is_compiled: bool) -> dict[str, float]:
     """Return the least milliseconds of a decode step after a prompt, by model."""
     steps, step = {}, tokens(1)
     for kind, model in models.items():
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=4096)
     parser.add_argument("--cached", type=int, default=1024)
     parser.add_argument("--schedule", default="linear")
-    parser.add_argument("--only", choices=["prefill", "decode", "compiled", "memory"], help="Measure this alone.")
+    parser.add_argument("--only", choices=["prefill", "decode", "compiled", "memory"], help="Measure only this.")
     options = parser.parse_args()
     torch.set_num_threads(1)
     columns: dict[str, dict[str, float]] = {}
@@ -65,7 +65,9 @@ def main() -> None:
             columns[f"prefill {options.length}, s"] = in_turns(calls, options.rounds)
         if options.only in (None, "decode", "compiled"):
             is_compiled = options.only == "compiled"
-            columns[f"step at {options.cached}, ms"] = decoded(models, options.cached, 60 * options.rounds, is_compiled)
+            columns[f"step at {options.cached}, ms"] = time_decode(
+                models, options.cached, 60 * options.rounds, is_compiled
+            )
         del models
         if options.only in (None, "memory"):
             columns["peak, MiB"] = {kind: peak(folder, options.length) for kind, folder in folders.items()}

@@ -1,11 +1,11 @@
-"""What relation maps cost in vLLM: prefill and decoding past the window beside the same engine's stock model.
+"""Cost of relation maps in vLLM: prefill and decoding beyond the window against the engine's unmodified model.
 
     VLLM_CPU_KVCACHE_SPACE=1 python benchmarks/plugin.py [--lengths 8192,32768] [--methods self-extend,dca] [--rounds 3]
 
 A random Llama (4 layers, 8 heads and 2 KV heads of 64, width 512, window 2048) and its conversions ×16, all in vLLM's
 transformers backend, one thread, prompts of random tokens in chunks of 2048. Times are processor seconds, the smallest
 of rounds in which the models take turns within one process. A step is the difference between 17 and 1 new tokens after
-a prompt whose keys are cached. Also prints the largest difference of a log-probability from transformers' by length.
+a prompt with cached keys. Also prints the largest difference of a log-probability from transformers' by length.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def random_prompt(length: int, seed: int) -> list[int]:
     return torch.randint(0, 1024, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def measured(engines: dict[str, Engine], length: int, rounds: int) -> dict[str, dict[str, float]]:
+def measure(engines: dict[str, Engine], length: int, rounds: int) -> dict[str, dict[str, float]]:
     """Measure the seconds of a prefill and the milliseconds of a decode step."""
     seeds = {kind: iter(range(1, 1 + rounds)) for kind in engines}  # A new prompt every round, so that none is cached.
     prefills = {
@@ -69,7 +69,7 @@ def measured(engines: dict[str, Engine], length: int, rounds: int) -> dict[str, 
 
 
 @torch.no_grad()
-def expected(folder: Path, length: int) -> torch.Tensor:
+def compute_expected(folder: Path, length: int) -> torch.Tensor:
     """Return the log-probabilities of a prompt's tokens in transformers.
 
     Call it before the engines are created: vLLM changes classes of transformers.
@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--methods", default="self-extend,dca")
     parser.add_argument("--lengths", default="8192,32768")
-    parser.add_argument("--eager", action="store_true", help="Without compiling the model.")
+    parser.add_argument("--eager", action="store_true", help="Do not compile the model.")
     parser.add_argument("--dtype", default="float32")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -93,7 +93,7 @@ def main() -> None:
     arguments = {**ARGUMENTS, "enforce_eager": True} if options.eager else ARGUMENTS
     with tempfile.TemporaryDirectory() as name:
         folders = make(Path(name), options.methods.split(","))
-        wanted = {kind: expected(folder, lengths[0]) for kind, folder in folders.items()}
+        wanted = {kind: compute_expected(folder, lengths[0]) for kind, folder in folders.items()}
         engines = {
             kind: Engine(folder, length=max(lengths) + 64, dtype=options.dtype, trust=True, arguments=arguments)
             for kind, folder in folders.items()
@@ -101,7 +101,7 @@ def main() -> None:
         print(f"vLLM {engines['stock'].version}, torch {torch.__version__}, one thread, {options.dtype}, {SIZES}")
         columns: dict[str, dict[str, float]] = {}
         for length in lengths:
-            columns |= measured(engines, length, options.rounds)
+            columns |= measure(engines, length, options.rounds)
             print(table(columns), flush=True)
         for kind, engine in engines.items():
             scores = torch.tensor(engine.log_probabilities([random_prompt(lengths[0], 0)])[0])

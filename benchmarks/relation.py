@@ -1,4 +1,4 @@
-"""What relation maps cost: prefill past the window and inside it, decoding and peak memory beside the stock model.
+"""Cost of relation maps: prefill beyond and within the window, decoding and peak memory against the unmodified model.
 
     python benchmarks/relation.py [--rounds 3] [--methods self-extend,dca] [--shape small|135m]
     python benchmarks/relation.py --only decode [--cached 4096,32768]
@@ -53,13 +53,13 @@ def make(root: Path, shape: str, kinds: list[str]) -> dict[str, Path]:
     return {kind: root / ("stock" if kind == "eager" else kind) for kind in kinds}
 
 
-def prefilled(models: dict, length: int, rounds: int) -> dict[str, float]:
+def time_prefill(models: dict, length: int, rounds: int) -> dict[str, float]:
     """Return the least seconds of a prefill, by model."""
     ids = tokens(length)
     return in_turns({k: partial(model, ids, use_cache=True, logits_to_keep=1) for k, model in models.items()}, rounds)
 
 
-def decoded(models: dict, total: int, rounds: int) -> dict[str, float]:
+def time_decode(models: dict, total: int, rounds: int) -> dict[str, float]:
     """Return the least milliseconds of a decode step, by model; from 16384 tokens on with two layers."""
     for model in models.values() if total >= 16384 else ():
         del model.model.layers[2:]
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--methods", default=",".join([*MAPS, "eager"]))
     parser.add_argument("--shape", choices=list(SHAPES), default="small")
-    parser.add_argument("--only", choices=["prefill", "decode", "memory"], help="Measure this alone.")
+    parser.add_argument("--only", choices=["prefill", "decode", "memory"], help="Measure only this.")
     parser.add_argument("--cached", default="4096,32768", help="Lengths of the caches that decoding starts from.")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -89,12 +89,12 @@ def main() -> None:
         attention = {kind: "released" if kind == "eager" else "sdpa" for kind in kinds}
         models = {kind: load(folder, attention[kind]) for kind, folder in folders.items()}
         if options.only in (None, "prefill"):
-            columns[f"prefill {total}, s"] = prefilled(models, total, options.rounds)
-            columns[f"inside, {length}, s"] = prefilled(models, length, options.rounds)
+            columns[f"prefill {total}, s"] = time_prefill(models, total, options.rounds)
+            columns[f"inside, {length}, s"] = time_prefill(models, length, options.rounds)
         if options.only in (None, "decode"):
             models.pop("eager", None)
             for cached in map(int, options.cached.split(",")):
-                columns[f"step at {cached}, ms"] = decoded(models, cached, options.rounds)
+                columns[f"step at {cached}, ms"] = time_decode(models, cached, options.rounds)
         del models
         if options.only in (None, "memory"):
             columns["peak, MiB"] = {kind: peak(folders[kind], total, attention[kind]) for kind in kinds}

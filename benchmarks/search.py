@@ -1,8 +1,8 @@
-"""What trying a recipe costs: applied to the model in memory, against converting, loading and evaluating it.
+"""Cost of measuring a recipe: applied to the model in memory, against converting, loading and evaluating it.
 
     python benchmarks/search.py [--rounds 3]
 
-The same recipes are asked the same questions in three ways, in turn: (1) as a search does, on the loaded model;
+The same recipes are measured on the same questions in three ways, in turn: (1) as a search does, on the loaded model;
 (2) converted to a folder, loaded and asked, in one process; (3) by the commands a user would type, `ctxext convert` and
 `ctxext eval` with as many prompts and documents. Processor time of the process and its children; the answers of (1) and
 (2) must be the same to the last bit. The last row is what a trial costs on average, given up early or not.
@@ -47,7 +47,7 @@ def in_place(bench: Workbench, eval_set: EvalSet, recipe: Recipe) -> Measurement
     return measure(bench.apply(bench.prepare(recipe)), eval_set)
 
 
-def converted(eval_set: EvalSet, recipe: Recipe, place: Path) -> Measurement:
+def measure_converted(eval_set: EvalSet, recipe: Recipe, place: Path) -> Measurement:
     """Convert the demo, load the result and measure it, in this process."""
     convert("demo", place, recipe, check=False)
     (info,) = open_infos([str(place)])
@@ -85,7 +85,7 @@ def time_all(rounds: int) -> dict[str, float]:
                 started = clock()
                 ours = in_place(bench, eval_set, recipe)
                 applied = clock()
-                theirs = converted(eval_set, recipe, place)
+                theirs = measure_converted(eval_set, recipe, place)
                 loaded = clock()
                 by_commands(recipe, place.with_name(f"{place.name}-commands"))
                 ended = clock()

@@ -1,4 +1,4 @@
-"""The start of light commands, against importing what any command line of typer and rich imports.
+"""Startup time of light commands, against importing typer and rich.
 
     python benchmarks/startup.py [--rounds 7]
 

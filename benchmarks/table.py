@@ -2,7 +2,7 @@
 
     python benchmarks/table.py [--rounds 3] [--shards]
 
-Each side runs in a process of its own, in turn; the least time and the peak resident memory of each are shown. One file
+Each side runs in a separate process, in turn; the least time and the peak resident memory of each are shown. One file
 is the worst case, as all of it is streamed; with --shards the others are brought as they always are.
 """
 

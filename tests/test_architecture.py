@@ -13,7 +13,7 @@ import pytest
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "src" / "ctxext"
 sys.path.append(str(TESTS.parent / "tools"))
-from affected import affected  # noqa: E402
+from affected import find_affected_tests  # noqa: E402
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 # A layer may import itself and those that stand before it; a room within a room is a layer too, named with a dot, and
@@ -180,6 +180,6 @@ def test_what_scripts_import_is_there(folder):
     ],
 )
 def test_the_tests_of_a_file_are_those_that_import_it(file, among, not_among):
-    found = {path.relative_to(TESTS).as_posix() for path in affected([PACKAGE / file])}
+    found = {path.relative_to(TESTS).as_posix() for path in find_affected_tests([PACKAGE / file])}
     assert among in found
     assert not_among not in found

@@ -77,7 +77,7 @@ def test_json_files(tmp_path):
     source = made(tmp_path / "in", **{"a.json": {"x": 1}, "b.json": [1]})
     assert source.read_json("a.json") == {"x": 1}
     assert source.read_json("none.json") is None
-    with pytest.raises(CtxextError, match="does not hold a JSON object"):
+    with pytest.raises(CtxextError, match="is not a JSON object"):
         source.read_json("b.json")
 
 

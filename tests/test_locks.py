@@ -20,7 +20,7 @@ from ctxext.files.content import (
     same_value,
     stamp_of,
 )
-from ctxext.files.output_directory import locked, short_name
+from ctxext.files.output_directory import lock_output, short_name
 
 
 def descriptors() -> int:
@@ -32,9 +32,9 @@ def test_a_lock_is_there_while_it_is_held_and_leaves_nothing(tmp_path):
     path = tmp_path / ".out.ctxext-lock"
     path.write_text("process 99999999 on somewhere_else, long ago and with more words")
     for _ in range(3):
-        with pytest.raises(ZeroDivisionError), locked(out):  # noqa: PT012
+        with pytest.raises(ZeroDivisionError), lock_output(out):  # noqa: PT012
             assert path.read_text().startswith(f"process {os.getpid()} on ")
-            with locked(out):
+            with lock_output(out):
                 assert path.exists()
             assert path.exists(), "who holds it may take it again, and holds it still"
             assert refused(out)
@@ -50,7 +50,7 @@ def refused(out):
 
     def other():
         try:
-            with locked(out):
+            with lock_output(out):
                 errors.append(None)
         except CtxextError as error:
             errors.append(error.message)
@@ -65,27 +65,27 @@ def test_one_output_by_any_of_its_names_is_one(tmp_path, monkeypatch):
     (tmp_path / "place").mkdir()
     (tmp_path / "link").symlink_to("place")
     monkeypatch.chdir(tmp_path)
-    with locked(tmp_path / "link" / "out"):
+    with lock_output(tmp_path / "link" / "out"):
         before = descriptors()
         for name in ("place/out", "link/../place/out", tmp_path / "place" / "out"):
             told = refused(Path(name))
-            assert told.startswith(f'"{tmp_path}/place/out" is being written by another run')
-            assert re.search(rf"run \(process {os.getpid()} on \w+\)\.$", told)
+            assert told.startswith(f'Another process is writing "{tmp_path}/place/out"')
+            assert re.search(rf"\(process {os.getpid()} on \w+\)\.$", told)
         assert descriptors() == before, "a refusal leaves no file open"
         assert refused(Path("place/other")) is None
 
 
 @pytest.mark.parametrize("said", ["process 12 on host\nand more", "process x on host", "", "\x1b[31m"])
 def test_who_holds_a_lock_is_told_in_words_of_ours_alone(said, tmp_path):
-    with locked(tmp_path / "out"):
+    with lock_output(tmp_path / "out"):
         (tmp_path / ".out.ctxext-lock").write_text(said)
-        assert refused(tmp_path / "out").endswith("by another run.")
+        assert refused(tmp_path / "out").endswith('out".')
 
 
 def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path):
     (tmp_path / "precious").write_text("precious")
     (tmp_path / ".out.ctxext-lock").symlink_to(tmp_path / "precious")
-    with pytest.raises(CtxextError, match="cannot be written to"), locked(tmp_path / "out"):
+    with pytest.raises(CtxextError, match="is not writable"), lock_output(tmp_path / "out"):
         pass
     assert (tmp_path / "precious").read_text() == "precious"
 
@@ -95,8 +95,8 @@ def test_a_full_disk_takes_no_lock_away(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr(Path, "write_text", full)
-    with locked(tmp_path / "out"):
-        assert "is being written by another run." in refused(tmp_path / "out")
+    with lock_output(tmp_path / "out"):
+        assert f'Another process is writing "{tmp_path / "out"}".' in refused(tmp_path / "out")
 
 
 def test_names_that_leave_room_for_more():

@@ -182,4 +182,4 @@ def test_sizes_that_overflow_are_named_as_such(dtype, shape, overflows, tmp_path
     """Bits are counted in 64 bits, factor by factor, as the library does; numpy has at most 64 dimensions."""
     path = tmp_path / "x.safetensors"
     path.write_bytes(file_of({"a": {"dtype": dtype, "shape": shape, "data_offsets": [0, 0]}}, 0))
-    assert ("has a shape that no file holds" in fault_of(path)) == overflows
+    assert ("is too large" in fault_of(path)) == overflows

@@ -16,7 +16,7 @@ from ctxext.files.schemas import (
     TOKENIZER_CONFIG,
     TRAINER_STATE,
     check_config,
-    checked,
+    check_schema,
 )
 
 NOT_COUNTS = (0, -1, 1.5, 1.0, "4", True, 10**12)
@@ -90,10 +90,10 @@ EDGES = [
 def test_edges(schema, key, good, bad):
     whole = STATE if schema is TRAINER_STATE else {}
     for value in good:
-        checked({**whole, key: value}, schema, "file.json")
+        check_schema({**whole, key: value}, schema, "file.json")
     for value in bad:
         with pytest.raises(CtxextError, match=f'"file.json"(:| lacks) "{key}|losses of the steps until'):
-            checked({**whole, key: value}, schema, "file.json")
+            check_schema({**whole, key: value}, schema, "file.json")
 
 
 @pytest.mark.parametrize("nested", ["rope_scaling", "rope_parameters"])
@@ -122,12 +122,12 @@ def test_classes_beside_code_are_words(is_inside):
 
 def test_the_line_names_the_key_alone_and_stays_a_line():
     with pytest.raises(CtxextError) as caught:
-        checked({"num_attention_heads": ["x\n" * 5000]}, CONFIG, "config.json")
+        check_schema({"num_attention_heads": ["x\n" * 5000]}, CONFIG, "config.json")
     assert '"num_attention_heads' in caught.value.message
     assert "constrained" not in caught.value.message
     assert len(caught.value.message) < 200
     with pytest.raises(CtxextError, match="valid list") as caught:
-        checked({"architectures": "y" * 50}, CONFIG, "config.json")
+        check_schema({"architectures": "y" * 50}, CONFIG, "config.json")
     assert "y" * 50 in caught.value.message
 
 
@@ -144,13 +144,13 @@ def test_the_line_names_the_key_alone_and_stays_a_line():
 )  # fmt: skip
 def test_the_whole_line(content, schema, told):
     with pytest.raises(CtxextError) as caught:
-        checked(content, schema, "file.json")
+        check_schema(content, schema, "file.json")
     assert caught.value.message == f'"file.json": {told}'
 
 
 def test_the_line_where_a_key_is_missing():
     with pytest.raises(CtxextError) as caught:
-        checked({"ctxext": {"recipe": {}}}, CONFIG, "config.json")
+        check_schema({"ctxext": {"recipe": {}}}, CONFIG, "config.json")
     assert caught.value.message == '"config.json" lacks "ctxext.recipe.steps".'
 
 

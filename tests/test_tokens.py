@@ -12,7 +12,7 @@ from ctxext import redaction
 from ctxext.checkpoint.opening import hub_token
 from ctxext.cli.app import main
 from ctxext.errors import CtxextError
-from ctxext.redaction import RedactedStream, redacted
+from ctxext.redaction import RedactedStream, redact
 from hub_server import hub
 
 SECRET = "hf_TopSecretTopSecretTopSecret"
@@ -44,24 +44,24 @@ def test_what_no_token_has_is_refused_without_showing_it(given):
     "given", ["Unlike-a-token\x07Unlike-a-token", "Unlike-a-token\nAnother-piece", "Unlike-é-token"]
 )
 def test_a_token_that_is_refused_is_hidden_from_then_on(given, monkeypatch):
-    """Later errors may contain it, completely or up to its line end."""
-    monkeypatch.setattr("ctxext.redaction._given", set())
-    with pytest.raises(CtxextError, match="invalid characters"):
+    """Whatever fails next may show it, whole or the piece before its line end."""
+    monkeypatch.setattr("ctxext.redaction._secrets", set())
+    with pytest.raises(CtxextError, match="characters that no token has"):
         hub_token(given)
     for piece in given.split():
-        assert redacted(f"cannot send {piece}") == "cannot send …"
+        assert redact(f"cannot send {piece}") == "cannot send …"
 
 
 def test_names_that_hold_hf_stay():
     for name in ("requirements-convert_hf_to_gguf.txt", "llama-server -m my_hf_model.gguf"):
-        assert redacted(name) == name
+        assert redact(name) == name
     other = f"hf_{'An0ther' * 5}"
-    assert redacted(f"my_{other} and \\n{other}") == "my_hf_… and \\nhf_…"
+    assert redact(f"my_{other} and \\n{other}") == "my_hf_… and \\nhf_…"
 
 
 def test_tokens_are_taken_out_of_text():
     hub_token("not-of-the-usual-form")
-    text = redacted(f"Illegal header value b'Bearer {SECRET}\\r' and {SECRET}, not-of-the-usual-form")
+    text = redact(f"Illegal header value b'Bearer {SECRET}\\r' and {SECRET}, not-of-the-usual-form")
     assert SECRET not in text
     assert "usual" not in text
     assert text.startswith("Illegal header value b'Bearer …")
@@ -69,7 +69,7 @@ def test_tokens_are_taken_out_of_text():
 
 @pytest.mark.parametrize("kind", ["hf_", "api_org_", "Bearer ", "Bearer\t"])
 def test_every_kind_of_token_is_known_by_its_form(kind):
-    assert redacted(f"with {kind}SecretSecret in it") == f"with {kind}… in it"
+    assert redact(f"with {kind}SecretSecret in it") == f"with {kind}… in it"
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
@@ -131,8 +131,8 @@ URLS = (
 
 @pytest.mark.parametrize("text", URLS)
 def test_passwords_of_urls_are_taken_out(text):
-    assert PASSWORD not in redacted(text)
-    assert "host" in redacted(text)
+    assert PASSWORD not in redact(text)
+    assert "host" in redact(text)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_passwords_of_urls_are_taken_out(text):
     ],
 )
 def test_what_is_no_secret_stays(text):
-    assert redacted(text) == text
+    assert redact(text) == text
 
 
 def test_streams_write_no_secret():
@@ -226,8 +226,8 @@ def test_no_secret_is_shown_wherever_it_stands(words, tmp_path, monkeypatch, cap
 
 @pytest.fixture
 def no_memory(monkeypatch):
-    """Forget tokens of other tests."""
-    monkeypatch.setattr(redaction, "_given", set())
+    """Nothing is known of tokens of other tests."""
+    monkeypatch.setattr(redaction, "_secrets", set())
 
 
 @pytest.mark.parametrize(
@@ -246,18 +246,18 @@ def test_which_token_is_taken(given, stored, hidden, taken, monkeypatch, no_memo
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_IMPLICIT_TOKEN", hidden)
     assert hub_token(given) == taken
     for token in ("given-token", "stored-token"):
-        assert (token not in redacted(f"a {token} b")) == (token == taken), "only what is used is remembered"
+        assert (token not in redact(f"a {token} b")) == (token == taken), "only what is used is remembered"
 
 
 def test_a_token_that_is_refused_is_remembered_in_its_pieces(no_memory):
     with pytest.raises(CtxextError, match="invalid characters"):
         hub_token("first-piece second-piece é")
-    assert redacted("x first-piece y second-piece z é") == "x … y … z é"
+    assert redact("x first-piece y second-piece z é") == "x … y … z é"
 
 
 def test_the_longest_secret_goes_first_and_short_words_stay(no_memory):
     redaction.remember("12345678", "12345678-and-more", "1234567", None, "")
-    assert redacted("12345678-and-more, 12345678, 1234567") == "…, …, 1234567"
+    assert redact("12345678-and-more, 12345678, 1234567") == "…, …, 1234567"
 
 
 @pytest.mark.parametrize(
@@ -273,4 +273,4 @@ def test_the_longest_secret_goes_first_and_short_words_stay(no_memory):
 )
 def test_tokens_of_a_command_line_are_remembered_wherever_they_stand(words, hidden, no_memory):
     redaction.remember_arguments(words)
-    assert redaction._given == set(hidden)
+    assert redaction._secrets == set(hidden)

@@ -1,4 +1,4 @@
-"""Name the files of tests that import a file of the package, directly or through others.
+"""List the test files that import a file of the package, directly or through others.
 
     python tools/affected.py src/ctxext/finetune/chats.py …
 
@@ -18,7 +18,7 @@ TESTS = ROOT / "tests"
 
 
 def find_modules() -> dict[str, Path]:
-    """Return the files of the package and of the tests by the names under which they are imported."""
+    """Return the files of the package and of the tests by import name."""
     package = {".".join(path.relative_to(ROOT / "src").with_suffix("").parts): path for path in _files(ROOT / "src")}
     package = {name.removesuffix(".__init__"): path for name, path in package.items()}
     return {**package, **{path.stem: path for path in _files(TESTS)}}
@@ -47,13 +47,13 @@ def imported_by(path: Path, public: dict[str, str]) -> set[str]:
                 names |= {public[alias.name] for alias in node.names if alias.name in public}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             names |= set(re.findall(r"ctxext(?:\.\w+)+", node.value))
-            # A method names the files of its portable code.
+            # A method lists the files of its portable code.
             names |= {f"ctxext.portable.{stem}" for stem in re.findall(r"^(\w+)\.py$", node.value)}
     return names
 
 
-def affected(files: list[Path]) -> list[Path]:
-    """Return the files of tests that depend on some files."""
+def find_affected_tests(files: list[Path]) -> list[Path]:
+    """Return the test files that depend on some files."""
     modules = find_modules()
     head = (ROOT / "src/ctxext/__init__.py").read_text(encoding="utf-8")
     public = {name: module for module, name in re.findall(r"^    from (ctxext[\w.]+) import (\w+)", head, re.MULTILINE)}
@@ -64,7 +64,7 @@ def affected(files: list[Path]) -> list[Path]:
         if path.name == "registry.py" and path.parent.name == "recipes":
             names |= {name for name in modules if name.startswith("ctxext.recipes.methods.")}
         graph.add_edges_from((modules[name], path) for name in names if name in modules)
-    for test in _files(TESTS):  # Fixtures are found by place.
+    for test in _files(TESTS):  # pytest finds fixtures by folder.
         graph.add_edges_from(
             (folder / "conftest.py", test) for folder in test.parents if (folder / "conftest.py").exists()
         )
@@ -73,7 +73,7 @@ def affected(files: list[Path]) -> list[Path]:
 
 
 if __name__ == "__main__":
-    given = [Path(word).resolve() for word in sys.argv[1:]]
-    if not given or not all(path.is_file() for path in given):
-        sys.exit(f"{__doc__}\nName files that exist.")
-    print(*(path.relative_to(ROOT) for path in affected(given)), sep="\n")
+    files = [Path(word).resolve() for word in sys.argv[1:]]
+    if not files or not all(path.is_file() for path in files):
+        sys.exit(f"{__doc__}\nSpecify existing files.")
+    print(*(path.relative_to(ROOT) for path in find_affected_tests(files)), sep="\n")

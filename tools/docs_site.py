@@ -18,26 +18,26 @@ _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|#|mailto:)([^
 def on_files(files: Files, config: Any) -> Files:
     """Add the README and the page of docstrings."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    files.append(File.generated(config, "index.md", content=moved(readme, ROOT, ROOT / "docs")))
+    files.append(File.generated(config, "index.md", content=move_links(readme, ROOT, ROOT / "docs")))
     files.append(File.generated(config, "api.md", content=api_page()))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Change links of pages that lead out of docs/."""
+    """Change links to files outside docs/."""
     if page.file.src_uri in ("index.md", "api.md"):
         return markdown
     place = (ROOT / "docs" / page.file.src_uri).parent
-    return moved(markdown, place, place)
+    return move_links(markdown, place, place)
 
 
-def moved(text: str, place: Path, to: Path) -> str:
+def move_links(text: str, place: Path, to: Path) -> str:
     """Rewrite the links of a page so that they work in another folder.
 
     Args:
         text: Markdown.
         place: The folder that the links are relative to.
-        to: The folder to make them relative to.
+        to: The new folder that the links are relative to.
     """
     address = os.environ.get("CTXEXT_REPOSITORY", "").rstrip("/")
 

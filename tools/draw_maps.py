@@ -34,7 +34,7 @@ def distances(method: type[Relation]) -> list[list[float]]:
 
 
 def draw(method: type[Relation]) -> None:
-    """Write the picture of one method."""
+    """Draw the picture of one method."""
     figure, axes = plt.subplots(figsize=(3.6, 3.1), dpi=110, layout="constrained")
     picture = axes.imshow(distances(method), cmap="viridis", vmin=0, vmax=LENGTH, interpolation="nearest")
     axes.axhline(LENGTH - 0.5, color="tab:red", linewidth=0.8)
@@ -52,7 +52,7 @@ def has_map(method: type[Method]) -> bool:
 
 
 def draw_all(methods: tuple[type[Method], ...]) -> None:
-    """Write every picture."""
+    """Draw all pictures."""
     FOLDER.mkdir(exist_ok=True)
     for method in methods:
         if issubclass(method, Relation) and has_map(method):

@@ -1,4 +1,4 @@
-"""Freeze what ctxext writes and prints, so that a change of the code shows what it changes for users.
+"""Record the output of ctxext, so that a change of the code shows its effect for users.
 
     python tools/golden.py --check            # compare with tests/data/golden.json; list what differs and fail
     python tools/golden.py                    # record
@@ -56,23 +56,23 @@ def digest(content: str | bytes) -> str:
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()[:8]
 
 
-def masked(text: str) -> str:
+def mask_numbers(text: str) -> str:
     """Replace every number, pictures and the widths that numbers pad."""
     text = re.sub(r"data:image/[^\"')]+", "IMAGE", text)
     return re.sub(r"[ ─━]{2,}", " ", re.sub(r"\d+([.,:]\d+)*", "0", text))
 
 
-def rounded(value: Any, key: str = "") -> Any:
-    """Round figures to three digits and leave out the keys that match VOLATILE."""
+def round_figures(value: Any, key: str = "") -> Any:
+    """Round figures to three digits and omit the keys that match VOLATILE."""
     if isinstance(value, dict):
-        return {name: rounded(one, name) for name, one in sorted(value.items()) if not VOLATILE.search(name)}
+        return {name: round_figures(one, name) for name, one in sorted(value.items()) if not VOLATILE.search(name)}
     if isinstance(value, list):
-        return [rounded(one, key) for one in value]
+        return [round_figures(one, key) for one in value]
     return float(f"{value:.3g}") if isinstance(value, float) else value
 
 
 def candidates(method: type[Method]) -> Iterator[dict[str, Any]]:
-    """Yield the options that a method may be created with, the fewest first."""
+    """Yield valid options of a method, the fewest first."""
     names = inspect.signature(method).parameters
     given = ({"factor": 2.0} if "factor" in names else {}) | ({"theta": 50000.0} if "theta" in names else {})
     if "long_factor" not in names:
@@ -82,7 +82,7 @@ def candidates(method: type[Method]) -> Iterator[dict[str, Any]]:
 
 
 class Golden:
-    """Compute each part of what is frozen, in an empty folder.
+    """Compute each recorded part in an empty folder.
 
     Args:
         place: The folder.
@@ -94,29 +94,29 @@ class Golden:
         self.ours = Processes("ours", clean=self.clean)
 
     def run(self, *words: str) -> tuple[int, str, str]:
-        """Run a command in the folder; give its exit code and both outputs, without the folder's name."""
+        """Run a command in the folder; return its exit code and both outputs without the folder's name."""
         command = [sys.executable, "-m", "ctxext", *words]
         env = {**os.environ, "CTXEXT_CLEAN": self.clean.listening(), "HF_HOME": str(self.place / "hub")}
         done = self.ours.run(command, capture_output=True, text=True, cwd=self.place, env=env, check=False)
         return done.returncode, *(text.replace(str(self.place), "TMP") for text in (done.stdout, done.stderr))
 
     def succeed(self, *words: str) -> str:
-        """Run a command that must end well; give its standard output."""
+        """Run a command that must succeed; return its standard output."""
         code, output, errors = self.run(*words)
         if code:
             raise SystemExit(f"ctxext {' '.join(words)}: {errors}")
         return output
 
     def configurations(self) -> Parts:
-        """Digest what each method writes for each family, or why it does not."""
+        """Digest the files or the refusal of each method for each family."""
         others = {**tiny_encodings.LEARNED, **tiny_encodings.COMPUTED, **tiny_encodings.ALIBI, **tiny_encodings.BUCKETS}
         for room, families in ((tiny_models, (*tiny_models.FAMILIES, *tiny_models.ENCODERS)), (tiny_encodings, others)):
             for family in families:
                 source = room.save(family, self.place / f"{family}-{room.__name__}")
-                yield source.name, {method.name: self.converted(source, method) for method in METHODS}
+                yield source.name, {method.name: self.digest_conversion(source, method) for method in METHODS}
 
-    def converted(self, source: Path, method: type[Method]) -> str:
-        """Digest config.json of a conversion; of families with code each small file; of a refusal its line."""
+    def digest_conversion(self, source: Path, method: type[Method]) -> str:
+        """Digest config.json of a conversion (for families with code, every small file), or a refusal."""
         family, out, line = source.name.rpartition("-")[0], self.place / "converted", ""
         for given in candidates(method):
             step = method(**given)
@@ -145,15 +145,15 @@ class Golden:
         yield from options_by_command().items()
 
     def errors(self) -> Parts:
-        """Keep the error lines of wrong values for every option, and of wrong files."""
+        """Record the errors for wrong values of every option and for wrong files."""
         tiny_base.make_base(self.place / "tiny")
         tiny_base.write_jsonl(self.place / "texts.jsonl")
         for words in wrong_lines(self.place):
             code, output, errors = self.run(*words)
-            yield " ".join(words), f"{code} {errors.strip() or digest(masked(output))}" if code else "0"
+            yield " ".join(words), f"{code} {errors.strip() or digest(mask_numbers(output))}" if code else "0"
 
     def evaluations(self) -> Parts:
-        """Digest two reports and what is printed of them."""
+        """Digest two reports and their printed form."""
         asked = (
             (
                 "needles",
@@ -171,28 +171,28 @@ class Golden:
         )
         for name, *words in asked:
             output = self.succeed("eval", *words, "--seed", "3", "--device", "cpu", "--dtype", "fp32", "--out", name)
-            yield f"{name} output", digest(masked(output))
+            yield f"{name} output", digest(mask_numbers(output))
             yield from self.report(name)
 
     def report(self, name: str) -> Parts:
         """Digest a folder with a report."""
         folder = self.place / name
         yield f"{name} files", sorted(path.name for path in folder.iterdir())
-        report = rounded(json.loads((folder / "report.json").read_text()))
+        report = round_figures(json.loads((folder / "report.json").read_text()))
         yield f"{name} report.json", {key: digest(json.dumps(value, sort_keys=True)) for key, value in report.items()}
-        yield f"{name} report.html", digest(masked((folder / "report.html").read_text()))
+        yield f"{name} report.html", digest(mask_numbers((folder / "report.html").read_text()))
 
     def comparison(self) -> Parts:
-        """List what compare leaves of two methods on the demo; its text depends on how long they took."""
+        """List the files of a comparison of two methods on the demo; its text depends on the run time."""
         words = ("demo", "--target-length", "1k", "--methods", "yarn,self-extend", "--task", "needle", "--samples", "2")
         self.succeed("compare", *words, "--depths", "2", "--device", "cpu", "--dtype", "fp32", "--out", "compared")
         folder = self.place / "compared"
         yield "files", sorted(path.name for path in folder.iterdir())
         report = json.loads((folder / "report.json").read_text())
-        yield "models", digest(json.dumps(rounded(report["models"]), sort_keys=True))
+        yield "models", digest(json.dumps(round_figures(report["models"]), sort_keys=True))
 
     def training(self) -> Parts:
-        """Keep the losses of four steps, a dry run, and the digests of a merged checkpoint."""
+        """Record the losses of four steps, a dry run, and the digests of a merged checkpoint."""
         base = tiny_base.make_base(self.place / "trained")
         options = tiny_base.dataclasses.replace(tiny_base.QUICK, steps=4, save_every=4)
         tuned = tiny_base.tune(base, self.place / "tuned", options)
@@ -212,7 +212,7 @@ class Golden:
             "--device",
             "cpu",
         )
-        yield "dry run", digest(masked(self.succeed(*words, "--dry-run")))
+        yield "dry run", digest(mask_numbers(self.succeed(*words, "--dry-run")))
         adapter = exact_adapter(self.place / "adapter", base)
         merge(base, adapter, self.place / "merged")
         for path in sorted((self.place / "merged").iterdir()):
@@ -221,7 +221,7 @@ class Golden:
 
 
 def exact_adapter(folder: Path, base: Path) -> Path:
-    """Write a LoRA adapter whose product with the weights is exact in float32, on every processor."""
+    """Write a LoRA adapter that is exact in float32 when multiplied with the weights, on every processor."""
     folder.mkdir()
     config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"], "bias": "none"}
     config |= {"task_type": "CAUSAL_LM", "base_model_name_or_path": str(base)}
@@ -250,7 +250,7 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 
 
 def wrong_lines(place: Path) -> Iterator[tuple[str, ...]]:
-    """Give command lines that must fail: wrong values of every option, wrong parameters, wrong files."""
+    """Yield command lines that must fail: wrong values of every option, wrong parameters, wrong files."""
     for name, command in typer.main.get_command(app).commands.items():
         yield (name, "--no-such-option")
         for one in command.params if name in ARGUMENTS else ():
@@ -266,7 +266,7 @@ def wrong_lines(place: Path) -> Iterator[tuple[str, ...]]:
 
 
 def wrong_files(place: Path) -> Iterator[tuple[str, ...]]:
-    """Give command lines on checkpoints and files that are damaged in one place."""
+    """Yield command lines on checkpoints and files with one defect."""
     changes: dict[str, Callable[[dict[str, Any]], Any]] = {
         **{
             f"no-{key}": lambda config, key=key: config.pop(key)
@@ -338,7 +338,7 @@ def differences(before: Any, now: Any, name: str = "") -> Iterator[str]:
 
 
 def compact(parts: Mapping[str, Mapping[str, Any]]) -> str:
-    """Write each entry in one line, so that a change shows as one line of a diff."""
+    """Format each entry on one line, so that a change is one line of a diff."""
     entry = ",\n".join
     texts = (
         f"{json.dumps(name)}: {{\n"

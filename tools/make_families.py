@@ -374,12 +374,12 @@ def defaults_of(kind: type, by_hand: dict[str, Any]) -> dict[str, Any]:
         ("num_key_value_heads", "num_attention_heads", heads),
         ("head_dim", "hidden_size", hidden),
     ):
-        if isinstance(size, int) and derived(kind, key, changed, size):
+        if isinstance(size, int) and is_derived(kind, key, changed, size):
             found.pop(key)
     return {key: value for key, value in found.items() if value is not None}
 
 
-def derived(kind: type, key: str, changed: str, size: int) -> bool:
+def is_derived(kind: type, key: str, changed: str, size: int) -> bool:
     """Return whether a class computes `key` from `changed`: doubling `changed` changes the value of `key`."""
     try:
         return bool(value_of(kind(), key) != value_of(kind(**{changed: 2 * size}), key))
@@ -452,7 +452,7 @@ def family(model_type: str) -> dict[str, Any]:
     kind, by_hand = type(text), {**(BY_HAND | INNER).get(text.model_type, {}), **BY_HAND.get(model_type, {})}
     source = modeling_source(kind)
     if not re.search(r"[Rr]otary|inv_freq", source) and model_type not in ("internlm3", "iquestcoder"):
-        raise SystemExit(f"{model_type} rotates nothing: say in POSITIONS what it does instead")
+        raise SystemExit(f"{model_type} has no rotary embedding: specify its positions in POSITIONS")
     defaults = {**defaults_of(kind, by_hand), **by_hand.get("defaults", {})}
     layout = text_layout(model_type) if key else {}
     found: dict[str, Any] = {"layers": layers_of(kind, source), **by_hand, **layout, "defaults": defaults}
@@ -467,7 +467,7 @@ def family(model_type: str) -> dict[str, Any]:
     if (
         not by_hand.get("nested_rope")
         and by_hand.get("rotated", "") not in ("sliding", "unless_window")
-        and windowed(found["layers"])
+        and has_windows(found["layers"])
     ):
         found["sliding_follows"] = True
     default = schedule(text, by_hand.get("full_types", ["full_attention"]))
@@ -479,7 +479,7 @@ def family(model_type: str) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value not in (None, {}, [])}
 
 
-def windowed(rule: dict[str, Any]) -> bool:
+def has_windows(rule: dict[str, Any]) -> bool:
     """Return whether a family can have both sliding and full-attention layers."""
     return rule.get("window") == "above" or "sliding_attention" in rule.get("period", ())
 
@@ -509,7 +509,7 @@ def others() -> dict[str, str]:
 
 
 def main() -> None:
-    """Write the table, or under the older version add its differences."""
+    """Write the table, or add the differences of the older version."""
     made = {model_type: family(model_type) for model_type in causal_types()}
     made |= families_of(MULTIMODAL, WHOLE) | families_of(ENCODERS, MASKED)
     table = json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.is_file() else {"families": {}}
@@ -523,7 +523,7 @@ def main() -> None:
 
 
 def save(table: dict[str, Any]) -> None:
-    """Write the table, one value a line."""
+    """Write the table with one value per line."""
     text = json.dumps(table, indent=1, sort_keys=True)
     TABLE.write_text(re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", flat, text) + "\n", encoding="utf-8")
 

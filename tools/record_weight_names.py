@@ -31,7 +31,7 @@ SIZES = {
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
-def enlarged(model_type: str, **changes: Any) -> PretrainedConfig:
+def make_config(model_type: str, **changes: Any) -> PretrainedConfig:
     """Return a tiny configuration with these parameters."""
     kind = type(tiny_models.tiny_config(model_type))
     usual = kind()
@@ -85,14 +85,14 @@ def record(model_type: str) -> dict[str, Any]:
     It contains the weight names, the switches that change them, and whether head and embedding share weights by
     default.
     """
-    config = enlarged(model_type)
+    config = make_config(model_type)
     usual, switches = weights(config), {}
     for key, value in config.to_dict().items():
         changes_nothing = key == "tie_word_embeddings" or key in PretrainedConfig().to_dict()
         if (
             isinstance(value, bool)
             and not changes_nothing
-            and weights(enlarged(model_type, **{key: not value})) != usual
+            and weights(make_config(model_type, **{key: not value})) != usual
         ):
             switches[key] = value
     with tempfile.TemporaryDirectory() as folder:

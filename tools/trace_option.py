@@ -1,4 +1,4 @@
-"""Count through how many files and functions the value of an option passes, from the command line to config.json.
+"""Count the files and functions that the value of an option passes, from the command line to config.json.
 
     python tools/trace_option.py
 
@@ -37,7 +37,7 @@ def holds(value: Any, depth: int = 6) -> bool:
 
 
 def main() -> None:
-    """Run the command, and print what was counted."""
+    """Run the command, and print the counts."""
     called, holding, ends, frames = list[CodeType](), list[CodeType](), list[int](), set[FrameType]()
 
     def listen(event: str, arguments: tuple[Any, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Trains the demo checkpoint from scratch: tokenizer, model, figures. One command, CPU or GPU.
+"""Train the demo checkpoint from scratch: tokenizer, model and figures, with one command, on CPU or GPU.
 
     python tools/train_demo.py --work work-folder --threads 1 --bfloat16
 

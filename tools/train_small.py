@@ -1,4 +1,4 @@
-"""Trains a small model of a kind other than the demo's: BLOOM-like, GPT-2-like or BERT-like. Minutes on one CPU core.
+"""Train a small model of another kind than the demo: BLOOM-like, GPT-2-like or BERT-like. Minutes on one CPU core.
 
     python tools/train_small.py gpt2 --work work-folder --out gpt2-small
 
@@ -138,7 +138,7 @@ def losses_of(step: int) -> tuple[torch.Tensor, torch.Tensor, float]:
     given = {} if options.kind == "bloom" else {"position_ids": positions}
     if options.kind == "bert":
         chosen = (drawn < MASKED_SHARE) & (ids > 1)
-        # Of the chosen, 80 % masked, 10 % another token, 10 % as they are (Devlin et al. 2018, section 3.1).
+        # Of the chosen, 80 % are masked, 10 % replaced, 10 % unchanged (Devlin et al. 2018, section 3.1).
         fate = torch.rand(ids.shape, generator=torch.Generator().manual_seed(step + 10**6))
         other = torch.randint(2, tokenizer.mask_token_id - 1, ids.shape, generator=torch.Generator().manual_seed(step))
         seen = torch.where(chosen & (fate < 0.8), tokenizer.mask_token_id, ids)

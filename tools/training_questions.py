@@ -1,4 +1,4 @@
-"""Make training data that asks: conversations about real text in which facts are hidden, as JSON lines.
+"""Create training data with questions: conversations about real text with hidden facts, as JSON lines.
 
     python tools/training_questions.py smollm2 manuals questions.jsonl --sizes 1k:240,2k:120
 

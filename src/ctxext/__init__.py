@@ -5,7 +5,7 @@
 >>> Recipe(Yarn(factor=4)).summary()
 'yarn ×4'
 
-Everything is imported when it is first used. `ctxext.methods` contains the methods by the names of their classes.
+Everything is imported on first use. `ctxext.methods` contains the methods by class name.
 """
 
 import importlib
@@ -75,7 +75,7 @@ _NAMES = {
     "verify.run": ("verify",),
     "verify.subject": ("Finding",),
 }
-"""Public names by module: the same as the imports above, which are for type checkers."""
+"""Public names by module, the same as the imports above for type checkers."""
 
 _MODULES = {name: f"ctxext.{module}" for module, names in _NAMES.items() for name in names}
 __all__ = ["__version__", "methods", *_MODULES]
@@ -96,7 +96,7 @@ if not TYPE_CHECKING:
 
 
 class _Package(ModuleType):
-    """Keep functions from being replaced by subpackages of the same name, such as `ctxext.evaluate`.
+    """Prevent subpackages from replacing functions of the same name, such as `ctxext.evaluate`.
 
     The import system sets each imported submodule as an attribute of its package, which would bypass `__getattr__`.
     `from ctxext.evaluate.run import evaluate` still works.

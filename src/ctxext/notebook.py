@@ -1,4 +1,4 @@
-"""The display of results in a notebook."""
+"""Display of results in a notebook."""
 
 import html
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
-"""The options of a command, declared once: on the fields of their dataclass.
+"""Options of commands, declared once as fields of a dataclass.
 
-The command line, the documentation of the class and the checks of numbers are read from these declarations.
+The command line, the class's documentation and the range checks are generated from these declarations.
 """
 
 import dataclasses
@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from ctxext.errors import CtxextError
 
 _MOST: Mapping[str, int] = {
-    "seed": 2**32 - 1,  # The widest that numpy takes.
-    "steps": 10_000_000,  # All of them are checked before the first.
+    "seed": 2**32 - 1,  # numpy's maximum.
+    "steps": 10_000_000,  # All steps are validated before the first.
     **dict.fromkeys(("samples", "checked", "num_needles", "batch_size", "rank"), 1_000_000),
 }
 _OTHERS = 10**10
@@ -35,17 +35,17 @@ class Option:
 
     Attributes:
         help: One or two sentences for the user.
-        panel: The group of options under which help shows it; the first one if empty.
-        flags: Its names, if they are not the field's own.
-        kind: The meaning of its text if typer does not read the field's type: "length" (tokens, as 32k), "lengths" or
-            "names" (several, with commas), "depths", or "json"; the class parses the last two itself.
-        shown: The text for the field's default in help, if it has a kind.
-        min: The smallest number.
-        repeats: Whether it may be given several times.
+        panel: The group of options in help; the first group if empty.
+        flags: The flags, if they differ from the field's name.
+        kind: The format of the value if typer does not parse the field's type: "length" (tokens, such as 32k),
+            "lengths" or "names" (several, with commas), "depths" or "json"; the class parses the last two.
+        shown: The default in help for an option with a kind.
+        min: The minimum.
+        repeats: Whether the option may be repeated.
         metavar: The placeholder of the value in help.
-        advanced: Whether only `--help-all` shows it.
-        kept: Whether it belongs to a run that is repeated, and so to a file of options; not to a single call.
-        missing: Message and hint of the error if it has no default and is not given.
+        advanced: Whether only `--help-all` shows the option.
+        kept: Whether option files contain it. Options of a single call, such as --overwrite, are excluded.
+        missing: Message and hint of the error if a required option is missing.
     """
 
     help: str
@@ -61,21 +61,21 @@ class Option:
     missing: tuple[str, str] | None = None
 
 
-def option(default: Any = dataclasses.MISSING, *, help: str, repr: bool = True, **others: Any) -> Any:
+def option(default: Any = dataclasses.MISSING, *, help: str, repr: bool = True, **settings: Any) -> Any:
     """Declare a dataclass field that is an option of a command; `Option` describes the other arguments."""
-    return dataclasses.field(default=default, repr=repr, metadata={_KEY: Option(help=help, **others)})
+    return dataclasses.field(default=default, repr=repr, metadata={_KEY: Option(help=help, **settings)})
 
 
-def original_length_option(**others: Any) -> Any:
-    """Declare the field of a model's original context length, which several commands have."""
-    text = "Tokens that the model was trained on, as 32k, where its files do not say it or you know better."
-    return option(None, help=text, kind="length", **others)
+def original_length_option(**settings: Any) -> Any:
+    """Declare the field of a model's original context length."""
+    text = "Original context length, for example 32k. Overrides the value read from the checkpoint."
+    return option(None, help=text, kind="length", **settings)
 
 
 def target_length_option() -> Any:
     """Declare the field of the target context length."""
-    missing = "How far should the model reach?", "Say it with --target-length, for example 32k."
-    return option(help="The wanted context, for example 32k.", kind="length", missing=missing)
+    missing = "Missing option --target-length.", "Add it, for example --target-length 32k."
+    return option(help="Target context length, e.g. 32k.", kind="length", missing=missing)
 
 
 def options_of(owner: type) -> dict[str, Option]:
@@ -97,12 +97,12 @@ class HubOptions:
 
     revision: str | None = option(None, help="Branch, tag or commit on the Hub.", panel="Hub")
     token: str | None = option(
-        None, help="Hub token; by default the one that hf auth login stored.", panel="Hub", kept=False, repr=False
+        None, help="Hub token. Default: the token of hf auth login.", panel="Hub", kept=False, repr=False
     )
 
 
 def accepts_options(owner: type, name: str = "options") -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
-    """Let callers pass a function's options as an object, as keywords, or both; a keyword then replaces the field.
+    """Accept a function's options as an object, as keywords, or both; keywords override fields of the object.
 
     `f(x, overwrite=True)` calls `f(x, options=Options(overwrite=True))`. The signature lists every field.
 
@@ -119,12 +119,12 @@ def accepts_options(owner: type, name: str = "options") -> Callable[[Callable[..
 
         @functools.wraps(function)
         def accepting(*args: Any, **keywords: Any) -> _Result:
-            given = {field.name: keywords.pop(field.name) for field in fields if field.name in keywords}
-            if is_positional and len(args) == place + 1:  # The last of the positional parameters.
+            values = {field.name: keywords.pop(field.name) for field in fields if field.name in keywords}
+            if is_positional and len(args) == place + 1:  # The options are the last positional parameter.
                 args, keywords[name] = args[:-1], args[-1]
             options = keywords.pop(name, None)
-            settled = owner(**given) if options is None else dataclasses.replace(options, **given)
-            return function(*args, **{name: settled}, **keywords)
+            options = owner(**values) if options is None else dataclasses.replace(options, **values)
+            return function(*args, **{name: options}, **keywords)
 
         signature = inspect.signature(function)
         parameters[name] = parameters[name].replace(default=None, annotation=owner | None)
@@ -143,7 +143,7 @@ def check_numbers(options: Any) -> None:
     """Raise if a number is out of range or below its declared minimum.
 
     Args:
-        options: A dataclass; its fields with an int or a float are checked.
+        options: A dataclass; its integer and float fields are checked.
     """
     declared = options_of(type(options))
     for field in dataclasses.fields(options):

@@ -14,7 +14,7 @@ from small_llama import read_json
 @pytest.mark.parametrize("link", ["hard", "reflink"])
 def test_copy_contradicts_other_ways(run, link, tmp_path):
     words = ("convert", "demo", tmp_path / "out", "--method", "yarn", "--factor", 4, "--copy", "--link")
-    assert run(*words, link).exception.message == f"--copy contradicts --link {link}."
+    assert run(*words, link).exception.message == f"--copy cannot be combined with --link {link}."
     assert not (tmp_path / "out").exists()
 
 
@@ -29,7 +29,7 @@ def test_converts_and_says_what_to_do_next(run, llama, tmp_path):
     result = run(*words, "--dry-run")
     assert result.exit_code == 0
     assert "128 → 512" in result.stdout
-    assert "nothing written" in result.stdout
+    assert "nothing was written" in result.stdout
     assert not (tmp_path / "out").exists()
     result = run(*words)
     assert result.exit_code == 0

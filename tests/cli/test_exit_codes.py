@@ -17,9 +17,9 @@ from ctxext.errors import CtxextError
 @pytest.fixture
 def ended(monkeypatch):
     """Gives the exit code of the command line where this is what a command raises or returns."""
-    monkeypatch.setattr(command_line, "tell_everywhere", lambda: None)
+    monkeypatch.setattr(command_line, "install_exception_hooks", lambda: None)
     monkeypatch.setattr(command_line, "remember_arguments", lambda words: None)
-    monkeypatch.setattr(command_line, "_make_streams_take_everything", lambda: None)
+    monkeypatch.setattr(command_line, "_make_streams_safe", lambda: None)
     monkeypatch.setenv("USE_HUB_KERNELS", "NO")
 
     def call(outcome: Any) -> int:
@@ -101,8 +101,8 @@ LONG = "ctypes.PyDLL(None) and ctypes.CDLL(None).sleep(30)"
 PROGRAM = """
 import ctypes, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from ctxext.cli.interrupts import answered_at_once
-with answered_at_once(lambda: print("go on", flush=True)):
+from ctxext.cli.interrupts import exit_on_interrupt
+with exit_on_interrupt(lambda: print("go on", flush=True)):
     print("ready", flush=True)
 {}
 """

@@ -91,8 +91,8 @@ def test_the_example_of_a_method_runs(method, run):
 
 def test_mspoe_says_first_what_differs_from_its_paper(run, tmp_path):
     text = " ".join(run("methods", "mspoe").stdout.split())
-    assert text.index("not the paper's") < text.index("does Give")
-    for words in ("--recipe mspoe-paper", "0 of 30", "found 26", "the source found 27", "0.635", "0.013"):
+    assert text.index("unlike the paper") < text.index("summary ")
+    for words in ("--recipe mspoe-paper", "0 of 30", "found 26 and stock 27", "0.635", "0.013"):
         assert words in text
     measured = Path(__file__).parents[2] / "docs" / "results" / "smollm2.md"
     rows = {row.split("|")[1].strip(): row for row in measured.read_text().splitlines() if row.count("|") > 4}
@@ -157,7 +157,7 @@ def test_a_stopped_search_is_not_told_to_start_again(monkeypatch, run, tmp_path)
         told[0]()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ctxext.cli.search.answered_at_once", at_once)
+    monkeypatch.setattr("ctxext.cli.search.exit_on_interrupt", at_once)
     monkeypatch.setattr("ctxext.cli.search.search", stopped)
     words = ["search", "demo", str(out), "--target-length", "2k", "--trials", "3"]
     monkeypatch.setattr(sys, "argv", ["ctxext", *words, "--overwrite"])

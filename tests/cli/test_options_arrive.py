@@ -202,7 +202,7 @@ def test_a_folder_is_chosen_where_none_is_named(arrived):
 def test_a_run_that_others_join_must_name_its_folder(run, monkeypatch, words, processes):
     monkeypatch.setenv("WORLD_SIZE", processes)
     result = run("eval", "one", "--task", "needle", *words)
-    assert result.exception.message == "Which results are meant?"
+    assert result.exception.message == "Missing option --out."
 
 
 def test_search(arrived):
@@ -242,8 +242,8 @@ def test_a_search_that_was_stopped_goes_on_as_it_was(run, arrived, monkeypatch):
     first, named = arrived(line, "ctxext.cli.search.search")
     monkeypatch.setattr("sys.argv", ["ctxext", *map(str, line)])
     monkeypatch.setattr(import_module("ctxext.cli.search"), "search", stopped)
-    (shown,) = [one for one in run(*line).stderr.splitlines() if one.startswith("Stopped; go on with: ctxext ")]
-    again, more = arrived(shlex.split(shown)[5:], "ctxext.cli.search.search")
+    (shown,) = [one for one in run(*line).stderr.splitlines() if one.startswith("Stopped. Resume with: ctxext ")]
+    again, more = arrived(shlex.split(shown)[4:], "ctxext.cli.search.search")
     assert again == first
     assert {**more, "watch": None} == {**named, "watch": None, "resume": True}
 
@@ -285,7 +285,7 @@ def test_push(arrived, monkeypatch):
     assert given == (plan, "me/name", options)
     assert named.pop("token") == TOKEN
     assert all(map(callable, named.values()))
-    assert named.keys() == {"progress", "tell"}
+    assert named.keys() == {"progress", "notify"}
 
 
 def test_one_thing_is_asked_of_push_at_a_time(arrived):
@@ -443,7 +443,7 @@ def test_a_result_is_asked_the_same_as_its_base(run, tmp_path, monkeypatch):
     monkeypatch.setattr(import_module("ctxext.evaluate.plan"), "plan_questions", lambda *given: planned.append(given))
     monkeypatch.setattr(import_module("ctxext.finetune.run"), "finetune", lambda *given, **more: SimpleNamespace())
     results = []
-    monkeypatch.setattr("ctxext.cli.finetune.tell_result", lambda *given, **more: results.append(more))
+    monkeypatch.setattr("ctxext.cli.finetune.print_result", lambda *given, **more: results.append(more))
     planned, asked = [], []
 
     def evaluate(models, settings, *, loading, out, progress):

@@ -15,7 +15,7 @@ def test_inspect_tells_what_the_files_say(run, llama):
     result = run("inspect", llama)
     assert result.exit_code == 0
     assert "default schedule, theta 10000 · 8 dimensions" in result.stdout
-    assert "4 heads, 2 KV heads of 8" in result.stdout
+    assert "4 heads, 2 KV heads of size 8" in result.stdout
     assert "files agree" in result.stdout
     assert "2 of 4 pairs never complete a rotation in 128 tokens" in " ".join(result.stdout.split())
     data = json.loads(run("inspect", llama, "--json").stdout)
@@ -80,7 +80,7 @@ def test_experimental_methods_are_used_by_name_and_shown_when_asked_for(run, lla
     rows = {line.split()[0].rstrip(",") for line in shown.splitlines() if re.match(r"  \S", line)}
     assert not rows & EXPERIMENTAL
     assert {"yarn", "ntk-alibi", "mspoe"} <= rows
-    assert "experimental, by name alike: resonance cope string" in " ".join(shown.split())
+    assert "Experimental methods: resonance, cope, string" in " ".join(shown.split())
     data = json.loads(run("methods", "--json").stdout)["methods"]
     assert {entry["name"] for entry in data if entry["experimental"]} == EXPERIMENTAL
     inspected = " ".join(run("inspect", llama).stdout.split())

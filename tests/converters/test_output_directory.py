@@ -39,7 +39,7 @@ def test_overwrite_takes_only_what_ctxext_made(llama, tmp_path):
     home = tmp_path / "home"
     home.mkdir()
     (home / "thesis.tex").write_text("years")
-    with pytest.raises(CtxextError, match=r'did not make: "thesis\.tex"') as caught:
+    with pytest.raises(CtxextError, match=r'did not create: "thesis\.tex"') as caught:
         convert(str(llama), home, YARN, overwrite=True)
     assert "--overwrite-anything" in caught.value.hint
     assert names(home) == ["thesis.tex"]
@@ -56,7 +56,7 @@ def test_overwrite_takes_only_what_ctxext_made(llama, tmp_path):
 def test_a_record_that_is_broken_proves_nothing(llama, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "ctxext.json").write_text("{")
-    with pytest.raises(CtxextError, match="did not make"):
+    with pytest.raises(CtxextError, match="did not create"):
         check_out(tmp_path / "out", llama, OverwriteOptions(overwrite=True))
 
 
@@ -69,7 +69,7 @@ def test_files_put_there_meanwhile_stay(overwrite, llama, tmp_path):
         (work / "result").write_text("hours of work")
         out.mkdir(exist_ok=True)
         (out / "mine.txt").write_text("mine")
-        with pytest.raises(CtxextError, match=r'was filled while this ran.*out-2"'):
+        with pytest.raises(CtxextError, match=r'was created by another process.*out-2"'):
             give_name(work, out, overwrite=overwrite)
     assert (out / "mine.txt").read_text() == "mine"
     assert (tmp_path / "out-2" / "result").read_text() == "hours of work"
@@ -83,7 +83,7 @@ def test_two_writers_of_one_output(llama, tmp_path):
     )
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"in\n"
-    with pytest.raises(CtxextError, match="being written by another run"):
+    with pytest.raises(CtxextError, match="Another process is writing"):
         convert(str(llama), tmp_path / "out", YARN)
     convert(str(llama), tmp_path / "other", YARN)
     process.kill()
@@ -209,7 +209,7 @@ def test_the_folder_one_is_in(llama, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     for out in (".", "..", str(tmp_path / "here")):
-        with pytest.raises(CtxextError, match=r"the folder you are in|contains SOURCE"):
+        with pytest.raises(CtxextError, match=r"contains the current folder|contains SOURCE"):
             convert(str(llama), out, YARN, overwrite=True)
 
 
@@ -219,5 +219,5 @@ def test_a_limit_on_the_size_of_files(llama, tmp_path, our_processes):
     words = ["convert", str(llama), str(tmp_path / "out"), "-m", "pi", "--factor", "2", "-q"]
     result = our_processes.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr.count("\n")) == (1, 2), result.stderr
-    assert "larger than is allowed" in result.stderr
+    assert "exceeds the maximum size" in result.stderr
     assert names(tmp_path) == ["llama"]

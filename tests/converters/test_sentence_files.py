@@ -81,8 +81,8 @@ def test_inspect_shows_the_pipeline_and_what_cuts(tmp_path, run):
     source = make_encoder(tmp_path / "source", pooling_mode_cls_token=True)
     shown = " ".join(run("inspect", source).output.split())
     assert "Transformer → Pooling (cls, mean); reads 6 tokens" in shown
-    assert "sentence_bert_config.json says 6" in shown
-    assert "6 of them trained" in " ".join(run("inspect", source, "--original-length", 6).output.split())
+    assert "sentence_bert_config.json: 6" in shown
+    assert "of which 6 were trained" in " ".join(run("inspect", source, "--original-length", 6).output.split())
 
 
 @pytest.mark.parametrize("lengths", [(6, 9), (9, 6)])

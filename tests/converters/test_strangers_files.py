@@ -78,7 +78,7 @@ def test_what_is_not_the_old_length_stays_byte_for_byte(text, llama, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"x": "\xe9"}', "is not text in UTF-8: byte 7"),
+        (b'{"x": "\xe9"}', "is not valid UTF-8: invalid byte at position 7"),
         (b'{"truncation": {"max_length": 64}, "truncation": null}', 'has the key "truncation" twice'),
         (b'{"truncation"', "is not valid JSON"),
         (b'{"truncation": {"max_length": 64]', "is not valid JSON"),
@@ -148,7 +148,7 @@ def test_a_length_that_config_json_does_not_name_is_said(run, llama, tmp_path):
     assert message in run("convert", llama, tmp_path / "out2", "-m", "yarn", "--factor", "2").stderr
     assert message in (tmp_path / "out2" / "README.md").read_text()
     said = " ".join(run("inspect", llama).stdout.split())
-    assert "config.json names none: this is the default of its configuration class" in said
+    assert "not in config.json: the default of its configuration class" in said
     assert json.loads(run("inspect", llama, "--json").stdout)["default_length"] == 2048
 
 

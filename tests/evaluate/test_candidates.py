@@ -4,7 +4,7 @@ import pytest
 
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.methods import build_recipe
-from ctxext.compare.candidates import DEFAULTS, CompareOptions, candidates_of, doubled
+from ctxext.compare.candidates import DEFAULTS, CompareOptions, candidates_of, double_lengths
 from ctxext.errors import CtxextError
 from ctxext.methods import MsPoE, SelfExtend, Yarn
 from ctxext.recipes.recipe import recipe_of
@@ -35,7 +35,7 @@ def test_what_does_not_apply_is_there_with_its_reason(demo):
         candidates_of(demo, ("table",), 2048)
     with pytest.raises(CtxextError, match='no method "yarm"'):
         candidates_of(demo, ("yarm",), 2048)
-    with pytest.raises(CtxextError, match="always compared"):
+    with pytest.raises(CtxextError, match="reserved for the unmodified"):
         candidates_of(demo, {"stock": Yarn(factor=2)}, 2048)
 
 
@@ -105,10 +105,10 @@ def test_other_encodings_have_methods_of_their_own(family, names, tmp_path):
 
 
 def test_the_lengths_are_the_doubles_of_the_original():
-    assert doubled(512, 2048) == (512, 1024, 2048)
-    assert doubled(512, 1500) == (512, 1024, 1500)
-    assert doubled(512, 256) == (256,)
-    assert doubled(None, 4096) == (4096,)
+    assert double_lengths(512, 2048) == (512, 1024, 2048)
+    assert double_lengths(512, 1500) == (512, 1024, 1500)
+    assert double_lengths(512, 256) == (256,)
+    assert double_lengths(None, 4096) == (4096,)
 
 
 @pytest.mark.parametrize(
@@ -116,9 +116,9 @@ def test_the_lengths_are_the_doubles_of_the_original():
     [
         ({"target_length": 0}, "at least 1"),
         ({"target_length": 64, "minutes": 0}, "minutes must be above 0"),
-        ({"target_length": 64, "lengths": (65,)}, "beyond the target"),
+        ({"target_length": 64, "lengths": (65,)}, "more than the target"),
         ({"target_length": 64, "samples": 0}, "samples must be at least 1"),
-        ({"target_length": 64, "minutes": 1, "harness": ("ruler",)}, "cannot hold"),
+        ({"target_length": 64, "minutes": 1, "harness": ("ruler",)}, "cannot be combined with --harness"),
     ],
 )
 def test_what_cannot_be_asked(given, expected):

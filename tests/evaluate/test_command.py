@@ -97,7 +97,7 @@ BAD = {
     "depth beyond": (["--depths", "0,150"], None, "not between 0 and 100 %"),
     "no such length": (["--lengths", "4q"], None, '"4q" is not a length'),
     "no such device": (["--device", "abacus"], None, '"abacus" is not a device'),
-    "nothing to resume": (["--resume"], None, "Which results are meant"),
+    "nothing to resume": (["--resume"], None, "Missing option --out"),
     "no harness": (["--harness", "ruler"], None, "not installed"),
     "several": (None, None, "is listed twice"),
 }

@@ -127,7 +127,7 @@ def test_when_the_time_is_up_all_were_asked_the_same_and_the_rest_is_said(tiny, 
     counts = {model["name"]: sum(cell["samples"] for cell in model["cells"]) for model in report["models"]}
     assert 0 < min(counts.values()) <= max(counts.values()) < 8
     reached = report["comparison"]["not_reached"]
-    assert any("passkey: of 4 questions a depth the time reached" in sentence for sentence in reached)
+    assert any("passkey: time ran out" in sentence for sentence in reached)
     first = [given[1].name for given in rounds[:3]]
     assert sorted(first) == sorted([STOCK, "yarn", "self-extend"]), "each is asked before any is asked more"
 
@@ -156,8 +156,8 @@ def slow(monkeypatch):
 def test_what_does_not_fit_is_refused_before_it_is_asked(tiny, slow, monkeypatch, run, checkpoint, tmp_path):
     now, pace = slow
     pace[0] = 0.5
-    monkeypatch.setattr(Run, "_measure", None)
-    with pytest.raises(NothingMeasuredError, match=r"and one text for each of 3 models takes about 1\d min"):
+    monkeypatch.setattr(Run, "_ask", None)
+    with pytest.raises(NothingMeasuredError, match=r"One text for each of 3 models takes about 1\d min"):
         tiny(minutes=2)
     assert now[0] < 60, "some tokens are enough to know"
     words = ["--target-length", "1k", "--methods", "yarn", "--task", "passkey", "--minutes", "2", "--lengths", "640"]
@@ -171,12 +171,12 @@ def test_what_fits_is_estimated_first(tiny, slow, monkeypatch):
     monkeypatch.setattr(Run, "_measure", lambda *given: None)
     pace[0] = 0.02
     tiny(minutes=30, tell=told.append)
-    assert told[0].startswith("All of it takes about ")
+    assert told[0].startswith("The comparison takes about ")
     assert ";" not in told[0]
     now[0], pace[0] = 0.0, 0.05
     tiny(minutes=6, tell=told.append)
     fits = ", ".join(f"25 % at {length} tokens" for length in (320, 512, 640))
-    assert told[1] == f"All of it takes about 22 min; in the time left, about {fits}.", "one sample of four"
+    assert told[1] == f"The whole comparison takes about 22 min. The time is enough for {fits}.", "one sample of four"
 
 
 @pytest.mark.parametrize(("can_share", "seconds"), [(True, 2 * 2 * 5), (False, 3 * 2 * 2 * 5)])
@@ -189,7 +189,7 @@ def test_a_text_is_read_once_for_all_depths_where_they_share_a_cache(can_share, 
     told = compare_run.estimate(
         entry, [Recipe([Yarn(factor=2)])], can_share=can_share, seconds=lambda length: 5.0, left=3600.0
     )
-    assert told == f"All of it takes about {seconds} s."
+    assert told == f"The comparison takes about {seconds} s."
 
 
 def test_a_comparison_that_measured_nothing_ends_with_1(run, checkpoint, tmp_path, monkeypatch):
@@ -197,7 +197,7 @@ def test_a_comparison_that_measured_nothing_ends_with_1(run, checkpoint, tmp_pat
     assert run("compare", checkpoint, *words, "--out", tmp_path / "out").exit_code == 0
     monkeypatch.setattr(Run, "_measure", lambda *given: None)
     result = run("compare", checkpoint, *words, "--out", tmp_path / "none")
-    assert "Nothing was measured" in result.stdout
+    assert "No method was measured" in result.stdout
     assert result.exit_code == 1
 
 
@@ -283,7 +283,7 @@ def test_the_command_shows_what_the_report_holds(run, checkpoint, tmp_path):
     result = run("compare", checkpoint, *words)
     assert result.exit_code == 0, result.stderr
     report = json.loads((tmp_path / "out" / "report.json").read_text())
-    for part in ("320 tokens", "640 tokens", "found %", "cost inside", "table does not apply: ", "served in"):
+    for part in ("320 tokens", "640 tokens", "found %", "cost inside", "table does not apply: ", "supported by"):
         assert part in result.stdout, result.stdout
     assert report["comparison"]["verdict"] in " ".join(result.stdout.split())
     assert "comparison.md" in result.stderr
@@ -294,7 +294,7 @@ def test_the_command_shows_what_the_report_holds(run, checkpoint, tmp_path):
     again = run("compare", checkpoint, *words, "--resume", "--json", "-q")
     assert json.loads(again.stdout)["comparison"]["verdict"] == report["comparison"]["verdict"]
     assert again.stderr == ""
-    assert "How far should" in run("compare", checkpoint).exception.message
+    assert "Missing option --target-length" in run("compare", checkpoint).exception.message
 
 
 @pytest.mark.thorough

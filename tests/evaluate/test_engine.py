@@ -19,7 +19,7 @@ from ctxext.evaluate.checkpoint_info import CheckpointInfo
 from ctxext.evaluate.model import Loading
 from ctxext.evaluate.served import check_served, load_served, serving_by_vllm
 from ctxext.methods import DynamicNtk, LongRope, MsPoE, PositionInterpolation, Yarn
-from ctxext.publish.results import measured
+from ctxext.publish.results import build_results
 from ctxext.recipes.encodings.rotary import model_config
 
 ENGINE = Loading(dtype="fp32", engine="vllm")
@@ -80,7 +80,7 @@ def test_engine_and_version_are_named(tmp_path):
     named = f"vLLM {pytest.__version__}"
     assert report["models"][0]["engine"] == named
     assert named in (tmp_path / "out" / "report.html").read_text()
-    card = measured(report, report["models"][0], [])
+    card = build_results(report, report["models"][0], [])
     assert f"run by {named}" in card.body
     assert "answers generated" in card.body
     assert "--engine vllm" in card.command

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ctxext import Settings, compare, evaluate
-from ctxext.compare.verdict import measured
+from ctxext.compare.verdict import collect_results
 from ctxext.data.texts import kinds_of_text
 from ctxext.errors import CtxextError
 from ctxext.evaluate.model import Loading
@@ -86,8 +86,8 @@ def test_documents_of_different_kinds_are_not_paired():
         sums = {"buckets": [[1.0, 1], [loss, 1]], "width": 64, "seconds": 1.0, "samples": [sample]}
         return {"model": model, "task": f"perplexity: {text}", "text": text, "length": 128, "depth": None, **sums}
 
-    mine = measured([record("a", "code", 3.0), record("a", "prose", 2.0), record("a", "prose", 2.5, 1)], 64)
-    stock = measured([record("b", "code", 1.0), record("b", "prose", 2.0), record("b", "prose", 2.0, 1)], 64)
+    mine = collect_results([record("a", "code", 3.0), record("a", "prose", 2.0), record("a", "prose", 2.5, 1)], 64)
+    stock = collect_results([record("b", "code", 1.0), record("b", "prose", 2.0), record("b", "prose", 2.0, 1)], 64)
     assert mine.loses_more(stock).texts == 3
     assert {text: one.mean for text, one in mine.loses_more_by_text(stock).items()} == {"code": 2.0, "prose": 0.25}
 

@@ -13,7 +13,7 @@ from ctxext.evaluate.report.page import render_page
 from ctxext.evaluate.report.report import effective_lengths
 from ctxext.evaluate.report.tables import effective_text
 from ctxext.evaluate.settings import Settings
-from ctxext.publish.results import measured
+from ctxext.publish.results import build_results
 from records_by_hand import answers, facts, losses, report_of
 
 METHODS = "yarn ntk pi llama3 longrope dynamic mspoe-by-parts mspoe-linear self-extend rerope <b>bold</b>".split()  # noqa: SIM905
@@ -188,7 +188,7 @@ def test_every_depth_counts_in_the_tables_of_page_terminal_and_card():
     page, report = page_of([{"name": "demo", "cells": cells}])
     (model,) = report["models"]
     terminal = "\n".join(map(str, report_tables(report, 80)))
-    card = measured(report, model, ()).body.split("###")[1]
+    card = build_results(report, model, ()).body.split("###")[1]
     wide = {**model, "cells": [{**one, "task": "niah-multikey-1"} for one in cells[:1]]}
     assert re.search("niah-multikey-1 +2048", "".join(map(str, report_tables({**report, "models": [wide]}, 80))))
     for text in (summary_of(page), page[page.index("<h2>needle") :], terminal, card):

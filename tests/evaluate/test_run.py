@@ -150,13 +150,13 @@ def test_torn_and_foreign_lines_are_left_out(run, checkpoint, tmp_path):
 
 
 def test_two_runs_do_not_share_a_folder(run, checkpoint, tmp_path):
-    from ctxext.files.output_directory import locked
+    from ctxext.files.output_directory import lock_output
 
     words = ["--task", "passkey", "--lengths", "300", "--samples", "1", "--depths", "1"]
     words += ["--out", tmp_path / "new" / "o"]
     (tmp_path / "new").mkdir()
-    hold = "import sys\nfrom pathlib import Path\nfrom ctxext.files.output_directory import locked\n"
-    hold += "with locked(Path(sys.argv[1])):\n    print('held', flush=True)\n    sys.stdin.read()\n"
+    hold = "import sys\nfrom pathlib import Path\nfrom ctxext.files.output_directory import lock_output\n"
+    hold += "with lock_output(Path(sys.argv[1])):\n    print('held', flush=True)\n    sys.stdin.read()\n"
     with subprocess.Popen(
         [sys.executable, "-c", hold, tmp_path / "new" / "o"],
         stdin=subprocess.PIPE,
@@ -166,12 +166,12 @@ def test_two_runs_do_not_share_a_folder(run, checkpoint, tmp_path):
         assert other.stdout.readline() == b"held\n"
         result = run("eval", checkpoint, *words)
         assert result.exit_code == 1
-        assert "is being written by another run" in str(result.exception)
+        assert "Another process is writing" in str(result.exception)
         assert not (tmp_path / "new" / "o").exists()
         other.stdin.close()
         other.wait()
     assert run("eval", checkpoint, *words).exit_code == 0
-    with locked(tmp_path / "new" / "o"):
+    with lock_output(tmp_path / "new" / "o"):
         pass
 
 

@@ -182,7 +182,7 @@ def test_half_a_character_is_named_with_its_line(tmp_path, line):
     (tmp_path / "x.jsonl").write_text('{"text": "\\ud83d\\ude00"}\n' + line + "\n")
     records = read_records(str(tmp_path / "x.jsonl"))
     assert next(records)[1] == {"text": "\U0001f600"}
-    with pytest.raises(CtxextError, match=r'^Line 2 of ".*" holds half a character'):
+    with pytest.raises(CtxextError, match=r'^Line 2 of ".*" contains a lone surrogate'):
         next(records)
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from ctxext.compare.candidates import Candidate
-from ctxext.compare.verdict import comparison, measured
+from ctxext.compare.verdict import collect_results, compare_results
 from ctxext.evaluate.settings import Settings
 from records_by_hand import answers, facts, losses, report_of
 
@@ -56,14 +56,14 @@ def judged(records, names=("yarn", "dca"), refused=(), samples=TEXTS, reach=TARG
         )
         for name in ("stock", *names)
     ]
-    return comparison(report, records, candidates, plans)
+    return compare_results(report, records, candidates, plans)
 
 
 def test_a_stretch_that_begins_at_the_length_is_beyond_it():
     record = document("yarn", "perplexity", 0, 0.0)
     record["buckets"] = [[512.0 * n, 512] for n in range(4)]
-    assert measured([record], TRAINED).losses == {("", 0): 2.0}
-    assert measured([record], TRAINED + 1).losses == {("", 0): 2.5}
+    assert collect_results([record], TRAINED).losses == {("", 0): 2.0}
+    assert collect_results([record], TRAINED + 1).losses == {("", 0): 2.5}
 
 
 def test_the_one_that_finds_surely_more_is_taken():
@@ -76,9 +76,9 @@ def test_the_one_that_finds_surely_more_is_taken():
     assert 0 < yarn["against"]["low"] < yarn["against"]["difference"] == 0.5 < yarn["against"]["high"]
     assert yarn["time"] == 1.5
     assert (pi["refused"], pi["convert"]) == ("it has no rope.", ["--method", "pi"])
-    taken = "Take dca: it finds 100 % (83–100) of what was asked beyond 512 tokens, where stock finds 0 % (0–17)"
+    taken = "Use dca: it answers 100 % (83–100) of the questions beyond 512 tokens, stock 0 % (0–17)."
     assert taken in content["verdict"]
-    assert "runs in vLLM" in content["verdict"]
+    assert "Engines: vLLM" in content["verdict"]
     assert "yarn" not in content["verdict"], "it is surely behind"
 
 
@@ -98,7 +98,7 @@ def test_lengths_at_which_nothing_fails_do_not_hide_a_difference():
     content = judged(records + read, names, lengths=lengths)
     assert content["taken"] == "self-extend"
     assert "ntk" not in content["verdict"], "it is surely behind, though cheaper inside"
-    assert "finds 100 % (92–100) of what was asked beyond 512 tokens, where stock finds 25 %" in content["verdict"]
+    assert "answers 100 % (92–100) of the questions beyond 512 tokens, stock 25 %" in content["verdict"]
 
 
 def test_what_is_found_within_the_original_length_decides_nothing_where_more_was_planned():
@@ -111,7 +111,7 @@ def test_what_is_found_within_the_original_length_decides_nothing_where_more_was
     assert content["taken"] is None
     unreached = judged(cells("stock", 0.0, TRAINED) + cells("yarn", 1.0, TRAINED), ("yarn",), lengths=lengths)
     assert unreached["taken"] is None
-    assert unreached["verdict"].startswith("Nothing was measured of any method beyond 512 tokens.")
+    assert unreached["verdict"].startswith("No method was measured beyond 512 tokens.")
     only_inside = judged(
         cells("stock", 0.0, TRAINED) + cells("yarn", 1.0, TRAINED), ("yarn",), lengths=(TRAINED,), reach=TRAINED
     )
@@ -172,8 +172,8 @@ def test_of_two_that_find_as_much_the_cheaper_is_taken():
     read = documents("stock", 5.0) + documents("yarn", 2.0, inside=1.02) + documents("dca", 2.1)
     content = judged(found + read)
     assert content["taken"] == "dca"
-    assert "costs nothing at 512 tokens" in content["verdict"]
-    assert "no worse within what these questions can tell: yarn (+0.020)" in content["verdict"]
+    assert "Cost at 512 tokens: none." in content["verdict"]
+    assert "Not significantly worse: yarn (+0.020)" in content["verdict"]
     yarn = content["models"][1]
     assert yarn["inside"]["loss"] == pytest.approx(0.02)
     assert yarn["beyond"]["difference"] == pytest.approx(-3.0)
@@ -183,16 +183,16 @@ def test_of_two_that_find_as_much_the_cheaper_is_taken():
 def test_no_zero_has_a_minus():
     read = documents("stock", 5.0) + documents("yarn", 2.0, inside=0.9999) + documents("dca", 5.0, inside=0.9999)
     content = judged(cells("stock", 0.0) + cells("yarn", 1.0) + cells("dca", 1.0) + read)
-    assert "it costs +0.000 nats per token" in content["verdict"]
+    assert "Cost at 512 tokens: +0.000 nats per token" in content["verdict"]
     assert "(+0.000)" in content["verdict"]
     same = judged(documents("stock", 5.0) + documents("yarn", 5.0 - 1e-5) + documents("dca", 5.0))
-    assert "nearest comes yarn, with +0.000 (" in same["verdict"]
+    assert "Closest: yarn, +0.000 (" in same["verdict"]
     assert "-0.000" not in content["verdict"] + same["verdict"]
 
 
 def test_what_stock_cannot_read_is_no_part_of_the_differences():
     asked = cells("stock", 1.0, TRAINED) + cells("yarn", 1.0, TRAINED) + cells("yarn", 1.0)
-    told = "stock reads no more than 512 tokens, so no difference tells of 2048 tokens"
+    told = "cannot read more than 512 tokens; at 2048 tokens, methods are compared only with each other."
     assert told in judged(asked, names=("yarn",), reach=TRAINED)["verdict"]
     assert told not in judged(asked, names=("yarn",))["verdict"]
 
@@ -201,7 +201,7 @@ def test_where_nothing_is_found_the_loss_beyond_decides():
     found = cells("stock", 0.0) + cells("yarn", 0.0) + cells("dca", 0.0)
     content = judged(found + documents("stock", 5.0) + documents("yarn", 2.0) + documents("dca", 4.9))
     assert content["taken"] == "yarn"
-    assert "reads on beyond 512 tokens with -3.000" in content["verdict"]
+    assert "changes the loss beyond 512 tokens by -3.000" in content["verdict"]
     assert "dca" not in content["verdict"]
 
 
@@ -210,16 +210,16 @@ def test_a_loss_that_shows_as_zero_is_no_reason():
     content = judged(documents("stock", 4.0) + documents("yarn", 3.9999), names=("yarn",))
     assert content["models"][1]["beyond"]["high"] < 0
     assert content["taken"] is None
-    assert content["verdict"].startswith("Nothing is better than stock beyond doubt: nearest comes yarn")
+    assert content["verdict"].startswith("No method is significantly better than the unmodified model. Closest: yarn")
 
 
 def test_nothing_is_taken_that_may_be_chance():
     content = judged(cells("stock", 0.5) + cells("yarn", 0.6) + cells("dca", 0.4))
     assert (content["taken"], content["nearest"]) == (None, "yarn")
-    assert content["verdict"].startswith("Nothing is better than stock beyond doubt: nearest comes yarn")
+    assert content["verdict"].startswith("No method is significantly better than the unmodified model. Closest: yarn")
     none = judged([])
     assert (none["taken"], none["nearest"]) == (None, None)
-    assert none["verdict"].startswith("Nothing was measured")
+    assert none["verdict"].startswith("No method was measured")
 
 
 def test_what_is_found_less_is_not_taken_for_its_loss():
@@ -249,15 +249,15 @@ def test_the_more_methods_the_wider_their_intervals():
 
 
 def test_only_texts_that_both_were_asked_are_compared():
-    stock = measured(cells("stock", 0.0, samples=range(4)), TRAINED)
-    yarn = measured(cells("yarn", 1.0), TRAINED)
+    stock = collect_results(cells("stock", 0.0, samples=range(4)), TRAINED)
+    yarn = collect_results(cells("yarn", 1.0), TRAINED)
     assert yarn.finds_more(stock).texts == 4
-    assert yarn.times(stock) is None, "their records cover other samples"
+    assert yarn.time_ratio(stock) is None, "their records cover other samples"
 
 
 def test_what_the_time_did_not_reach_is_said():
     content = judged(cells("stock", 0.0) + cells("yarn", 1.0, samples=range(5)), ("yarn",))
-    assert content["not_reached"] == ["needle: of 12 questions a depth the time reached 5 at 2048 tokens."]
+    assert content["not_reached"] == ["needle: time ran out after 5 of 12 questions per depth at 2048 tokens."]
     assert content["verdict"].endswith(content["not_reached"][0])
     assert judged(cells("stock", 0.0) + cells("yarn", 1.0), ("yarn",))["not_reached"] == []
 
@@ -266,6 +266,6 @@ def test_how_long_it_would_take_is_said_where_something_was_not_asked_at_all():
     """By hand: 2 depths of one text took stock 1500 s each, so one text takes both models 2 × 2 × 25 minutes."""
     lines = [{**line, "seconds": 1500.0} for line in cells("stock", 0.0, samples=range(1))]
     content = judged(lines, ("yarn",))
-    assert content["not_reached"][0] == "needle: of 12 questions a depth the time reached none at 2048 tokens."
-    assert "takes about 100 minutes here" in content["not_reached"][1]
-    assert content["verdict"].startswith("Nothing was measured of any method.")
+    assert content["not_reached"][0] == "needle: time ran out before the first question at 2048 tokens."
+    assert "takes about 100 minutes for all methods" in content["not_reached"][1]
+    assert content["verdict"].startswith("No method was measured.")

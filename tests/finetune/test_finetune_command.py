@@ -92,7 +92,7 @@ def test_an_evaluation_that_fails_leaves_the_training(base, data, tmp_path, monk
     words = ("finetune", base, tmp_path / "out", "--data", data, *OPTIONS, "--eval", "short")
     result = CliRunner().invoke(app, [str(word) for word in words])
     assert isinstance(result.exception, CtxextError)
-    assert "is complete; it is its evaluation that failed" in result.stderr
+    assert "was written, but its evaluation failed" in result.stderr
     assert (tmp_path / "out" / "finetune.json").is_file()
     assert counts == [1]
 
@@ -105,7 +105,7 @@ def test_an_evaluation_that_fails_leaves_the_training(base, data, tmp_path, monk
         ((), "--data is missing"),
         # It does not fit into the 32 tokens that this base was trained on.
         (("--data", "{data}", "--eval", "needle"), 'task "needle" needs at least'),
-        (("--data", "{data}", "--eval", "short", "--no-merge"), "--no-merge makes none"),
+        (("--data", "{data}", "--eval", "short", "--no-merge"), "cannot be combined with --no-merge"),
         (("--data", "{data}", "--targets", "q_proj,o_prj"), "o_prj"),
         (("--data", "{empty}"), "no text"),
         (("--data", "demo", "--epochs", "2"), "demo is endless"),
@@ -143,7 +143,7 @@ def test_interrupted_and_resumed(base, data, tmp_path):
     assert folder.exists()
 
 
-@pytest.mark.parametrize(("processes", "says"), [("1", "go on with"), ("2", "go on under the same launcher with")])
+@pytest.mark.parametrize(("processes", "says"), [("1", "Resume with"), ("2", "Resume under the same launcher with")])
 def test_a_launcher_s_words_are_not_the_command_s(base, data, tmp_path, monkeypatch, processes, says):
     """Each process knows its own part of what was typed."""
 
@@ -153,7 +153,7 @@ def test_a_launcher_s_words_are_not_the_command_s(base, data, tmp_path, monkeypa
 
     monkeypatch.setattr(finetune_run, "finetune", stopped)
     monkeypatch.setenv("WORLD_SIZE", processes)
-    assert f"Stopped; {says}: " in run("finetune", base, tmp_path / "out", "--data", data).stderr
+    assert f"Stopped. {says}: " in run("finetune", base, tmp_path / "out", "--data", data).stderr
 
 
 def test_a_dry_run_trains_nothing(base, data, tmp_path):
@@ -215,9 +215,9 @@ def test_a_run_is_written_as_a_file_that_runs_again(base, data, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("stpes: 3", 'an option "stpes" that there is not'),
-        ("quiet: true", 'an option "quiet"'),
-        ("- steps", "holds no options"),
+        ("stpes: 3", 'Unknown option "stpes" in'),
+        ("quiet: true", 'Unknown option "quiet"'),
+        ("- steps", "contains no options"),
         ("steps: [", "not valid YAML"),
     ],
 )

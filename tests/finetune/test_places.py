@@ -19,8 +19,8 @@ SHORT = dataclasses.replace(QUICK, steps=1)
 HOLD = """
 import sys, time
 from pathlib import Path
-from ctxext.files.output_directory import locked
-with locked(Path(sys.argv[1])):
+from ctxext.files.output_directory import lock_output
+with lock_output(Path(sys.argv[1])):
     print("in", flush=True)
     time.sleep(60)
 """
@@ -39,7 +39,7 @@ def test_a_second_run_is_refused_before_it_trains_and_named(base, tmp_path, monk
     quick(monkeypatch)
     with subprocess.Popen([sys.executable, "-c", HOLD, tmp_path / "out"], stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"in\n"
-        with pytest.raises(CtxextError, match=rf"written by another run \(process {other.pid} on \w+\)\.$"):
+        with pytest.raises(CtxextError, match=rf'^Another process is writing ".*" \(process {other.pid} on \w+\)\.$'):
             tune(base, tmp_path / "out")
         other.kill()
     with pytest.raises(Stopped):
@@ -57,7 +57,7 @@ def test_what_is_put_into_out_meanwhile_stays(given, base, tmp_path):
     def put(_line: str) -> None:
         (out / "thesis.txt").write_text("years")
 
-    with pytest.raises(CtxextError, match=r'was filled while this ran.*the result is ".*out-2"'):
+    with pytest.raises(CtxextError, match=r'was created by another process.*the result is in ".*out-2"'):
         tune(base, out, SHORT, tell=put, **given)
     assert (out / "thesis.txt").read_text() == "years"
     assert foreign_files(tmp_path / "out-2") == []
@@ -71,7 +71,7 @@ def test_only_what_is_said_may_go(base, tmp_path):
         tune(base, out, SHORT)
     tune(base, out, SHORT, merge=False, overwrite=True)
     (out / "adapter" / "mine.txt").write_text("")
-    with pytest.raises(CtxextError, match=r'did not make: "adapter/mine\.txt"'):
+    with pytest.raises(CtxextError, match=r'did not create: "adapter/mine\.txt"'):
         tune(base, out, SHORT, overwrite=True)
     tune(base, out, SHORT, overwrite_anything=True)
     assert names(tmp_path) == ["out"]

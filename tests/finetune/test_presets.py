@@ -44,7 +44,7 @@ def test_the_published_numbers_reach_the_run(options_of, name):
     assert {key: getattr(options, key) for key in PUBLISHED[name]} == PUBLISHED[name]
     changed = {key for key, value in vars(options).items() if value != getattr(TrainingOptions(), key)}
     assert changed <= {word.replace("-", "_") for word in presets()[name].options}
-    note = f"preset {name} is for a model that was made by: ctxext convert SOURCE BASE"
+    note = f"Preset {name} expects a model created by: ctxext convert SOURCE BASE"
     assert (note in result.stderr) == (name != "read-inside")
 
 
@@ -74,7 +74,7 @@ def test_an_option_of_a_preset_or_a_file_can_be_left_out(options_of, tmp_path):
         options, _ = options_of(*words)
         assert (options.start_length, options.train_norms, options.rank) == (None, False, 16)
         assert options.positions == "pose"
-    with pytest.raises(CtxextError, match='"--without" has an option "start-lenght"') as refused:
+    with pytest.raises(CtxextError, match='Unknown option "start-lenght" in "--without"') as refused:
         options_of(*given, "--without", "start-lenght")
     assert refused.value.hint == 'Did you mean "start-length"?'
 

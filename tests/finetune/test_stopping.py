@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ctxext.files.processes import TERMINATED, Terminated, raised_when_terminated
+from ctxext.files.processes import TERMINATED, Terminated, raise_on_sigterm
 from ctxext.finetune.run import training_folder
 from ctxext.finetune.trainer import StopAfterStep
 from forks import Server
@@ -47,7 +47,7 @@ def test_sigterm_saves_the_last_whole_step(base, straight, tmp_path, seed):
         time.sleep(rng.uniform(0, seconds / STEPS))
         os.kill(os.getpid(), signal.SIGTERM)
 
-    with raised_when_terminated():
+    with raise_on_sigterm():
         killer = threading.Thread(target=terminate)
         killer.start()
         with pytest.raises(Terminated) as caught:
@@ -76,7 +76,7 @@ def test_a_step_of_many_sequences_is_left_between_two(base, straight, tmp_path, 
         return whole(*arguments, **named)
 
     monkeypatch.setattr(StopAfterStep, "on_substep_end", terminated)
-    with raised_when_terminated(), pytest.raises(Terminated):
+    with raise_on_sigterm(), pytest.raises(Terminated):
         tune(base, out, OPTIONS, merge=False)
     assert num_done == sequences
     assert [path.name for path in training_folder(out).glob("checkpoint-*")] == saved
@@ -87,7 +87,7 @@ def test_a_step_of_many_sequences_is_left_between_two(base, straight, tmp_path, 
 def test_sigterm_is_repeated_by_launchers_and_the_save_goes_on():
     before = signal.getsignal(signal.SIGTERM)
     stop, control = StopAfterStep(), SimpleNamespace(should_save=False, should_training_stop=False)
-    with raised_when_terminated():
+    with raise_on_sigterm():
         with stop:
             for _ in range(3):
                 signal.raise_signal(signal.SIGTERM)
@@ -104,7 +104,7 @@ def test_a_program_s_handler_stays():
     given, before = [], signal.getsignal(signal.SIGTERM)
     signal.signal(signal.SIGTERM, lambda number, frame: given.append(number))
     try:
-        with raised_when_terminated(), StopAfterStep():
+        with raise_on_sigterm(), StopAfterStep():
             signal.raise_signal(signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -117,7 +117,7 @@ def test_training_in_a_thread_leaves_signals_alone():
 
     def enter():
         try:
-            with raised_when_terminated(), StopAfterStep():
+            with raise_on_sigterm(), StopAfterStep():
                 pass
         except ValueError as error:
             errors.append(error)

@@ -156,7 +156,7 @@ def test_a_name_of_250_letters_is_one(name, made, server, place):
 def test_the_folder_one_is_in_is_not_replaced(name, made, server, place):
     (place / "mine.txt").write_text("")
     given = words_of(name, made, Path())
-    assert "the folder you are in" in one_line(server([*given, "--overwrite-anything"], **{"in": str(place)}))
+    assert "contains the current folder" in one_line(server([*given, "--overwrite-anything"], **{"in": str(place)}))
     assert [path.name for path in place.iterdir()] == ["mine.txt"]
 
 

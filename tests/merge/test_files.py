@@ -117,7 +117,7 @@ def test_what_lies_at_out_goes_only_where_that_is_said(tmp_path, model, adapter)
         merge(str(model), adapter, out)
     merge(str(model), adapter, out, overwrite=True)
     (out / "mine.txt").write_text("")
-    with pytest.raises(CtxextError, match=r'what ctxext did not make: "mine\.txt"'):
+    with pytest.raises(CtxextError, match=r'files that ctxext did not create: "mine\.txt"'):
         merge(str(model), adapter, out, overwrite=True)
     merge(str(model), adapter, out, overwrite_anything=True)
     assert "mine.txt" not in names(out)
@@ -128,7 +128,7 @@ def test_out_lies_neither_in_the_model_nor_in_the_adapter(model, adapter):
         before, out = sorted(folder.rglob("*")), folder / "deep" / "out"
         with pytest.raises(CtxextError) as caught:
             merge(str(model), adapter, out)
-        assert str(caught.value).splitlines()[0] == f'OUT "{out}" lies inside SOURCE "{folder}".'
+        assert str(caught.value).splitlines()[0] == f'OUT "{out}" is inside SOURCE "{folder}".'
         assert sorted(folder.rglob("*")) == before
 
 

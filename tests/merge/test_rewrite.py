@@ -119,7 +119,7 @@ def test_a_file_that_is_cut_off_meanwhile_is_one_line(changes, digest, tmp_path)
     old = tmp_path / "old"
     save_file({"w": torch.zeros(100_000)}, old)
     tensors = list_changed_tensors(changes, old)
-    with pytest.raises(CtxextError, match='old" became shorter while it was read'):
+    with pytest.raises(CtxextError, match='old" was truncated while it was read'):
         rewrite(old, tmp_path / "new", tensors, lambda *_: os.truncate(old, 1000), digest=digest)
 
 

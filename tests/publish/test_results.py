@@ -7,7 +7,7 @@ import pytest
 
 from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import Settings
-from ctxext.publish.results import conditions, entry_of, files_of, measured, read_report
+from ctxext.publish.results import build_results, conditions, entry_of, files_of, read_report
 from records_by_hand import VERSIONS, answers, facts, losses, report_of
 
 SETTINGS = Settings(tasks=("needle", "perplexity", "short"), lengths=(256, 512), depths=(0.0, 0.5), samples=4, seed=3)
@@ -46,7 +46,7 @@ def mine(content):
 
 def table(content, title, pictures=PICTURES):
     """The part of the card under a title; empty where there is none."""
-    _, _, rest = measured(content, mine(content), pictures).body.partition(f"### {title}\n\n")
+    _, _, rest = build_results(content, mine(content), pictures).body.partition(f"### {title}\n\n")
     return rest.partition("\n\n### ")[0].partition("\n\n4 samples")[0]
 
 
@@ -93,14 +93,14 @@ def test_perplexity_by_length_and_the_cost_inside(content):
 def test_effective_lengths_stand_beside_each_other(content):
     effective = table(content, "effective length")
     assert [row[0] for row in rows(effective)] == ["demo (demo's)", "**mine (mine's)**"]
-    assert "its own figure at 256 tokens" in effective
+    assert "score at 256 tokens" in effective
     for entry in content["models"]:
         entry["effective"] = None
     assert table(content, "effective length") == ""
 
 
 def test_the_hub_s_model_index_has_every_figure_of_this_model_alone(content):
-    results = measured(content, mine(content), PICTURES).results
+    results = build_results(content, mine(content), PICTURES).results
     figures = [(one.dataset_type, one.dataset_config, one.metric_type, one.metric_value) for one in results]
     assert figures == [
         ("ctxext-needle", "256", "exact_match", 0.75),
@@ -111,38 +111,38 @@ def test_the_hub_s_model_index_has_every_figure_of_this_model_alone(content):
     ]
     assert results[0].dataset_args == {"samples": 4, "seed": 3, "depths": 2}
     assert {one.task_type for one in results} == {"text-generation"}
-    masked = measured(content, {**mine(content), "kind": "masked"}, PICTURES).results
+    masked = build_results(content, {**mine(content), "kind": "masked"}, PICTURES).results
     assert {one.task_type for one in masked} == {"fill-mask"}
-    encoder = measured(content, {**mine(content), "kind": "encoder"}, PICTURES).results
+    encoder = build_results(content, {**mine(content), "kind": "encoder"}, PICTURES).results
     assert {one.task_type for one in encoder} == {"feature-extraction"}
 
 
 def test_what_was_not_measured_is_said(content):
-    missing = measured(content, mine(content), PICTURES).missing
-    assert missing[0] == "Beyond 512 tokens: the context length is 1024."
+    missing = build_results(content, mine(content), PICTURES).missing
+    assert missing[0] == "Lengths beyond 512 tokens; the context length is 1024."
     assert "Finding a pass key in a text that repeats itself (`passkey`)." in missing
     assert not [line for line in missing if "(`needle`)" in line or "(`perplexity`)" in line or "(`short`)" in line]
     assert not [line for line in missing if "(`passages`)" in line], "that is for encoders"
-    assert [line.split()[0] for line in missing[-3:]] == ["Free", "Needles", "Anything"]
+    assert [line.split()[0] for line in missing[-3:]] == ["Free", "Needles", "Other"]
     assert [line for line in missing if "(`ruler`)" in line] == ["RULER (`ruler`)."]
     one = {**mine(content), "cells": [{**mine(content)["cells"][0], "task": "ruler-cwe"}]}
-    assert not [line for line in measured(content, one, PICTURES).missing if "(`ruler" in line]
+    assert not [line for line in build_results(content, one, PICTURES).missing if "(`ruler" in line]
     within = {**mine(content), "context_length": 512}
-    assert not [line for line in measured(content, within, PICTURES).missing if line.startswith("Beyond")]
+    assert not [line for line in build_results(content, within, PICTURES).missing if line.startswith("Lengths beyond")]
     nothing = {**mine(content), "cells": [], "perplexity": None, "short": None}
-    lines = measured(content, nothing, PICTURES).missing
-    assert lines[0] == "Any length: the context length is 1024 tokens."
-    assert lines[-1].startswith("Anything else")
+    lines = build_results(content, nothing, PICTURES).missing
+    assert lines[0] == "All lengths; the context length is 1024 tokens."
+    assert lines[-1].startswith("Other languages")
     assert not [line for line in lines if line.startswith(("Free generation", "Needles in natural"))]
     written = report(generate=True, haystack={"name": "book.txt", "sha256": "0"})
-    assert [line.split()[0] for line in measured(written, mine(written), []).missing[-1:]] == ["Anything"]
+    assert [line.split()[0] for line in build_results(written, mine(written), []).missing[-1:]] == ["Other"]
     assert not [
-        line for line in measured(written, mine(written), []).missing if line.startswith(("Free", "Needles in"))
+        line for line in build_results(written, mine(written), []).missing if line.startswith(("Free", "Needles in"))
     ]
 
 
 def command(content):
-    return shlex.split(measured(content, mine(content), PICTURES).command)
+    return shlex.split(build_results(content, mine(content), PICTURES).command)
 
 
 def test_the_command_asks_the_same_questions():
@@ -196,7 +196,7 @@ def test_conditions(content):
 
 def test_a_report_is_about_a_checkpoint_as_it_stands(content):
     assert entry_of(content, ["c" * 64, "a" * 64])["name"] == "demo"
-    with pytest.raises(CtxextError, match='measured "demo", "mine", but not this'):
+    with pytest.raises(CtxextError, match='contains "demo", "mine", but not this'):
         entry_of(content, ["c" * 64])
 
 
@@ -221,6 +221,6 @@ def test_what_is_read_and_which_files_go_along(tmp_path):
 def test_a_report_whose_settings_hold_a_password_is_not_published(content, data, tmp_path):
     content["settings"] = {**content["settings"], "data": data}
     (tmp_path / "report.json").write_text(json.dumps(content))
-    with pytest.raises(CtxextError, match="hold a password or a token") as caught:
+    with pytest.raises(CtxextError, match="contain a password or a token") as caught:
         read_report(tmp_path)
     assert "hunter2" not in str(caught.value) + caught.value.hint

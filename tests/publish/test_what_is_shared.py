@@ -11,7 +11,7 @@ import typer
 from huggingface_hub import errors
 
 from ctxext.cli.app import app
-from ctxext.cli.options import built
+from ctxext.cli.options import build_options
 from ctxext.errors import CtxextError
 from ctxext.finetune.options import TrainingOptions
 from ctxext.publish import push as push_module
@@ -97,7 +97,7 @@ def test_a_report_that_was_shared_may_be_replaced_and_nothing_else(extended, tmp
     place = with_report(extended, tmp_path / "r")
     seal(prepare(extended, "me/tiny", PushOptions(report=place)))
     (extended / "report" / "report.html").write_text("of an older evaluation")
-    with pytest.raises(CtxextError, match="is not what was recorded"):
+    with pytest.raises(CtxextError, match="failed verification"):
         prepare(extended, "me/tiny", PushOptions())
     assert prepare(extended, "me/tiny", PushOptions(report=place)).texts["report/report.html"] == b"report.html"
     (extended / "config.json").write_text((extended / "config.json").read_text() + " ")
@@ -182,7 +182,7 @@ def test_which_adapter_is_meant(tmp_path):
     write_adapter(tmp_path / "adapter")
     assert adapter_in(tmp_path) == tmp_path / "adapter", "that of a training"
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(CtxextError, match="was not made by ctxext"):
+    with pytest.raises(CtxextError, match="was not created by ctxext"):
         prepare(tmp_path, "me/tiny", PushOptions())  # A checkpoint is meant where there is one.
 
 
@@ -202,7 +202,7 @@ def test_weights_are_read_unless_a_look_is_enough(extended):
     content = bytearray((extended / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (extended / "model.safetensors").write_bytes(content)
-    with pytest.raises(CtxextError, match="is not what was recorded"):
+    with pytest.raises(CtxextError, match="failed verification"):
         prepare(extended, "me/tiny", PushOptions())
     plan = prepare(extended, "me/tiny", PushOptions(), read_weights=False)
     steps = []
@@ -291,7 +291,7 @@ def test_all_is_sent_but_what_is_hidden(folder):
 
 
 def test_what_the_hub_did_not_keep_is_told(folder):
-    with pytest.raises(CtxextError, match=r'did not keep "sub/code.py"'):
+    with pytest.raises(CtxextError, match=r'"sub/code.py" is missing on the Hub'):
         push_module._upload(Hub(kept=["config.json", "[x]*.txt"]), folder, "me/x", PushOptions())
 
 
@@ -361,19 +361,19 @@ def caused(cause, text="Error while uploading 'a.bin' to the Hub."):
 
 AGAIN = "Run the same command again"
 ANSWERS = [
-    (answer(400, "Bad\n  name"), "The Hub does not accept this: Bad name", ""),
-    (answer(401, "Invalid credentials"), "The Hub does not accept the token", "hf auth login"),
-    (answer(401, "Your token expired"), "The Hub does not accept the token", "hf auth login"),
-    (answer(401, "Invalid username or password."), "The Hub does not accept the token", "hf auth login"),
-    (answer(401, "Repository not found"), 'The Hub knows no "me/x"', "hf auth login"),
-    (answer(402), "asks for a payment", "billing"),
-    (answer(403), '"me/x" is not yours to write to', "hf auth login"),
-    (answer(404), 'The Hub knows no "me/x" that this token may see', "hf auth login"),
-    (answer(409), "being changed by someone else", AGAIN),
+    (answer(400, "Bad\n  name"), "The Hub rejected the request: Bad name", ""),
+    (answer(401, "Invalid credentials"), "The Hub rejected the token", "hf auth login"),
+    (answer(401, "Your token expired"), "The Hub rejected the token", "hf auth login"),
+    (answer(401, "Invalid username or password."), "The Hub rejected the token", "hf auth login"),
+    (answer(401, "Repository not found"), '"me/x" does not exist on the Hub', "hf auth login"),
+    (answer(402), "requires a payment", "billing"),
+    (answer(403), 'No write access to "me/x"', "hf auth login"),
+    (answer(404), '"me/x" does not exist on the Hub, or the token has no access to it', "hf auth login"),
+    (answer(409), "being changed by another client", AGAIN),
     (answer(413, "50 GB"), "too large: 50 GB", ""),
-    (answer(418, "I am a teapot"), "The Hub refused (status 418): I am a teapot", ""),
-    (answer(418, "", "Bearer hf_OnceShown no"), "The Hub refused (status 418): Bearer … no", ""),
-    (answer(429), "asks to slow down", "Wait a few minutes"),
+    (answer(418, "I am a teapot"), "The Hub rejected the request (status 418): I am a teapot", ""),
+    (answer(418, "", "Bearer hf_OnceShown no"), "The Hub rejected the request (status 418): Bearer … no", ""),
+    (answer(429), "Too many requests", "Wait a few minutes"),
     (answer(500), "an internal error (status 500)", AGAIN),
     (answer(502), "an internal error (status 502)", AGAIN),
     (OSError("[Errno 111] Connection refused by peer."), "cannot be reached: Connection refused.", AGAIN),
@@ -381,10 +381,10 @@ ANSWERS = [
     (OSError("x" * 500), f"cannot be reached: {'x' * 120}.", AGAIN),
     (OSError(f"{'x' * 100} https://me:password@host is away"), "x https://me:…@", AGAIN),  # Cut within the password.
     (errors.OfflineModeIsEnabled("off"), "HF_HUB_OFFLINE is set", "Unset it"),
-    (errors.HFValidationError("bad"), '"me/x" is not a name that the Hub allows', "at most 96"),
-    (caused(answer(403)), '"me/x" is not yours to write to', "hf auth login"),
-    (caused(OSError("gone")), "Error while uploading 'a.bin' to the Hub: the connection broke off", "Later: run"),
-    (ValueError("Invalid README.md: hf_OnceShown"), "does not accept the model card: Invalid README.md: hf_…", ""),
+    (errors.HFValidationError("bad"), '"me/x" is not a valid Hub id', "at most 96"),
+    (caused(answer(403)), 'No write access to "me/x"', "hf auth login"),
+    (caused(OSError("gone")), "Error while uploading 'a.bin' to the Hub: the connection failed several times", AGAIN),
+    (ValueError("Invalid README.md: hf_OnceShown"), "rejected the model card: Invalid README.md: hf_…", ""),
 ]
 
 
@@ -420,12 +420,12 @@ def test_what_may_pass_is_tried_three_times_with_longer_pauses(failures, status,
 
     if failures == 3:
         with pytest.raises(CtxextError):
-            push_module._patiently(action, messages.append)
+            push_module._call_with_retries(action, messages.append)
     else:
-        assert push_module._patiently(action, messages.append) == "done"
+        assert push_module._call_with_retries(action, messages.append) == "done"
     assert len(tried) == attempts
     assert pauses == [2.0, 4.0][: attempts - 1]
-    assert [line[-22:] for line in messages] == ["Trying again (1 of 2).", "Trying again (2 of 2)."][: attempts - 1]
+    assert [line[-18:] for line in messages] == ["Retrying (1 of 2).", "Retrying (2 of 2)."][: attempts - 1]
 
 
 def test_the_command_of_a_training_names_what_was_chosen_and_nothing_of_the_machine(tmp_path):
@@ -456,7 +456,7 @@ def test_the_command_of_a_training_is_one_that_gives_the_same_options(tmp_path):
     (tmp_path / "finetune.json").write_text(json.dumps({"options": options.to_dict(), "data": data}))
     command = typer.main.get_command(app).commands["finetune"]
     given = command.make_context("finetune", shlex.split(training_command(tmp_path))[2:]).params
-    repeated = built(TrainingOptions, given).resolve(window=4096, trained_length=1024)
+    repeated = build_options(TrainingOptions, given).settled(window=4096, trained_length=1024)
     assert repeated == options
     assert list(given["words"]) == ["a.jsonl:0.7", "b.jsonl:0.3"]
     assert (given["record_format"], given["eval_data"]) == ("chat", "held.jsonl")

@@ -8,7 +8,7 @@ import pytest
 
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
-from ctxext.files.tensor_files import BITS, NewTensor, grouped
+from ctxext.files.tensor_files import BITS, NewTensor, format_tensor_names
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.table import Table
 
@@ -90,6 +90,6 @@ def test_weights_of_another_form_hold_no_tensors(tmp_path):
 
 
 def test_names_in_a_few_words(tmp_path):
-    assert grouped(["a.0.w", "a.1.w", "b"]) == "a.*.w × 2, b"
-    assert grouped(["a.10.w"]) == "a.*.w"
+    assert format_tensor_names(["a.0.w", "a.1.w", "b"]) == "a.*.w × 2, b"
+    assert format_tensor_names(["a.10.w"]) == "a.*.w"
     assert str(NewTensor("w", tmp_path, "F32", None, (2, 3), iter)) == "w new, 2×3"

@@ -107,8 +107,8 @@ def test_less_than_it_declares_is_refused(llama, tmp_path):
 
 SAID = {
     "qwen3-8b": ("40960 are declared", "32768 tokens (published for Qwen/Qwen3-8B: model card"),
-    "llama-3.1-8b": ("by a schedule of its own, llama3 ×8 from 8192", "8192 tokens (original_max_position_embeddings)"),
-    "gemma-3-4b-it": ("by a schedule of its own, linear ×8 from 32768", "published for google/gemma-3-4b-pt: Gemma 3"),
+    "llama-3.1-8b": ("extended by its schedule, llama3 ×8 from 8192", "8192 tokens (original_max_position_embeddings)"),
+    "gemma-3-4b-it": ("extended by its schedule, linear ×8 from 32768", "published for google/gemma-3-4b-pt: Gemma 3"),
     "c4ai-command-r-v01": ("131072 tokens, not extended", "131072 tokens (model_max_length)"),
     "mistral-7b-v0.3": ("32768 tokens, not extended", "32768 tokens (max_position_embeddings)"),
 }

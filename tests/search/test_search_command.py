@@ -48,7 +48,7 @@ def studied(folder):
 
 FAR = ("--target-length", "640")
 BAD = {
-    "no target": ((), None, "How far should the model reach?"),
+    "no target": ((), None, "Missing option --target-length."),
     "target inside": (("--target-length", "320"), None, "not above the original context length 320"),
     "no such method": ((*FAR, "--methods", "yarm"), None, 'no method "yarm"'),
     "no time": ((*FAR, "--minutes", "0"), None, "minutes must be above 0"),
@@ -171,7 +171,9 @@ def test_auto_converts_with_the_best_published_where_nothing_helps(run, source, 
     few(lengths=(640,))
     result = run("convert", source, tmp_path / "out", "--method", "auto", *FAR, "--trials", 1)
     assert result.exit_code == 0, result.output
-    assert "No recipe is surely better than the model as it is: written is the best of the published" in result.stderr
+    assert (
+        "No recipe is significantly better than the unmodified model. Writing the best published one" in result.stderr
+    )
     assert recipe_in(tmp_path / "out")["steps"][0]["method"] == "yarn"
 
 
@@ -185,8 +187,8 @@ NTK = {"steps": [{"method": "ntk", "factor": 2.0}]}
 @pytest.mark.parametrize(
     ("taken", "nearest", "says"),
     [
-        ("ntk", "ntk", "3 minutes were too short. Published methods are compared instead."),
-        (None, "ntk", "No recipe is surely better than the model as it is: written is the best of the published"),
+        ("ntk", "ntk", "3 minutes were too short. Comparing the published methods instead."),
+        (None, "ntk", "No recipe is significantly better than the unmodified model. Writing the best published one"),
         (None, None, "The time was too short to measure any method at 640 tokens"),
     ],
 )
@@ -220,11 +222,11 @@ def test_auto_compares_published_methods_where_a_search_has_no_time(
 
 
 BAD_AUTO = {
-    ("-m", "auto"): "needs to know how far",
-    ("-m", "auto", "--factor", "2"): "chooses --factor itself",
-    ("-m", "auto", *FAR, "--beta-fast", "16"): "chooses --beta-fast itself",
-    ("-m", "auto", "-m", "yarn", *FAR): "stands alone",
-    ("-m", "yarn", "--factor", "2", "--trials", "3"): "for --method auto",
+    ("-m", "auto"): "requires --target-length",
+    ("-m", "auto", "--factor", "2"): "cannot be combined with --factor",
+    ("-m", "auto", *FAR, "--beta-fast", "16"): "cannot be combined with --beta-fast",
+    ("-m", "auto", "-m", "yarn", *FAR): "cannot be combined with another",
+    ("-m", "yarn", "--factor", "2", "--trials", "3"): "require --method auto",
 }
 
 

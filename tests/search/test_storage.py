@@ -15,7 +15,7 @@ from optuna.exceptions import StorageInternalError
 from ctxext import redaction
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
-from ctxext.redaction import redacted
+from ctxext.redaction import redact
 from ctxext.search.options import StudyPlace, redact_storage
 from ctxext.search.space import build_space
 from ctxext.search.study import Study
@@ -46,9 +46,9 @@ def test_a_password_is_not_shown():
 
 
 def test_a_password_that_was_shown_is_taken_out_of_what_the_driver_says(monkeypatch):
-    monkeypatch.setattr(redaction, "_given", set())
+    monkeypatch.setattr(redaction, "_secrets", set())
     redact_storage("postgresql://me:correct-horse@host/db")
-    assert redacted('FATAL: no user "me" with correct-horse') == 'FATAL: no user "me" with …'
+    assert redact('FATAL: no user "me" with correct-horse') == 'FATAL: no user "me" with …'
 
 
 NO_URLS = (

@@ -25,7 +25,7 @@ from ctxext.checkpoint.families import (
     text_config,
 )
 from ctxext.errors import CtxextError
-from ctxext.files.schemas import CONFIG, SIZES, checked
+from ctxext.files.schemas import CONFIG, SIZES, check_schema
 
 _NEEDED: tuple[str, ...] = ("hidden_size", "num_attention_heads", "num_hidden_layers", "qk_rope_head_dim")
 _NEEDED += ("no_rope_layer_interval", "attn_layer_period", "attn_layer_offset")
@@ -48,7 +48,9 @@ def check_sizes(config: Mapping[str, Any], name: str) -> None:
     sizes = {key: plain_value(text, plain, key) for key in SIZES.fields}
     indices = plain.layers.get("indices")
     aliases = {key: alias for key, alias in plain.aliases.items() if alias in text}
-    checked({**sizes, "attention_layers": indices and plain_value(text, plain, indices)}, SIZES, name, aliases=aliases)
+    check_schema(
+        {**sizes, "attention_layers": indices and plain_value(text, plain, indices)}, SIZES, name, aliases=aliases
+    )
     if null := next((key for key in _NEEDED if key in plain.defaults and sizes[key] is None), None):
         raise CtxextError(f'"{name}": "{plain.aliases.get(null, null)}" is null, expected a number.')
     family = family_of(config)
@@ -69,7 +71,7 @@ def check_sizes(config: Mapping[str, Any], name: str) -> None:
             f'"{name}": "{stated[0]}" is null, but the model has sliding layers.',
             hint="Set the window of the model's training, or the type full_attention for these layers.",
         )
-    checked({key: read(config, family, key) for key in _DERIVED}, CONFIG, name)
+    check_schema({key: read(config, family, key) for key in _DERIVED}, CONFIG, name)
     dim = rotary_dim(config, family)
     if dim < 4 or dim % 2:
         raise CtxextError(f'"{name}": "{dim}" dimensions of a head rotate, expected an even number of at least 4.')

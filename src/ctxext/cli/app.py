@@ -18,17 +18,17 @@ from ctxext.cli.help import Command, print_help, read_plainly
 from ctxext.cli.interrupts import INTERRUPTED
 from ctxext.cli.output import in_one_line, print_error, visible
 from ctxext.errors import CtxextError
-from ctxext.redaction import RedactedStream, redacted, remember_arguments
+from ctxext.redaction import RedactedStream, redact, remember_arguments
 from ctxext.version import __version__
 
 TRACEBACK = "CTXEXT_TRACEBACK"
 """The environment variable for full tracebacks, for debugging."""
 
-FAULT = "This is a fault of ctxext, not yours"
+FAULT = "This is a bug in ctxext"
 """Beginning of the line that reports a bug. No user input may lead to it; the fuzz tests check this."""
 
-NO_MEMORY = "There is not enough memory for this."
-TOO_DEEP = "Something that was given nests too deep."
+NO_MEMORY = "Out of memory."
+TOO_DEEP = "The input is nested too deeply."
 
 _PACKAGE = Path(__file__).parents[1]
 _SHORT = 300
@@ -46,7 +46,7 @@ def print_fault(error: BaseException) -> None:
 
 def as_error(error: BaseException) -> CtxextError:
     """Convert an exception to an error with a hint."""
-    where = f"{TRACEBACK}=1 shows where."
+    where = f"Set {TRACEBACK}=1 to see the traceback."
     is_torchs = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
     if isinstance(error, MemoryError) or is_torchs:
         return CtxextError(NO_MEMORY, hint=f"Choose a smaller model, batch, length or dtype. {where}")
@@ -54,11 +54,11 @@ def as_error(error: BaseException) -> CtxextError:
         return CtxextError(TOO_DEEP, hint=where)
     if isinstance(error, OSError) and error.strerror:
         file = f'"{error.filename}": ' if error.filename else ""
-        return CtxextError(f"{file}{error.strerror}.", hint=f"Check the place and its permissions. {where}")
-    said = ": ".join(part for part in (type(error).__name__, in_one_line(redacted(str(error)), _SHORT)) if part)
+        return CtxextError(f"{file}{error.strerror}.", hint=f"Check the path and its permissions. {where}")
+    summary = ": ".join(part for part in (type(error).__name__, in_one_line(redact(str(error)), _SHORT)) if part)
     return CtxextError(
-        f"{FAULT}: {said} ({_origin(error)}).",
-        hint=f"Please report it with what {TRACEBACK}=1 shows and, if you may, the file that leads to it.",
+        f"{FAULT}: {summary} ({_origin(error)}).",
+        hint=f"Please report it with the traceback ({TRACEBACK}=1) and, if possible, the file that causes it.",
     )
 
 
@@ -69,13 +69,13 @@ def _origin(error: BaseException) -> str:
     return "{}:{}".format(*inside[-1]) if inside else "outside the package"
 
 
-def tell_everywhere() -> None:
+def install_exception_hooks() -> None:
     """Handle exceptions in threads and finalizers in the same way."""
-    threading.excepthook = lambda raised: _print_beside(raised.exc_value)
-    sys.unraisablehook = lambda raised: _print_beside(raised.exc_value)
+    threading.excepthook = lambda raised: _print_if_debugging(raised.exc_value)
+    sys.unraisablehook = lambda raised: _print_if_debugging(raised.exc_value)
 
 
-def _print_beside(error: BaseException | None) -> None:
+def _print_if_debugging(error: BaseException | None) -> None:
     """Print an exception that does not end the command, if CTXEXT_TRACEBACK is set."""
     if error is not None and os.environ.get(TRACEBACK):
         with contextlib.suppress(Exception):  # The streams may be closed, and hooks must not raise.
@@ -83,23 +83,19 @@ def _print_beside(error: BaseException | None) -> None:
 
 
 SUMMARIES = {
-    "convert": "Rewrite a checkpoint's encoding of positions and save it as a portable one. Only table and range write "
-    "weights.",
-    "inspect": "Show a checkpoint's position encoding, its context length, and which methods apply. Reads headers "
-    "only.",
-    "eval": "Measure whether models find things anywhere in their context, and what extending it cost.",
-    "compare": "Show which published method suits a model, and what it costs: all applied in memory, all asked the "
-    "same.",
-    "search": "Try recipes on a model, without training, and write the best as an ordinary recipe file.",
-    "finetune": "Train an extended model on long sequences, with LoRA by default, and write it as a portable "
-    "checkpoint.",
-    "merge": "Merge a LoRA adapter into its base, tensor by tensor; recipe, tokenizer and modeling code stay.",
-    "verify": "Check that a converted checkpoint is what it says: files, configuration, code, frequencies, weights.",
-    "push": "Put a finished checkpoint on the Hub, with its model card and the digest of every file.",
-    "export": "Write a checkpoint as a GGUF file for llama.cpp, with the schedule that its own converter leaves out.",
-    "methods": "List the methods, what each needs and where it comes from.",
-    "demo": "Extend the checkpoint in the package five ways, ask each for needles, and show who finds them where.",
-    "env": "Print versions, devices and cache folders; paste this into a bug report.",
+    "convert": "Extend a checkpoint's context and save the result as a portable checkpoint.",
+    "inspect": "Show a checkpoint's position encoding, context length and applicable methods. Does not load weights.",
+    "eval": "Measure retrieval at every depth of the context, and the quality lost at short lengths.",
+    "compare": "Try every suitable method on the model in memory and compare them.",
+    "search": "Search for the best recipe for a model without training, and write it to a recipe file.",
+    "finetune": "Fine-tune an extended model on long sequences, by default with LoRA, and save a portable checkpoint.",
+    "merge": "Merge a LoRA adapter into its base model, one tensor at a time.",
+    "verify": "Verify the files, configuration, code, frequencies and weights of a converted checkpoint.",
+    "push": "Upload a checkpoint to the Hub, with a model card and a SHA-256 digest of every file.",
+    "export": "Export a checkpoint to a GGUF file for llama.cpp, including the schedule that its converter omits.",
+    "methods": "List the methods with their requirements and papers.",
+    "demo": "Extend the demo checkpoint with five recipes and compare their retrieval.",
+    "env": "Print versions, devices and cache folders for a bug report.",
 }
 """Each command and the first line of its help, so that a list of all commands loads none of them."""
 
@@ -185,13 +181,13 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings=_SETTINGS,
-    help="Make a language model read more: convert a checkpoint to a longer context, and measure what that did.",
+    help="Extend the context window of a language model, and measure whether it works.",
     epilog="Start with: ctxext demo",
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_set: bool) -> None:
+    if is_set:
         sys.stdout.write(f"ctxext {__version__}\n")
         raise typer.Exit
 
@@ -209,12 +205,12 @@ def main() -> None:
     """Run the command line; every error becomes one line, a hint and exit code 1."""
     os.environ.setdefault("USE_HUB_KERNELS", "NO")  # transformers 5 would fetch kernels that a checkpoint names.
     remember_arguments(sys.argv)
-    _make_streams_take_everything()
-    tell_everywhere()
+    _make_streams_safe()
+    install_exception_hooks()
     try:
         try:
             app()
-        except Exception:  # Explain a full disk, for commands that do not name the path themselves.
+        except Exception:  # Explain a full disk for commands that do not name the path.
             from ctxext.files.output_directory import explain_disk_errors
 
             with explain_disk_errors(Path("OUT")):
@@ -231,12 +227,12 @@ def main() -> None:
         raise
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # A library in Rust that panics raises no Exception.
+    except BaseException as error:  # A panic in a Rust library does not derive from Exception.
         print_fault(error)
         sys.exit(1)
 
 
-def _make_streams_take_everything() -> None:
+def _make_streams_safe() -> None:
     """Make streams accept every character and a closed stream harmless, and redact secrets in them."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)

@@ -37,7 +37,7 @@ def compare(
     place: ReportPlace,
     output: Output,
 ) -> None:
-    """Show which published method suits a model, and what it costs: all applied in memory, all asked the same.
+    """Try every suitable method on the model in memory and compare them.
 
     Examples:
     ctxext compare demo --target-length 2k
@@ -64,9 +64,9 @@ def compare(
         return
     content = report["comparison"]
     if report.get("skipped_lines"):
-        output.warning(f"{report['skipped_lines']} lines of {out} are incomplete or of another run, and left out.")
+        output.warning(f"Skipped {report['skipped_lines']} lines of {out} that are incomplete or from another run.")
     output.result(report, *comparison_tables(report, output.stdout.width), Text(), content["verdict"])
-    output.note(Text(f"Pictures and tables: {out / 'report.html'}; as Markdown: {out / PAGE}"))
+    output.note(Text(f"Report: {out / 'report.html'}; as Markdown: {out / PAGE}"))
     taken = next((row for row in content["models"] if row["name"] == content["taken"]), None)
     if taken and taken["convert"]:
         of = ("--revision", loading.revision) if loading.revision else ()
@@ -92,7 +92,7 @@ def comparison_tables(report: "Report", width: int) -> Iterator[RenderableType]:
         if engines := ", ".join(entry["engine"] + _MARKS[entry["status"]] for entry in served):
             methods.setdefault(engines, []).append(row["name"])
     for engines, names in methods.items():
-        yield Text(f"served in {engines}: {', '.join(names)}", style="dim")
+        yield Text(f"supported by {engines}: {', '.join(names)}", style="dim")
     for row in rows:
         if row["refused"]:
             yield Text(f"{row['name']} does not apply: {row['refused']}", style="dim")
@@ -100,8 +100,12 @@ def comparison_tables(report: "Report", width: int) -> Iterator[RenderableType]:
 
 def _cells(row: dict[str, Any]) -> list[str]:
     """Return the cells of one model."""
-    found = row["found"]
-    share = "{} ({}–{})".format(*(format_percent(found[key]) for key in ("share", "low", "high"))) if found else "–"
+    answers = row["found"]
+    share = (
+        f"{format_percent(answers['share'])} ({format_percent(answers['low'])}–{format_percent(answers['high'])})"
+        if answers
+        else "–"
+    )
     if "against" not in row:  # The unmodified model.
         loss = f"{row['loss_beyond']:.3f}" if row["loss_beyond"] is not None else "–"
         return [row["name"], share, loss, "", "", f"{row['peak'] / 1e9:.1f} GB" if row["peak"] else ""]

@@ -1,6 +1,6 @@
-"""`ctxext convert`: rewrite a checkpoint's rotary encoding and save it as a portable checkpoint.
+"""`ctxext convert`: extend a checkpoint's context and save the result as a portable checkpoint.
 
-The recipe of `--method auto` comes from a search with a small budget, or else from a comparison.
+`--method auto` searches for the recipe with a small budget. If that is too small, it compares the published methods.
 """
 
 import time
@@ -18,7 +18,7 @@ from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.inspect import serving_line, unconverted_text
 from ctxext.cli.methods import build_recipe, help_of_convert, method_parameters
 from ctxext.cli.options import SourceArgument, complete_method, complete_recipe, takes_options
-from ctxext.cli.output import Output, bold, done_line, marked
+from ctxext.cli.output import Output, bold, done_line, mark_line
 from ctxext.converters.convert import convert as run
 from ctxext.converters.convert import plan_conversion
 from ctxext.converters.options import Calibration, ConvertOptions
@@ -29,7 +29,7 @@ from ctxext.evaluate.loading import Loading
 from ctxext.files.length import format_length
 from ctxext.files.output_directory import check_out
 from ctxext.files.packages import is_installed, untested_notice
-from ctxext.files.tensor_files import grouped
+from ctxext.files.tensor_files import format_tensor_names
 from ctxext.gguf import is_gguf
 from ctxext.options import HubOptions, option, option_name
 from ctxext.recipes.recipe import Recipe, recipe_from_dict
@@ -37,10 +37,10 @@ from ctxext.recipes.recipe import Recipe, recipe_from_dict
 _AUTO = "auto"
 _MINUTES = 5.0
 _FOR_SEARCH = 0.6
-"""Share of the time for the search; if it is too little, methods are compared in the rest."""
-_NOT_BETTER = "No recipe is surely better than the model as it is: written is the best of the published ones, {}."
+"""Share of the time for the search; the rest is for a comparison if the search measures nothing."""
+_NOT_BETTER = "No recipe is significantly better than the unmodified model. Writing the best published one: {}."
 _LEAST = 0.1
-"""Minimum of minutes for a comparison."""
+"""Minimum time for a comparison, in minutes."""
 _PANEL = "Search of --method auto"
 
 
@@ -48,9 +48,9 @@ _PANEL = "Search of --method auto"
 class Budget:
     """Limits of the search for the recipe."""
 
-    trials: int | None = option(None, help="Stop after so many recipes.", min=1, panel=_PANEL)
+    trials: int | None = option(None, help="Maximum number of recipes.", min=1, panel=_PANEL)
     minutes: float | None = option(
-        None, help=f"About how long it may take. Default: {_MINUTES:g}, without --trials.", panel=_PANEL
+        None, help=f"Approximate time limit in minutes. Default: {_MINUTES:g} without --trials.", panel=_PANEL
     )
 
 
@@ -62,7 +62,7 @@ class Budget:
 def convert(
     source: SourceArgument,
     out: Annotated[
-        Path | None, typer.Argument(metavar="OUT", help="The folder to make; by default ./NAME-METHOD-LENGTH.")
+        Path | None, typer.Argument(metavar="OUT", help="Output folder. Default: ./NAME-METHOD-LENGTH.")
     ] = None,
     *,
     method: Annotated[
@@ -72,24 +72,24 @@ def convert(
             "-m",
             metavar="NAME",
             autocompletion=complete_method,
-            help="One of the methods below; repeat it to apply several in order. auto searches; ctxext methods "
-            "--experimental lists more.",
+            help="One of the methods below, or auto to search for the best recipe. Repeat it to apply several in "
+            "order. ctxext methods --experimental lists more.",
         ),
     ] = None,
     recipe: Annotated[
         str | None,
-        typer.Option("--recipe", help="A recipe file, or the name of a preset.", autocompletion=complete_recipe),
+        typer.Option("--recipe", help="Recipe file or name of a preset.", autocompletion=complete_recipe),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change and write nothing.")] = False,
-    copy: Annotated[bool, typer.Option("--copy", help="The same as --link copy.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the changes without writing them.")] = False,
+    copy: Annotated[bool, typer.Option("--copy", help="Same as --link copy.")] = False,
     options: ConvertOptions,
     calibration: Calibration,
     budget: Budget,
     hub: HubOptions,
     output: Output,
-    **numbers: Any,
+    **parameters: Any,
 ) -> None:
-    """Rewrite a checkpoint's encoding of positions and save it as a portable one. Only table and range write weights.
+    """Extend a checkpoint's context and save the result as a portable checkpoint.
 
     Examples:
     ctxext convert demo --method yarn --factor 4
@@ -100,22 +100,22 @@ def convert(
     """
     started = time.perf_counter()
     if copy and options.link not in ("auto", "copy"):
-        raise CtxextError(f"--copy contradicts --link {options.link}.", hint="Leave one of them out.")
+        raise CtxextError(f"--copy cannot be combined with --link {options.link}.", hint="Remove one of them.")
     options = replace(options, calibration=calibration, link="copy" if copy else options.link)
-    given = {name: value for name, value in numbers.items() if value is not None}
+    values = {name: value for name, value in parameters.items() if value is not None}
     if _wants_search(method or [], budget):
         if is_gguf(source):
             raise CtxextError(
-                "A search loads a checkpoint, not a GGUF file.",
-                hint="Search the checkpoint; --recipe takes what it writes.",
+                "--method auto does not support GGUF files.",
+                hint="Run ctxext search on the checkpoint, then convert with --recipe FILE.",
             )
-        if out is not None:  # Fail before minutes of search.
+        if out is not None:  # Fail before the search, which takes minutes.
             check_out(out, open_checkpoint(source, **vars(hub)).folder, options)
         loading = Loading(device=calibration.device, dtype=calibration.dtype, **vars(hub))
         length = options.original_length
-        steps = _searched_recipe(source, given, budget, loading, output, original_length=length)
+        steps = _search_recipe(source, values, budget, loading, output, original_length=length)
     else:
-        steps = build_recipe(method or [], recipe, given)
+        steps = build_recipe(method or [], recipe, values)
         if method:
             for step in steps.steps:
                 if step.difference:
@@ -128,7 +128,7 @@ def convert(
     if dry_run:
         plan = plan_conversion(source, out, steps, options=options, tell=output.note, **vars(hub))
         output.result(plan_data(plan, None), *_plan_lines(plan))
-        for caution in (*plan.cautions, *_untested(plan)):
+        for caution in (*plan.cautions, *_version_warnings(plan)):
             output.warning(caution)
         return
     with output.progress("") as progress:
@@ -142,23 +142,24 @@ def convert(
         "verification": vars(done.verification) if done.verification else None,
         "seconds": round(seconds, 3),
     }
-    trained, reach = plan.encoding.trained_length, plan.encoding.usable_length
-    lengths = f"{trained} → {reach} tokens" if reach != trained else f"{trained} tokens as before"
-    checked = []
+    trained, length = plan.encoding.trained_length, plan.encoding.usable_length
+    lengths = f"{trained} → {length} tokens" if length != trained else f"{trained} tokens (unchanged)"
+    checks = []
     if (verification := done.verification) is not None and verification.skipped:
-        checked = [marked("-", "yellow", f"not verified: {verification.skipped}")]
+        checks = [mark_line("-", "yellow", f"not verified: {verification.skipped}")]
     elif verification is not None:
         is_rotation = verification.of == "frequencies"
-        how = "the installed transformers rotates" if is_rotation else "in a clean process: logits"
-        says = f"verified, {how} as the method says (largest difference {verification.difference:.0e})"
-        checked = [marked("✓", "green", says)]
+        subject = "frequencies in the installed transformers" if is_rotation else "logits in a clean process"
+        difference = f"largest difference {verification.difference:.0e}" if verification.difference else "identical"
+        text = f"verified: {subject} match the method ({difference})"
+        checks = [mark_line("✓", "green", text)]
     lines: list[RenderableType] = [
         done_line(done.out, f"{plan.recipe.summary()}   {lengths}   weights {written.how}   {seconds:.2f} s"),
-        *checked,
-        f"  serves in  {serving_line(plan.serving)}",
+        *checks,
+        f"  engines  {serving_line(plan.serving)}",
     ]
     output.result(data, *lines)
-    for caution in (*plan.cautions, *written.notes, *_untested(plan)):
+    for caution in (*plan.cautions, *written.notes, *_version_warnings(plan)):
         output.warning(caution)
     if auto_class(plan.model.config) in KINDS:
         models = (done.out,) if plan.recipe.rewrites_weights else (source, done.out)  # The source's table is shorter.
@@ -168,17 +169,17 @@ def convert(
 
 
 def _wants_search(methods: Sequence[str], budget: Budget) -> bool:
-    """Return whether the recipe comes from a search; raise if its options do not fit together."""
+    """Return whether the recipe comes from a search; raise if the options contradict each other."""
     if _AUTO in methods and len(methods) > 1:
-        raise CtxextError("--method auto searches for the whole recipe, so it stands alone.")
+        raise CtxextError("--method auto cannot be combined with another method.")
     if _AUTO not in methods and budget != Budget():
-        raise CtxextError("--trials and --minutes are for --method auto.")
+        raise CtxextError("--trials and --minutes require --method auto.")
     return _AUTO in methods
 
 
-def _searched_recipe(
+def _search_recipe(
     source: str,
-    given: Mapping[str, Any],
+    values: Mapping[str, Any],
     budget: Budget,
     loading: Loading,
     out: Output,
@@ -186,11 +187,11 @@ def _searched_recipe(
     original_length: int | None = None,
 ) -> Recipe:
     """Return the best recipe of a search with a small budget, or else the best published method."""
-    if set(given) != {"target_length"}:
-        others = ", ".join(option_name(name) for name in given if name != "target_length")
+    if set(values) != {"target_length"}:
+        others = ", ".join(option_name(name) for name in values if name != "target_length")
         raise CtxextError(
-            f"--method auto chooses {others} itself." if others else "--method auto needs to know how far to reach.",
-            hint="Give it --target-length alone, for example 32k.",
+            f"--method auto cannot be combined with {others}." if others else "--method auto requires --target-length.",
+            hint="Use only --target-length, for example --target-length 32k.",
         )
     from ctxext.cli.search import watching  # A conversion with a named method needs none of these.
     from ctxext.search.options import SearchOptions
@@ -199,7 +200,7 @@ def _searched_recipe(
     started = time.monotonic()
     minutes = _MINUTES if budget == Budget() else budget.minutes
     options = SearchOptions(
-        target_length=given["target_length"],
+        target_length=values["target_length"],
         trials=budget.trials,
         minutes=minutes and _FOR_SEARCH * minutes,
         original_length=original_length,
@@ -208,7 +209,7 @@ def _searched_recipe(
         try:
             result = search(source, options, loading=loading, watch=watching(out))
         except NothingMeasuredError as error:
-            out.note(f"{error.message} Published methods are compared instead.")
+            out.note(f"{error.message} Comparing the published methods instead.")
         else:
             for line in format_results(result.check):
                 out.note(line)
@@ -221,12 +222,12 @@ def _searched_recipe(
                 if rise + half > options.keep_short:
                     cost = f"{100 * rise:+z.2f} ± {100 * half:.2f} %"
                     out.warning(
-                        f"{published.trial.name} changes the loss at the original context length by {cost}, and no "
-                        f"published method surely keeps the bound of {100 * options.keep_short:g} %."
+                        f"{published.trial.name} changes the loss at the original context length by {cost}. No "
+                        f"published method keeps it within {100 * options.keep_short:g} % with confidence."
                     )
                 return published.trial.recipe
     left = None if minutes is None else max(_LEAST, minutes - (time.monotonic() - started) / 60)
-    # Take the method that a comparison takes, or the one closest to being better.
+    # Use the method that a comparison recommends, or the one closest to being better.
     from ctxext.compare.run import compare
 
     with out.progress("comparing") as progress:
@@ -244,7 +245,7 @@ def _searched_recipe(
     if best is None:
         raise CtxextError(
             f"The time was too short to measure any method at {format_length(options.target_length)} tokens.",
-            hint="Give more --minutes, or name a --method.",
+            hint="Increase --minutes, or choose a --method.",
         )
     out.note(content["verdict"])
     if content["taken"] is None:
@@ -252,10 +253,10 @@ def _searched_recipe(
     return recipe_from_dict(next(row["recipe"] for row in content["models"] if row["name"] == best), best)
 
 
-def _untested(plan: Plan) -> list[str]:
-    """Return a warning if the result carries code and the installed transformers is newer than the tested ones."""
+def _version_warnings(plan: Plan) -> list[str]:
+    """Return a warning if the result contains code and the installed transformers is newer than the tested ones."""
     notice = untested_notice() if plan.recipe.needs_code else ""
-    return [f"{notice}; ctxext verify checks the result's code under other versions."] if notice else []
+    return [f"{notice}. Check the result's code under other versions with ctxext verify."] if notice else []
 
 
 def plan_data(plan: Plan, out: str | None) -> dict[str, Any]:
@@ -289,25 +290,25 @@ def _plan_lines(plan: Plan) -> list[Any]:
         if change.file != file:
             file = change.file
             table.add_row(bold(file))
-        old, new = (_short(value) for value in (change.old, change.new))
-        old, new = "(not there)" if change.old is None else old, "(removed)" if change.new is None else new
+        old, new = (_shorten(value) for value in (change.old, change.new))
+        old, new = "(not set)" if change.old is None else old, "(removed)" if change.new is None else new
         table.add_row(f"  {change.key}", f"{old} → {new}")
     size = sum(plan.source.size_of(path) for path in plan.weights)
     added = [tensor.name for tensor in plan.rewritten if tensor.old_shape is None]
     tensors = [str(tensor) for tensor in plan.rewritten if tensor.old_shape is not None]
-    tensors += [f"{grouped(added)}, which are new"] if added else []
+    tensors += [f"{format_tensor_names(added)} (new)"] if added else []
     changes = "unchanged"
     if plan.recipe.rewrites_weights:
-        changes += f" but for {', '.join(tensors) or 'what the method writes, once they are fetched'}"
+        changes += f" except {', '.join(tensors) or 'the tensors of the method (known after the download)'}"
     table.add_row(bold("weights"), f"{len(plan.weights)} file(s), {size / 1e6:,.1f} MB, {changes}")
-    table.add_row(bold("kept"), ", ".join(path.as_posix() for path in plan.others) or "-")
-    table.add_row(bold("serves in"), serving_line(plan.serving))
-    return [table, *unconverted_text(plan.source_commands), "nothing written"]
+    table.add_row(bold("copied"), ", ".join(path.as_posix() for path in plan.others) or "-")
+    table.add_row(bold("engines"), serving_line(plan.serving))
+    return [table, *unconverted_text(plan.source_commands), "nothing was written"]
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} {_short(entry)}" for key, entry in value.items()) + "}"
+        return "{" + ", ".join(f"{key} {_shorten(entry)}" for key, entry in value.items()) + "}"
     if isinstance(value, list):
-        return f"({len(value)} entries)" if len(value) > 6 else "[" + ", ".join(map(_short, value)) + "]"
+        return f"({len(value)} entries)" if len(value) > 6 else "[" + ", ".join(map(_shorten, value)) + "]"
     return str(value)

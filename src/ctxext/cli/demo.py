@@ -1,4 +1,4 @@
-"""`ctxext demo`: the main job, on the checkpoint in the package, in about a minute."""
+"""`ctxext demo`: a comparison of methods on the demo checkpoint, in about a minute."""
 
 from pathlib import Path
 from typing import Annotated
@@ -26,12 +26,12 @@ _RECIPES = {
 
 @takes_options(without=("verbose",))
 def demo(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Where the report goes.")] = Path("demo-out"),
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder for the report.")] = Path("demo-out"),
     samples: Annotated[int, typer.Option(help="Questions per depth and length.")] = 12,
     *,
     output: Output,
 ) -> None:
-    """Extend the checkpoint in the package five ways, ask each for needles, and show who finds them where.
+    """Extend the demo checkpoint with five recipes and compare their retrieval.
 
     Examples:
     ctxext demo
@@ -44,14 +44,14 @@ def demo(
         done_line(
             "demo checkpoint",
             f"{inspection.num_parameters / 1e6:.1f} M parameters · {heads['heads']} heads, "
-            f"{heads['key_heads']} KV heads · trained to {trained} tokens · rope theta {inspection.rotary.theta:g}",
+            f"{heads['key_heads']} KV heads · trained on {trained} tokens · rope theta {inspection.rotary.theta:g}",
         )
     )
     from ctxext.cli.compare import comparison_tables
     from ctxext.compare.run import compare
 
     lengths, place = (trained, _TIMES * trained), out / "report"
-    title = f"asking 5 depths × {samples} needles at {lengths[0]} and {lengths[1]} tokens"
+    title = f"evaluating 5 depths × {samples} needles at {lengths[0]} and {lengths[1]} tokens"
     with output.progress(title) as progress:
         report = compare(
             "demo",

@@ -18,7 +18,7 @@ _PACKAGES = (
 
 @takes_options(without=("quiet", "verbose"))
 def env(*, output: Output) -> None:
-    """Print versions, devices and cache folders; paste this into a bug report.
+    """Print versions, devices and cache folders for a bug report.
 
     Examples:
     ctxext env
@@ -34,7 +34,7 @@ def env(*, output: Output) -> None:
         "platform": platform.platform(),
         **{name: installed_version(name) or "not installed" for name in _PACKAGES},
         "tested transformers": ", ".join(TESTED),
-        "processor": f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads",
+        "processor": f"{os.cpu_count()} cores, {torch.get_num_threads()} torch threads",
         "accelerators": ", ".join(accelerators) or "none",
         "hub cache": HF_HUB_CACHE,
     }

@@ -1,4 +1,4 @@
-"""`ctxext eval`: measure retrieval over the whole context, and the cost of extending it."""
+"""`ctxext eval`: measure retrieval at every depth of the context, and the quality lost at short lengths."""
 
 import itertools
 import sys
@@ -36,15 +36,15 @@ class ReportPlace:
     out: Path | None = option(
         None, help="Folder for the report. Default: report, report-2 …", flags=("--out", "-o"), panel=_RESULTS
     )
-    resume: bool = option(False, help="Go on with what is in OUT.", panel=_RESULTS)
-    overwrite: bool = option(False, help="Replace what is in OUT.", panel=_RESULTS)
+    resume: bool = option(False, help="Continue with the results in OUT.", panel=_RESULTS)
+    overwrite: bool = option(False, help="Replace the results in OUT.", panel=_RESULTS)
 
     def folder(self) -> Path:
         """Return the named folder, or the first default one that does not exist."""
         if self.out is not None:
             return self.out
         if self.resume or num_processes() > 1:
-            raise CtxextError("Which results are meant?", hint="Name their folder with --out.")
+            raise CtxextError("Missing option --out.", hint="Specify the folder of the results with --out.")
         names = itertools.chain(["report"], (f"report-{number}" for number in itertools.count(2)))
         return next(folder for folder in map(Path, names) if not folder.exists())
 
@@ -58,7 +58,7 @@ def eval_(
     place: ReportPlace,
     output: Output,
 ) -> None:
-    """Measure whether models find things anywhere in their context, and what extending it cost.
+    """Measure retrieval at every depth of the context, and the quality lost at short lengths.
 
     Examples:
     ctxext eval demo demo-yarn-2k --task needle,short --lengths 512,2k --allow-beyond
@@ -90,14 +90,14 @@ def eval_(
 
 @contextmanager
 def resumable(out: Path, output: Output) -> Iterator[None]:
-    """Explain a full disk in one line, and print the command that resumes after Ctrl-C."""
+    """Explain a full disk in one line; after Ctrl-C, print the command that resumes."""
     try:
         with explain_disk_errors(out):
             yield
     except KeyboardInterrupt:
         if out.exists():
-            named = () if {"-o", "--out"} & {word.partition("=")[0] for word in sys.argv} else ("--out", str(out))
-            output.next_step(*resuming_command(*named), why="Stopped; go on with")
+            place = () if {"-o", "--out"} & {word.partition("=")[0] for word in sys.argv} else ("--out", str(out))
+            output.next_step(*resuming_command(*place), why="Stopped. Resume with")
         raise
 
 
@@ -109,16 +109,16 @@ def _print_report(report: "Report", out: Path, models: Sequence[str], output: Ou
     from ctxext.evaluate.report.findings import findings
 
     if report.get("skipped_lines"):
-        output.warning(f"{report['skipped_lines']} lines of {out} are incomplete or of another run, and left out.")
+        output.warning(f"Skipped {report['skipped_lines']} lines of {out} that are incomplete or from another run.")
     for model in report["models"]:
         if model.get("mind"):
             output.warning(f"{model['name']} in {model['engine']}: {model['mind']}.")
     sentences = [Text(sentence) for sentence in findings(report)]
     output.result(report, *report_tables(report, output.stdout.width), Text(), *sentences)
     computed = {f"{model.get('dtype')} on {model.get('device')}" for model in report["models"] if model.get("dtype")}
-    output.note(Text(f"Computed in {', '.join(sorted(computed))}. Pictures and tables: {out / 'report.html'}"))
+    output.note(Text(f"Computed in {', '.join(sorted(computed))}. Report: {out / 'report.html'}"))
     if not is_installed("matplotlib"):
-        output.note(f"No picture files: {install_command('matplotlib')}, then the same command with --resume.")
+        output.note(f"For image files, run {install_command('matplotlib')}, then the same command with --resume.")
     each = list(zip(models, report["models"], strict=False))  # Sources that were added for comparison come last.
     if tuned := [path for path, model in each if model["is_finetuned"]]:
         output.next_step("ctxext", "push", tuned[0], f"USER/{Path(tuned[0]).name}", "--report", out, why="Publish it")
@@ -128,21 +128,21 @@ def _print_report(report: "Report", out: Path, models: Sequence[str], output: Ou
         output.next_step("llama-server", "-m", path, "-c", extended[0][1]["context_length"], why="Run it")
     else:
         output.next_step(
-            "ctxext", "finetune", path, "OUT", "--data", "TEXTS.jsonl", why="A short fine-tune helps most methods"
+            "ctxext", "finetune", path, "OUT", "--data", "TEXTS.jsonl", why="A short fine-tuning improves most methods"
         )
 
 
 def _propose(report: "Report", source: str, output: Output) -> None:
     """Suggest the next step for an unmodified model: evaluate its whole context, then compare or apply methods."""
     model = report["models"][0]
-    asked, reach = max(model["lengths"], default=0), model["context_length"] or 0
+    longest, context_length = max(model["lengths"], default=0), model["context_length"] or 0
     if model["kind"] != "causal" or is_gguf(source):
         method = "yarn" if model["kind"] == "causal" else "table"
         output.next_step("ctxext", "convert", source, "--method", method, "--factor", 4, why="Extend it")
-    elif asked < reach:
+    elif longest < context_length:
         tasks = ",".join(report["settings"]["tasks"])
-        words = ("--task", tasks, "--lengths", format_length(reach))
-        output.next_step("ctxext", "eval", source, *words, why="Ask at the end of its context")
+        words = ("--task", tasks, "--lengths", format_length(context_length))
+        output.next_step("ctxext", "eval", source, *words, why="Evaluate the whole context")
     else:
-        target = format_length(max(asked, 2 * reach))
-        output.next_step("ctxext", "compare", source, "--target-length", target, why="See which method reaches further")
+        target = format_length(max(longest, 2 * context_length))
+        output.next_step("ctxext", "compare", source, "--target-length", target, why="Compare methods that extend it")

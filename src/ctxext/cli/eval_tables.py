@@ -18,17 +18,17 @@ _MAX_NAME = 32
 
 
 def report_tables(report: Report, width: int) -> Iterator[RenderableType]:
-    """Yield the whole report as tables for a terminal of a given width."""
+    """Yield the report as tables for a terminal of this width."""
     models = report["models"]
     yield from heat_maps(report, width)
     if any(model.get("effective") for model in models):
         yield Text()
-        yield from _effective(report, width)
+        yield from _tabulate_effective(report, width)
     key_tokens = ("tokens", "loss on key tokens", "key tokens", "of", "documents")
     for table in (
-        _perplexity(report),
+        _tabulate_perplexity(report),
         tables.Table("longppl", key_tokens, tables.key_token_rows(report)),
-        _short(report),
+        _tabulate_short(report),
         tables.Table("harness", ("task", "metric", "value"), tables.harness_rows(models)),
     ):
         if table.rows:
@@ -37,7 +37,7 @@ def report_tables(report: Report, width: int) -> Iterator[RenderableType]:
 
 
 def heat_maps(report: Report, width: int) -> Iterator[Text]:
-    """Yield the scores of each task by length and depth: as many lengths side by side as fit, the others below."""
+    """Yield the scores of each task by length and depth, with as many lengths side by side as fit."""
     models = report["models"]
     for task in tasks_of(report):
         scores = heat_map(models, task)
@@ -79,8 +79,8 @@ def _cut(name: str, width: int) -> str:
     return name if len(name) < width else "…" + name[-(width - 2) :]
 
 
-def _effective(report: Report, width: int) -> Iterator[RichTable]:
-    """Yield each model's effective length, overall and per task: as many columns as fit, the others below."""
+def _tabulate_effective(report: Report, width: int) -> Iterator[RichTable]:
+    """Yield each model's effective length, overall and per task, with as many columns side by side as fit."""
     models, tasks = report["models"], tasks_of(report)
     longest = max(cell["length"] for model in models for cell in model["cells"])
     shown = [model for model in models if model.get("effective")]
@@ -102,11 +102,11 @@ def _width(texts: Sequence[str]) -> int:
     return max(map(len, texts)) + 2
 
 
-def _perplexity(report: Report) -> tables.Table:
+def _tabulate_perplexity(report: Report) -> tables.Table:
     (task, lengths, curves), rows = tables.perplexities(report), []
     stride = report["settings"].get("stride")
     kinds = {"lengths": ""}
-    if any("sliding" in curve for *_, curve in curves):  # Masked tokens are read without windows.
+    if any("sliding" in curve for *_, curve in curves):  # Masked tokens are evaluated without windows.
         kinds["sliding"] = f" (sliding, stride {stride})"
     for model, text, curve in curves:
         for kind, note in kinds.items():
@@ -115,19 +115,19 @@ def _perplexity(report: Report) -> tables.Table:
     return tables.Table(task, ("documents", *(f"{length} tokens" for length in lengths)), rows)
 
 
-def _short(report: Report) -> tables.Table:
+def _tabulate_short(report: Report) -> tables.Table:
     rows = []
     for model in report["models"]:
-        if short := model["short"]:
-            change, against = tables.change_in_loss(short)[0] or "–", short.get("against")
+        if result := model["short"]:
+            change, against = tables.change_in_loss(result)[0] or "–", result.get("against")
             change += f" (× {against['ratio']:.3f}, {against['model']})" if against else ""
-            figures = [str(short["length"]), str(short["documents"]), f"{short['perplexity']:.3f}", change]
+            figures = [str(result["length"]), str(result["documents"]), f"{result['perplexity']:.3f}", change]
             rows.append([model["name"], *figures])
     return tables.Table("short", ("tokens", "documents", "perplexity", "loss against source"), rows)
 
 
 def results_table(table: tables.Table, *, no_wrap: bool = False, strong: str | None = None) -> RichTable:
-    """Return a table without lines: names on the left, figures on the right, and the row named `strong` in bold."""
+    """Return a table without rules: names on the left, figures on the right, and the row `strong` in bold."""
     shown = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     shown.add_column(Text(table.title, style="bold not dim"), no_wrap=no_wrap)
     for column in table.head:

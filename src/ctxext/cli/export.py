@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ctxext.cli.options import SourceArgument, takes_options
-from ctxext.cli.output import Output, done_line, marked
+from ctxext.cli.output import Output, done_line, format_relative, mark_line
 from ctxext.errors import CtxextError
 from ctxext.files.output_directory import OverwriteOptions
 from ctxext.options import HubOptions
@@ -15,22 +15,22 @@ from ctxext.options import HubOptions
 
 @takes_options(without=("verbose",))
 def export(
-    form: Annotated[str, typer.Argument(metavar="gguf", help="The format to write.")],
+    form: Annotated[str, typer.Argument(metavar="gguf", help="Output format.")],
     source: SourceArgument,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to make.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Output file.")],
     *,
     outtype: Annotated[
-        str, typer.Option("--outtype", help="Type of the weights: auto (as saved), f32, f16, bf16 or q8_0.")
+        str, typer.Option("--outtype", help="Data type of the weights: auto (as saved), f32, f16, bf16 or q8_0.")
     ] = "auto",
     llama_cpp: Annotated[
         Path | None,
-        typer.Option("--llama-cpp", metavar="FOLDER", help="llama.cpp's sources, for its converter; or LLAMA_CPP."),
+        typer.Option("--llama-cpp", metavar="FOLDER", help="Source folder of llama.cpp. Default: $LLAMA_CPP."),
     ] = None,
     options: OverwriteOptions,
     hub: HubOptions,
     output: Output,
 ) -> None:
-    """Write a checkpoint as a GGUF file for llama.cpp, with the schedule that its own converter leaves out.
+    """Export a checkpoint to a GGUF file for llama.cpp, including the schedule that its converter omits.
 
     Examples:
     ctxext export gguf my-model-32k my-model-32k.gguf --llama-cpp ../llama.cpp
@@ -38,19 +38,19 @@ def export(
     from ctxext.gguf.export import export_gguf
 
     if form != "gguf":
-        raise CtxextError(f'There is no format "{form}".', hint="ctxext export gguf SOURCE OUT.gguf")
+        raise CtxextError(f'Unknown format "{form}".', hint="ctxext export gguf SOURCE OUT.gguf")
     started = time.perf_counter()
-    output.note("llama.cpp's converter is writing the weights")
+    output.note("Running llama.cpp's converter")
     done = export_gguf(source, out, options=options, llama_cpp=llama_cpp, outtype=outtype, **vars(hub))
-    checked = (
-        marked("-", "yellow", "the schedule is as llama.cpp's converter wrote it: this architecture was not tried")
+    check = (
+        mark_line("-", "yellow", "schedule written by llama.cpp's converter; this architecture is untested")
         if done.difference is None
-        else marked("✓", "green", f"llama.cpp rotates as the checkpoint (relative difference {done.difference:.0e})")
+        else mark_line("✓", "green", f"llama.cpp check passed ({format_relative(done.difference)})")
     )
     seconds = time.perf_counter() - started
     output.result(
         {"out": str(out), "methods": done.methods, "difference": done.difference, "seconds": round(seconds, 3)},
         done_line(out, f"{done.methods or 'no method applied'}   {seconds:.2f} s"),
-        checked,
+        check,
     )
     output.next_step("llama-server", "-m", out)

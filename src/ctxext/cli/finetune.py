@@ -1,4 +1,4 @@
-"""`ctxext finetune`: a short fine-tuning for a longer context."""
+"""`ctxext finetune`: fine-tune a model on long sequences."""
 
 import dataclasses
 import warnings
@@ -17,7 +17,7 @@ from ctxext.evaluate.settings import Settings
 from ctxext.files.content import Progress
 from ctxext.files.output_directory import short_name
 from ctxext.files.packages import install_command
-from ctxext.files.processes import Terminated, alone, num_processes, raised_when_terminated, rank
+from ctxext.files.processes import Terminated, num_processes, raise_on_sigterm, rank, run_alone
 from ctxext.finetune.documents import TrainingData
 from ctxext.finetune.options import Reporter, RunOptions, TrainingOptions, presets
 from ctxext.options import option
@@ -41,8 +41,8 @@ def with_step_lines(output: Output, progress: Progress) -> Progress:
     return show
 
 
-def tell_plan(output: Output, plan: "Plan") -> None:
-    """Print the memory and time of a training, and remedies if it does not fit."""
+def print_plan(output: Output, plan: "Plan") -> None:
+    """Print the estimated memory and time of a training, with remedies if it does not fit."""
     from ctxext.finetune.trainer import format_duration
 
     peak, available = plan.peak_memory / 2**30, plan.available_memory / 2**30
@@ -50,34 +50,34 @@ def tell_plan(output: Output, plan: "Plan") -> None:
     verdict = "" if plan.fits else "   does not fit"
     output.result(
         plan.to_dict(),
-        f"sequences  {plan.data.num_sequences:,} of {plan.options.sequence_length:,} and {plan.num_tokens:,} tokens",
+        f"sequences  {plan.data.num_sequences:,} × {plan.options.sequence_length:,}, {plan.num_tokens:,} tokens",
         f"trained    {plan.num_trained:,} parameters ({share:.1f} %)",
-        f"memory     about {peak:.1f} GiB of {available:.1f} at the peak{verdict}",
-        f"time       about {plan.seconds_per_step:.1f} s a step, {format_duration(plan.seconds)} in all",
-        f"           from steps at {plan.measured_length // 2:,} and {plan.measured_length:,} tokens",
+        f"memory     about {peak:.1f} of {available:.1f} GiB at the peak{verdict}",
+        f"time       about {plan.seconds_per_step:.1f} s per step, {format_duration(plan.seconds)} in total",
+        f"           measured at {plan.measured_length // 2:,} and {plan.measured_length:,} tokens",
     )
     if not plan.fits:
         for remedy in plan.remedies:
             output.note(f"  {remedy}")
 
 
-def tell_result(output: Output, done: "Finetuned", model: str, out: Path, *, merge: bool, report: Any) -> None:
+def print_result(output: Output, done: "Finetuned", model: str, out: Path, *, merge: bool, report: Any) -> None:
     """Show the result and the next command."""
     from ctxext.finetune.run import CURVE
 
     has_curve = (out / CURVE).is_file()
-    curve = f"curve: {out / CURVE}" if has_curve else f"no curve without {install_command('matplotlib')}"
+    curve = f"curve: {out / CURVE}" if has_curve else f"for a curve: {install_command('matplotlib')}"
     first, last = done.losses[0][1], done.losses[-1][1]
     share = 100 * done.num_trained / done.num_parameters
     kind = "checkpoint" if merge else "adapter"
-    kind += f", written at ×{done.options.serve_factor:g}" if done.options.serve_factor else ""
+    kind += f", saved with factor {done.options.serve_factor:g}" if done.options.serve_factor else ""
     output.result(
         {**done.to_dict(), "out": str(out), "evaluation": report},
         done_line(out, f"{kind}   {done.num_trained:,} parameters trained ({share:.1f} %)"),
         f"  loss {first:.3f} → {last:.3f} in {done.options.steps} steps   {done.seconds:.0f} s   {curve}",
     )
     if not merge:
-        output.next_step("ctxext", "merge", model, out / "adapter", "MERGED", why="A full checkpoint")
+        output.next_step("ctxext", "merge", model, out / "adapter", "MERGED", why="Create a full checkpoint")
     elif report is None:
         length = _served_length(out) if done.options.serve_factor else done.options.length
         output.next_step("ctxext", "eval", model, out, "--lengths", length, why="Not measured yet")
@@ -97,17 +97,19 @@ class Measured:
 
     eval_data: str | None = option(
         None,
-        help="Data on which the loss is measured while training; of folders and data sets the split that is held out.",
+        help="Data for measuring the loss during training; for folders and data sets, their held-out split.",
         panel="Data",
     )
-    evaluate: str | None = option(None, help="Tasks to ask before and after, as needle,short.", flags=("--eval",))
+    evaluate: str | None = option(
+        None, help="Tasks to evaluate before and after training, for example needle,short.", flags=("--eval",)
+    )
 
 
 @takes_options(order=(..., "merge", "evaluate", "resume", "overwrite", "overwrite_anything", "dry_run"))
 def finetune(
     context: typer.Context,
     model: SourceArgument,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Output folder.")],
     *,
     config: ConfigOption = None,
     preset: PresetOption = None,
@@ -117,11 +119,11 @@ def finetune(
     training: TrainingOptions,
     run: RunOptions,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Read the data, estimate memory and time, and stop before training.")
+        bool, typer.Option("--dry-run", help="Read the data and estimate memory and time without training.")
     ] = False,
     output: Output,
 ) -> None:
-    """Train an extended model on long sequences, with LoRA by default, and write it as a portable checkpoint.
+    """Fine-tune an extended model on long sequences, by default with LoRA, and save a portable checkpoint.
 
     Examples:
     ctxext finetune my-model-32k my-model-32k-lora --data books.jsonl --length 32k
@@ -131,7 +133,7 @@ def finetune(
     from ctxext.finetune import run as run_module
 
     if measured.evaluate and not run.merge:
-        raise CtxextError("--eval asks a merged checkpoint, and --no-merge makes none.", hint="Leave one of them out.")
+        raise CtxextError("--eval cannot be combined with --no-merge.", hint="Remove one of them.")
     output.quiet = output.quiet or rank() != 0
     questions = _questions(measured.evaluate, model, training, run) if measured.evaluate else None
     held_out = None
@@ -142,17 +144,17 @@ def finetune(
         from ctxext.finetune.dry_run import plan_training
 
         with warnings.catch_warnings():
-            # As during training: transformers and peft cause them, not the user.
+            # As during training: these come from transformers and peft, not from the user.
             warnings.filterwarnings("ignore", category=FutureWarning)
             reader, tell = chosen.reader(training), output.note
             plan = plan_training(
                 model, reader, training, merge=run.merge, revision=run.revision, token=run.token, tell=tell
             )
-        tell_plan(output, plan)
+        print_plan(output, plan)
         return
     if preset and (first := presets()[preset].convert):
-        output.note(f"preset {preset} is for a model that was made by: {first}")
-    with raised_when_terminated(), output.progress("") as progress:
+        output.note(f"Preset {preset} expects a model created by: {first}")
+    with raise_on_sigterm(), output.progress("") as progress:
         try:
             done = run_module.finetune(
                 model,
@@ -165,8 +167,8 @@ def finetune(
             )
         except (KeyboardInterrupt, Terminated):
             if run_module.training_folder(out.resolve()).exists():
-                by = "" if num_processes() == 1 else " under the same launcher"
-                output.next_step(*same_command("--resume"), why=f"Stopped; go on{by} with")
+                launcher = "" if num_processes() == 1 else " under the same launcher"
+                output.next_step(*same_command("--resume"), why=f"Stopped. Resume{launcher} with")
             raise
     if done is None:
         return
@@ -176,13 +178,13 @@ def finetune(
     try:
         report = _evaluate(model, out, questions, output) if questions else None
     except CtxextError:
-        output.note(f"{out} is complete; it is its evaluation that failed")
+        output.note(f"{out} was written, but its evaluation failed")
         raise
-    tell_result(output, done, model, out, merge=run.merge, report=report)
+    print_result(output, done, model, out, merge=run.merge, report=report)
 
 
 def _questions(tasks: str, model: str, training: TrainingOptions, run: RunOptions) -> tuple[Settings, Loading]:
-    """Return the settings of the evaluation and of loading; raise if they are invalid, before hours of training."""
+    """Return the settings of evaluation and loading; raise if they are invalid, before hours of training."""
     from ctxext.evaluate.plan import plan_questions
 
     settings = Settings(tasks=(tasks,), seed=training.seed, original_length=training.original_length)
@@ -192,12 +194,12 @@ def _questions(tasks: str, model: str, training: TrainingOptions, run: RunOption
 
 
 def _evaluate(model: str, out: Path, questions: tuple[Settings, Loading], output: Output) -> Any:
-    """Evaluate the base and the result on the same prompts, in this process: the others of the training have ended."""
+    """Evaluate the base and the result on the same prompts, in this process only."""
     from ctxext.cli.eval_tables import report_tables
     from ctxext.evaluate.run import evaluate
 
     settings, loading = questions
-    with alone(), output.progress("evaluating") as progress:
+    with run_alone(), output.progress("evaluating") as progress:
         report = evaluate([model, str(out)], settings, loading=loading, out=out / "evaluation", progress=progress)
     for table in report_tables(report, output.stderr.width):
         output.note(table)

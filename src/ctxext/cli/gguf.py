@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from ctxext.cli.output import Output, bold, done_line, marked
+from ctxext.cli.output import Output, bold, done_line, format_relative, mark_line
 from ctxext.converters.options import ConvertOptions
 from ctxext.errors import CtxextError
 from ctxext.files.length import format_length
@@ -26,16 +26,16 @@ def convert_file(
     started = time.perf_counter()
     if options.link not in ("auto", "copy", "reflink"):
         raise CtxextError(
-            f"--link {options.link} is for checkpoints: a GGUF file holds its schedule and its weights in one.",
-            hint="Leave --link out.",
+            f"--link {options.link} does not support GGUF files, which contain schedule and weights together.",
+            hint="Remove --link.",
         )
     if dry_run:
         plan = plan_gguf(source, recipe, options=options)
         table = Table.grid(padding=(0, 2))
         for key, (old, new) in plan.changes.items():
-            table.add_row(f"  {key}", f"{_shown(old)} → {_shown(new)}")
+            table.add_row(f"  {key}", f"{_format_value(old)} → {_format_value(new)}")
         content = plan_data(plan, None)
-        output.result(content, bold(plan.source.path.name), table, f"  {_tensors_text(plan)}", "nothing written")
+        output.result(content, bold(plan.source.path.name), table, f"  {_tensors_text(plan)}", "nothing was written")
         for caution in plan.cautions:
             output.warning(caution)
         return
@@ -46,7 +46,7 @@ def convert_file(
     lengths = f"{encoding.trained_length} → {encoding.usable_length} tokens"
     lines = [
         done_line(done.out, f"{plan.recipe.summary()}   {lengths}   {seconds:.2f} s"),
-        marked("✓", "green", f"llama.cpp rotates as the method says (relative difference {done.difference:.0e})"),
+        mark_line("✓", "green", f"llama.cpp check passed ({format_relative(done.difference)})"),
         Text(f"  {_tensors_text(plan)}"),
     ]
     data = {**plan_data(plan, str(done.out)), "difference": done.difference, "seconds": round(seconds, 3)}
@@ -75,13 +75,13 @@ def plan_data(plan: GgufPlan, out: str | None) -> dict[str, Any]:
 def _tensors_text(plan: GgufPlan) -> str:
     count = plan.source.num_tensors
     lists = " and ".join(plan.source.architecture.lists)
-    added = "" if plan.factors is None else f", and {lists} with {len(plan.factors)} divisors"
-    return f"{count} tensors as they are{added}"
+    added = "" if plan.factors is None else f"; added {lists} with {len(plan.factors)} divisors"
+    return f"{count} tensors unchanged{added}"
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None:
-        return "(not there)"
+        return "(not set)"
     return f"{value:.8g}" if isinstance(value, float) else str(value)
 
 
@@ -123,7 +123,7 @@ def _rows(model: GgufModel, reasons: Mapping[str, str]) -> Mapping[str, str]:
     rotary = model.model.rotary
     rows = {"model": describe(model), "encoding": rotary.describe()}
     if model.lacks_original:
-        start = "and nothing says from which length its schedule starts; --original-length can"
+        start = "original length unknown; specify it with --original-length"
     else:
         start = f"{rotary.trained_length} before any schedule"
         origin = model.plain.rotary.length_origin
@@ -132,7 +132,7 @@ def _rows(model: GgufModel, reasons: Mapping[str, str]) -> Mapping[str, str]:
     if model.recipe:
         rows["recipe"] = ", ".join(map(describe_step, model.recipe["recipe"]["steps"]))
     rows["methods"] = ", ".join(name for name, why in reasons.items() if not why)
-    rows["not here"] = ", ".join(name for name, why in reasons.items() if why)
+    rows["not applicable"] = ", ".join(name for name, why in reasons.items() if why)
     return rows
 
 

@@ -1,4 +1,4 @@
-"""The help of a command: names of options are never cut, and advanced options are hidden by default."""
+"""The help of a command. Names of options are never truncated, and advanced options are hidden by default."""
 
 import functools
 import re
@@ -24,16 +24,16 @@ class Command(typer.core.TyperCommand):
     """A command with help that hides advanced options; `--help-all` shows them too."""
 
     @property
-    def advanced(self) -> Collection[str]:
-        """The names of parameters that only `--help-all` shows."""
-        return getattr(self.callback, "advanced", ())
+    def advanced_options(self) -> Collection[str]:
+        """Names of the parameters that only `--help-all` shows."""
+        return getattr(self.callback, "advanced_options", ())
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters, including the help option."""
         return read_plainly(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words after the command, and keep them for help, which runs before they are parsed."""
+        """Parse the words after the command, and store them for help, which runs before they are parsed."""
         ctx.meta[_WORDS] = tuple(args)
         return super().parse_args(ctx, args)
 
@@ -46,9 +46,9 @@ _WORDS = "ctxext.words"
 
 
 def read_plainly(parameters: list[Any]) -> list[Any]:
-    """Make parameters keep text and missing values unchanged.
+    """Make parameters return text and missing values unchanged.
 
-    Typer parses each value with pydantic; importing it takes longer than all the work of `methods` and `inspect`.
+    Typer parses each value with pydantic. Importing it takes longer than the rest of `methods` and `inspect`.
     """
     for parameter in parameters:
         if "process_value" not in vars(parameter):
@@ -64,8 +64,8 @@ def _read_plainly(parameter: Any, process: Callable[[Any, Any], Any], ctx: Any, 
     return value if parameter.callback is None else parameter.callback(ctx, parameter, value)
 
 
-def _show_everything(context: typer.Context, wanted: bool) -> None:
-    if wanted and not context.resilient_parsing:
+def _show_everything(context: typer.Context, is_set: bool) -> None:
+    if is_set and not context.resilient_parsing:
         print_help(context.command, context, everything=True)
         raise typer.Exit
 
@@ -90,13 +90,14 @@ def print_help(
     words: Sequence[str] = ctx.meta.get(_WORDS, ())
     note = getattr(command.callback, "help_for", None)
     sections, hidden = note(words, everything) if note else ((), frozenset())
-    advanced: Collection[str] = getattr(command, "advanced", ())
+    advanced_options: Collection[str] = getattr(command, "advanced_options", ())
     if not everything:
-        hidden = {*hidden, *advanced}
+        hidden = {*hidden, *advanced_options}
     parameters = command.get_params(ctx)
     shown = [parameter for parameter in parameters if not parameter.hidden and parameter.name not in hidden]
-    named = [(one.required, _name_of(one)) for one in command.params if one.param_type_name == "argument"]
-    pieces = [ctx.command_path, "[OPTIONS]", *(name if required else f"[{name}]" for required, name in named)]
+    arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
+    names = [_name_of(argument) if argument.required else f"[{_name_of(argument)}]" for argument in arguments]
+    pieces = [ctx.command_path, "[OPTIONS]", *names]
     usage = " ".join([*pieces, *(["COMMAND …"] if commands else [])])
     console.print(Text.assemble(("Usage: ", "yellow"), (usage, "bold")))
     for line in _prose(command.help or "", width_of(console)):
@@ -105,8 +106,8 @@ def print_help(
     for title, rows in every:
         for line in section(title, rows, console):
             console.print(line)
-    if advanced and not everything:
-        console.print("\n--help-all shows more options.")
+    if advanced_options and not everything:
+        console.print("\nShow all options with --help-all.")
     if command.epilog:
         console.print(f"\n{command.epilog}")
 
@@ -163,5 +164,5 @@ def section(title: str, rows: Iterable[Row], console: SafeConsole) -> Iterator[T
 
 
 def width_of(console: SafeConsole) -> int:
-    """Return the width of help in columns; it is bounded because longer lines are hard to read."""
+    """Return the width of help in columns, limited because long lines are hard to read."""
     return max(20, min(console.width, _WIDE))

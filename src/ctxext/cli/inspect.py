@@ -1,4 +1,4 @@
-"""`ctxext inspect`: the context of a checkpoint, read from its files."""
+"""`ctxext inspect`: show the position encoding and context length of a checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ from ctxext.recipes.recipe import describe_step
 _ENCODINGS = {
     "learned": "learned position embeddings: a table with one row per position",
     "sinusoidal": "sinusoidal position embeddings",
-    "alibi": "ALiBi: a penalty on distance, no rotation",
-    "buckets": "buckets of relative biases, as in T5",
+    "alibi": "ALiBi: attention biases proportional to the distance",
+    "buckets": "relative biases in buckets of distances (T5)",
     "relative": "relative positions",
-    "none": "no position encoding of its own",
+    "none": "no position encoding",
 }
 
 
@@ -45,7 +45,7 @@ def inspect(
     options: Opening,
     output: Output,
 ) -> None:
-    """Show a checkpoint's position encoding, its context length, and which methods apply. Reads headers only.
+    """Show a checkpoint's position encoding, context length and applicable methods. Does not load weights.
 
     Examples:
     ctxext inspect demo
@@ -122,25 +122,25 @@ def _rows(inspection: Inspection) -> dict[str, str]:
     if inspection.model is not None:
         rows["context length"] = _context_length(inspection)
     if inspection.pipeline is not None:
-        rows["pipeline"] = f"{inspection.pipeline}; reads {min(inspection.windows.values())} tokens"
+        rows["pipeline"] = f"{inspection.pipeline}; limit {min(inspection.windows.values())} tokens"
     if inspection.rotary is not None:
         origin = inspection.rotary.length_origin
         if inspection.rotary.lacks_original:
-            origin = f"{MAXIMUM}, as nothing says from which length its schedule starts; --original-length can"
+            origin = f"{MAXIMUM}; the length before its schedule is unknown, specify it with --original-length"
         rows["original"] = f"{inspection.rotary.trained_length} tokens ({origin})"
-    numbers = inspection.attention
-    rows["attention"] = "not said in config.json"
-    if numbers["heads"] is not None and numbers["head_dim"] is not None:
-        full, sliding, layers = (numbers[key] for key in ("full_attention_layers", "sliding_layers", "layers"))
+    sizes = inspection.attention
+    rows["attention"] = "not specified in config.json"
+    if sizes["heads"] is not None and sizes["head_dim"] is not None:
+        full, sliding, layers = (sizes[key] for key in ("full_attention_layers", "sliding_layers", "layers"))
         kinds = f"{full} of {layers} layers full" + (f", {sliding} sliding" if sliding else "")
-        heads = f"{numbers['heads']} heads, {numbers['key_heads']} KV heads of {numbers['head_dim']}"
+        heads = f"{sizes['heads']} heads, {sizes['key_heads']} KV heads of size {sizes['head_dim']}"
         rows["attention"] = f"{heads} · {kinds}"
     if inspection.cache_bytes and any(inspection.cache_bytes.values()):
-        sizes = " · ".join(f"{format_length(n)} {_size(size)}" for n, size in inspection.cache_bytes.items())
-        rows["cache"] = f"{sizes}   (16 bits, one sequence)"
+        memory = " · ".join(f"{format_length(n)} {_size(size)}" for n, size in inspection.cache_bytes.items())
+        rows["cache"] = f"{memory}   (16 bits, one sequence)"
     if inspection.recipe:
         rows["recipe"] = ", ".join(describe_step(step) for step in inspection.recipe["steps"])
-        rows["serves in"] = serving_line(inspection.serving)
+        rows["engines"] = serving_line(inspection.serving)
     experimental = experimental_names()
     able = [name for name, reason in inspection.methods.items() if not reason]
     rows["methods"] = " ".join(name for name in able if name not in experimental) or "-"
@@ -151,13 +151,13 @@ def _rows(inspection: Inspection) -> dict[str, str]:
         if reason and name not in experimental:
             reasons.setdefault(reason, []).append(name)
     for number, (reason, names) in enumerate(reasons.items()):
-        rows["not" if number == 0 else " " * number] = f"{' '.join(names)}: {reason}"
+        rows["not applicable" if number == 0 else " " * number] = f"{', '.join(names)}: {reason}"
     return rows
 
 
 def _encoding(inspection: Inspection) -> str:
     if inspection.model is None:
-        return _ENCODINGS.get(inspection.positions, "rotary, but not one that can be rescaled")
+        return _ENCODINGS.get(inspection.positions, "rotary, but it cannot be rescaled")
     unfinished = ""
     if inspection.rotary is not None and inspection.unfinished_pairs is not None:
         pairs = f"{inspection.unfinished_pairs} of {inspection.rotary.dim // 2} pairs"
@@ -168,19 +168,19 @@ def _encoding(inspection: Inspection) -> str:
 def _context_length(inspection: Inspection) -> str:
     assert inspection.model is not None
     claims = set(inspection.windows.values())
-    agree = "files agree" if len(claims) == 1 else ", ".join(f"{k} says {v}" for k, v in inspection.windows.items())
+    agree = "files agree" if len(claims) == 1 else ", ".join(f"{k}: {v}" for k, v in inspection.windows.items())
     encoding = inspection.model.encoding
     if inspection.recipe and inspection.model.is_extended:
         is_longer = encoding.usable_length > encoding.trained_length
-        state = "extended by ctxext" if is_longer else "not extended, heads scaled by its own code"
+        state = "extended by ctxext" if is_longer else "not extended, heads scaled by its modeling code"
     elif encoding.is_scaled:
-        state = f"by a schedule of its own, {encoding.schedule_summary}"
+        state = f"extended by its schedule, {encoding.schedule_summary}"
     elif encoding.declared_length:
-        state = f"not extended; {encoding.declared_length} are declared, and nothing makes it read them"
+        state = f"not extended; {encoding.declared_length} are declared, but no schedule extends it"
     else:
         state = "not extended"
     if inspection.default_length:
-        agree = "config.json names none: this is the default of its configuration class"
+        agree = "not in config.json: the default of its configuration class"
     return f"{encoding.usable_length} tokens, {state} ({agree})"
 
 
@@ -196,7 +196,7 @@ def _size(number: int) -> str:
 
 
 def serving_line(serving: tuple[Serving, ...]) -> str:
-    """Format the engines and their status in one line."""
+    """Format the inference engines and their status in one line."""
     return "   ".join(f"{row.engine} {MARKS[row.status]}" + (f" ({row.note})" if row.note else "") for row in serving)
 
 
@@ -204,5 +204,5 @@ def unconverted_text(lines: Mapping[str, str]) -> list[str]:
     """Return the commands that serve the source without converting it, each on a line that can be copied."""
     commands = [f"  {line}" for line in lines.values()]
     if "vLLM" in lines:
-        commands.append("  (a draft model does not inherit --hf-overrides: give it its own, or convert)")
-    return ["the source itself can be served so, without converting it:", *commands] if commands else []
+        commands.append("  (a draft model does not inherit --hf-overrides: pass it separately, or convert)")
+    return ["The source can also be served without converting it:", *commands] if commands else []

@@ -14,25 +14,25 @@ _PATIENCE = 1.0
 
 
 @contextlib.contextmanager
-def answered_at_once(tell: Callable[[], None]) -> Iterator[None]:
+def exit_on_interrupt(print_hint: Callable[[], None]) -> Iterator[None]:
     """Make Ctrl-C end the process within about a second, for work that may stop anywhere without loss.
 
     Python raises KeyboardInterrupt between two operations of the main thread. One operation on a large model may take
-    long, and some libraries swallow exceptions raised in a callback. So a thread waits for the signal too.
+    long, and some libraries swallow exceptions raised in a callback. Therefore a thread waits for the signal too.
 
     Args:
-        tell: Prints how to continue; called once, by the thread that handles the signal first.
+        print_hint: Prints how to continue. It is called once, by the thread that handles the signal first.
     """
-    import socket  # Most commands need none.
+    import socket  # Most commands do not need it.
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    announced = threading.Lock()
+    printed = threading.Lock()
 
-    def tell_once() -> None:
-        if announced.acquire(blocking=False):
-            tell()
+    def print_once() -> None:
+        if printed.acquire(blocking=False):
+            print_hint()
 
     theirs, ours = socket.socketpair()
     ours.setblocking(False)
@@ -41,7 +41,7 @@ def answered_at_once(tell: Callable[[], None]) -> Iterator[None]:
     def wait() -> None:
         for number in iter(lambda: theirs.recv(1), b""):
             if number[0] == signal.SIGINT and not is_over.wait(_PATIENCE):
-                tell_once()
+                print_once()
                 os._exit(INTERRUPTED)
 
     before = signal.set_wakeup_fd(ours.fileno(), warn_on_full_buffer=False)
@@ -49,7 +49,7 @@ def answered_at_once(tell: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        tell_once()
+        print_once()
         raise
     finally:
         is_over.set()

@@ -16,15 +16,17 @@ def merge(
     model: SourceArgument,
     adapter: Annotated[
         Path,
-        typer.Argument(metavar="ADAPTER", help="The folder of a LoRA adapter, or of a checkpoint that was trained."),
+        typer.Argument(metavar="ADAPTER", help="Folder of a LoRA adapter or of a fine-tuned checkpoint."),
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to make.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Output folder.")],
     *,
     options: OverwriteOptions,
     hub: HubOptions,
     output: Output,
 ) -> None:
-    """Merge a LoRA adapter into its base, tensor by tensor; recipe, tokenizer and modeling code stay.
+    """Merge a LoRA adapter into its base model, one tensor at a time.
+
+    The recipe, the tokenizer and the modeling code are kept.
 
     Examples:
     ctxext merge my-model-32k my-run/adapter my-model-32k-tuned

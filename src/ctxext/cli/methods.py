@@ -1,4 +1,4 @@
-"""`ctxext methods`, the method options derived from the method classes, and the recipe built from them."""
+"""`ctxext methods`, the options of all methods, and the recipe built from them."""
 
 import dataclasses
 import functools
@@ -32,14 +32,14 @@ _OF_CALIBRATION = ("text", "device", "dtype")
 
 @takes_options(without=("quiet", "verbose"))
 def methods(
-    name: Annotated[str | None, typer.Argument(metavar="METHOD", help="Show this method alone, in full.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="METHOD", help="Show the details of this method.")] = None,
     *,
     output: Output,
     experimental: Annotated[
-        bool, typer.Option("--experimental", help="Show also those that gained nothing where they were measured.")
+        bool, typer.Option("--experimental", help="Also list methods without a measured benefit.")
     ] = False,
 ) -> None:
-    """List the methods, what each needs and where it comes from.
+    """List the methods with their requirements and papers.
 
     Examples:
     ctxext methods
@@ -57,11 +57,11 @@ def methods(
     for method in METHODS:
         if experimental or not method.is_experimental:
             names = ", ".join((method.name, *method.aliases))
-            groups.setdefault(f"Carried by {carried_by(method)}", []).append((names, summary_of(method)))
+            groups.setdefault(f"Stored in {carried_by(method)}", []).append((names, summary_of(method)))
     lines = [line for title, rows in groups.items() for line in section(title, rows, output.stdout)]
-    left_out = [] if experimental else [f"\nexperimental, by name alike: {' '.join(experimental_names())}"]
-    output.result({"methods": [method_data(method) for method in METHODS]}, *lines, *left_out)
-    output.next_step("ctxext", "methods", "NAME", why="One of them, with its options")
+    others = [] if experimental else [f"\nExperimental methods: {', '.join(experimental_names())}"]
+    output.result({"methods": [method_data(method) for method in METHODS]}, *lines, *others)
+    output.next_step("ctxext", "methods", "NAME", why="Show a method and its options")
 
 
 def experimental_names() -> list[str]:
@@ -75,7 +75,7 @@ def summary_of(method: type[Method]) -> str:
 
 
 def carried_by(method: type[Method]) -> str:
-    """Return the files of a checkpoint that contain the method."""
+    """Return the parts of a checkpoint that contain the method."""
     if method.kind == "table":
         return "config.json and the table in the weights"
     return "code in the checkpoint" if method.needs_code() else "config.json"
@@ -119,7 +119,7 @@ def method_parameters() -> list[inspect.Parameter]:
         option = typer.Option(
             f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
             help=_shared_help(name, usual or owners, always_named=not usual),
-            rich_help_panel="How far to reach" if name in _SHARED else panel,
+            rich_help_panel="Context length" if name in _SHARED else panel,
             show_default=False,
             metavar="FILE" if is_file else None,
         )
@@ -148,7 +148,7 @@ def _shared_help(name: str, methods: Sequence[type[Method]], *, always_named: bo
         texts.setdefault(help_of(method.__dataclass_fields__[name]), []).append(method)
     if len(texts) == 1 and not always_named:
         return next(iter(texts))
-    return " ".join(f"{_names(named)}: {text}" for text, named in texts.items())
+    return " ".join(f"{_names(owners)}: {text}" for text, owners in texts.items())
 
 
 def build_recipe(methods: Sequence[str], recipe: str | None, options: Mapping[str, Any]) -> "Recipe":
@@ -157,16 +157,14 @@ def build_recipe(methods: Sequence[str], recipe: str | None, options: Mapping[st
 
     if bool(methods) == bool(recipe):
         raise CtxextError(
-            "Say what to apply: --method NAME, or --recipe FILE."
-            if not methods
-            else "Give --method or --recipe, not both.",
-            hint="ctxext methods lists the methods.",
+            "--method cannot be combined with --recipe." if methods else "Missing --method or --recipe.",
+            hint="List the methods with ctxext methods.",
         )
     if recipe:
         content = load_recipe(recipe).to_dict()
     else:
         content = {"steps": [{"method": method_named(name).name} for name in methods]}
-    values = {name: _parsed(name, value) for name, value in options.items()}
+    values = {name: _parse_value(name, value) for name, value in options.items()}
     for name, value in values.items():
         owners = option_owners()[name]
         takers = [step for step in content["steps"] if method_named(step["method"]) in owners]
@@ -181,21 +179,21 @@ def build_recipe(methods: Sequence[str], recipe: str | None, options: Mapping[st
                 step.pop("factor" if name == "target_length" else "target_length", None)
     if values.keys() >= {*_SHARED}:
         raise CtxextError(
-            "Give --factor or --target-length, not both.",
-            hint="A recipe file may say both, where the context length is not the factor times the original one.",
+            "--factor cannot be combined with --target-length.",
+            hint="Remove one. A recipe file may contain both if the new length is not the factor times the original.",
         )
     steps = recipe_from_dict(content, recipe or "the command line")
-    reach = next((name for name in _SHARED if name in values), None)
-    if reach and (names := multiplying_steps(steps.steps)):
+    shared = next((name for name in _SHARED if name in values), None)
+    if shared and (names := multiplying_steps(steps.steps)):
         raise CtxextError(
-            f"{option_name(reach)} says how far the whole recipe reaches, but {' and '.join(names)} each multiply the "
+            f"{option_name(shared)} applies to the whole recipe, but {' and '.join(names)} each multiply the "
             "context length.",
-            hint="Keep one of them, or give each a factor of its own in a recipe file: --recipe FILE.",
+            hint="Use one of them, or specify a factor for each in a recipe file: --recipe FILE.",
         )
     return steps
 
 
-def _parsed(name: str, value: Any) -> Any:
+def _parse_value(name: str, value: Any) -> Any:
     """Return an option's value as in a recipe file: lengths as numbers, files as their lists."""
     if name.endswith("_length"):
         return parse_length(value)
@@ -204,13 +202,11 @@ def _parsed(name: str, value: Any) -> Any:
     try:
         content = parse_yaml(read_text(Path(value)), value)
     except CtxextError as error:
-        raise CtxextError(
-            f'{option_name(name)}: "{value}" cannot be read as a list of numbers.', hint=error.message
-        ) from error
+        raise CtxextError(f'{option_name(name)}: "{value}" is not a list of numbers.', hint=error.message) from error
     numbers = content.get(name) if isinstance(content, dict) else content
     if not isinstance(numbers, list):
         raise CtxextError(
-            f'{option_name(name)}: "{value}" holds no list of numbers.',
+            f'{option_name(name)}: "{value}" does not contain a list of numbers.',
             hint=f"Write a list, or an object with {json.dumps(name)}.",
         )
     return numbers
@@ -220,10 +216,10 @@ def method_sections(method: type[Method], *, options: bool = True) -> list[tuple
     """Return the help sections of a method: differences from its paper first, its options last."""
     paragraphs = (inspect.getdoc(method) or "").split("\n\n")
     lines = {
-        "not the paper's": method.difference,
-        "does": paragraphs[0],
+        "unlike the paper": method.difference,
+        "summary": paragraphs[0],
         "formula": " ".join(paragraphs[1:]),
-        "mind": method.caution,
+        "note": method.caution,
         "paper": method.paper,
         "example": example_of(method),
     }
@@ -243,32 +239,35 @@ def example_of(method: type[Method]) -> str:
 
 def methods_in(words: Sequence[str]) -> list[str]:
     """Return the methods that a command line names, before it is parsed."""
-    named: list[str] = []
+    names: list[str] = []
     for position, word in enumerate(words):
         if word in ("--method", "-m"):
-            named += words[position + 1 : position + 2]
+            names += words[position + 1 : position + 2]
         elif word.startswith("--method="):
-            named.append(word.removeprefix("--method="))
+            names.append(word.removeprefix("--method="))
         elif word.startswith("-m") and not word.startswith("--"):
-            named.append(word.removeprefix("-m"))
-    return named
+            names.append(word.removeprefix("-m"))
+    return names
 
 
 def help_of_convert(words: Sequence[str], everything: bool) -> tuple[list[tuple[str, list[Row]]], Collection[str]]:
     """Return the additional help sections of `convert`, and the parameters that its help omits.
 
-    Without a method on the command line, the help lists the methods; with one, it shows that method and its options.
+    Without a method on the command line, the help lists the methods. With one, it shows that method and its options.
     """
     if everything:
         return [], ()
-    named = methods_in(words)
-    methods = [method_named(name) for name in named if name != "auto"]
+    names = methods_in(words)
+    methods = [method_named(name) for name in names if name != "auto"]
     taken = {name for name, owners in option_owners().items() if name in _SHARED or {*owners} & {*methods}}
     hidden = {*option_owners()} - taken
-    if "auto" not in named:
+    if "auto" not in names:
         hidden |= {*_OF_AUTO, *(() if "head_order" in taken else _OF_CALIBRATION)}
-    if named:
+    if names:
         return [part for method in methods for part in method_sections(method, options=False)], hidden
     rows = [(m.name, summary_of(m).split(". ")[0].rstrip(".") + ".") for m in METHODS if not m.is_experimental]
-    more = ("NAME", "ctxext convert --method NAME --help shows a method's options, --help-all those of all methods.")
+    more = (
+        "NAME",
+        "Show a method's options with ctxext convert --method NAME --help, all options with --help-all.",
+    )
     return [("Methods", [*rows, more])], hidden

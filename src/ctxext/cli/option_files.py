@@ -1,4 +1,4 @@
-"""Files of options for `ctxext finetune`: user files, the presets of the package, and the file of a finished run."""
+"""Option files for `ctxext finetune`: user files, built-in presets, and the file of a finished run."""
 
 import dataclasses
 import difflib
@@ -18,18 +18,18 @@ from ctxext.finetune.options import presets
 
 
 def _load(context: typer.Context, path: Path | None) -> Path | None:
-    """Make a file's values the defaults of the command's options."""
+    """Use a file's values as defaults of the command's options."""
     if path is None:
         return None
     content = parse_yaml(read_text(path), str(path)) or {}
     if not isinstance(content, Mapping):
-        raise CtxextError(f'"{path}" holds no options.', hint="Write one on each line, as steps: 400.")
+        raise CtxextError(f'"{path}" contains no options.', hint="Write one option per line, for example steps: 400.")
     _take(context, "config", content, str(path))
     return path
 
 
 def _take_preset(context: typer.Context, name: str | None) -> str | None:
-    """Make a preset's values the defaults of the command's options, or list the presets and exit."""
+    """Use a preset's values as defaults of the command's options, or list the presets and exit."""
     if name is None:
         return None
     known = presets()
@@ -39,48 +39,48 @@ def _take_preset(context: typer.Context, name: str | None) -> str | None:
         Output(as_json=wants_json()).result(content, *(Text(line) for line in lines))
         raise typer.Exit
     if name not in known:
-        raise CtxextError(f'There is no preset "{name}".', hint=f"Presets: {', '.join(known)}; --preset list.")
+        raise CtxextError(f'Unknown preset "{name}".', hint=f"Choose from {', '.join(known)}; see --preset list.")
     _take(context, "preset", known[name].options, name)
     return name
 
 
 def _take_back(context: typer.Context, words: list[str] | None) -> list[str] | None:
-    """Ignore options of a preset or a file; the order on the command line does not matter."""
+    """Ignore options of a preset or a file, in any order on the command line."""
     _take(context, "without", dict.fromkeys(names_in(words or []), ""), "--without")
     return words
 
 
 def _take(context: typer.Context, kind: str, content: Mapping[str, Any], place: str) -> None:
-    """Make values by option name the defaults of the command's options; a file overrides a preset."""
-    names, kinds = _kept_options(context), context.meta.setdefault("ctxext.finetune", {})
+    """Use values by option name as defaults of the command's options; a file overrides a preset."""
+    names, kinds = _file_options(context), context.meta.setdefault("ctxext.finetune", {})
     values = kinds.setdefault(kind, {})
     for key, value in content.items():
         word = str(key).replace("_", "-")
         if word not in names:
             near = difflib.get_close_matches(word, names, n=1)
-            hint = f'Did you mean "{near[0]}"?' if near else f"It may have: {', '.join(names)}."
-            raise CtxextError(f'"{place}" has an option "{key}" that there is not.', hint=hint)
+            hint = f'Did you mean "{near[0]}"?' if near else f"Options: {', '.join(names)}."
+            raise CtxextError(f'Unknown option "{key}" in "{place}".', hint=hint)
         listed = value if isinstance(value, list) else [value]
         if value is not None and names[word].multiple:
             values[names[word].name] = [str(entry) for entry in listed]
-        elif value is not None:  # An option that cannot be repeated takes a list with commas.
+        elif value is not None:  # An option that cannot be repeated accepts a list with commas.
             values[names[word].name] = ",".join(map(str, value)) if isinstance(value, list) else value
     above = {**kinds.get("preset", {}), **kinds.get("config", {})}
     context.default_map = {name: above[name] for name in above.keys() - kinds.get("without", {}).keys()}
 
 
-def _kept_options(context: typer.Context) -> dict[str, Any]:
+def _file_options(context: typer.Context) -> dict[str, Any]:
     """Return the options that a file may contain, by name on the command line."""
-    kept = getattr(context.command.callback, "kept", ())
-    return {max(option.opts, key=len).lstrip("-"): option for option in context.command.params if option.name in kept}
+    names = getattr(context.command.callback, "file_options", ())
+    return {max(option.opts, key=len).lstrip("-"): option for option in context.command.params if option.name in names}
 
 
 def used_options(context: typer.Context) -> str:
     """Return the options of a call as YAML that `--config` can read."""
-    values = {word: context.params.get(str(option.name)) for word, option in _kept_options(context).items()}
+    values = {word: context.params.get(str(option.name)) for word, option in _file_options(context).items()}
     plain = {word: list(value) if isinstance(value, list | tuple) else value for word, value in values.items()}
-    given = {word: value for word, value in plain.items() if value is not None}
-    return yaml.safe_dump(given, sort_keys=False, allow_unicode=True)
+    used = {word: value for word, value in plain.items() if value is not None}
+    return yaml.safe_dump(used, sort_keys=False, allow_unicode=True)
 
 
 def _read_first(flag: str, callback: Callable[..., Any], text: str) -> Any:
@@ -90,15 +90,15 @@ def _read_first(flag: str, callback: Callable[..., Any], text: str) -> Any:
 
 ConfigOption = Annotated[
     Path | None,
-    _read_first("--config", _load, "A YAML file of options, as steps: 400; the command line wins over it."),
+    _read_first("--config", _load, "YAML file of options, for example steps: 400. Command-line options override it."),
 ]
 PresetOption = Annotated[
     str | None,
     _read_first(
-        "--preset", _take_preset, "Options of a published recipe, by its name; list shows them. Other options override."
+        "--preset", _take_preset, "Options of a published recipe; list shows all. Other options override them."
     ),
 ]
 WithoutOption = Annotated[
     list[str] | None,
-    _read_first("--without", _take_back, "Options of --preset or --config that are left out, as start-length."),
+    _read_first("--without", _take_back, "Ignore these options from --preset/--config, for example start-length."),
 ]

@@ -1,4 +1,4 @@
-"""Options shared by several commands, their shell completions, and commands that take the options of dataclasses."""
+"""Options shared by several commands, their shell completions, and commands with the options of dataclasses."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ HelpFor = Callable[[Sequence[str], bool], tuple[list[tuple[str, list[tuple[str, 
 _LAST = ("Hub", REPORTING)
 """The last panels of each help."""
 
-SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="A folder, a Hub id (user/name), or demo.")]
+SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="A folder, a Hub id (user/name) or demo.")]
 
 
 def complete_method(incomplete: str) -> list[str]:
@@ -103,10 +103,10 @@ def _parameter(owner: type, field: "dataclasses.Field[Any]", option: Option) -> 
     return keyword(field.name, Annotated[hint, declared], default=default)
 
 
-def built(owner: type, given: Mapping[str, Any]) -> Any:
+def build_options(owner: type, arguments: Mapping[str, Any]) -> Any:
     """Create a dataclass from command-line values; raise if a required option is missing."""
     options = options_of(owner)
-    values = {name: given[name] for name in options if given.get(name) not in (None, (), [])}
+    values = {name: arguments[name] for name in options if arguments.get(name) not in (None, (), [])}
     for name, option in options.items():
         if option.missing is not None and name not in values:
             raise CtxextError(option.missing[0], hint=option.missing[1])
@@ -120,13 +120,13 @@ def takes_options(
     more: Sequence[inspect.Parameter] = (),
     help_for: HelpFor | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Let a command take the options of each dataclass among its parameters one by one, and pass it the objects.
+    """Add the options of each dataclass among a command's parameters, and pass the command the objects.
 
     If two dataclasses have an option of the same name, the first declaration is used and both receive the value.
 
     Args:
-        order: Names in the order of help; ... stands for all others, in the order of declaration.
-        without: Options that the command does not have.
+        order: Names in the order of help; ... means all others, in the order of declaration.
+        without: Options to omit.
         more: Parameters that replace the command's `**` parameter.
         help_for: Returns the additional help sections and the hidden parameters for the words of a command line.
     """
@@ -150,9 +150,9 @@ def takes_options(
             return parameter.kind, is_last, order.index(parameter.name if parameter.name in order else ...)
 
         @functools.wraps(function)
-        def command(**given: Any) -> None:
-            objects = {name: built(owner, given) for name, owner in owners.items()}
-            function(**objects, **{name: value for name, value in given.items() if name not in taken})
+        def command(**arguments: Any) -> None:
+            objects = {name: build_options(owner, arguments) for name, owner in owners.items()}
+            function(**objects, **{name: value for name, value in arguments.items() if name not in taken})
 
         ordered = sorted(parameters.values(), key=place)
         advanced = frozenset(name for name, option in options.items() if option.advanced)
@@ -160,9 +160,9 @@ def takes_options(
             ordered.append(keyword("help_all", HelpAllOption, default=False))
         command.__signature__ = signature.replace(parameters=ordered)  # type: ignore[attr-defined]
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in ordered}
-        command.advanced, command.help_for = advanced, help_for  # type: ignore[attr-defined]
-        kept = {name for name, option in options.items() if option.kept}
-        command.kept = kept | {"help_all"}  # type: ignore[attr-defined]
+        command.advanced_options, command.help_for = advanced, help_for  # type: ignore[attr-defined]
+        file_options = {name for name, option in options.items() if option.kept}
+        command.file_options = file_options | {"help_all"}  # type: ignore[attr-defined]
         return command
 
     return decorate

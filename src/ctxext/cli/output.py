@@ -30,7 +30,7 @@ _LONGEST = 2000
 
 
 class SafeConsole(Console):
-    """A console that prints strings literally; colours come from `Text` alone."""
+    """A console that prints strings literally. Only `Text` adds colours."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, soft_wrap=True, markup=False, emoji=False)
@@ -43,10 +43,10 @@ class SafeConsole(Console):
 
 def visible(text: str) -> str:
     """Return a text with control characters escaped as in Python."""
-    return _UNSEEN.sub(lambda match: _written(match[0]), text)
+    return _UNSEEN.sub(lambda match: _escape_character(match[0]), text)
 
 
-def _written(character: str) -> str:
+def _escape_character(character: str) -> str:
     return f"\\u{ord(character):04x}" if ord(character) > 0xFF else f"\\x{ord(character):02x}"
 
 
@@ -66,9 +66,14 @@ def done_line(name: Any, rest: str) -> Text:
     return Text.assemble(("✓", "green"), " ", (str(name), "bold"), f"   {rest}")
 
 
-def marked(mark: str, colour: str, rest: str) -> Text:
+def mark_line(mark: str, colour: str, rest: str) -> Text:
     """Return a line that begins with a coloured mark."""
     return Text.assemble((mark, colour), f" {rest}")
+
+
+def format_relative(difference: float) -> str:
+    """Format a relative difference."""
+    return f"relative difference {difference:.0e}" if difference else "identical"
 
 
 REPORTING = "Output"
@@ -89,8 +94,8 @@ class Output:
     """Output of a command, on stdout and stderr."""
 
     as_json: bool = _switch("--json", help="Print one JSON object on stdout.")
-    quiet: bool = _switch("-q", "--quiet", help="No progress, notes or suggestions.")
-    verbose: bool = _switch("-v", "--verbose", help="Say more.")
+    quiet: bool = _switch("-q", "--quiet", help="Hide progress, notes and suggestions.")
+    verbose: bool = _switch("-v", "--verbose", help="Show debug messages.")
 
     def __post_init__(self) -> None:
         self.stdout = SafeConsole()
@@ -112,7 +117,7 @@ class Output:
         """Print a command's result: its data as JSON, or its lines for people."""
         if self.as_json:
             text = json.dumps(content, ensure_ascii=False, indent=2)
-            # A file name that is not valid UTF-8 contains surrogates, which JSON can represent and a stream cannot.
+            # A file name that is not valid UTF-8 contains surrogates. JSON can represent them, a stream cannot.
             sys.stdout.write(text.encode("utf-8", "backslashreplace").decode() + "\n")
             return
         for line in lines:
@@ -213,5 +218,5 @@ def same_command(*more: str) -> list[str]:
 
 
 def resuming_command(*more: str) -> list[str]:
-    """Return the typed command with --resume, and without --overwrite, which would delete what is resumed."""
+    """Return the typed command with --resume, and without --overwrite, which would delete the results."""
     return [word for word in same_command(*more, "--resume") if word != "--overwrite"]

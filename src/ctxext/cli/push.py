@@ -1,4 +1,4 @@
-"""`ctxext push`: put a finished checkpoint on the Hub."""
+"""`ctxext push`: upload a checkpoint to the Hub."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,18 +15,18 @@ from ctxext.publish.upload_plan import PushOptions, UploadPlan, total
 @takes_options(without=("verbose",))
 def push(
     folder: Annotated[Path, typer.Argument(metavar="OUT", help="A converted checkpoint.")],
-    repository: Annotated[str, typer.Argument(metavar="USER/NAME", help="The repository; made if it is not there.")],
+    repository: Annotated[str, typer.Argument(metavar="USER/NAME", help="Repository; created if it does not exist.")],
     *,
     options: PushOptions,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show files, sizes and the model card; write and send nothing.")
+        bool, typer.Option("--dry-run", help="Show files, sizes and the model card without uploading.")
     ] = False,
     hub: HubOptions,
     output: Output,
 ) -> None:
-    """Put a finished checkpoint on the Hub, with its model card and the digest of every file.
+    """Upload a checkpoint to the Hub, with a model card and a SHA-256 digest of every file.
 
-    Run it again after a broken connection: what has arrived is not sent twice.
+    After a lost connection, run the command again; uploaded files are not sent twice.
 
     Examples:
     ctxext push demo-yarn-2k user/demo-yarn-2k --report report --dry-run
@@ -38,7 +38,7 @@ def push(
     from ctxext.publish.push import prepare, send
 
     if dry_run:
-        _show(output, prepare(folder, repository, options, read_weights=False))
+        _print_plan(output, prepare(folder, repository, options, read_weights=False))
         return
     if output.quiet or output.as_json or not output.stderr.is_terminal:
         disable_progress_bars()
@@ -46,20 +46,20 @@ def push(
         plan = prepare(folder, repository, options, progress=progress)
         for warning in plan.warnings:
             output.warning(warning)
-        done = send(plan, repository, options, token=hub.token, progress=progress, tell=output.note)
+        done = send(plan, repository, options, token=hub.token, progress=progress, notify=output.note)
     content = {"repository": repository, **vars(done), "others": list(done.others)}
-    news = total(done.sizes) if done.is_new else f"{total(done.sizes)}, all there already"
+    news = total(done.sizes) if done.is_new else f"{total(done.sizes)}, already up to date"
     output.result(content, Text.assemble(("✓", "green"), f" {repository}   {news}   {done.url}"))
     if done.others:
-        output.warning(f"the repository also holds {', '.join(done.others[:5])}; they were left as they are.")
+        output.warning(f"The repository also contains {', '.join(done.others[:5])}. These files were not changed.")
     branch = ("--revision", options.revision) if options.revision else ()
-    output.next_step("ctxext", "verify", repository, *branch, why="Anyone can check it")
+    output.next_step("ctxext", "verify", repository, *branch, why="Verify the upload")
 
 
-def _show(output: Output, plan: UploadPlan) -> None:
+def _print_plan(output: Output, plan: UploadPlan) -> None:
     for warning in plan.warnings:
         output.warning(warning)
     lines = [f"{size:>14,}  {name}" for name, size in plan.sizes.items()]
-    ending = [f"{total(plan.sizes)}; nothing was written or sent"]
+    ending = [f"{total(plan.sizes)}; nothing was written or uploaded"]
     content = {"files": plan.sizes, "card": plan.card, "warnings": list(plan.warnings)}
     output.result(content, *[Text(line) for line in [*lines, "", plan.card, *ending]])

@@ -1,4 +1,4 @@
-"""`ctxext search`: find the recipe for a model by measuring recipes on it."""
+"""`ctxext search`: search for the best recipe for a model."""
 
 import math
 import time
@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ctxext.cli.interrupts import answered_at_once
+from ctxext.cli.interrupts import exit_on_interrupt
 from ctxext.cli.options import SourceArgument, takes_options
 from ctxext.cli.output import Output, done_line, resuming_command
 from ctxext.evaluate.loading import Loading
@@ -36,7 +36,7 @@ def watching(output: Output) -> "Callable[[Standing], None]":
 
     def show(standing: "Standing") -> None:
         nonlocal stage, best, shown_at
-        # The part of a stage after a colon changes all the time.
+        # The part of a stage after a colon changes with every measurement.
         now = standing.stage.split(":")[0], standing.best.trial.number if standing.best else -1
         if now == (stage, best) and time.monotonic() - shown_at <= _QUIET_SECONDS:
             return
@@ -79,7 +79,7 @@ def points_table(points: "list[Point]", stock: "Measurement | None") -> Table:
         table.add_row(name, f"{point.loss:.4f}", f"{100 * point.rise:+z.2f} %", *shares)
     if stock is not None and points:
         shares = [f"{100 * stock.exact(length):.0f} %" for length in lengths]
-        table.add_row("as it is", f"{stock.loss:.4f}", "", *shares, style="dim")
+        table.add_row("unmodified", f"{stock.loss:.4f}", "", *shares, style="dim")
     return table
 
 
@@ -93,20 +93,20 @@ class StudyOptions:
 
     study: str | None = option(
         None,
-        help="SQLite file of the study, or with --storage its name there. Default: as RECIPE is called.",
+        help="SQLite file of the study, or its name in --storage. Default: the name of RECIPE.",
         panel=_STUDY,
     )
     storage: str | None = option(
         None,
-        help="Where machines share the study: the URL of a database, as postgresql+psycopg2://host/name, or the "
+        help="Storage that several machines share: a database URL such as postgresql+psycopg2://host/name, or the "
         "path of a journal file on a shared disk.",
         panel=_STUDY,
     )
-    resume: bool = option(False, help="Go on with the study; several may at once.", panel=_STUDY)
+    resume: bool = option(False, help="Continue the study; several processes may do so at once.", panel=_STUDY)
     overwrite: bool = option(False, help="Replace the study and RECIPE.", panel=_STUDY)
 
     def place(self, out: Path) -> StudyPlace:
-        """Return the place of the study of a recipe file."""
+        """Return the place of the study for a recipe file."""
         if self.storage is not None:
             return StudyPlace(name=self.study or out.stem, storage=self.storage)
         return StudyPlace(path=Path(self.study)) if self.study else default_study(out)
@@ -116,39 +116,40 @@ class StudyOptions:
 def search_(
     source: SourceArgument,
     out: Annotated[
-        Path, typer.Argument(metavar="RECIPE", help="The recipe file to write; NAME.png and NAME.db go beside it.")
+        Path,
+        typer.Argument(metavar="RECIPE", help="Recipe file to write. NAME.png and NAME.db are saved next to it."),
     ] = Path("best.yaml"),
     *,
     options: SearchOptions,
     loading: Loading,
-    kept: StudyOptions,
+    study_options: StudyOptions,
     output: Output,
 ) -> None:
-    """Try recipes on a model, without training, and write the best as an ordinary recipe file.
+    """Search for the best recipe for a model without training, and write it to a recipe file.
 
     Examples:
     ctxext search demo best.yaml --target-length 2k --minutes 10
 
     ctxext search my-model best.yaml --target-length 32k --methods yarn,mspoe --data my-texts.jsonl
     """
-    place = kept.place(out)
+    place = study_options.place(out)
 
-    def tell_how_to_go_on() -> None:
+    def print_resume_command() -> None:
         if options.gradient or (place.path is not None and not place.path.exists()):
             return
         words = resuming_command()
-        if kept.storage:  # Hide the password in the URL.
-            words = [word.replace(kept.storage, redact_storage(kept.storage)) for word in words]
-        output.next_step(*words, why="Stopped; go on with")
+        if study_options.storage:  # Hide the password in the URL.
+            words = [word.replace(study_options.storage, redact_storage(study_options.storage)) for word in words]
+        output.next_step(*words, why="Stopped. Resume with")
 
-    with answered_at_once(tell_how_to_go_on):
+    with exit_on_interrupt(print_resume_command):
         result = search(
             source,
             options,
             out=out,
             study=place,
-            resume=kept.resume,
-            overwrite=kept.overwrite,
+            resume=study_options.resume,
+            overwrite=study_options.overwrite,
             loading=loading,
             watch=watching(output),
         )
@@ -168,7 +169,7 @@ def search_(
     output.result(result_data(result, options), *lines)
     if result.recipe is not None:
         output.note(done_line(out, result.recipe.summary()))
-    picture = out.with_suffix(".png") if is_installed("matplotlib") else f"no picture; {install_command('matplotlib')}"
+    picture = out.with_suffix(".png") if is_installed("matplotlib") else f"none (run {install_command('matplotlib')})"
     output.note(f"Pareto front: {picture}" + ("" if options.gradient else f"   study: {place}"))
     if result.recipe is not None:
         output.next_step("ctxext", "convert", source, "OUT", "--recipe", out)
@@ -179,16 +180,16 @@ def verdict(result: Found, options: SearchOptions) -> str:
     check = result.check
     if check.winner is None:
         first = (
-            f"No recipe surely keeps the loss at the original context length within {options.keep_short:.1%}: "
-            "leave the model as it is, or allow more with --keep-short."
+            f"No recipe keeps the loss at the original context length within {options.keep_short:.1%} with "
+            "confidence. Use the unmodified model, or allow more with --keep-short."
         )
     elif result.recipe is None:
-        assert check.winner_answers is not None, "a winner was asked"
+        assert check.winner_answers is not None, "a winner was measured"
         gain, half = check.gain
         first = (
-            f"No recipe makes the model better: on unseen prompts the best changes the loss of an answer by "
-            f"{-gain:+z.4f} ± {half:.4f} and finds {check.winner_answers.share:.0%} of the needles, "
-            f"where the model finds {check.stock.share:.0%} as it is. Leave the model as it is."
+            "No recipe is significantly better than the unmodified model. On unseen prompts, the best changes the loss "
+            f"of an answer by {-gain:+z.4f} ± {half:.4f} and finds {check.winner_answers.share:.0%} of the needles, "
+            f"the unmodified model {check.stock.share:.0%}."
         )
     else:
         gain, half = check.gain
@@ -210,11 +211,11 @@ def _more(check: "Check") -> str:
     rise, spread = answers.rise(check.stock)
     cost = f"the loss at the original context length by {100 * rise:+z.2f} ± {100 * spread:.2f} %"
     why = (
-        f"but changes {cost}, beyond the bound of {100 * check.keep_short:g} %."
+        f"but changes {cost}, more than the limit of {100 * check.keep_short:g} %."
         if rise + spread > check.keep_short
-        else f"but the loss of its answers is higher; it changes {cost}."
+        else f"but the loss of its answers is higher. It changes {cost}."
     )
-    ours = f" where the one taken answers {check.winner_answers.share:.1%}" if check.winner_answers else ""
+    ours = f" instead of {check.winner_answers.share:.1%}" if check.winner_answers else ""
     return (
         f"{point.trial.name} answers more prompts, {answers.share:.1%} ({answers.exact(target):.1%} at {target} tokens)"
         f"{ours}, {why}"
@@ -226,14 +227,14 @@ def result_data(result: Found, options: SearchOptions) -> dict[str, Any]:
     from ctxext.search.study import find_pareto_front
 
     def point_data(point: Any) -> dict[str, Any]:
-        measured = point.trial.measurement
+        measurement = point.trial.measurement
         return {
             "trial": point.trial.number,
             "published": point.trial.published,
             "recipe": point.trial.recipe.to_dict(),
             "loss": point.loss,
             "rise": point.rise,
-            "found": {str(length): measured.exact(length) for length in measured.lengths},
+            "found": {str(length): measurement.exact(length) for length in measurement.lengths},
         }
 
     points, check = result.standing.points, result.check

@@ -29,7 +29,7 @@ def verify(
     *,
     against: Annotated[
         str | None,
-        typer.Option("--against", metavar="SOURCE", help="Also compare the weights with those of this checkpoint."),
+        typer.Option("--against", metavar="SOURCE", help="Also compare the weights with this checkpoint."),
     ] = None,
     load: Annotated[
         bool, typer.Option("--load/--no-load", help="Also load the model, in a process that cannot import ctxext.")
@@ -38,7 +38,7 @@ def verify(
         bool,
         typer.Option(
             "--trust-remote-code",
-            help="Also run modeling code that is not this version's own; from the Hub with --revision COMMIT only.",
+            help="Also run modeling code from another source. For Hub checkpoints this requires --revision COMMIT.",
         ),
     ] = False,
     engine: Annotated[
@@ -46,20 +46,20 @@ def verify(
         typer.Option(
             "--engine",
             metavar="vllm",
-            help="Also compare log-probabilities in vLLM with those of transformers; with --against those of SOURCE "
-            "under the recipe on the command line too.",
+            help="Also compare the log-probabilities of vLLM and transformers. With --against, also those of SOURCE "
+            "with --hf-overrides.",
         ),
     ] = None,
     engine_args: Annotated[
         str | None,
-        typer.Option("--engine-args", metavar="JSON", help="Arguments of vllm.LLM; max_model_len for shorter prompts."),
+        typer.Option("--engine-args", metavar="JSON", help="Arguments of vllm.LLM. max_model_len shortens prompts."),
     ] = None,
     hub: HubOptions,
     output: Output,
 ) -> None:
-    """Check that a converted checkpoint is what it says: files, configuration, code, frequencies, weights.
+    """Verify the files, configuration, code, frequencies and weights of a converted checkpoint.
 
-    One line per check; the exit code is 1 if any of them fails.
+    Prints one line per check. The exit code is 1 if any check fails.
 
     Examples:
     ctxext verify demo-yarn-2k
@@ -75,7 +75,7 @@ def verify(
         from ctxext.cli.gguf import verify_file
 
         if engine:
-            raise CtxextError("--engine compares checkpoints, not GGUF files.", hint="Leave --engine out.")
+            raise CtxextError("--engine does not support GGUF files.", hint="Remove --engine.")
         verify_file(folder, against, output)
         return
     arguments = _arguments(engine, engine_args)
@@ -113,19 +113,19 @@ def _arguments(engine: str | None, text: str | None) -> dict[str, Any]:
     from ctxext.files.strict import parse_json
 
     if engine not in (None, "vllm"):
-        raise CtxextError(f'There is no engine "{engine}" to compare with.', hint="Choose --engine vllm.")
+        raise CtxextError(f'Unknown engine "{engine}".', hint="Choose --engine vllm.")
     if engine:
         vllm_version()
     arguments = parse_json(text, "--engine-args") if text else {}
     if not isinstance(arguments, dict):
-        raise CtxextError("--engine-args is no JSON object.", hint="""Write '{"max_model_len": 4096}'.""")
+        raise CtxextError("--engine-args is not a JSON object.", hint="""Write '{"max_model_len": 4096}'.""")
     return arguments
 
 
 def _in_engine(
     out: Checkpoint, source: Checkpoint | None, *, trust_remote_code: bool, arguments: Mapping[str, Any]
 ) -> "list[EngineComparison]":
-    """Compare the checkpoint in vLLM with transformers, and its source with --hf-overrides if those are enough."""
+    """Compare the checkpoint in vLLM with transformers, and its source with --hf-overrides if they suffice."""
     from ctxext.converters.engines import overrides
     from ctxext.engines.in_engine import compare_in_engine
     from ctxext.recipes.encodings.rotary import model_config

@@ -1,1 +1,1 @@
-"""Comparison of the published methods on a model: all applied in memory and evaluated on the same prompts."""
+"""Comparison of the published methods on a model: applied in memory and evaluated on the same prompts."""

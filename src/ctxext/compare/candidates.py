@@ -1,4 +1,4 @@
-"""The options of a comparison, and its recipes: each as options of `ctxext convert`, or the reason against it."""
+"""The options of a comparison, and its recipes: each with its `ctxext convert` options or the reason against it."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -48,30 +48,30 @@ class CompareOptions(Settings):
     target_length: int = target_length_option()
     methods: "tuple[str, ...] | Mapping[str, Any]" = option(
         (),
-        help="Methods, presets or recipe files, as yarn,dca,mine.yaml. Default: the published methods for the model's "
-        "kind of positions.",
+        help="Methods, presets or recipe files, for example yarn,dca,mine.yaml. Default: the published methods for the "
+        "model's position encoding.",
         kind="names",
         repeats=True,
     )
-    minutes: float | None = option(None, help="How long it may take, everything included.")
+    minutes: float | None = option(None, help="Total time limit in minutes.")
     tasks: tuple[str, ...] = option(
         (),
-        help=f"{', '.join(NAMES)}; several with commas. Default: needle,perplexity,short; of encoders passages,short.",
+        help=f"{', '.join(NAMES)}; several with commas. Default: needle,perplexity,short; for encoders passages,short.",
         flags=("--task", "-t"),
         kind="names",
         repeats=True,
     )
     num_needles: int = option(
         5,
-        help="needle, kv, documents: facts of a text that can be asked for; it is read once for as many depths.",
-        panel="What is asked",
+        help="needle, kv, documents: facts hidden in each text; one reading serves as many depths.",
+        panel="Task options",
         flags=("--needles",),
         min=1,
     )
-    samples: int = option(8, help="Questions per cell, and documents to read.", min=1)
+    samples: int = option(8, help="Number of questions per length and depth, and of documents.", min=1)
     lengths: tuple[int, ...] = option(
         (),
-        help="Prompt lengths, as 4k,32k. Default: the original context length and its doubles up to the target.",
+        help="Prompt lengths, for example 4k,32k. Default: the original context length and doublings up to the target.",
         kind="lengths",
     )
 
@@ -82,22 +82,22 @@ class CompareOptions(Settings):
         if self.minutes is not None and not self.minutes > 0:
             raise CtxextError(f"minutes must be above 0, not {self.minutes:g}.")
         if self.minutes is not None and self.harness:
-            raise CtxextError("--minutes cannot hold for the tasks of --harness.", hint="Leave one of them out.")
+            raise CtxextError("--minutes cannot be combined with --harness.", hint="Remove one of them.")
         if self.lengths and max(self.lengths) > self.target_length:
             raise CtxextError(
-                f"A length of {max(self.lengths)} is beyond the target of {self.target_length} tokens.",
-                hint="Ask for shorter --lengths, or for a longer --target-length.",
+                f"--lengths contains {max(self.lengths)}, more than the target length of {self.target_length} tokens.",
+                hint="Use shorter --lengths or a longer --target-length.",
             )
 
     def settings(self, tasks: Sequence[str], trained_length: int | None) -> Settings:
-        """Return the settings of the evaluation, the same for every model; these tasks unless the user named some."""
-        asked = {field.name: getattr(self, field.name) for field in dataclasses.fields(Settings)}
-        lengths = self.lengths or doubled(trained_length, self.target_length)
-        return Settings(**{**asked, "tasks": self.tasks or tuple(tasks), "lengths": lengths, "allow_beyond": True})
+        """Return the settings of the evaluation for every model, with these tasks unless the user named some."""
+        settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(Settings)}
+        lengths = self.lengths or double_lengths(trained_length, self.target_length)
+        return Settings(**{**settings, "tasks": self.tasks or tuple(tasks), "lengths": lengths, "allow_beyond": True})
 
 
-def doubled(trained_length: int | None, target_length: int) -> tuple[int, ...]:
-    """Return the original context length and its doubles up to a target, which is among them."""
+def double_lengths(trained_length: int | None, target_length: int) -> tuple[int, ...]:
+    """Return the original context length and its doublings up to the target length, which is included."""
     lengths, length = {target_length}, trained_length or target_length
     while length < target_length:
         lengths.add(length)
@@ -110,11 +110,11 @@ class Candidate:
     """A recipe for a model.
 
     Attributes:
-        name: Its name in the report.
-        words: The options of `ctxext convert` that make it; empty if only a recipe file can specify it.
+        name: The name in the report.
+        words: The options of `ctxext convert` for it; empty if only a recipe file can specify it.
         recipe: The recipe; None if it does not apply.
         plan: The plan of its conversion; None if it does not apply.
-        refusal: The reason it does not apply; empty if it does.
+        refusal: The reason why it does not apply; empty if it does.
     """
 
     name: str
@@ -131,34 +131,34 @@ def candidates_of(
 
     Args:
         source: The checkpoint.
-        methods: Names of methods, presets or recipe files, or recipes by name; by default the published methods for
+        methods: Names of methods, presets or recipe files, or recipes by name. By default the published methods for
             the encoding.
-        target_length: The new context length in tokens, for recipes that do not specify one.
+        target_length: The new context length in tokens, for recipes without one.
     """
     contents: dict[str, tuple[dict[str, Any], str]] = {}
     if isinstance(methods, Mapping):
         contents = {name: (recipe_of(recipe).to_dict(), "") for name, recipe in methods.items()}
     elif methods:
-        contents = {_short(name, methods): _named(name) for name in dict.fromkeys(methods)}
+        contents = {_shorten_name(name, methods): _read_recipe(name) for name in dict.fromkeys(methods)}
     else:
         positions = family_of(source.config).positions
         if positions not in DEFAULTS:
-            raise CtxextError(f'No method is known for "{source.name}": it has {POSITIONS[positions]}.')
+            raise CtxextError(f'No method supports "{source.name}": it has {POSITIONS[positions]}.')
         contents = {name: ({"steps": [dict(step)]}, "") for name, step in DEFAULTS[positions].items()}
     if STOCK in contents:
-        raise CtxextError(f'"{STOCK}" is the model as it is, which is always compared.', hint="Choose another name.")
+        raise CtxextError(f'"{STOCK}" is reserved for the unmodified model.', hint="Choose another name.")
     candidates = [_candidate(source, name, *entry, target_length) for name, entry in contents.items()]
     if not any(candidate.plan for candidate in candidates):
         raise CtxextError(
             f'No method applies to "{source.name}": {candidates[0].refusal}',
-            hint="ctxext inspect says which it takes; give --original-length where the model was trained on another.",
+            hint="See ctxext inspect, or specify --original-length if the model was trained on another length.",
         )
     return candidates
 
 
-def _short(name: str, names: Sequence[str]) -> str:
-    """Return the name of a recipe file without its folder and ending, unless another file has the same name."""
-    stems = [_stem(other) for other in dict.fromkeys(names)]
+def _shorten_name(name: str, names: Sequence[str]) -> str:
+    """Return the name of a recipe file without its folder and suffix, unless another file has the same name."""
+    stems = [_stem(path) for path in dict.fromkeys(names)]
     return _stem(name) if stems.count(_stem(name)) == 1 else name
 
 
@@ -166,7 +166,7 @@ def _stem(name: str) -> str:
     return Path(name).stem if name.endswith((".yaml", ".yml")) else name
 
 
-def _named(name: str) -> tuple[dict[str, Any], str]:
+def _read_recipe(name: str) -> tuple[dict[str, Any], str]:
     """Return the content of a recipe by its name, and its file or preset; empty for a method."""
     if name.lower() not in BY_NAME and (name in presets() or Path(name).is_file()):
         return load_recipe(name).to_dict(), name

@@ -1,11 +1,11 @@
-"""The files of a comparison besides its report: a page of results in Markdown, and a line for each method."""
+"""The files of a comparison besides its report: the results as Markdown, and a JSON line per method."""
 
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ctxext.compare.verdict import engines_of, inside_of, signed
+from ctxext.compare.verdict import engines_of, format_difference, inside_of
 from ctxext.evaluate.report.findings import format_percent, pool_cells
 from ctxext.evaluate.report.report import HeatMap, Report, heat_map, tasks_of
 from ctxext.evaluate.report.tables import Table, in_percent
@@ -15,22 +15,22 @@ PAGE, BENCH = "comparison.md", "bench.jsonl"
 """The files next to report.json."""
 
 
-def markdown(report: Report) -> str:
-    """Write the verdict, a table for each task by length and depth, and the cost of each method, as Markdown."""
+def format_markdown(report: Report) -> str:
+    """Format the verdict, a table for each task by length and depth, and the cost of each method as Markdown."""
     content, settings = report["comparison"], report["settings"]
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     loaded = report["models"][0]
     lines = [f"# {in_markdown(content['source'])} to {content['target_length']} tokens", ""]
     lines += [in_markdown(content["verdict"]), ""]
-    lines += [f"{settings['samples']} questions a depth, seed {settings['seed']}, {loaded.get('dtype')} on "]
-    lines[-1] += f"{loaded.get('device')}; {versions}. Intervals are 95 %, those of "
-    lines[-1] += f"differences {100 * content['confidence']:.3g} %: {len(report['models']) - 1} methods are compared."
+    lines += [f"{settings['samples']} questions per depth, seed {settings['seed']}, {loaded.get('dtype')} on "]
+    lines[-1] += f"{loaded.get('device')}; {versions}. Confidence intervals are 95 %, those of differences "
+    lines[-1] += f"{100 * content['confidence']:.3g} %, as {len(report['models']) - 1} methods are compared."
     for task in tasks_of(report):
         lines += ["", _task(heat_map(report["models"], task))]
     head = ("against stock", "found, points", "loss beyond", "cost inside", "time", "memory", "served in")
     rows = [_cost(row) for row in content["models"] if row.get("against") or row.get("beyond")]
     lines += ["", _table(head, rows)]
-    if (apart := beyond_by_text(content["models"], signed)).rows:
+    if (apart := beyond_by_text(content["models"], format_difference)).rows:
         lines += ["", _table(("loss beyond, against stock", *apart.head), apart.rows)]
     refused = [
         in_markdown(f"- {row['name']} does not apply: {row['refused']}") for row in content["models"] if row["refused"]
@@ -39,7 +39,7 @@ def markdown(report: Report) -> str:
 
 
 def beyond_by_text(rows: Sequence[Mapping[str, Any]], shown: Callable[[Mapping[str, Any] | None], str]) -> Table:
-    """Return a table of the losses on each kind of text, formatted by `shown`; no rows if not measured separately."""
+    """Return a table of the losses on each kind of text, formatted by `shown`. It is empty without such losses."""
     measured = [row for row in rows if row.get("beyond_by_text")]
     texts = list(dict.fromkeys(text for row in measured for text in row["beyond_by_text"]))
     cells = [[row["name"], *(shown(row["beyond_by_text"].get(text)) for text in texts)] for row in measured]
@@ -52,7 +52,7 @@ def ratios(row: Mapping[str, Any]) -> list[str]:
 
 
 def _task(scores: HeatMap) -> str:
-    """Write a table with a row for each model and a column for each length: the share found, then the same by depth."""
+    """Format a table of models by lengths; each cell contains the share found, in total and by depth."""
 
     def cell(model: Mapping[str, Any], length: int) -> str:
         cells = [cell for cell in scores.row(model, length) if cell]
@@ -66,7 +66,11 @@ def _task(scores: HeatMap) -> str:
 
 
 def _cost(row: Mapping[str, Any]) -> list[str]:
-    points = signed(row["against"], 0, 100), signed(row["beyond"]), signed(inside_of(row))
+    points = (
+        format_difference(row["against"], 0, 100),
+        format_difference(row["beyond"]),
+        format_difference(inside_of(row)),
+    )
     return [row["name"], *points, *ratios(row), ", ".join(engines_of(row))]
 
 
@@ -74,8 +78,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return Table("", head, rows).as_markdown("|---" * len(head) + "|")
 
 
-def bench(report: Report) -> str:
-    """Write one line of JSON for each method, for comparisons with other devices and models."""
+def format_bench(report: Report) -> str:
+    """Format one line of JSON for each method, for comparisons with other devices and models."""
     rows = {row["name"]: row for row in report["comparison"]["models"]}
     return "".join(json.dumps(_bench_line(report, model, rows[model["name"]])) + "\n" for model in report["models"])
 
@@ -98,14 +102,14 @@ def _bench_line(report: Report, model: Mapping[str, Any], row: Mapping[str, Any]
 
 
 def _bench_cells(model: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the cells of a task at a length as one cell, over all depths."""
+    """Yield one cell for each task and length, pooled over all depths."""
     for (task, length), group in itertools.groupby(model["cells"], key=lambda cell: (cell["task"], cell["length"])):
         cells = list(group)
         share, low, high = pool_cells(cells)
-        asked = sum(cell["samples"] for cell in cells)
+        questions = sum(cell["samples"] for cell in cells)
         seconds = round(sum(cell["seconds"] for cell in cells), 3)
         yield {
-            "task": task, "length": length, "questions": asked, "share": share, "low": low, "high": high,
+            "task": task, "length": length, "questions": questions, "share": share, "low": low, "high": high,
             "seconds": seconds,
         }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""A comparison from top to bottom: load the weights once, apply every recipe, evaluate all on the same prompts."""
+"""Run a comparison: load the weights once, apply every recipe in memory, and evaluate all on the same prompts."""
 
 import dataclasses
 import math
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxext.compare.candidates import STOCK, Candidate, CompareOptions, candidates_of
-from ctxext.compare.page import BENCH, PAGE, bench, markdown
-from ctxext.compare.verdict import comparison
+from ctxext.compare.page import BENCH, PAGE, format_bench, format_markdown
+from ctxext.compare.verdict import compare_results
 from ctxext.converters.calibration import calibrated_lengths
 from ctxext.errors import CtxextError, NothingMeasuredError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo, open_infos
@@ -41,11 +41,11 @@ _PICTURE = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class AppliedInfo(CheckpointInfo):
-    """A checkpoint with a recipe that is applied in memory, as reports name a converted one.
+    """A checkpoint with a recipe that is applied in memory.
 
     Attributes:
         stock: The checkpoint.
-        recipe: The recipe, with everything measured filled in.
+        recipe: The recipe, including measured parameters.
     """
 
     stock: CheckpointInfo
@@ -74,35 +74,35 @@ def compare(
     progress: Progress | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Report:
-    """Apply published methods to a model in memory, one copy of the weights for all, and evaluate all alike.
+    """Apply published methods to a model in memory, with one copy of the weights, and compare them.
 
     Args:
         source: A folder, a Hub id or `demo`.
-        options: Methods, tasks, lengths and time. Each field is a keyword of this function too.
+        options: Methods, tasks, lengths and time. Each field is also a keyword argument of this function.
         loading: How to load the model.
         out: A folder for results, pictures and the report, as `evaluate` writes them; None writes nothing.
         resume: Continue with the results in `out`.
         overwrite: Replace the results in `out`.
-        progress: Called with a label, the work done and the work in all.
+        progress: Called with a label, the work done and the total work.
         tell: Called with an estimate of the work that fits into the time.
 
     Returns:
-        The report of `evaluate` on all models. Its `comparison` has a row for each: the share found, and against the
-        unmodified model the loss beyond and inside the original context length, time and memory. It also has the
-        method to take.
+        The report of `evaluate` on all models. Its `comparison` has a row for each model: the share found, and
+        compared with the unmodified model the loss beyond and within the original context length, time and memory.
+        It also contains the recommended method.
 
     Raises:
-        CtxextError: The source, a method or a setting is refused, no method applies, or one text does not fit into
-            the time for each model.
+        CtxextError: The source, a method or a setting is invalid, no method applies, or the time is too short to
+            evaluate every model on one text.
     """
     started = time.monotonic()
     from ctxext.evaluate.model import Loading, load_model
 
     loading, out = loading or Loading(), None if out is None else Path(out)
     if loading.engine != "transformers":
-        raise CtxextError("Recipes are applied in memory, in transformers.", hint="Leave out --engine.")
+        raise CtxextError("compare supports transformers only.", hint="Remove --engine.")
     if options.minutes is not None and num_processes() > 1:
-        raise CtxextError("--minutes is for one process.", hint="Leave it out, or start without accelerate.")
+        raise CtxextError("--minutes requires a single process.", hint="Remove --minutes, or run without accelerate.")
     (info,) = open_infos(
         [str(source)], revision=loading.revision, token=loading.token, original_length=options.original_length
     )
@@ -115,22 +115,22 @@ def compare(
     drawn = len(settings.tasks) if out and is_installed("matplotlib") else 0
 
     def end_with(models: int) -> float:
-        """Return the end of measuring on the monotonic clock, with time left for the pictures of this many models."""
+        """Return the end of measuring on the monotonic clock, reserving time to draw the pictures of the models."""
         if options.minutes is None:
             return math.inf
         return started + _MINUTE * options.minutes - _PICTURE * (1 + models * drawn)
 
-    # The source of a converted checkpoint follows; here everything is compared with the checkpoint itself.
-    asked, *_ = plans_of([endless], settings, loading)
+    # The other plans are of the source of a converted checkpoint; here the checkpoint itself is the baseline.
+    plan, *_ = plans_of([endless], settings, loading)
     _begin(progress, "loading the model")
     stock, read_first = load_model(info, loading), None
     if options.minutes is not None:
         _begin(progress, "estimating the time")
         recipes = [candidate.recipe for candidate in candidates if candidate.recipe]
-        read_first = tokens, seconds = stock.first_pace(min([*asked.lengths, *asked.measured_lengths]))
+        read_first = tokens, seconds = stock.first_pace(min([*plan.lengths, *plan.measured_lengths]))
         cost = cost_of(info.checkpoint.config)
         sentence = estimate(
-            asked,
+            plan,
             recipes,
             can_share=stock.can_share,
             seconds=lambda length: seconds / cost(tokens) * cost(length),
@@ -139,17 +139,17 @@ def compare(
         if tell is not None:
             tell(sentence)
     with tempfile.TemporaryDirectory() as folder:
-        applied, candidates = _applied(info, stock, candidates, Path(folder) / Path(folder).name, progress)
-        plans = [_reached(dataclasses.replace(asked, info=dataclasses.replace(info, name=STOCK)), info)]
-        plans += [dataclasses.replace(asked, info=named) for named, _ in applied]
-        models = {STOCK: dataclasses.replace(stock, name=STOCK), **{named.name: model for named, model in applied}}
+        applied, candidates = _apply_candidates(info, stock, candidates, Path(folder) / Path(folder).name, progress)
+        plans = [_limit_to_context(dataclasses.replace(plan, info=dataclasses.replace(info, name=STOCK)), info)]
+        plans += [dataclasses.replace(plan, info=applied_info) for applied_info, _ in applied]
+        models = {STOCK: dataclasses.replace(stock, name=STOCK), **{entry.name: model for entry, model in applied}}
 
         def complete(report: Report, records: "Sequence[Record]") -> None:
             report["comparison"] = {
                 "source": info.name,
                 "target_length": options.target_length,
                 "minutes": options.minutes,
-                **comparison(report, records, candidates, plans),
+                **compare_results(report, records, candidates, plans),
             }
 
         run = Run(
@@ -168,8 +168,8 @@ def compare(
         )
         report = run.report()
         if out is not None and report:
-            write_whole(out / PAGE, markdown(report).encode())
-            write_whole(out / BENCH, bench(report).encode())
+            write_whole(out / PAGE, format_markdown(report).encode())
+            write_whole(out / BENCH, format_bench(report).encode())
         return report
 
 
@@ -178,14 +178,14 @@ def _begin(progress: Progress | None, stage: str) -> None:
         progress(stage, 0, 1)
 
 
-def _applied(
+def _apply_candidates(
     info: CheckpointInfo,
     stock: "LoadedModel",
     candidates: Sequence[Candidate],
     folder: Path,
     progress: Progress | None,
 ) -> "tuple[list[tuple[AppliedInfo, LoadedModel]], list[Candidate]]":
-    """Apply the candidates, sharing the loaded model's weights; return those that apply, and all with refusals."""
+    """Apply the candidates to the loaded weights; return the applied ones, and all candidates with refusals."""
     from ctxext.evaluate.model import make_ready
     from ctxext.evaluate.workbench import Workbench
 
@@ -203,7 +203,7 @@ def _applied(
             continue
         ready = make_ready(candidate.name, model, stock.encoder.tokenizer, kind=info.kind)
         encoding = candidate.plan.encoding
-        named = AppliedInfo(
+        applied_info = AppliedInfo(
             candidate.name,
             info.checkpoint,
             encoding.trained_length,
@@ -211,36 +211,36 @@ def _applied(
             stock=info,
             recipe=recipe,
         )
-        applied.append((named, dataclasses.replace(ready, encoder=stock.encoder)))
+        applied.append((applied_info, dataclasses.replace(ready, encoder=stock.encoder)))
     if not applied:
-        raise CtxextError(f'No method can be tried on "{info.name}" here: {judged[0].refusal}')
+        raise CtxextError(f'No method can be applied to "{info.name}": {judged[0].refusal}')
     return applied, judged
 
 
-def _reached(entry: ModelPlan, info: CheckpointInfo) -> ModelPlan:
-    """Return the part of a plan that the unmodified model can read: all of it unless a table of positions ends."""
-    reach = info.context_length
-    if not info.has_table or reach is None:
+def _limit_to_context(entry: ModelPlan, info: CheckpointInfo) -> ModelPlan:
+    """Return the part of a plan that the unmodified model can read, limited by a position table if it has one."""
+    limit = info.context_length
+    if not info.has_table or limit is None:
         return entry
-    lengths = tuple(length for length in entry.lengths if length <= reach)
-    documents = tuple(work for work in entry.documents if all(key.length <= reach for key in work.keys))
+    lengths = tuple(length for length in entry.lengths if length <= limit)
+    documents = tuple(work for work in entry.documents if all(key.length <= limit for key in work.keys))
     return dataclasses.replace(entry, lengths=lengths, documents=documents)
 
 
 def estimate(
     plan: ModelPlan, applied: Sequence[Recipe], *, can_share: bool, seconds: Callable[[int], float], left: float
 ) -> str:
-    """Describe the work that fits into the time; texts are read in the order of `Run`: rounds, shortest first.
+    """Describe the work that fits into the time, in the order of `Run`: in rounds, the shortest texts first.
 
     Args:
         plan: The questions and documents of every model.
         applied: The recipes.
-        can_share: Whether the questions about a text read it once.
-        seconds: Returns the seconds that one model takes for a text of a length.
-        left: The seconds that are left.
+        can_share: Whether all questions about a text share one prefill.
+        seconds: Returns the seconds that one model takes for a text of this length.
+        left: The remaining seconds.
 
     Raises:
-        NothingMeasuredError: One text does not fit for each model.
+        NothingMeasuredError: The time is too short to evaluate every model on one text.
     """
     models, settings = 1 + len(applied), plan.settings
     trained = plan.info.trained_length or max(plan.lengths)
@@ -256,20 +256,19 @@ def estimate(
         ]
     reached, spent, least = dict[int, int](), before, math.inf
     for samples in rounds(settings.samples):
-        asked = sorted(entry for sample in samples for entry in groups[sample])
-        for length, each in asked:
+        for length, each in sorted(entry for sample in samples for entry in groups[sample]):
             spent += models * each
             least = min(least, spent)
             reached[length] = reached.get(length, 0) + (spent <= left)
     if least > left:
         raise NothingMeasuredError(
-            f"The time is too short: {format_duration(max(0.0, left))} are left after loading, and one text for each "
-            f"of {models} models takes about {format_duration(least)}"
-            + (", with the calibration of a head order." if before else "."),
-            hint="Give more --minutes, or fewer --methods, or shorter --lengths.",
+            f"The time is too short: {format_duration(max(0.0, left))} are left after loading. One text for each of "
+            f"{models} models takes about {format_duration(least)}"
+            + (", including the calibration of a head order." if before else "."),
+            hint="Increase --minutes, or use fewer --methods or shorter --lengths.",
         )
     planned = {length: sum(entry[0] == length for group in groups.values() for entry in group) for length in reached}
     if reached == planned:
-        return f"All of it takes about {format_duration(spent)}."
+        return f"The comparison takes about {format_duration(spent)}."
     parts = [f"{100 * count // planned[length]} % at {length} tokens" for length, count in sorted(reached.items())]
-    return f"All of it takes about {format_duration(spent)}; in the time left, about {', '.join(parts)}."
+    return f"The whole comparison takes about {format_duration(spent)}. The time is enough for {', '.join(parts)}."

@@ -16,7 +16,7 @@ from ctxext.checkpoint.auto_class import auto_class, pipeline_tag
 from ctxext.converters.engines import EXACT, MARKS, Serving, serving_of, source_commands
 from ctxext.errors import CtxextError
 from ctxext.files.strict import in_markdown, parse_yaml, read_text
-from ctxext.files.tensor_files import grouped
+from ctxext.files.tensor_files import format_tensor_names
 from ctxext.recipes.base import Method
 from ctxext.recipes.encodings.rotary import ModelConfig
 from ctxext.recipes.param import limits_of
@@ -136,7 +136,7 @@ def render(facts: CardFacts) -> str:
         facts=facts,
         front_matter=yaml.safe_dump(front_matter(facts), sort_keys=False, allow_unicode=True, width=1000),
         version=__version__,
-        rewritten=", ".join(f"`{name}`" for name in grouped(facts.rewritten).split(", ")),
+        rewritten=", ".join(f"`{name}`" for name in format_tensor_names(facts.rewritten).split(", ")),
         rows=[row for step in facts.steps for row in _step_rows(step)],
         commands=_commands(facts),
         recipe_file=_recipe_file(facts.recipe),

@@ -1,1 +1,1 @@
-"""Read untrusted files strictly, write output completely or not at all, and hide secrets."""
+"""Read untrusted files strictly, and write output atomically."""

@@ -1,4 +1,4 @@
-"""Common parts of all modules that write or check files: the record's name, digests, JSON text, progress."""
+"""Common parts of modules that write or check files: the record's name, digests, JSON text, progress."""
 
 import errno
 import hashlib
@@ -22,28 +22,28 @@ _CHUNK = 1 << 22
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file to read its bytes; raise at once for a pipe, a device or a socket, which could block.
+    """Open a file to read its bytes; raise for a pipe, a device or a socket, which could block.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: The file cannot be opened.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise CtxextError(f'"{path}" is not a regular file.', hint="Put a copy of its content in its place.")
+        raise CtxextError(f'"{path}" is not a regular file.', hint="Replace it by a regular file with its content.")
     return os.fdopen(descriptor, "rb")
 
 
 def is_text(name: str) -> bool:
-    """Return whether a file's name is valid text; names that are not contain lone surrogates."""
+    """Return whether a file's name is valid text without lone surrogates."""
     return name == name.encode("utf-8", "ignore").decode()
 
 
 def copy_whole(origin: Path, target: Path) -> None:
-    """Copy a file; raise before anything is written if the disk does not have enough space.
+    """Copy a file; raise before writing if the disk does not have enough space.
 
     Raises:
-        OSError: the disk is full, or a place cannot be read or written.
+        OSError: The disk is full, or a path cannot be read or written.
     """
     check_room(target.parent, origin.stat().st_size)
     shutil.copyfile(origin, target)
@@ -53,7 +53,7 @@ def check_room(folder: Path, size: int) -> None:
     """Raise if the disk of a folder has less free space than `size` bytes.
 
     Raises:
-        OSError: the error that writing the bytes would raise in the end.
+        OSError: The same error as for a full disk.
     """
     if shutil.disk_usage(folder).free < size:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -69,13 +69,13 @@ def sha256_of(path: Path) -> str:
 
 
 def as_json(content: Mapping[str, Any]) -> str:
-    """Return a JSON file's text, as transformers writes it; lone surrogates, possible in file names, become "?"."""
+    """Format JSON as transformers does; lone surrogates, which are possible in file names, become "?"."""
     return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "replace").decode()
 
 
-def same_value(value: Any, other: Any) -> bool:
-    """Return whether two values of JSON files are the same; NaN equals NaN here."""
-    return bool(value == other or (value != value and other != other))
+def same_value(old: Any, new: Any) -> bool:
+    """Return whether two values of JSON files are equal; NaN equals NaN."""
+    return bool(old == new or (old != old and new != new))
 
 
 def keys_that_differ(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -85,7 +85,7 @@ def keys_that_differ(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str
 
 
 def stamp_of(path: Path) -> list[int]:
-    """Return a file's size and its modification time in nanoseconds, which reveal an edit without reading the file."""
+    """Return a file's size and modification time in nanoseconds, to detect an edit without reading the file."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns]
 

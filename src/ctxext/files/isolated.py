@@ -1,4 +1,4 @@
-"""Run a script in a process that cannot import ctxext, as on a machine without it."""
+"""Run a script in a process that cannot import ctxext, as if it were not installed."""
 
 import logging
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 _LOG = logging.getLogger(__name__)
 
 SETTINGS = {"HF_HUB_OFFLINE": "1", "USE_HUB_KERNELS": "NO", "TRANSFORMERS_VERBOSITY": "error"}
-"""Additional environment variables of such a process: no network, no kernels from the Hub, no warnings."""
+"""Additional environment variables of the process: no network, no kernels from the Hub, no warnings."""
 
 _BEGINNING = """
 import runpy, socket, sys, types
@@ -38,15 +38,15 @@ def run_isolated(script: Path, *words: str) -> "subprocess.CompletedProcess[str]
     """Run a script in an empty folder, with its own module cache and without the network.
 
     Args:
-        script: It uses the standard library, torch and transformers, and files in its folder by relative imports.
-        words: Its command-line arguments; paths must be absolute.
+        script: A script that uses the standard library, torch, transformers, and relative imports from its folder.
+        words: The command-line arguments; paths must be absolute.
     """
     _LOG.debug("running %s %s in a clean process", script, words)
     with tempfile.TemporaryDirectory() as place:
         return subprocess.run(
             [sys.executable, "-c", _BEGINNING.format(script=str(script), folder=str(script.parent)), *words],
             capture_output=True,
-            input="",  # transformers would prompt on the terminal before it runs third-party code.
+            input="",  # transformers prompts on the terminal before it runs third-party code.
             text=True,
             cwd=place,
             env={**os.environ, **SETTINGS, "HF_MODULES_CACHE": place},
@@ -64,7 +64,7 @@ def fault_within(result: "subprocess.CompletedProcess[str]", files: Iterable[str
 
     Args:
         result: The result of `run_isolated`; its errors contain the traceback.
-        files: The files that may be at fault, by the paths that the script used.
+        files: The possible files, by the paths that the script used.
     """
     shown = {str(file) for file in files}
     places: list[tuple[str, str]] = re.findall(r'^ *File "(.+)", line (\d+)', result.stderr, re.MULTILINE)

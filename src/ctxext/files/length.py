@@ -1,4 +1,4 @@
-"""Values as text: lengths in tokens (32768, 32k, 128K, 1M), and lists with commas."""
+"""Parse lengths in tokens (32768, 32k, 128K, 1M) and lists with commas."""
 
 import re
 from collections.abc import Sequence
@@ -14,25 +14,25 @@ _UNITS = {"": 1, "k": 1024, "m": 1024 * 1024}
 
 
 def parse_length(text: str) -> int:
-    """Read a number of tokens; k is 1024 and M is 1024 k."""
+    """Parse a number of tokens; k is 1024 and M is 1024 k."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmM]?)\s*", text)
     value = float(match[1]) * _UNITS[match[2].lower()] if match else 0.0
     check_length(value)
     if value < 1 or value != int(value):
-        raise CtxextError(f'"{text}" is not a length in tokens.', hint="Write 32768, 32k, 128K or 1M.")
+        raise CtxextError(f'"{text}" is not a length in tokens.', hint="Use for example 32768, 32k, 128K or 1M.")
     return int(value)
 
 
 def as_length(value: int | str) -> int:
-    """Return a number of tokens for a length that is a number or text."""
+    """Return a length as a number of tokens, parsed if it is text."""
     return parse_length(value) if isinstance(value, str) else value
 
 
 def read_words(options: Any) -> None:
     """Parse the text values of an options object during construction.
 
-    A length may be text. Several lengths may be a list, a single length, or text with commas: then each counts once,
-    the shortest first. Names may be text with commas, or several such texts.
+    A length may be text. Several lengths may be a list, a single length, or text with commas, which is sorted without
+    duplicates. Names may be text with commas, or several such texts.
     """
     for name, option in options_of(type(options)).items():
         value = getattr(options, name)
@@ -48,19 +48,19 @@ def read_words(options: Any) -> None:
 
 
 def names_in(words: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the names in a text with commas or in several such texts, each once."""
+    """Return the names in a text with commas or in several such texts, without duplicates."""
     texts = [words] if isinstance(words, str) else words
     return tuple(dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip()))
 
 
 def check_length(tokens: float) -> None:
-    """Check that a length is one that a context can have."""
+    """Raise if a length is above the upper limit."""
     if tokens > LONGEST:
-        raise CtxextError(f"{tokens:.3g} tokens are more than any context has.", hint=f"At most {LONGEST}.")
+        raise CtxextError(f"{tokens:.3g} tokens are above the limit.", hint=f"Use at most {LONGEST}.")
 
 
 def format_length(tokens: int) -> str:
-    """Format a length for people: 32k or 1M if it is a whole number of k or M, digits otherwise."""
+    """Format a length as 32k or 1M if it is a whole number of k or M, otherwise as digits."""
     for unit, size in (("M", 1024 * 1024), ("k", 1024)):
         if tokens >= size and tokens % size == 0:
             return f"{tokens // size}{unit}"

@@ -1,4 +1,4 @@
-"""Write output completely or not at all: one writer at a time, next to its place, and renamed when it is complete."""
+"""Write output atomically: one writer at a time, in a temporary folder next to it, renamed when complete."""
 
 import contextlib
 import errno
@@ -29,10 +29,10 @@ _LOG = logging.getLogger(__name__)
 @with_documented_options
 @dataclass(frozen=True, kw_only=True)
 class OverwriteOptions:
-    """What may be deleted when a folder is written."""
+    """Files that may be deleted when a folder is written."""
 
-    overwrite: bool = option(False, help="Replace OUT if ctxext made it.", kept=False)
-    overwrite_anything: bool = option(False, help="Replace OUT and delete whatever lies there.", kept=False)
+    overwrite: bool = option(False, help="Replace OUT if it was created by ctxext.", kept=False)
+    overwrite_anything: bool = option(False, help="Replace OUT and delete all files in it.", kept=False)
 
     @property
     def replaces(self) -> bool:
@@ -59,7 +59,7 @@ _BY_TOOLS = (MANIFEST, ".gitattributes", ".cache/*", "__pycache__/*")
 
 
 def foreign_files(folder: Path) -> list[str]:
-    """Return the files of a folder that no record of ctxext names, sorted; all of them without a record."""
+    """Return the files of a folder that no record of ctxext lists, sorted; all files without a record."""
     names: set[str] = set()
     patterns: set[str] = set()
     with contextlib.suppress(CtxextError):
@@ -70,34 +70,34 @@ def foreign_files(folder: Path) -> list[str]:
     if (folder / _TRAINING_RECORD).is_file():
         patterns.update((*_OF_TRAINING, *_BY_TOOLS))
     files = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
-    found = (path.relative_to(folder).as_posix() for path in files)
-    return sorted(name for name in found if name not in names and not any(fnmatch(name, each) for each in patterns))
+    paths = (path.relative_to(folder).as_posix() for path in files)
+    return sorted(path for path in paths if path not in names and not any(fnmatch(path, each) for each in patterns))
 
 
 def records_training(folder: Path, name: str) -> bool:
-    """Return whether a file, by its path in a folder, belongs to a training and so fits no other weights."""
+    """Return whether a file, by its path in a folder, belongs to a training and is not valid for other weights."""
     return (folder / _TRAINING_RECORD).is_file() and any(fnmatch(name, pattern) for pattern in _OF_TRAINING)
 
 
 _EXPLANATIONS: Mapping[int, tuple[str, str]] = {
     errno.ENOSPC: (
-        'There is no space left for "{place}".',
-        "Free some; eval and compare then go on with --resume, convert --link hard takes none beside the source.",
+        'No space left on the disk of "{place}".',
+        "Free some space, then continue eval and compare with --resume. convert --link hard needs no extra space.",
     ),
-    errno.EDQUOT: ('There is no space left for "{place}": your quota is used up.', "Free some, or ask for more."),
-    errno.EFBIG: ('A file is larger than is allowed where "{place}" lies.', "See ulimit -f and the disk's limits."),
-    errno.EROFS: ('"{place}" lies on a disk that can only be read.', "Choose another place."),
-    errno.EACCES: ('"{file}" may not be read or written.', "Check its permissions."),
-    errno.EPERM: ('"{file}" may not be changed.', "Check its permissions and owner."),
-    errno.ENAMETOOLONG: ('"{file}" is too long for a name.', "Choose a shorter one."),
-    errno.ELOOP: ('"{file}" is a link that leads to itself.', "Name the folder itself."),
+    errno.EDQUOT: ('Disk quota exceeded for "{place}".', "Free some space, or request a larger quota."),
+    errno.EFBIG: ('A file exceeds the maximum size on the disk of "{place}".', "Check ulimit -f and the file system."),
+    errno.EROFS: ('"{place}" is on a read-only disk.', "Choose another path."),
+    errno.EACCES: ('Permission denied for "{file}".', "Check its permissions."),
+    errno.EPERM: ('"{file}" cannot be changed.', "Check its permissions and owner."),
+    errno.ENAMETOOLONG: ('The name "{file}" is too long.', "Choose a shorter name."),
+    errno.ELOOP: ('"{file}" is a link to itself.', "Use the path of the folder itself."),
     errno.EIO: ('The disk reports an error on "{file}".', "Check the disk, then run the same command again."),
 }
-"""Errors of the operating system: the problem, and its solution."""
+"""Message and hint by error number of the operating system."""
 
 
 def check_out(out: Path, source: Path, options: OverwriteOptions) -> None:
-    """Raise if a place cannot or must not be written.
+    """Raise if a path cannot or must not be written.
 
     Args:
         out: The folder to create.
@@ -107,11 +107,11 @@ def check_out(out: Path, source: Path, options: OverwriteOptions) -> None:
     with explain_disk_errors(out):
         place, origin = out.resolve(), source.resolve()
         if place == origin or origin in place.parents:
-            raise CtxextError(f'OUT "{out}" lies inside SOURCE "{source}".', hint="Choose a folder beside it.")
+            raise CtxextError(f'OUT "{out}" is inside SOURCE "{source}".', hint="Choose a folder outside it.")
         if place in origin.parents:
             raise CtxextError(f'OUT "{out}" contains SOURCE "{source}".', hint="Choose another folder.")
         if place in (Path.cwd(), *Path.cwd().parents):
-            raise CtxextError(f'OUT "{out}" is the folder you are in, or around it.', hint="Name a folder to make.")
+            raise CtxextError(f'OUT "{out}" contains the current folder.', hint="Choose a new folder.")
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             place.stat()
         if (out.exists() or out.is_symlink()) and not out.is_dir():
@@ -119,7 +119,7 @@ def check_out(out: Path, source: Path, options: OverwriteOptions) -> None:
         check_contents(out, overwrite=options.replaces, deletable=deletable_files(out, options))
         nearest = next(folder for folder in place.parents if folder.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-            raise CtxextError(f'"{nearest}" cannot be written to.', hint="Choose another place for OUT.")
+            raise CtxextError(f'"{nearest}" is not writable.', hint="Choose another path for OUT.")
 
 
 def check_contents(out: Path, *, overwrite: bool, deletable: Collection[str] = (), named: Path | None = None) -> None:
@@ -140,26 +140,26 @@ def check_contents(out: Path, *, overwrite: bool, deletable: Collection[str] = (
     if foreign:
         shown = ", ".join(f'"{name}"' for name in foreign[:5]) + (f" and {len(foreign) - 5} more" * (len(foreign) > 5))
         raise CtxextError(
-            f'OUT "{named}" holds what ctxext did not make: {shown}.',
-            hint="Move it away or choose another folder; --overwrite-anything deletes it.",
+            f'OUT "{named}" contains files that ctxext did not create: {shown}.',
+            hint="Move them or choose another folder. To delete them, use --overwrite-anything.",
         )
 
 
 @contextlib.contextmanager
 def explain_disk_errors(out: Path) -> Iterator[None]:
-    """Raise a full disk, a limit or a missing permission as an error for the user, with a hint."""
+    """Convert errors of full disks, limits and missing permissions to errors with a hint."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
-        number, file = _what_failed(error)
+        number, file = _error_number_and_file(error)
         message, hint = _EXPLANATIONS.get(number, ("", ""))
         if not message:
             raise
         raise CtxextError(message.format(place=out, file=file or out), hint=hint) from error
 
 
-def _what_failed(error: Exception) -> tuple[int, str]:
-    """Return an error's system number and file; errors of libraries for weights contain the number as text only."""
+def _error_number_and_file(error: Exception) -> tuple[int, str]:
+    """Return the system's error number and the file; some libraries report the number only as text."""
     if isinstance(error, OSError):
         return error.errno or 0, str(error.filename or "")
     if isinstance(error, SafetensorError):
@@ -167,43 +167,40 @@ def _what_failed(error: Exception) -> tuple[int, str]:
         return int(code[1]) if code else 0, ""
     if str(error).startswith("Symlink loop"):  # Path.resolve before Python 3.13.
         return errno.ELOOP, ""
-    # torch.save detects an incomplete write but not its reason.
+    # torch.save reports an incomplete write without its reason.
     return errno.ENOSPC if "inline_container" in str(error) and "unexpected pos" in str(error) else 0, ""
 
 
 @contextlib.contextmanager
-def locked(out: Path) -> Iterator[None]:
-    """Keep other processes, and other threads of this one, from writing an output until the block ends.
+def lock_output(out: Path) -> Iterator[None]:
+    """Prevent other processes and threads from writing an output until the block ends.
 
-    The lock is `.NAME.ctxext-lock` next to the output and is removed afterwards. The thread with the lock may acquire
-    it again.
+    The lock is `.NAME.ctxext-lock` next to the output and is removed afterwards. The same thread may acquire it again.
 
     Args:
-        out: A folder or a file that will be written; its parent folder must exist.
+        out: The folder or file to write; its parent folder must exist.
     """
     out = out.resolve()
     path = out.parent / f".{short_name(out.name)}.ctxext-lock"
     lock = FileLock(path, is_singleton=True)
     is_first = not lock.is_locked
     try:
-        lock.acquire(timeout=0.1)  # Not 0: a lock that is removed while it is opened is tried again.
+        lock.acquire(timeout=0.1)  # Not 0: filelock retries a lock that is removed while it is opened.
     except Timeout as error:
         raise CtxextError(
-            f'"{out}" is being written by another run{_holder(path)}.',
-            hint="Wait until it has ended, or choose another place.",
+            f'Another process is writing "{out}"{_holder(path)}.',
+            hint="Wait until it has finished, or choose another path.",
         ) from error
     except OSError as error:
-        raise CtxextError(
-            f'"{path.parent}" cannot be written to: {error.strerror}.', hint="Choose another place."
-        ) from error
+        raise CtxextError(f'"{path.parent}" is not writable: {error.strerror}.', hint="Choose another path.") from error
     try:
         if is_first:
-            with contextlib.suppress(OSError):  # The disk may be full; the process is named for people only.
+            with contextlib.suppress(OSError):  # The disk may be full; the content is only for the error message.
                 path.write_text(f"process {os.getpid()} on {_host_name()}", encoding="ascii")
         yield
     finally:
-        if is_first:  # Removed while it is held: a process that opened it meanwhile notices and creates a new one.
-            with contextlib.suppress(OSError):  # Windows removes no open file.
+        if is_first:  # Removed before the release: a process that has opened it detects this and creates a new one.
+            with contextlib.suppress(OSError):  # Windows cannot remove an open file.
                 path.unlink()
         lock.release()
 
@@ -217,13 +214,13 @@ def only_run_in(out: Path) -> Iterator[None]:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CtxextError(f'"{out}" cannot be made: {error.strerror}.', hint="Choose another place.") from error
-    with locked(out):
+        raise CtxextError(f'"{out}" cannot be created: {error.strerror}.', hint="Choose another path.") from error
+    with lock_output(out):
         yield
 
 
 def _holder(path: Path) -> str:
-    """Return the process that a lock file names, in parentheses; empty if the file has another form."""
+    """Return the process in a lock file, in parentheses; empty if the file has another format."""
     with contextlib.suppress(OSError):
         content = path.read_bytes()[:99].decode("ascii", "replace")
         return f" ({content})" if re.fullmatch(r"process [0-9]+ on \w+", content) else ""
@@ -235,14 +232,14 @@ def _host_name() -> str:
 
 
 def short_name(name: str) -> str:
-    """Return a name that leaves room for a suffix in a file name; a long one is cut and gets its digest."""
+    """Return a name with room for a suffix; a long name is truncated and gets its digest."""
     raw = os.fsencode(name)
     return name if len(raw) <= 120 else f"{name[:24]}-{hashlib.sha256(raw).hexdigest()[:16]}"
 
 
 @contextlib.contextmanager
 def output_directory(out: Path, sources: Iterable[Path], options: OverwriteOptions) -> Iterator[Path]:
-    """Yield a staging folder that gets OUT's name when the block ends without an error; an error leaves nothing.
+    """Yield a staging folder that is renamed to OUT when the block ends, and deleted after an error.
 
     Args:
         out: The folder to create, resolved.
@@ -261,17 +258,17 @@ def output_directory(out: Path, sources: Iterable[Path], options: OverwriteOptio
 def staging_directory(out: Path) -> Iterator[Path]:
     """Lock OUT and yield an empty folder next to it, for `give_name`."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    with locked(out), beside(out) as place:
-        work = place / place.name  # Not the same name in every run: transformers caches modules by it.
+    with lock_output(out), beside(out) as place:
+        work = place / place.name  # Different in every run: transformers caches modules by this name.
         work.mkdir()
         yield work
 
 
 @contextlib.contextmanager
 def beside(out: Path) -> Iterator[Path]:
-    """Yield a new folder next to a file or folder, deleted at the end; the next run clears one that a kill leaves.
+    """Yield a temporary folder next to a file or folder. The next run deletes it if this one is killed.
 
-    Its entry "old" is moved back to OUT if nothing else has that name.
+    Its entry "old" is moved back to OUT if OUT does not exist.
     """
     place = out.parent / f".{short_name(out.name)}.ctxext-{_host_name()}-{os.getpid()}"
     try:
@@ -285,7 +282,7 @@ def beside(out: Path) -> Iterator[Path]:
 
 
 def recover(out: Path) -> None:
-    """Clear the folders of killed runs of this machine next to OUT, and restore an OUT caught between two renames."""
+    """Delete temporary folders of killed runs next to OUT, and restore OUT after a kill between the two renames."""
     pattern = re.compile(rf"\.{re.escape(short_name(out.name))}\.ctxext-{_host_name()}-(\d+)")
     for place in sorted(out.parent.iterdir() if out.parent.is_dir() else ()):
         match = pattern.fullmatch(place.name)
@@ -300,17 +297,17 @@ def _clear(place: Path, out: Path) -> None:
 
 
 def give_name(work: Path, out: Path, *, overwrite: bool = True, deletable: Collection[str] = ()) -> None:
-    """Rename the finished folder to OUT; an old OUT is moved first and is deleted with the staging folder.
+    """Rename the finished folder to OUT. An old OUT is moved first and deleted with the staging folder.
 
     Args:
         work: The finished folder, in a folder from `beside`.
-        out: Its new name.
+        out: The new name.
         overwrite: Whether files created by ctxext may be deleted.
-        deletable: Other files that may be deleted too: the result of `deletable_files` when the run began.
+        deletable: Other files that may be deleted: the result of `deletable_files` when the run began.
     """
     try:
         if out.is_dir() and any(out.iterdir()):
-            # The folder is checked again after the move, so that nothing can be added after the check.
+            # Check again after the move, when no other process can add files.
             out.rename(work.with_name("old"))
             check_contents(work.with_name("old"), overwrite=overwrite, deletable=deletable, named=out)
         work.rename(out)
@@ -319,27 +316,27 @@ def give_name(work: Path, out: Path, *, overwrite: bool = True, deletable: Colle
         if isinstance(error, OSError) and error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise
         numbered = (out.with_name(f"{short_name(out.name)}-{number}") for number in itertools.count(2))
-        kept = next(place for place in numbered if not place.exists())
-        work.rename(kept)
+        free = next(place for place in numbered if not place.exists())
+        work.rename(free)
         raise CtxextError(
-            f'OUT "{out}" was filled while this ran: what it holds stays, the result is "{kept}".',
+            f'OUT "{out}" was created by another process and is kept; the result is in "{free}".',
             hint="Rename one of the two.",
         ) from error
 
 
 def deletable_files(out: Path, options: OverwriteOptions) -> Collection[str]:
-    """Return the foreign files that may be deleted: with --overwrite-anything those in OUT now, no later ones."""
+    """Return the foreign files that may be deleted: with --overwrite-anything, those in OUT now."""
     return foreign_files(out) if options.overwrite_anything else ()
 
 
 def discard(folder: Path) -> None:
-    """Delete a folder atomically: it exists completely or not at all."""
+    """Delete a folder atomically."""
     with beside(folder) as place, contextlib.suppress(FileNotFoundError):
         folder.rename(place / "discarded")
 
 
 def is_running(process: int) -> bool:
-    """Return whether another process with this number runs here; the own number belongs to an earlier process."""
+    """Return whether another process has this id; this process's id belonged to an earlier one."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
@@ -350,7 +347,7 @@ def is_running(process: int) -> bool:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file atomically: it exists completely or not at all."""
+    """Write a file atomically."""
     with explain_disk_errors(path), beside(path) as place:
         (place / "new").write_bytes(content)
         (place / "new").replace(path)

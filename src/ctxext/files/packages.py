@@ -1,4 +1,4 @@
-"""Packages: the extras that only some commands need, and the versions that ctxext was tested with."""
+"""Packages of the extras, and the tested versions of transformers."""
 
 import contextlib
 import importlib.metadata
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from ctxext.errors import CtxextError
 
 EXTRAS: Mapping[str, str] = {"datasets": "train", "matplotlib": "plot", "optuna": "search", "peft": "train"}
-"""The extra that installs each package."""
+"""Extra by package."""
 
 
 def is_installed(package: str) -> bool:
@@ -26,7 +26,7 @@ def require(package: str, purpose: str) -> None:
 
     Args:
         package: A key of `EXTRAS`.
-        purpose: The feature that needs it, as the beginning of a sentence.
+        purpose: The feature that requires it, as the beginning of a sentence.
     """
     if not is_installed(package):
         raise CtxextError(f"{purpose} needs {package}, which is not installed.", hint=install_command(package))
@@ -37,7 +37,7 @@ TESTED = ("5.24.0", "4.57.6")
 
 
 def installed_version(package: str) -> str | None:
-    """Return the installed version of a package; None without one."""
+    """Return the installed version of a package, or None."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -45,11 +45,11 @@ def installed_version(package: str) -> str | None:
 
 
 def untested_notice() -> str:
-    """Return one sentence if the installed transformers is newer than the newest tested one; otherwise empty."""
+    """Return a notice if the installed transformers is newer than the newest tested version; otherwise empty."""
     from packaging.version import InvalidVersion, Version
 
     version = installed_version("transformers") or ""
     with contextlib.suppress(InvalidVersion):
         if Version(version) > Version(TESTED[0]):
-            return f"transformers {version} is newer than {TESTED[0]}, the newest version that ctxext was tested with"
+            return f"transformers {version} is newer than {TESTED[0]}, the newest version tested with ctxext"
     return ""

@@ -1,4 +1,4 @@
-"""Processes: those of `accelerate launch`, their memory use, and their end by SIGTERM."""
+"""Processes of `accelerate launch`, memory use, and SIGTERM."""
 
 import contextlib
 import datetime
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _PEAK = "5"
-"""Linux's command to reset the peak (proc(5))."""
+"""Value that resets the peak on Linux (proc(5))."""
 
 
 def rank() -> int:
@@ -30,7 +30,7 @@ def num_processes() -> int:
 
 
 def wait_for_everyone(device: str) -> None:
-    """Return once every process has called this; a process may be hours behind."""
+    """Wait until every process has called this function; a process may take hours longer."""
     if num_processes() > 1:
         from accelerate import PartialState
 
@@ -38,8 +38,8 @@ def wait_for_everyone(device: str) -> None:
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
-    """Let the process share its work with no other for the duration of the context, whatever started it."""
+def run_alone() -> Iterator[None]:
+    """Run as a single process for the duration of the context, even under a launcher."""
     before = {name: os.environ.pop(name) for name in ("RANK", "WORLD_SIZE") if name in os.environ}
     try:
         yield
@@ -48,7 +48,7 @@ def alone() -> Iterator[None]:
 
 
 def forget_peak(device: "torch.device") -> bool:
-    """Start to measure the peak memory of a device, or of this process for the CPU; false if that is not possible."""
+    """Reset the peak memory of a device, or of this process for the CPU; return whether this is possible."""
     import torch
 
     if device.type == "cuda":
@@ -62,7 +62,7 @@ def forget_peak(device: "torch.device") -> bool:
 
 
 def peak_memory(device: "torch.device") -> int:
-    """Return the peak memory since `forget_peak`, in bytes; since the process began if that was not possible."""
+    """Return the peak memory in bytes since `forget_peak`, or since the process began."""
     import torch
 
     if device.type == "cuda":
@@ -81,19 +81,19 @@ TERMINATED = 128 + signal.SIGTERM
 
 
 class Terminated(SystemExit):
-    """The process received SIGTERM."""
+    """Exit after SIGTERM."""
 
     def __init__(self) -> None:
         super().__init__(TERMINATED)
 
 
 def raise_terminated(number: int, frame: FrameType | None) -> None:
-    """Handle a signal by `Terminated`."""
+    """Raise `Terminated` as a signal handler."""
     raise Terminated
 
 
 @contextlib.contextmanager
-def raised_when_terminated() -> Iterator[None]:
+def raise_on_sigterm() -> Iterator[None]:
     """Make SIGTERM raise `Terminated` for the duration of the context, unless the program has its own handler."""
     is_default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if not is_default or threading.current_thread() is not threading.main_thread():

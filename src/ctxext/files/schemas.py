@@ -1,8 +1,7 @@
-"""Schemas for the keys that this package reads from untrusted files; the first fault is reported in one line.
+"""Schemas for the keys that ctxext reads from untrusted files; the first error is reported in one line.
 
-Unnamed keys are passed through unread. A null means a missing key. The checks are those of pydantic's strict mode, by
-its core: importing pydantic itself would take a third of the time of `ctxext inspect`, and the core is imported when a
-file is first checked.
+Other keys are ignored, and null means a missing key. The checks are those of pydantic's strict mode. Only pydantic's
+core is imported, because importing pydantic takes a third of the time of `ctxext inspect`.
 """
 
 import functools
@@ -21,16 +20,16 @@ Kind = dict[str, Any]
 """A type in the form of a pydantic schema."""
 
 _ARM = "\0"
-"""Label of a union's alternatives in pydantic's locations; it names no key."""
+"""Label of a union's alternatives in pydantic's locations; it is not a key."""
 
 
 class Schema:
     """The schema of an object in a file.
 
     Args:
-        fields: The required form of the value of each key that is read.
-        required: Keys that must be present with a value that is not null.
-        check: Raises a `PydanticCustomError` if each key is valid and their combination is not.
+        fields: Type of each key.
+        required: Keys that must be present and not null.
+        check: Raises a `PydanticCustomError` for an invalid combination of valid keys.
     """
 
     def __init__(self, fields: Mapping[str, Any], required: Sequence[str] = (), check: Any = None) -> None:
@@ -47,7 +46,7 @@ class Schema:
 
     @functools.cached_property
     def validator(self) -> "SchemaValidator":
-        """Validator of pydantic's core, built when it is first used: some commands read no file."""
+        """Validator of pydantic's core, built on first use: some commands do not read files."""
         from pydantic_core import SchemaValidator
 
         kind: Any = self.kind
@@ -109,7 +108,7 @@ SCALING = Schema(
         **_all(NUMBER, "attention_factor", "mscale", "mscale_all_dim", "short_mscale", "long_mscale"),
     }
 )
-"""A schedule: `rope_scaling`, `rope_parameters`, or its block for one kind of layers."""
+"""A schedule: `rope_scaling`, `rope_parameters`, or its block for one layer type."""
 
 _STEP = Schema(
     {
@@ -120,7 +119,7 @@ _STEP = Schema(
     },
     required=["method"],
 )
-"""One step of a recipe in config.json or ctxext.json; `recipes` checks the parameters of its method."""
+"""One step of a recipe in config.json or ctxext.json; `recipes` checks the method's parameters."""
 
 _RECIPE = Schema(
     {**_all(WORD, "description", "source"), "steps": _list(_STEP.kind, min_length=1, max_length=100)},
@@ -140,7 +139,7 @@ _NOTE = Schema(
 """The record of the conversion in config.json, under `ctxext`."""
 
 _CODE_STEP = Schema({"method": WORD, "per_prompt": _BOOL}, required=["method"])
-"""One method in the modeling code of a converted checkpoint, which reads the parameters itself."""
+"""One method in the modeling code of a converted checkpoint; the code reads the other parameters."""
 
 
 def _check_hidden(block: dict[str, Any]) -> dict[str, Any]:
@@ -192,7 +191,7 @@ CONFIG = Schema(
         "attn_config": _OBJECT,
     }
 )
-"""config.json, or its block for the language model; sizes have the names of their family."""
+"""config.json, or its block for the language model; the names of sizes depend on the family."""
 
 _SIZES_OF_A_LAYER = {
     **_all(_SIZE, "num_key_value_heads", "num_global_key_value_heads", "swa_num_key_value_heads", "head_dim"),
@@ -213,15 +212,15 @@ SIZES = Schema(
         "per_layer_config": _dict(_or_null(Schema(_SIZES_OF_A_LAYER).kind)),
     }
 )
-"""The input of `families` and `geometry`, by the standard names of transformers, independent of a family's names."""
+"""The input of `families` and `geometry`, by the standard names of transformers."""
 
 _CARRIED_CODE = Schema({"auto_map": _dict(WORD)}, required=["auto_map"])
-"""The modeling code next to config.json, if a block names some."""
+"""The reference to modeling code next to config.json."""
 
 GENERATION_CONFIG = Schema({"max_length": _LENGTH})
 
 TOKENIZER_CONFIG = Schema({"model_max_length": _either(_INT, NUMBER)})
-"""The length limit; tokenizers without one write a number of thirty digits."""
+"""The length limit; tokenizers without a limit have a number of thirty digits."""
 
 SHARD_INDEX = Schema({"weight_map": _dict(WORD)})
 
@@ -246,8 +245,8 @@ _LOGGED = Schema({"step": _OFFSET, **_all(NUMBER, "loss", "eval_loss")}, require
 
 def _check_losses(state: dict[str, Any]) -> dict[str, Any]:
     """Raise if the log has no losses, or losses of steps after the save."""
-    learned = [entry["step"] for entry in state["log_history"] if entry.get("loss") is not None]
-    if learned and 1 <= min(learned) <= max(learned) <= state["global_step"] <= state["max_steps"]:
+    steps = [entry["step"] for entry in state["log_history"] if entry.get("loss") is not None]
+    if steps and 1 <= min(steps) <= max(steps) <= state["global_step"] <= state["max_steps"]:
         return state
     from pydantic_core import PydanticCustomError
 
@@ -274,7 +273,7 @@ SCHEMAS: Mapping[str, Schema] = {
     "ctxext.json": MANIFEST,
     "trainer_state.json": TRAINER_STATE,
 }
-"""The schema by file name; other files are plain objects."""
+"""Schemas by file name; other files are plain objects."""
 
 _EXPECTED = {
     "dict_type": "an object",
@@ -286,10 +285,10 @@ _EXPECTED = {
     "too_long": "at most {max_length} entries",
     "too_short": "at least {min_length} entries",
 }
-"""Expected values in error messages, by pydantic's type of error."""
+"""Expected values in error messages, by pydantic's error type."""
 
 
-def checked(
+def check_schema(
     content: Mapping[str, Any],
     schema: Schema,
     name: str,
@@ -302,8 +301,8 @@ def checked(
         content: The content.
         schema: Its schema.
         name: The file's name in errors.
-        prefix: The path of keys to the content in the file.
-        aliases: The names in the file of keys that the schema has under another name.
+        prefix: The path of the content in the file.
+        aliases: The names in the file of keys with another name in the schema.
     """
     from pydantic_core import ValidationError
 
@@ -320,38 +319,38 @@ def checked(
     limits = fault.get("ctx", {})
     limits = {name: f"{limit:g}" if isinstance(limit, float) else limit for name, limit in limits.items()}
     expected = _EXPECTED.get(fault["type"], fault["msg"].removeprefix("Input should be ")).format(**limits)
-    raise CtxextError(f'"{name}": "{key}" is {_shown(fault["input"])}, expected {expected}.')
+    raise CtxextError(f'"{name}": "{key}" is {_quote_value(fault["input"])}, expected {expected}.')
 
 
 def check_config(config: Mapping[str, Any], name: str = "config.json") -> None:
-    """Check the keys of a config.json that are used, with the language model's part and the schedules inside it."""
+    """Check the known keys of a config.json, including the language model's block and its schedules."""
     inner = config.get("text_config")
     if "auto_map" in config and "ctxext_code" in {*config, *(inner if isinstance(inner, dict) else ())}:
-        checked(config, _CARRIED_CODE, name)
+        check_schema(config, _CARRIED_CODE, name)
     for prefix, part in (("", config), *((("text_config.", inner),) if isinstance(inner, dict) else ())):
-        checked(part, CONFIG, name, prefix)
+        check_schema(part, CONFIG, name, prefix)
         for key in ("rope_scaling", "rope_parameters"):
             schedule = part.get(key)
             if not isinstance(schedule, dict):
                 continue
-            checked(schedule, SCALING, name, f"{prefix}{key}.")
+            check_schema(schedule, SCALING, name, f"{prefix}{key}.")
             for kind, nested in schedule.items():
                 if isinstance(nested, dict):
-                    checked(nested, SCALING, name, f"{prefix}{key}.{kind}.")
+                    check_schema(nested, SCALING, name, f"{prefix}{key}.{kind}.")
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object; if there is a schema for the file's name, check the keys that are used."""
+    """Read a JSON object, and check its known keys if the file's name has a schema."""
     content = parse_json(read_text(path), str(path))
     if not isinstance(content, dict):
-        raise CtxextError(f'"{path}" does not hold a JSON object.')
+        raise CtxextError(f'"{path}" is not a JSON object.')
     if path.name == "config.json":
         check_config(content, str(path))
     elif path.name in SCHEMAS:
-        checked(content, SCHEMAS[path.name], str(path))
+        check_schema(content, SCHEMAS[path.name], str(path))
     return content
 
 
-def _shown(value: Any) -> str:
+def _quote_value(value: Any) -> str:
     text = " ".join(repr(value).split())
     return f'"{text if len(text) <= 60 else text[:60] + "…"}"'

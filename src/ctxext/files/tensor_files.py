@@ -1,8 +1,8 @@
-"""Safetensors files: headers read strictly, tensors read one at a time, and files rewritten in little memory.
+"""Safetensors files: read headers strictly, read tensors one at a time, and rewrite files in little memory.
 
-Headers are read without the library: its `safe_open` imports numpy (90 ms, 16 MB) for every command that names a
-checkpoint. The rules are its own, those of `Metadata::validate` and of the header's types in safetensors 0.8
-(https://github.com/huggingface/safetensors): a file with tensors that share bytes would be rewritten as garbage.
+Headers are read without the library because its `safe_open` imports numpy (90 ms, 16 MB). The rules are those of
+`Metadata::validate` and of the header's types in safetensors 0.8 (https://github.com/huggingface/safetensors). They
+matter here: a file with overlapping tensors would be rewritten incorrectly.
 """
 
 import errno
@@ -34,14 +34,14 @@ BITS: Mapping[str, int] = {
     **dict.fromkeys(("U32", "I32", "F32"), 32),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
 }
-"""The size of a number in bits, by safetensors' name of its type."""
+"""Size in bits by safetensors type."""
 TORCH_NAMES: Mapping[str, str] = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""Supported types for computation: torch's names by safetensors' names."""
+"""Types that are supported for computation: torch names by safetensors names."""
 
 _MAX_HEADER_BYTES = 100_000_000
 _LARGEST = 1 << 64
 _MOST_DIMENSIONS = 64
-"""Maximum number of dimensions in numpy."""
+"""numpy's maximum number of dimensions."""
 _JSON_SPACES = " \t\r\n"
 _ALIGNMENT = 8
 _PIECE, _LARGE_PIECE = 1 << 22, 1 << 26
@@ -51,17 +51,17 @@ CANNOT = frozenset(
     {errno.EXDEV, errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS}
     | {errno.EINVAL, errno.ENOTTY, errno.EBADF, errno.EROFS, errno.ETXTBSY}
 )
-"""Errors of file systems that cannot clone, link or copy in the kernel; the next way is then tried."""
+"""Errors of file systems that cannot clone, link or copy in the kernel; the next method is then used."""
 
 
 def read_safetensors_header(path: Path) -> dict[str, Any]:
-    """Read the header of a safetensors file, valid by the rules of the library itself; the tensors are not read.
+    """Read and validate the header of a safetensors file; the tensors are not read.
 
     Returns:
-        Tensor name to its dtype, shape and offsets.
+        Type, shape and offsets by tensor name.
     """
 
-    def broken(fault: str = "") -> CtxextError:
+    def invalid_header(fault: str = "") -> CtxextError:
         reason = f": {fault}" if fault else ""
         return CtxextError(
             f'"{path.name}" is truncated or not a safetensors file{reason}.', hint="Download the file again."
@@ -71,27 +71,26 @@ def read_safetensors_header(path: Path) -> dict[str, Any]:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
-            raise broken()
+            raise invalid_header()
         try:
             text = file.read(length).decode()
         except UnicodeDecodeError as error:
-            raise broken() from error
+            raise invalid_header() from error
     if not text.lstrip(_JSON_SPACES).startswith("{"):
-        raise broken()
+        raise invalid_header()
     header = parse_json(text, path.name, constants=False)
     notes = header.pop("__metadata__", None)
     if notes is not None and not (isinstance(notes, dict) and all(isinstance(note, str) for note in notes.values())):
-        raise broken('"__metadata__" is not an object of strings')
+        raise invalid_header('"__metadata__" is not an object of strings')
     if fault := _fault_of(header, size - 8 - length):
-        raise broken(fault)
+        raise invalid_header(fault)
     return header  # type: ignore[no-any-return]
 
 
 def _fault_of(tensors: Mapping[str, Any], size: int) -> str:
-    """Return why tensors cannot fill `size` bytes after a header; empty if they can.
+    """Return the reason why tensors do not fill exactly `size` bytes after a header; empty if they do.
 
-    In the order of their offsets, tensors follow one another without a gap and without sharing a byte, and each has as
-    many bytes as its shape and type need.
+    Sorted by offset, tensors must be contiguous without overlap, with as many bytes as shape and type require.
     """
     for name, entry in tensors.items():
         match entry:
@@ -104,21 +103,21 @@ def _fault_of(tensors: Mapping[str, Any], size: int) -> str:
     for name, entry in sorted(tensors.items(), key=lambda item: item[1]["data_offsets"]):
         start, stop = entry["data_offsets"]
         if start != end:
-            return f'"{name}" begins at byte {start}, and what stands before it ends at {end}'
+            return f'"{name}" begins at byte {start}, but the previous tensor ends at byte {end}'
         if entry["dtype"] not in BITS:
-            return f'"{name}" has the type "{entry["dtype"]}", which safetensors does not have'
-        # The library refuses a product that overflows on the way, even if a later factor is 0.
+            return f'"{name}" has the unknown type "{entry["dtype"]}"'
+        # The library rejects a product that overflows, even if a later factor is 0.
         products = list(itertools.accumulate((*entry["shape"], BITS[entry["dtype"]]), operator.mul))
         if max(products) >= _LARGEST or len(entry["shape"]) > _MOST_DIMENSIONS:
-            return f'"{name}" has a shape that no file holds'
+            return f'the shape of "{name}" is too large'
         if products[-1] != 8 * (stop - start):
-            return f'"{name}" has {stop - start} bytes, and its shape and type need others'
+            return f'"{name}" has {stop - start} bytes, which does not match its shape and type'
         end = stop
-    return "" if end == size else f"the tensors end at byte {end}, and the file at {size}"
+    return "" if end == size else f"the tensors end at byte {end}, but the file ends at byte {size}"
 
 
 def read_tensors(path: Path, *names: str) -> Iterator[tuple[str, dict[str, Any], Iterator[bytes]]]:
-    """Yield tensors of a file in its order: the name, the entry of the header, and the bytes piece by piece.
+    """Yield the tensors of a file in its order: name, header entry, and the bytes piece by piece.
 
     Args:
         path: A safetensors file.
@@ -148,26 +147,26 @@ def _pieces(file: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 def _shorter(path: Path) -> CtxextError:
-    return CtxextError(f'"{path.name}" became shorter while it was read.', hint="Run the same command again.")
+    return CtxextError(f'"{path.name}" was truncated while it was read.', hint="Run the same command again.")
 
 
-def grouped(names: Sequence[str]) -> str:
-    """Return tensor names in one line, those that differ only in the layer's number once with their count."""
+def format_tensor_names(names: Sequence[str]) -> str:
+    """Format tensor names in one line; names that differ only in the layer number are combined with their count."""
     counts = Counter(re.sub(r"\.\d+\.", ".*.", name) for name in names)
     return ", ".join(f"{name} × {count}" if count > 1 else name for name, count in counts.items())
 
 
 @dataclass(frozen=True)
 class NewTensor:
-    """One tensor of a file that is rewritten.
+    """A changed or additional tensor of a rewritten file.
 
     Attributes:
-        name: Its name, in the source and in the result.
-        path: The safetensors file that contains or will contain it, relative to the checkpoint.
-        dtype: Its type by safetensors' name, the same as in the source.
-        old_shape: The source's shape; None if the source has no such tensor.
-        shape: Its new shape.
-        pieces: Yields its new bytes from the source's, which are empty if the source has no such tensor.
+        name: Name in the source and in the result.
+        path: Its safetensors file, relative to the checkpoint.
+        dtype: Safetensors type, the same as in the source.
+        old_shape: Shape in the source; None for an additional tensor.
+        shape: New shape.
+        pieces: Yields the new bytes, from the source's bytes (empty for an additional tensor).
     """
 
     name: str
@@ -183,7 +182,7 @@ class NewTensor:
         return math.prod(self.shape) * BITS[self.dtype] // 8
 
     def __str__(self) -> str:
-        """Return the change of the tensor in a few words: its name, its old and its new shape."""
+        """Return the name, the old shape and the new shape."""
         before = "new," if self.old_shape is None else f"{'×'.join(map(str, self.old_shape))} →"
         return f"{self.name} {before} {'×'.join(map(str, self.shape))}"
 
@@ -196,17 +195,17 @@ def rewrite(
     *,
     digest: "_Hash | None" = None,
 ) -> None:
-    """Copy a file with some tensors replaced or added; every other byte is the source's.
+    """Copy a file with some tensors replaced or added; all other bytes are unchanged.
 
-    The tensors keep the source's order, so the alignment of the data is unchanged. Additional ones come last. One
+    The tensors keep their order, so the alignment of the data is unchanged. Additional tensors come last. Only one
     changed tensor is in memory at a time.
 
     Args:
         origin: A safetensors file.
-        target: Its new place.
+        target: The new file.
         tensors: The changed and the additional tensors.
-        progress: Called with the file's name, bytes done and bytes in all.
-        digest: Updated with all bytes that are written; without it the kernel copies.
+        progress: Called with the file's name, the bytes done and the total bytes.
+        digest: Hash to update with all written bytes; without it, the kernel copies.
     """
     new = {tensor.name: tensor for tensor in tensors}
     header = read_safetensors_header(origin)
@@ -241,32 +240,32 @@ def rewrite(
                     write(piece)
 
         def write_new(tensor: NewTensor, raw: bytes) -> None:
-            begun = done
+            before = done
             for piece in tensor.pieces(memoryview(raw)):
                 write(piece)
-            if done - begun != tensor.size:
-                raise CtxextError(f'"{tensor.name}" came out as {done - begun} bytes, not {tensor.size}.')
+            if done - before != tensor.size:
+                raise CtxextError(f'"{tensor.name}" has {done - before} bytes, expected {tensor.size}.')
 
         if added or any(tensor.old_shape != tensor.shape for tensor in tensors):
             head = _new_head(json.loads(head[8:]), [*ordered, *(tensor.name for tensor in added)], new)
         sizes = (header[name]["data_offsets"] for name in ordered if name not in new)
         total = len(head) + sum(end - start for start, end in sizes) + sum(tensor.size for tensor in tensors)
         write(head)
-        kept = stop = 0
+        copied = stop = 0
         for name in ordered:
             start, stop = header[name]["data_offsets"]
             if name in new:
-                copy(kept, start)
+                copy(copied, start)
                 reading.seek(base + start)
                 write_new(new[name], b"".join(_pieces(reading, stop - start)))
-                kept = stop
-        copy(kept, stop)
+                copied = stop
+        copy(copied, stop)
         for tensor in added:
             write_new(tensor, b"")
 
 
 def _new_head(content: dict[str, Any], ordered: Sequence[str], new: Mapping[str, NewTensor]) -> bytes:
-    """Return the length and the text of a header with the shapes and the offsets of the result."""
+    """Return a header with the shapes and offsets of the result, including its length."""
     at = 0
     for name in ordered:
         entry = content.get(name, {})
@@ -281,13 +280,13 @@ def _new_head(content: dict[str, Any], ordered: Sequence[str], new: Mapping[str,
 
 
 def copy_range(source: BinaryIO, target: BinaryIO, start: int, length: int) -> Iterator[int]:
-    """Append some bytes of a file to an unbuffered one, in the kernel if possible; yield the size of each piece.
+    """Append a range of a file to an unbuffered file, in the kernel if possible; yield the size of each piece.
 
-    The first piece ends with a block of the source. If the target then ends at a block too, file systems with clones
-    (XFS, Btrfs) share all later pieces and copy nothing.
+    The first piece ends at a block boundary of the source. If the target is then at a block boundary too, file systems
+    with clones (XFS, Btrfs) share all later pieces without copying.
 
     Raises:
-        OSError: the disk is full, or a file cannot be read or written.
+        OSError: The disk is full, or a file cannot be read or written.
     """
     in_kernel = hasattr(os, "copy_file_range")
     while length:

@@ -15,7 +15,7 @@ from ctxext.converters.options import ConvertOptions
 from ctxext.errors import CtxextError
 from ctxext.files.content import Progress, check_room
 from ctxext.files.length import format_length
-from ctxext.files.output_directory import OverwriteOptions, beside, explain_disk_errors, locked
+from ctxext.files.output_directory import OverwriteOptions, beside, explain_disk_errors, lock_output
 from ctxext.files.tensor_files import BLOCK, copy_range
 from ctxext.gguf import SUFFIX, is_gguf, part_paths
 from ctxext.gguf.header import F32, INT32, Header, Tensor, Value, read_header, value_of
@@ -285,7 +285,7 @@ def convert_gguf(
     with explain_disk_errors(target):
         _check_folder(target)
         target.parent.mkdir(parents=True, exist_ok=True)
-    with explain_disk_errors(target), locked(targets[0].resolve()), contextlib.ExitStack() as stack:
+    with explain_disk_errors(target), lock_output(targets[0].resolve()), contextlib.ExitStack() as stack:
         works = [stack.enter_context(beside(place)) / "new" for place in targets]
         _check_places(targets, plan.source, options)
         _write(plan, works, progress)

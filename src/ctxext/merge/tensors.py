@@ -17,7 +17,7 @@ from ctxext.checkpoint.other_files import is_of_trainer
 from ctxext.errors import CtxextError
 from ctxext.files.content import open_regular
 from ctxext.files.packages import require
-from ctxext.files.schemas import NUMBER, WORD, Schema, checked, read_json_object
+from ctxext.files.schemas import NUMBER, WORD, Schema, check_schema, read_json_object
 from ctxext.files.tensor_files import TORCH_NAMES, NewTensor, read_safetensors_header, read_tensor
 from ctxext.recipes.code.layout import without_code
 
@@ -65,7 +65,7 @@ class AdapterConfig:
         self.content = read_json_object(folder / "adapter_config.json")
         if reason := _find_refusal(self.content):
             raise CtxextError(f'"{folder}" cannot be merged: {reason}.', hint=_BY_PEFT)
-        checked(self.content, _ADAPTER, "adapter_config.json")
+        check_schema(self.content, _ADAPTER, "adapter_config.json")
         for pattern in self.content.get("alpha_pattern") or {}:
             fault = "takes too long to match" if _count_choices(pattern) > _MOST_CHOICES else ""
             try:

@@ -1,4 +1,4 @@
-"""Push a finished checkpoint to the Hub through huggingface_hub; safe to run again."""
+"""Upload a checkpoint to the Hub with huggingface_hub; safe to run again."""
 
 import contextlib
 import glob
@@ -17,33 +17,33 @@ from ctxext.files.content import Progress
 from ctxext.notebook import table
 from ctxext.options import accepts_options
 from ctxext.publish.upload_plan import PushOptions, UploadPlan, adapter_in, pack, pack_adapter, seal
-from ctxext.redaction import redacted
+from ctxext.redaction import redact
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 # Message and hint by HTTP status.
 _MESSAGES: Mapping[int, tuple[str, str]] = {
-    400: ("The Hub does not accept this: {said}", ""),
-    401: ("The Hub does not accept the token.", LOG_IN),
-    402: ("The Hub asks for a payment before it stores this.", "https://huggingface.co/settings/billing"),
-    403: ('"{name}" is not yours to write to, or the token may only read.', LOG_IN),
-    404: ('The Hub knows no "{name}" that this token may see.', LOG_IN),
-    409: ('"{name}" is being changed by someone else right now.', "Run the same command again."),
-    413: ("The Hub says that this is too large: {said}", ""),
-    429: ("The Hub asks to slow down.", "Wait a few minutes, then run the same command again."),
+    400: ("The Hub rejected the request: {reason}", ""),
+    401: ("The Hub rejected the token.", LOG_IN),
+    402: ("The Hub requires a payment for this upload.", "https://huggingface.co/settings/billing"),
+    403: ('No write access to "{name}".', LOG_IN),
+    404: ('"{name}" does not exist on the Hub, or the token has no access to it.', LOG_IN),
+    409: ('"{name}" is being changed by another client.', "Run the same command again."),
+    413: ("The upload is too large: {reason}", ""),
+    429: ("Too many requests to the Hub.", "Wait a few minutes, then run the same command again."),
 }
-_AGAIN = "Run the same command again: what has arrived is not sent twice."
+_AGAIN = "Run the same command again; uploaded files are not sent twice."
 _ATTEMPTS = 3
 _DEFAULT_BRANCH = "main"
 _OF_THE_HUB = (".gitattributes",)
 _Result = TypeVar("_Result")
-_MESSAGE = "Upload a checkpoint made by ctxext"
+_MESSAGE = "Upload a checkpoint created by ctxext"
 
 
 @contextlib.contextmanager
 def hub_errors_in_one_line(name: str) -> Iterator[None]:
-    """Convert exceptions of the Hub's client, for a repository, to errors of one line each."""
+    """Convert exceptions of the Hub's client to one-line errors about a repository."""
     from huggingface_hub import errors
 
     # The client's transport errors derive from the base class of its HTTP errors, in both major versions.
@@ -54,7 +54,7 @@ def hub_errors_in_one_line(name: str) -> Iterator[None]:
         raise _illegal_name(name) from error
     except errors.OfflineModeIsEnabled as error:
         raise CtxextError(
-            "The Hub is switched off: HF_HUB_OFFLINE is set.", hint="Unset it, then run the same command again."
+            "Offline mode: HF_HUB_OFFLINE is set.", hint="Unset it, then run the same command again."
         ) from error
     except errors.HfHubHTTPError as error:
         raise _of_status(error, name) from error
@@ -70,39 +70,37 @@ def hub_errors_in_one_line(name: str) -> Iterator[None]:
             raise
         if isinstance(error.__cause__, errors.HfHubHTTPError):
             raise _of_status(error.__cause__, name) from error
-        what = str(error).rstrip(".")
-        raise CtxextError(
-            f"{what}: the connection broke off, several times.", hint=f"Later: {_AGAIN.lower()}"
-        ) from error
+        message = str(error).rstrip(".")
+        raise CtxextError(f"{message}: the connection failed several times.", hint=_AGAIN) from error
     except ValueError as error:
         if "README.md" not in str(error):
             raise
-        raise CtxextError(f"The Hub does not accept the model card: {_clean(str(error))}") from error
+        raise CtxextError(f"The Hub rejected the model card: {_clean(str(error))}") from error
 
 
 def _illegal_name(name: str) -> CtxextError:
     return CtxextError(
-        f'"{name}" is not a name that the Hub allows.',
-        hint="Write user/name with letters, digits, -, _ and dots, at most 96 characters in all.",
+        f'"{name}" is not a valid Hub id.',
+        hint="Use user/name with letters, digits, -, _ and dots, at most 96 characters in total.",
     )
 
 
 def _of_status(error: Exception, name: str) -> CtxextError:
     response = getattr(error, "response", None)
     status = getattr(response, "status_code", 0) or 0
-    said = _clean(getattr(error, "server_message", None) or str(error))
-    # A missing repository also gives status 401; only the message distinguishes it from an invalid token.
-    if status == 401 and "nvalid" not in said and "username or password" not in said and "expired" not in said:
+    reason = _clean(getattr(error, "server_message", None) or str(error))
+    # A missing repository also returns status 401; only the message distinguishes it from an invalid token.
+    if status == 401 and "nvalid" not in reason and "username or password" not in reason and "expired" not in reason:
         status = 404
     if status >= 500:
         return CtxextError(f"The Hub has an internal error (status {status}).", hint=_AGAIN)
-    message, hint = _MESSAGES.get(status, ("The Hub refused (status {status}): {said}", ""))
-    return CtxextError(message.format(name=name, said=said, status=status), hint=hint)
+    message, hint = _MESSAGES.get(status, ("The Hub rejected the request (status {status}): {reason}", ""))
+    return CtxextError(message.format(name=name, reason=reason, status=status), hint=hint)
 
 
 def _clean(text: str) -> str:
     """Return a message on one line, with tokens redacted."""
-    return redacted(" ".join(text.split()))
+    return redact(" ".join(text.split()))
 
 
 @dataclass(frozen=True)
@@ -110,11 +108,11 @@ class Push:
     """The result of a push.
 
     Attributes:
-        url: Web address of the result.
-        commit: The commit that contains it.
+        url: URL of the commit or pull request.
+        commit: SHA of the commit.
         is_new: Whether anything was uploaded.
         sizes: Size in bytes of each file, by name.
-        others: Earlier files of the repository that are not part of the checkpoint.
+        others: Other files in the repository.
     """
 
     url: str
@@ -138,7 +136,7 @@ def prepare(
     read_weights: bool = True,
     progress: Progress | None = None,
 ) -> UploadPlan:
-    """Plan the upload without writing files or sending requests; weights with recorded digests are read on request."""
+    """Plan the upload without writing files or sending requests; `read_weights` verifies recorded digests too."""
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     with hub_errors_in_one_line(repository):
@@ -146,10 +144,10 @@ def prepare(
     if repository.count("/") != 1:
         raise _illegal_name(repository)
     if options.create_pr and options.revision not in (None, _DEFAULT_BRANCH):
-        raise CtxextError("A pull request is opened against main.", hint="Leave out --revision or --create-pr.")
+        raise CtxextError("--create-pr cannot be combined with --revision.", hint="Remove one of them.")
     is_adapter = options.adapter or (not (folder / "config.json").is_file() and adapter_in(folder) is not None)
     if is_adapter and options.report:
-        raise CtxextError("An adapter alone has no evaluation results.", hint="Leave out --adapter or --report.")
+        raise CtxextError("An adapter cannot be combined with --report.", hint="Remove --report.")
     if is_adapter:
         return pack_adapter(folder, repository, options.base)
     return pack(folder, repository, options, read_weights=read_weights, progress=progress)
@@ -162,10 +160,10 @@ def plan_push(folder: str | Path, repository: str, options: PushOptions) -> Uplo
     Args:
         folder: The checkpoint.
         repository: The Hub id, user/name.
-        options: How to share it. Each field is a keyword of this function too.
+        options: Options of the push. Each field is also a keyword argument of this function.
 
     Raises:
-        CtxextError: the name is not allowed, options contradict each other, or the folder is invalid.
+        CtxextError: The name is not allowed, options contradict each other, or the folder is invalid.
     """
     return prepare(Path(folder), repository, options, read_weights=False)
 
@@ -177,11 +175,11 @@ def push(folder: str | Path, repository: str, options: PushOptions, *, token: st
     Args:
         folder: The checkpoint.
         repository: The Hub id, user/name.
-        options: How to share it. Each field is a keyword of this function too, as private=True.
-        token: A Hub token with write access; the usual places are read if it is None.
+        options: Options of the push. Each field is also a keyword argument of this function, such as private=True.
+        token: A Hub token with write access. By default the environment and the token of hf auth login are used.
 
     Raises:
-        CtxextError: the checkpoint, the name or the token is rejected, or the Hub cannot be reached.
+        CtxextError: The checkpoint, the name or the token is rejected, or the Hub cannot be reached.
     """
     return send(prepare(Path(folder), repository, options), repository, options, token=token)
 
@@ -193,40 +191,40 @@ def send(
     *,
     token: str | None = None,
     progress: Progress | None = None,
-    tell: Callable[[str], None] | None = None,
+    notify: Callable[[str], None] | None = None,
 ) -> Push:
-    """Write the planned files into the folder and upload it; arguments as for `push`."""
+    """Write the planned files into the folder and upload it; see `push` for the arguments."""
     from huggingface_hub import HfApi
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     usable = hub_token(token)
     if not usable:
-        raise CtxextError("Pushing needs a Hub token, and there is none.", hint=LOG_IN)
+        raise CtxextError("No Hub token found.", hint=LOG_IN)
     api = HfApi(token=usable, library_name="ctxext")
     if plan.base:
         with hub_errors_in_one_line(plan.base):
             api.model_info(plan.base)
     # Fail on immediate rejections by the Hub before large files are read.
-    _patiently(lambda: _open(api, repository, options), tell)
+    _call_with_retries(lambda: _open(api, repository, options), notify)
     if not plan.is_adapter:
         seal(plan, progress)
-        return _patiently(lambda: _upload(api, plan.folder, repository, options), tell)
+        return _call_with_retries(lambda: _upload(api, plan.folder, repository, options), notify)
     with tempfile.TemporaryDirectory() as place:  # A recorded checkpoint must not change.
         for name, content in plan.contents.items():
             (Path(place) / name).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
-        return _patiently(lambda: _upload(api, Path(place), repository, options), tell)
+        return _call_with_retries(lambda: _upload(api, Path(place), repository, options), notify)
 
 
-def _patiently(action: Callable[[], _Result], tell: Callable[[str], None] | None) -> _Result:
-    """Call a function, and retry if the connection breaks: files that have arrived are not sent twice."""
+def _call_with_retries(action: Callable[[], _Result], notify: Callable[[str], None] | None) -> _Result:
+    """Call a function and retry if the connection breaks; uploaded files are not sent twice."""
     for attempt in range(1, _ATTEMPTS):
         try:
             return action()
         except CtxextError as error:
             if error.hint != _AGAIN:  # The same command would fail again.
                 raise
-            if tell is not None:
-                tell(f"{error.message} Trying again ({attempt} of {_ATTEMPTS - 1}).")
+            if notify is not None:
+                notify(f"{error.message} Retrying ({attempt} of {_ATTEMPTS - 1}).")
             time.sleep(2.0**attempt)
     return action()
 
@@ -236,7 +234,7 @@ def _open(api: "HfApi", repository: str, options: PushOptions) -> None:
         api.create_repo(repository, private=options.private or None, exist_ok=True)
         if options.private and not api.model_info(repository).private:
             raise CtxextError(
-                f'"{repository}" exists and is public.', hint="Make it private in its settings, or leave out --private."
+                f'"{repository}" exists and is public.', hint="Make it private in its settings, or remove --private."
             )
         if options.revision not in (None, _DEFAULT_BRANCH):
             api.create_branch(repository, branch=str(options.revision), exist_ok=True)
@@ -250,7 +248,7 @@ def _upload(api: "HfApi", folder: Path, repository: str, options: PushOptions) -
     title, revision, create_pr = options.message or _MESSAGE, options.revision, options.create_pr
     with hub_errors_in_one_line(repository):
         if create_pr:
-            # Reuse an open pull request with this title, only this user's: the title has a default.
+            # Reuse this user's open pull request with this title; others may use the same default title.
             revision, user = None, api.whoami()["name"]
             pulls = api.get_repo_discussions(repository, discussion_type="pull_request", discussion_status="open")
             number = next((pull.num for pull in pulls if pull.author == user and pull.title == title), None)
@@ -269,8 +267,8 @@ def _upload(api: "HfApi", folder: Path, repository: str, options: PushOptions) -
     missing = [name for name in sizes if name not in there]
     if missing:
         raise CtxextError(
-            f'The Hub did not keep "{missing[0]}".',
-            hint="Is there a .gitignore in the repository? It leaves files out.",
+            f'"{missing[0]}" is missing on the Hub after the upload.',
+            hint="A .gitignore in the repository may exclude it.",
         )
     others = tuple(sorted(there - sizes.keys() - set(_OF_THE_HUB)))
     return Push(str(done.pr_url or done.commit_url), str(done.oid), done.oid != head, sizes, others)

@@ -1,4 +1,4 @@
-"""The results in a model card, from report.json: tables with intervals, pictures, and missing measurements."""
+"""The results section of a model card, from report.json: tables, pictures, and missing measurements."""
 
 import json
 import re
@@ -17,20 +17,20 @@ from ctxext.evaluate.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, expand
 from ctxext.files.schemas import read_json_object
 from ctxext.files.strict import in_markdown
 from ctxext.options import option_name, options_of
-from ctxext.redaction import redacted
+from ctxext.redaction import redact
 
-_ASKED = (
+_EVAL_OPTIONS = (
     *("num_needles", "kv_ids", "stride", "haystack", "data", "documents", "filler", "generate", "allow_beyond"),
     *("repeat_question", "harness", "evaluator", "original_length"),
 )
-"""Options of `ctxext eval` that change the questions. Its command contains those with a non-default value."""
+"""Options of `ctxext eval` that change the questions; the card's command contains them unless they are defaults."""
 _TASK_TYPES = {"masked": "fill-mask", "encoder": "feature-extraction"}
 FOLDER = "report"
 """The folder of a report's files inside the repository."""
 
 
-def _retrieval(report: Report, task: str) -> tables.Table:
-    """Return a table of right answers by model and length, pooled over depths, with the weakest depth."""
+def _tabulate_retrieval(report: Report, task: str) -> tables.Table:
+    """Return a table of correct answers by model and length, pooled over depths, with the weakest depth."""
     rows = []
     for model in report["models"]:
         cells = [cell for cell in model["cells"] if cell["task"] == task]
@@ -40,11 +40,11 @@ def _retrieval(report: Report, task: str) -> tables.Table:
             is_even = weakest["depth"] is None or all(cell["share"] == share for cell in at_length)
             depth = "" if is_even else f"{format_percent(weakest['share'])} at depth {round(100 * weakest['depth'])} %"
             rows.append([model["name"], str(length), *tables.in_percent(at_length), depth])
-    return tables.Table(task, ["model", "tokens", "% right", "95 % interval", "% right at the weakest depth"], rows)
+    return tables.Table(task, ["model", "tokens", "% correct", "95 % interval", "% correct at the weakest depth"], rows)
 
 
-def _effective(report: Report) -> tables.Table:
-    """Return a table of each model's effective length; it has no rows for a single length.
+def _tabulate_effective(report: Report) -> tables.Table:
+    """Return a table of each model's effective length, empty if only one length was measured.
 
     Up to its effective length a model keeps most of its score at the shortest length.
     """
@@ -56,53 +56,53 @@ def _effective(report: Report) -> tables.Table:
         for name, by_task in effective.items()
     ]
     note = (
-        "The longest of the measured lengths up to which a model keeps 85 % of its own figure at "
-        f"{min(lengths)} tokens, with the 95 % interval; none if that is below 85.6 %, the threshold of RULER."
+        f"The longest measured length with at least 85 % of the model's score at {min(lengths)} tokens, with the 95 % "
+        "interval; none if that score is below 85.6 %, the threshold of RULER."
     )
     return tables.Table("effective length", ["model", *tasks], rows, note)
 
 
-def _perplexity(report: Report) -> tables.Table:
+def _tabulate_perplexity(report: Report) -> tables.Table:
     """Return a table of perplexity over all texts, by length."""
     task, lengths, curves = tables.perplexities(report)
     rows = [[model["name"], *tables.figures(curve["lengths"], lengths)] for model, text, curve in curves if not text]
     return tables.Table(task, [f"{task} over the first", *(f"{length} tokens" for length in lengths)], rows)
 
 
-def _short(report: Report) -> tables.Table:
+def _tabulate_short(report: Report) -> tables.Table:
     """Return a table of perplexity at the original context length, with the difference from the source."""
-    shorts = [(model["name"], model["short"]) for model in report["models"] if model["short"]]
-    rows = [[name, f"{short['perplexity']:.3f}", *tables.change_in_loss(short)] for name, short in shorts]
-    head = ["model", "perplexity", "nats per token against its source", "95 % interval"]
+    results = [(model["name"], model["short"]) for model in report["models"] if model["short"]]
+    rows = [[name, f"{result['perplexity']:.3f}", *tables.change_in_loss(result)] for name, result in results]
+    head = ["model", "perplexity", "change in loss (nats per token)", "95 % interval"]
     return tables.Table("At the original context length", head, rows)
 
 
-def _section(table: tables.Table, picture: str = "") -> str:
+def _format_section(table: tables.Table, picture: str = "") -> str:
     """Format a table with its title, its note and its picture; empty if it has no rows."""
     rule = f"| --- |{' ---: |' * (len(table.head) - 1)}"
     parts = [f"### {in_markdown(table.title)}", in_markdown(table.note), table.as_markdown(rule), picture]
     return "\n\n".join(part for part in parts if part) if table.rows else ""
 
 
-def _picture(stem: str, label: str, pictures: Sequence[str]) -> str:
-    """Return a link to the picture with this name, or with this name and a model; empty if the report has none."""
-    named = [name for name in pictures if name == f"{stem}.png"]
-    named += [name for name in pictures if name.startswith(f"{stem}-")]
-    return f"![{in_markdown(label)}]({FOLDER}/{named[0]})" if named else ""
+def _link_picture(stem: str, label: str, pictures: Sequence[str]) -> str:
+    """Return a link to the picture with this name, with or without a model; empty if the report has none."""
+    names = [name for name in pictures if name == f"{stem}.png"]
+    names += [name for name in pictures if name.startswith(f"{stem}-")]
+    return f"![{in_markdown(label)}]({FOLDER}/{names[0]})" if names else ""
 
 
 def conditions(report: Report, entry: Mapping[str, Any]) -> str:
     """Return a description of the measurement's conditions."""
     settings = report["settings"]
     versions = {key: value for key, value in report["versions"].items() if value}
-    answers = "generated" if settings["generate"] else "scored in one forward pass against the right answer"
+    answers = "generated" if settings["generate"] else "scored in one forward pass against the correct answer"
     engine = f", run by vLLM {versions['vllm']}" if versions.get("vllm") else ""
     return in_markdown(
         f"{settings['samples']} samples per cell, seed {settings['seed']}; answers {answers}; computed in "
         f"{entry.get('dtype')} on {entry.get('device')} with {entry.get('attention')} attention, transformers "
-        f"{versions.get('transformers')}, torch {versions.get('torch')}{engine}. Intervals of shares are Wilson's. "
+        f"{versions.get('transformers')}, torch {versions.get('torch')}{engine}. Shares have Wilson intervals. "
         f"Measured checkpoint: `{entry['digest'][:12]}`. "
-        f"Every figure is in [{FOLDER}/report.json]({FOLDER}/report.json)."
+        f"All figures: [{FOLDER}/report.json]({FOLDER}/report.json)."
     )
 
 
@@ -114,11 +114,12 @@ def model_index(report: Report, entry: Mapping[str, Any]) -> list[Any]:
     for task, length in dict.fromkeys((cell["task"], cell["length"]) for cell in entry["cells"]):
         cells = [cell for cell in entry["cells"] if (cell["task"], cell["length"]) == (task, length)]
         figures.append((task, length, "exact_match", pool_cells(cells)[0], {"depths": len(cells)}))
-    long, short = entry.get("perplexity") or {}, entry.get("short")
-    for length, values in (long.get("lengths") or {}).items():
-        figures.append((long.get("task", "perplexity"), int(length), "perplexity", values["perplexity"], {}))
-    figures += [("short", short["length"], "perplexity", short["perplexity"], {})] if short else []
-    asked = {name: report["settings"][name] for name in ("samples", "seed")}
+    losses, short_loss = entry.get("perplexity") or {}, entry.get("short")
+    for length, values in (losses.get("lengths") or {}).items():
+        figures.append((losses.get("task", "perplexity"), int(length), "perplexity", values["perplexity"], {}))
+    if short_loss:
+        figures.append(("short", short_loss["length"], "perplexity", short_loss["perplexity"], {}))
+    settings = {name: report["settings"][name] for name in ("samples", "seed")}
     return [
         EvalResult(
             task_type=_TASK_TYPES.get(str(entry.get("kind")), "text-generation"),
@@ -126,7 +127,7 @@ def model_index(report: Report, entry: Mapping[str, Any]) -> list[Any]:
             dataset_type=f"ctxext-{task}",
             dataset_name=f"{task}, {length} tokens",
             dataset_config=str(length),
-            dataset_args={**asked, **more},
+            dataset_args={**settings, **more},
             metric_type=metric,
             metric_name=metric.replace("_", " "),
             metric_value=round(value, 6),
@@ -138,7 +139,7 @@ def model_index(report: Report, entry: Mapping[str, Any]) -> list[Any]:
 _PICTURE = re.compile(r"[\w.+\-]+\.png")
 """Picture names that are safe in a link."""
 
-_NEVER = "Anything else: other languages, following instructions, summaries, code, safety. Those are the source's."
+_NEVER = "Other languages, instruction following, summarization, code and safety: see the source model."
 
 
 def read_report(folder: Path) -> Report:
@@ -146,7 +147,7 @@ def read_report(folder: Path) -> Report:
     path = folder / "report.json"
     if not path.is_file():
         raise CtxextError(
-            f'"{folder}" has no report.json.', hint=f"Make one: ctxext eval MODEL --out {shlex.quote(str(folder))}"
+            f'"{folder}" has no report.json.', hint=f"Create one: ctxext eval MODEL --out {shlex.quote(str(folder))}"
         )
     report = read_json_object(path)
     settings, models = report.get("settings"), report.get("models")
@@ -156,16 +157,16 @@ def read_report(folder: Path) -> Report:
     if any(value != value for value in _leaves(report["models"])):
         raise CtxextError(f'"{path}" is not a report of ctxext eval (it contains NaN).', hint="Evaluate again.")
     texts = (value for value in _leaves([report["settings"], report.get("loading")]) if isinstance(value, str))
-    if any(redacted(text) != text for text in texts):
+    if any(redact(text) != text for text in texts):
         raise CtxextError(
-            f'The settings in "{path}" hold a password or a token, which would be published.',
-            hint="Change that password, and evaluate again without it.",
+            f'The settings in "{path}" contain a password or a token, which would be published.',
+            hint="Change the password, and evaluate again without it.",
         )
     return report
 
 
 def _leaves(content: Any) -> Iterator[Any]:
-    """Yield every text, number, truth and null in a JSON value."""
+    """Yield every text, number, boolean and null in a JSON value."""
     if isinstance(content, dict | list):
         for value in content.values() if isinstance(content, dict) else content:
             yield from _leaves(value)
@@ -180,8 +181,8 @@ def entry_of(report: Report, digests: Sequence[str]) -> dict[str, Any]:
             return dict(entry)
     names = ", ".join(f'"{entry.get("name")}"' for entry in report["models"])
     raise CtxextError(
-        f"The report measured {names}, but not this checkpoint in its present state.",
-        hint="Evaluate it again: the card must show results of the files that are shared.",
+        f"The report contains {names}, but not this checkpoint in its current state.",
+        hint="Evaluate the checkpoint again.",
     )
 
 
@@ -192,19 +193,22 @@ def files_of(folder: Path, body: str = "") -> list[Path]:
     return [path for name in ("report.json", "report.html") if (path := folder / name).is_file()] + known
 
 
-def measured(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) -> Measured:
+def build_results(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) -> Measured:
     """Return the results section of a card, from a report, with links to its uploaded pictures."""
     with explain_malformed("report.json"):
         summary = "\n".join(f"- {in_markdown(sentence)}" for sentence in findings(report))
-        named = {**report, "models": [_named(model, entry) for model in report["models"]]}
+        labelled = {**report, "models": [_label_model(model, entry) for model in report["models"]]}
         harness = [row[1:] for row in tables.harness_rows([entry])]
         parts = [
-            f"`{in_markdown(entry['name'])}` is the name under which this checkpoint was measured.\n\n{summary}",
-            *(_section(_retrieval(named, task), _picture(task, task, pictures)) for task in tasks_of(report)),
-            _section(_effective(named)),
-            _section(_perplexity(named), _picture("perplexity", "Loss by position", pictures)),
-            _section(_short(named)),
-            _section(tables.Table("lm-evaluation-harness", ["task", "metric", "value"], harness)),
+            f"In the report, this checkpoint is named `{in_markdown(entry['name'])}`.\n\n{summary}",
+            *(
+                _format_section(_tabulate_retrieval(labelled, task), _link_picture(task, task, pictures))
+                for task in tasks_of(report)
+            ),
+            _format_section(_tabulate_effective(labelled)),
+            _format_section(_tabulate_perplexity(labelled), _link_picture("perplexity", "Loss by position", pictures)),
+            _format_section(_tabulate_short(labelled)),
+            _format_section(tables.Table("lm-evaluation-harness", ["task", "metric", "value"], harness)),
             conditions(report, entry),
         ]
         return Measured(
@@ -215,46 +219,44 @@ def measured(report: Report, entry: Mapping[str, Any], pictures: Sequence[str]) 
         )
 
 
-def _named(model: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a model named by its name and recipe, in bold if the card describes it."""
+def _label_model(model: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a model with its name and recipe as label, in bold if it is the card's model."""
     name = f"{model['name']} ({model['summary']})"
     return {**model, "name": f"**{name}**" if model["digest"] == entry["digest"] else name}
 
 
 def _missing(report: Report, entry: Mapping[str, Any]) -> list[str]:
     settings = report["settings"]
-    asked = {cell["task"] for cell in entry["cells"]}
-    asked |= {task for task in ("short", "longppl") if entry.get(task)}
-    asked |= {on_text.get("task", "perplexity")} if (on_text := entry.get("perplexity")) else set()
+    tasks = {cell["task"] for cell in entry["cells"]}
+    tasks |= {task for task in ("short", "longppl") if entry.get(task)}
+    tasks |= {on_text.get("task", "perplexity")} if (on_text := entry.get("perplexity")) else set()
     lengths = [cell["length"] for cell in entry["cells"]]
     lengths += [int(length) for length in (entry.get("perplexity") or {}).get("lengths", ())]
-    reach, claimed = max(lengths, default=0), entry.get("context_length") or 0
+    longest, context_length = max(lengths, default=0), entry.get("context_length") or 0
     missing = []
-    if reach < claimed:
+    if longest < context_length:
         missing.append(
-            f"Beyond {reach} tokens: the context length is {claimed}."
-            if reach
-            else f"Any length: the context length is {claimed} tokens."
+            f"Lengths beyond {longest} tokens; the context length is {context_length}."
+            if longest
+            else f"All lengths; the context length is {context_length} tokens."
         )
     missing += [
         f"{task.shows[0].upper()}{task.shows[1:]} (`{name}`)."
         for name in NAMES
         if (task := TASKS[expand_groups([name])[0]])
-        and not asked & {*expand_groups([name])}
+        and not tasks & {*expand_groups([name])}
         and entry.get("kind", "causal") in task.kinds
     ]
     scored = {name for name, task in RETRIEVAL_TASKS.items() if not task.is_written}
-    if asked & scored and not settings["generate"]:
-        missing.append("Free generation: the answers were scored, not written by the model.")
-    if "needle" in asked and not settings.get("haystack"):
-        missing.append(
-            "Needles in natural text: they were hidden in prose that the package generates from a small grammar."
-        )
+    if tasks & scored and not settings["generate"]:
+        missing.append("Free generation: the answers were scored, not generated.")
+    if "needle" in tasks and not settings.get("haystack"):
+        missing.append("Needles in natural text: the text was generated from a small grammar.")
     return [*missing, _NEVER]
 
 
 def command_of(words: Sequence[str], options: Mapping[str, Any]) -> str:
-    """Return a command with its options. None and False are left out, and True adds only the name."""
+    """Return a command with its options. None and False are omitted, and True adds only the name."""
     for name, value in options.items():
         if value is True:
             words = [*words, name]
@@ -270,20 +272,20 @@ def _command(report: Report, entry: Mapping[str, Any]) -> str:
     settings, loading = report["settings"], report.get("loading") or {}
     names = ["OUT" if model["name"] == entry["name"] else model["name"] for model in report["models"]]
     depths = ",".join(f"{100 * depth:g}" for depth in settings["depths"])
-    given = {
+    options = {
         "--task": settings["tasks"],
         "--lengths": settings.get("lengths") or None,
         "--depths": depths + ("," if "," not in depths else ""),
         "--samples": settings["samples"],
         "--seed": settings["seed"],
     }
-    for name in _ASKED:
+    for name in _EVAL_OPTIONS:
         if (value := settings.get(name)) not in (None, [], getattr(Settings, name)):
             flag = next(iter(options_of(Settings)[name].flags), option_name(name))
-            given[flag] = value["name"] if isinstance(value, dict) else value
-    given["--dtype"] = loading.get("dtype") if loading.get("dtype") != "auto" else None
+            options[flag] = value["name"] if isinstance(value, dict) else value
+    options["--dtype"] = loading.get("dtype") if loading.get("dtype") != "auto" else None
     if loading.get("engine"):
         arguments = loading.get("engine_arguments")
-        given |= {"--generate": None, "--engine": loading["engine"]}
-        given["--engine-args"] = json.dumps(arguments) if arguments else None
-    return command_of(["ctxext", "eval", *names], {**given, "--out": FOLDER})
+        options |= {"--generate": None, "--engine": loading["engine"]}
+        options["--engine-args"] = json.dumps(arguments) if arguments else None
+    return command_of(["ctxext", "eval", *names], {**options, "--out": FOLDER})

@@ -1,4 +1,4 @@
-"""The plan of a push: the files, the model card, and the record with every digest."""
+"""The plan of a push: files, model card, and a record with the digest of every file."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -16,14 +16,14 @@ from ctxext.files.output_directory import explain_disk_errors, write_whole
 from ctxext.files.schemas import read_json_object
 from ctxext.finetune.options import TrainingOptions
 from ctxext.options import option, option_name, options_of, with_documented_options
-from ctxext.publish.results import FOLDER, command_of, entry_of, files_of, measured, read_report
+from ctxext.publish.results import FOLDER, build_results, command_of, entry_of, files_of, read_report
 from ctxext.verify.file_checks import CARD, check_weights
 from ctxext.verify.run import READING, failures, run_checks
 from ctxext.verify.subject import Subject, training_of
 
 REPORT, CURVE = "finetune.json", "loss.png"
 _OF_THE_MACHINE = (*("device", "dtype", "micro_batch", "checkpointing", "save_every", "report_to"),)
-"""Options that affect where and how fast training runs, not its result."""
+"""Options that do not affect the result of a training."""
 _OF_THE_DATA = {
     "format": "--format",
     "text_field": "--text-field",
@@ -43,17 +43,15 @@ class PushOptions:
     """Options for sharing a checkpoint."""
 
     private: bool = option(False, help="Make the repository private.")
-    revision: str | None = option(None, help="The branch to push to; made if it is not there.")
-    create_pr: bool = option(False, help="Open a pull request instead.")
-    message: str | None = option(None, help="The commit's title.")
+    revision: str | None = option(None, help="Branch to push to; created if it does not exist.")
+    create_pr: bool = option(False, help="Open a pull request.")
+    message: str | None = option(None, help="Title of the commit.")
     report: Path | str | None = option(None, help="Results of ctxext eval, for the model card.", metavar="DIR")
-    adapter: bool = option(False, help="Push the LoRA adapter alone.")
+    adapter: bool = option(False, help="Push only the LoRA adapter.")
     base: str | None = option(
-        None, help="The model it comes from, for the card; an adapter's checkpoint.", metavar="USER/NAME"
+        None, help="Base model for the card; for an adapter, its checkpoint.", metavar="USER/NAME"
     )
-    check: bool = option(
-        True, help="Refuse a checkpoint that is not what was recorded.", flags=("--verify/--no-verify",)
-    )
+    check: bool = option(True, help="Verify the files before uploading.", flags=("--verify/--no-verify",))
 
 
 @dataclass(frozen=True)
@@ -63,11 +61,11 @@ class UploadPlan:
     Attributes:
         folder: The folder of the files.
         names: The existing files, relative to it.
-        texts: Content of files that the push writes or changes, by name; the record is not among them.
+        texts: Content of files that the push writes or changes, by name, without the record.
         warnings: Warnings for the user.
-        is_adapter: Whether it is only an adapter; its folder is not changed.
-        base: Hub id of the base checkpoint of an adapter, or of the base that the user names.
-        known: Digests of weight files verified before, by name.
+        is_adapter: Whether only an adapter is pushed; its folder is not changed.
+        base: Hub id of an adapter's base checkpoint, or of the base that the user specifies.
+        known: Digests of weight files that were already verified, by name.
     """
 
     folder: Path
@@ -101,8 +99,8 @@ class UploadPlan:
         }
 
 
-class _AsMeasured(Checkpoint):
-    """A checkpoint without the report that was published with it."""
+class _WithoutReport(Checkpoint):
+    """A checkpoint without its published report."""
 
     @property
     def files(self) -> list[Path]:
@@ -118,28 +116,28 @@ def pack(
     read_weights: bool = True,
     progress: Progress | None = None,
 ) -> UploadPlan:
-    """Plan the push of a whole checkpoint without writing files."""
+    """Plan the push of a full checkpoint without writing files."""
     report = Path(options.report) if options.report else None
     subject = _subject(folder, rewritten=FOLDER if report else None, progress=progress)
-    subject.checkpoint.check_files()  # Required even without the checks: a link must not share files from elsewhere.
+    subject.checkpoint.check_files()  # Required in any case: a link must not publish files from elsewhere.
     checks = [item for item in READING if options.check and (read_weights or item is not check_weights)]
     failed = failures(run_checks(checks, subject))
     if failed:
         raise CtxextError(
-            f'"{folder}" is not what was recorded: {failed[0].check}: {failed[0].detail}.',
-            hint=f"ctxext verify {shlex.quote(str(folder))} says more; --no-verify shares it all the same.",
+            f'"{folder}" failed verification: {failed[0].check}: {failed[0].detail}.',
+            hint=f"For details, run ctxext verify {shlex.quote(str(folder))}; to push anyway, use --no-verify.",
         )
     results, files = None, list[Path]()
     if report:  # Match the report's entry by digest, with and without an earlier published report.
         content, checkpoint = read_report(report), subject.checkpoint
-        stripped = _AsMeasured(checkpoint.name, checkpoint.folder, checkpoint.config)
+        stripped = _WithoutReport(checkpoint.name, checkpoint.folder, checkpoint.config)
         digests = [info_of("this", version).digest for version in (stripped, checkpoint)]
-        results = measured(content, entry_of(content, digests), [path.name for path in files_of(report)])
+        results = build_results(content, entry_of(content, digests), [path.name for path in files_of(report)])
         files = files_of(report, results.body)
         _check_links(report, files)
     texts = {f"{FOLDER}/{path.name}": path.read_bytes() for path in files}
     edited = _edited_card(subject)
-    warnings = [f"{CARD} was edited by hand and stays as it is; delete it to have it written again."] if edited else []
+    warnings = [f"{CARD} was edited by hand and is kept. Delete it to generate a new one."] if edited else []
     card = edited or render(_facts(subject, repository, results, base=options.base))
     names = tuple(path.as_posix() for path in subject.checkpoint.files)
     known = {name: digest for name, digest in subject.read_digests("weights").items() if digest}
@@ -148,22 +146,22 @@ def pack(
 
 
 def pack_adapter(folder: Path, repository: str, base: str | None = None) -> UploadPlan:
-    """Plan the push of the LoRA adapter alone, from its folder or its checkpoint's: configuration, weights, a card."""
+    """Plan the push of only the LoRA adapter, from its folder or its checkpoint's: configuration, weights and card."""
     place = adapter_in(folder)
     if place is None:
-        raise CtxextError(f'"{folder}" has no adapter.', hint="ctxext finetune leaves one in OUT/adapter.")
+        raise CtxextError(f'"{folder}" has no adapter.', hint="ctxext finetune saves one in OUT/adapter.")
     names = tuple(name for name in (_ADAPTER_CONFIG, _ADAPTER_WEIGHTS, CARD) if (place / name).is_file())
     _check_links(folder, [place / name for name in names])
     if _ADAPTER_WEIGHTS not in names:
         raise CtxextError(f'"{place}" has no {_ADAPTER_WEIGHTS}.', hint="Save it with peft's save_pretrained.")
     _check_adapter(place / _ADAPTER_WEIGHTS)
     config = read_json_object(place / _ADAPTER_CONFIG)
-    named = str(config.get("base_model_name_or_path") or "")
-    base_id = base or named
+    recorded = str(config.get("base_model_name_or_path") or "")
+    base_id = base or recorded
     if base_id.count("/") != 1 or Path(base_id).is_absolute():
         raise CtxextError(
             f'The adapter belongs to "{Path(base_id).name}", which is not a Hub id.',
-            hint=f"Push that checkpoint too, and name it: --base USER/{shlex.quote(Path(base_id).name)}",
+            hint=f"Push that checkpoint too, then use --base USER/{shlex.quote(Path(base_id).name)}",
         )
     changed = {**config, "base_model_name_or_path": base_id, "revision": None if base else config.get("revision")}
     texts = {_ADAPTER_CONFIG: as_json(changed).encode()} if base else {}
@@ -171,25 +169,25 @@ def pack_adapter(folder: Path, repository: str, base: str | None = None) -> Uplo
     if (folder / MANIFEST).is_file():
         card = render(_facts(_subject(folder), repository, None, base=base_id, is_adapter=True))
     elif (place / CARD).is_file():
-        card = (place / CARD).read_text(encoding="utf-8").replace(line(named), line(base_id))
+        card = (place / CARD).read_text(encoding="utf-8").replace(line(recorded), line(base_id))
     else:
         card = f"---\nlibrary_name: peft\ntags: [lora, ctxext]\n{line(base_id)}\n---\n"
     return UploadPlan(place, names, {**texts, CARD: card.encode()}, is_adapter=True, base=base_id)
 
 
 def adapter_in(folder: Path) -> Path | None:
-    """Return the folder of an adapter: this folder or the one in it; None if there is none."""
+    """Return the folder of an adapter: this folder or its subfolder; None without an adapter."""
     return next((place for place in (folder / ADAPTER, folder) if (place / _ADAPTER_CONFIG).is_file()), None)
 
 
 def _check_links(folder: Path, files: Sequence[Path]) -> None:
-    """Check that files to upload are inside their folder, as for a checkpoint."""
+    """Raise if a file to upload is outside its folder, as for a checkpoint."""
     for path in files:
         Checkpoint(str(folder), folder, {}).check_file(path.relative_to(folder))
 
 
 def _check_adapter(weights: Path) -> None:
-    """Raise if weights are not an adapter's: whole models have been published by mistake."""
+    """Raise if weights are not those of an adapter, so that no full model is published by mistake."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -197,19 +195,17 @@ def _check_adapter(weights: Path) -> None:
             names = list(file.keys())
     except (SafetensorError, OSError) as error:
         raise CtxextError(f'"{weights.name}" cannot be read: {error}.') from error
-    other = next((name for name in names if not any(word in name for word in _OF_ADAPTERS)), None)
-    if other is not None:
-        raise CtxextError(f'"{weights.name}" holds "{other}", which is no part of an adapter.')
+    foreign = next((name for name in names if not any(word in name for word in _OF_ADAPTERS)), None)
+    if foreign is not None:
+        raise CtxextError(f'"{weights.name}" contains "{foreign}", which does not belong to an adapter.')
 
 
 def _subject(folder: Path, rewritten: str | None = None, progress: Progress | None = None) -> Subject:
     if not folder.is_dir():
-        raise CtxextError(
-            f'There is no folder "{folder}".', hint="ctxext push takes a checkpoint that ctxext convert wrote."
-        )
+        raise CtxextError(f'The folder "{folder}" does not exist.', hint="Use a checkpoint created by ctxext convert.")
     subject = Subject(open_checkpoint(str(folder)), rewritten=rewritten, progress=progress)
     if not subject.manifest or not (subject.has_recipe or subject.manifest.get("finetune")):
-        raise CtxextError(f'"{folder}" was not made by ctxext: it has no {MANIFEST}.', hint="ctxext convert --help")
+        raise CtxextError(f'"{folder}" was not created by ctxext: it has no {MANIFEST}.', hint="ctxext convert --help")
     return subject
 
 
@@ -247,22 +243,22 @@ def _facts(
 
 
 def training_command(folder: Path, trained: str = EXTENDED) -> str:
-    """Return the `ctxext finetune` line of a training's result; empty if the folder has no record of the training."""
+    """Return the `ctxext finetune` command of a fine-tuned checkpoint; empty without a record of the training."""
     if not (folder / REPORT).is_file():
         return ""
     report = read_json_object(folder / REPORT)
     options, data = report.get("options") or {}, report.get("data") or {}
-    given = {option: data.get(key) for key, option in _OF_THE_DATA.items()}
+    values = {option: data.get(key) for key, option in _OF_THE_DATA.items()}
     for name in options_of(TrainingOptions):
         value = options.get(name)
         if name not in _OF_THE_MACHINE and value not in ([], getattr(TrainingOptions, name)):
-            given[option_name(name)] = value
+            values[option_name(name)] = value
     names = str(data.get("name") or "DATA").split(", ")
-    return command_of(["ctxext", "finetune", trained, "OUT", *(w for name in names for w in ("--data", name))], given)
+    return command_of(["ctxext", "finetune", trained, "OUT", *(w for name in names for w in ("--data", name))], values)
 
 
 def seal(plan: UploadPlan, progress: Progress | None = None) -> None:
-    """Write the card, the report and the record into the folder; the record has the digest of every file."""
+    """Write the card, the report and the record with the digest of every file into the folder."""
     for name, content in plan.texts.items():
         _write(plan.folder / name, content)
     checkpoint = open_checkpoint(str(plan.folder))
@@ -276,9 +272,9 @@ def seal(plan: UploadPlan, progress: Progress | None = None) -> None:
             progress("digests", sum(sizes[:number]), sum(sizes))
     weights = [path.as_posix() for path in checkpoint.weight_files if len(path.parts) == 1]
     # Times and links are specific to this machine, and digests replace them.
-    noted = {key: value for key, value in (checkpoint.read_json(MANIFEST) or {}).items() if key not in _OF_THE_DISK}
+    facts = {key: value for key, value in (checkpoint.read_json(MANIFEST) or {}).items() if key not in _OF_THE_DISK}
     written = {
-        **noted,
+        **facts,
         "files": {name: digest for name, digest in record.items() if name not in weights},
         "weights": {name: record[name] for name in weights},
     }
@@ -295,5 +291,5 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def total(sizes: Mapping[str, Any]) -> str:
-    """Return the number and total size of all files, human-readable."""
+    """Format the number and total size of all files."""
     return f"{len(sizes)} files, {sum(sizes.values()) / 1e6:,.1f} MB"

@@ -12,7 +12,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import even_depths
 from ctxext.files.length import format_length, read_words
 from ctxext.options import check_numbers, option, original_length_option, target_length_option, with_documented_options
-from ctxext.redaction import redacted, remember
+from ctxext.redaction import redact, remember
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -231,7 +231,7 @@ def redact_storage(storage: str) -> str:
     if url is None:
         return storage.split("://", 1)[0] + "://..."
     remember(url.password)
-    return redacted(url.render_as_string(hide_password=True))
+    return redact(url.render_as_string(hide_password=True))
 
 
 def _url(storage: str) -> "URL | None":

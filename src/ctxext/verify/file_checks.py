@@ -11,7 +11,7 @@ from ctxext.checkpoint.opening import Checkpoint, claimed_lengths, is_loadable
 from ctxext.checkpoint.other_files import LENGTHS
 from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST, Progress, has_stamp, same_value, sha256_of
-from ctxext.files.tensor_files import grouped, read_tensors
+from ctxext.files.tensor_files import format_tensor_names, read_tensors
 from ctxext.recipes.code.layout import HEADS
 from ctxext.recipes.code.own_code import CODE_FILES
 from ctxext.recipes.encodings.rotary import is_readable, provenance
@@ -208,13 +208,14 @@ def check_against(subject: Subject) -> Finding | None:
     gone, added = sorted(source_tensors.keys() - tensors.keys()), sorted(tensors.keys() - source_tensors.keys())
     if not changed and not gone and not added:
         return Finding(name, PASSED, f'all {len(tensors)} tensors are identical to those of "{source.name}"')
-    differences = [f"{len(changed)} of {len(tensors)} tensors differ: {grouped(changed)}"] if changed else []
+    differed = f"{len(changed)} of {len(tensors)} tensors differ: {format_tensor_names(changed)}"
+    differences = [differed] if changed else []
     differences += [f"missing: {quote_names(gone)}"] if gone else []
     differences += [f"added: {quote_names(added)}"] if added else []
     planned = subject.new_tensors
     if planned and sorted(changed + added) == planned and not gone:
         others = f'the other {len(tensors) - len(planned)} tensors are identical to those of "{source.name}"'
-        return Finding(name, PASSED, f"rewritten by the recipe: {grouped(planned)}; {others}")
+        return Finding(name, PASSED, f"rewritten by the recipe: {format_tensor_names(planned)}; {others}")
     is_trained = bool(training_of(subject)) and not gone and not added
     return Finding(name, PASSED if is_trained else FAILED, ("trained; " if is_trained else "") + "; ".join(differences))
 
