@@ -26,6 +26,8 @@ class Served:
         template: A text before each prompt, and one after it.
         chat_only: Whether it has chat completions only.
         noise: Standard deviation in nats of noise on its log-probabilities.
+        seed: The seed of the noise.
+        is_sampled: Whether it ignores the temperature: every answer differs.
         override: Answers a request instead of the model: path and handler, to status, headers and body; None passes.
         requests: The paths, headers and bodies received.
     """
@@ -40,6 +42,8 @@ class Served:
     template: tuple[str, str] = ("", "")
     chat_only: bool = False
     noise: float = 0.0
+    seed: int = 0
+    is_sampled: bool = False
     override: Callable[[str], tuple[int, dict[str, str], bytes] | None] | None = None
     requests: list[tuple[str, dict[str, str], Any]] = field(default_factory=list)
 
@@ -60,15 +64,17 @@ class Served:
                 return 400, {"error": {"message": f"maximum context length is {self.length} tokens, got {len(ids)}"}}
             ids = ids[-(self.length - content["max_tokens"]) :]
         given, top = len(ids), 5
-        entries, generator = [], torch.Generator().manual_seed(given)
+        entries, generator = [], torch.Generator().manual_seed(given + self.seed)
+        cache = None
         for _ in range(content["max_tokens"]):
             with torch.inference_mode():
-                logits = self.model(torch.tensor([ids])).logits[0, -1].float()
-            scores = logits.log_softmax(-1)
+                read = torch.tensor([ids if cache is None else ids[-1:]])
+                output = self.model(read, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            scores, cache = output.logits[0, -1].float().log_softmax(-1), output.past_key_values
             scores += self.noise * torch.randn(scores.shape, generator=generator)
             best = scores.topk(top)
             entries.append(list(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
-            ids.append(entries[-1][0][0])
+            ids.append(entries[-1][len(self.requests) % top if self.is_sampled else 0][0])
         new = ids[given:]
         choice: dict[str, Any] = {"index": 0, "finish_reason": "length"}
         text = self.tokenizer.decode(new)

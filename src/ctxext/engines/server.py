@@ -4,7 +4,10 @@ Covers vLLM, SGLang, llama.cpp, LM Studio, Ollama, TGI, mlx_lm.server and LiteLL
 in the name of the parameter for log-probabilities, and in the form of their answers.
 """
 
+import dataclasses
+import functools
 import json
+import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -12,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ctxext.errors import CtxextError
+from ctxext.options import check_numbers, option, option_name, with_documented_options
+from ctxext.redaction import redact, remember
 
 MOST_BYTES = 2**24
 """Largest answer that is read, in bytes: a completion of some tokens with log-probabilities is much shorter."""
@@ -20,6 +25,9 @@ _TOP = 5
 """Alternatives per token: OpenAI's limit for completions, which all servers support."""
 _RETRIED = (429, 503)
 _MOST_WAIT = 30.0
+_SECONDS_OF_IDENTITY = 10.0
+_PANEL = "Server"
+_KEY_VARIABLE = "CTXEXT_API_KEY"
 _NAMES = {
     "vllm": "vLLM",
     "sglang": "SGLang",
@@ -28,8 +36,9 @@ _NAMES = {
     "organization_owner": "LM Studio",
 }
 """Servers by `owned_by` of their list of models."""
-_LENGTH_ERROR = re.compile(r"context|too long|exceed|maximum|max_model_len|n_ctx|max_total_tokens", re.IGNORECASE)
-_NUMBER = re.compile(r"\d[\d,]*")
+_LENGTH_ERROR = re.compile(r"context|too long|longer than|exceed|maximum|max_\w*tokens|must be <=", re.IGNORECASE)
+_LIMIT = re.compile(r"(?:context|maximum|limit|<=)[^\d]{0,40}(\d[\d,]*)", re.IGNORECASE)
+"""The limit in a refusal of a long prompt; the other numbers are the length of the prompt and of its parts."""
 
 
 class ServerError(CtxextError):
@@ -72,32 +81,95 @@ class Completion:
     prompt_tokens: int | None = None
 
 
+@with_documented_options
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """A running server, and the form of the requests to it."""
+
+    server: str | None = option(
+        None,
+        help="Base URL of a server with an OpenAI-compatible API, as http://127.0.0.1:8000/v1.",
+        metavar="URL",
+        panel=_PANEL,
+    )
+    model: str | None = option(None, help="Name of the model on the server. Default: its only model.", panel=_PANEL)
+    api_key: str | None = option(
+        None, help=f"API key. Default: the environment variable {_KEY_VARIABLE}.", panel=_PANEL, kept=False, repr=False
+    )
+    num_concurrent: int = option(1, help="Number of concurrent requests.", panel=_PANEL, min=1)
+    max_retries: int = option(3, help="Repetitions of a request that a busy server refuses.", panel=_PANEL, min=0)
+    timeout: float = option(300, help="Seconds to wait for an answer.", panel=_PANEL, min=0.1)
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        for name in (field.name for field in dataclasses.fields(self) if field.name != "server"):
+            if self.server is None and getattr(self, name) != getattr(ServerOptions, name):
+                raise CtxextError(f"{option_name(name)} requires a server.", hint="Add --server URL.")
+
+    @functools.cached_property
+    def connection(self) -> "Server":
+        """The server, connected at the first use."""
+        assert self.server is not None
+        return Server(
+            self.server,
+            model=self.model,
+            api_key=self.api_key or os.environ.get(_KEY_VARIABLE),
+            timeout=self.timeout,
+            max_retries=self.max_retries,
+        )
+
+
 class Server:
-    """A client of one model on a server.
+    """A client of one model on a server. Several threads may use it after the first completion.
 
     Args:
         url: The base of the API, for example http://127.0.0.1:8000/v1.
         model: The model's name on the server; None uses its only one.
         api_key: A key, sent to this host only.
         timeout: Seconds without an answer after which a request fails.
-        retries: Number of repetitions of a request that the server is too busy for (429, 503).
+        max_retries: Number of repetitions of a request that the server is too busy for (429, 503).
+
+    Attributes:
+        host: Host and port, for errors.
+        model: The model's name on the server; empty for the server's default.
+        name: Name of the server, for example "vLLM"; empty if it is unknown.
+        version: Version of the server; empty if it reports none.
+        length: The server's limit in tokens; None if it reports none.
+
+    Raises:
+        CtxextError: The URL is invalid, the server cannot be reached, or it has no such model.
     """
 
     def __init__(
-        self, url: str, *, model: str | None = None, api_key: str | None = None, timeout: float = 600, retries: int = 5
+        self,
+        url: str,
+        *,
+        model: str | None = None,
+        api_key: str | None = None,
+        timeout: float = 300,
+        max_retries: int = 3,
     ) -> None:
         import httpx
 
+        remember(api_key)
         try:
             parsed = httpx.URL(url)
         except httpx.InvalidURL as error:
-            raise CtxextError(f'"{url}" is not a URL.', hint=_URL_HINT) from error
+            raise CtxextError(f'"{redact(url)}" is not a URL.', hint=_URL_HINT) from error
         if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise CtxextError(f'"{parsed.copy_with(password=None)}" is not a URL.', hint=_URL_HINT)
-        self.host, self.timeout, self.retries = f"{parsed.host}:{parsed.port or parsed.scheme}", timeout, retries
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+            raise CtxextError(f'"{redact(url)}" is not a URL.', hint=_URL_HINT)
+        remember(parsed.password)
+        self.host = f"{parsed.host}:{parsed.port or {'http': 80, 'https': 443}[parsed.scheme]}"
+        self.timeout, self.max_retries = timeout, max_retries
+        base = str(parsed).rstrip("/").removesuffix("/completions").removesuffix("/chat")
         self._http = httpx.Client(
-            base_url=url.rstrip("/") + "/", headers=headers, timeout=timeout, follow_redirects=False, trust_env=False
+            base_url=f"{base}/v1/" if parsed.path == "/" else f"{base}/",
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            timeout=timeout,
+            follow_redirects=False,
+            # A proxy from the environment would read prompts and keys, but certificates from there are used.
+            trust_env=False,
+            verify=httpx.create_ssl_context(),
         )
         self._is_chat = False
         self._takes_ids = True
@@ -113,7 +185,7 @@ class Server:
     def _models(self) -> dict[str, Mapping[str, Any]]:
         """Return the server's list of models by name; empty if it has none."""
         try:
-            models = self.get("models")
+            models = self._send("GET", "models", None)
         except ServerError as error:
             if error.status not in (200, 404, 405, 500, 501):
                 raise
@@ -136,14 +208,15 @@ class Server:
         """Read the name and version of the server where it reports them."""
         root = str(self._http.base_url).rstrip("/").removesuffix("/v1")
         for path, read in _IDENTITIES:
-            if self.name not in ("", read[0]):
+            # Servers of other names have some of these paths too.
+            if self.name != read[0] and (self.name or path in _COMMON):
                 continue
             try:
-                answer = self.get(f"{root}/{path}")
+                answer = self._send("GET", f"{root}/{path}", None, is_identity=True)
             except ServerError:
                 continue
             if isinstance(answer, Mapping) and isinstance(version := answer.get(read[1]), str):
-                self.name, self.version = self.name or read[0], version[:40]
+                self.name, self.version = read[0], version[:40]
                 settings = answer.get("default_generation_settings")
                 if isinstance(settings, Mapping) and isinstance(settings.get("n_ctx"), int):
                     self.length = settings["n_ctx"]
@@ -152,11 +225,7 @@ class Server:
     @property
     def label(self) -> str:
         """Name and version of the server."""
-        return f"{self.name or 'the server'} {self.version}".strip()
-
-    def get(self, path: str) -> Any:
-        """Return the JSON that a path contains."""
-        return self._send("GET", path, None)
+        return f"{self.name or 'an unknown server'} {self.version}".strip()
 
     def complete(self, prompt: Sequence[int], text: str, *, max_tokens: int, logprobs: bool = True) -> Completion:
         """Continue a prompt greedily.
@@ -166,6 +235,9 @@ class Server:
             text: The same prompt as text, without the special tokens that the server adds.
             max_tokens: Number of tokens to generate.
             logprobs: Also request log-probabilities.
+
+        Raises:
+            ServerError: The server refuses every form of the request, or its answer is unreadable.
         """
         while True:
             content: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0, "seed": 0, "stream": False}
@@ -210,12 +282,22 @@ class Server:
                 return True
         return False
 
-    def _send(self, method: str, path: str, content: Mapping[str, Any] | None) -> Any:
+    def _send(self, method: str, path: str, content: Mapping[str, Any] | None, *, is_identity: bool = False) -> Any:
+        """Send a request, and return the JSON of the answer.
+
+        Args:
+            method: GET or POST.
+            path: A path below the base of the API, or a whole URL on the same host.
+            content: The JSON to send.
+            is_identity: Whether the request may fail, so that it is neither repeated nor waited for.
+        """
         import httpx
 
-        for attempt in range(self.retries + 1):
+        max_retries = 0 if is_identity else self.max_retries
+        timeout = min(self.timeout, _SECONDS_OF_IDENTITY) if is_identity else self.timeout
+        for attempt in range(max_retries + 1):
             try:
-                with self._http.stream(method, path, json=content) as response:
+                with self._http.stream(method, path, json=content, timeout=timeout) as response:
                     body = self._body(response)
             except httpx.TimeoutException as error:
                 message = f"The server at {self.host} did not answer within {self.timeout:g} seconds."
@@ -223,13 +305,14 @@ class Server:
             except httpx.HTTPError as error:
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 raise ServerError(f"The server at {self.host} cannot be reached: {reason}", hint=_URL_HINT) from error
-            if response.status_code in _RETRIED and attempt < self.retries:
+            if response.status_code in _RETRIED and attempt < max_retries:
                 time.sleep(_wait(response.headers.get("retry-after"), attempt))
                 continue
             return self._parsed(response.status_code, path, body)
         raise AssertionError("unreachable")
 
     def _body(self, response: Any) -> bytes:
+        """Read the body of an answer, within limits of time and size."""
         if response.is_redirect:
             raise ServerError(
                 f"The server at {self.host} redirects to another address, which gets neither prompts nor the key.",
@@ -249,6 +332,7 @@ class Server:
         return bytes(body)
 
     def _parsed(self, status: int, path: str, body: bytes) -> Any:
+        """Return the JSON of a body; raise if it is none or reports an error."""
         try:
             content = json.loads(body)
         except (ValueError, RecursionError):
@@ -256,12 +340,12 @@ class Server:
         if status >= 400:
             raise ServerError(
                 f"The server at {self.host} returned {status}: {_error_text(content, body)}",
-                hint="Give the key with --api-key." if status in (401, 403) else "",
+                hint=_HINTS.get(status, ""),
                 status=status,
             )
         if not isinstance(content, (Mapping, list)):
             kind = "HTML" if body.lstrip()[:1] == b"<" else "an answer that is not JSON"
-            raise ServerError(f"The server at {self.host} returned {kind} for {path}.", hint=_URL_HINT, status=status)
+            raise ServerError(f"The server at {self.host} returned {kind}.", hint=_URL_HINT, status=status)
         return content
 
     def close(self) -> None:
@@ -270,6 +354,9 @@ class Server:
 
 
 _URL_HINT = "Give the base of its OpenAI-compatible API, for example --server http://127.0.0.1:8000/v1."
+_KEY_HINT = f"Give the key with --api-key or {_KEY_VARIABLE}."
+_HINTS = {401: _KEY_HINT, 403: _KEY_HINT, 404: _URL_HINT}
+"""Hints by status."""
 _LOGPROBS: tuple[Mapping[str, Any], ...] = (
     {"logprobs": _TOP, "return_tokens_as_token_ids": True},
     {"logprobs": _TOP},
@@ -277,13 +364,14 @@ _LOGPROBS: tuple[Mapping[str, Any], ...] = (
 )
 """The parameters for log-probabilities: vLLM's and OpenAI's for completions, and that of mlx_lm.server."""
 _IDENTITIES = (
-    ("version", ("vLLM", "version")),
     ("props", ("llama.cpp", "build_info")),
     ("get_server_info", ("SGLang", "version")),
     ("api/version", ("Ollama", "version")),
-    ("info", ("TGI", "version")),
+    ("version", ("vLLM", "version")),
 )
 """Paths at which servers report themselves: the name, and the key of the version."""
+_COMMON = ("version",)
+"""Paths that other servers have too, read only if the list of models names the server."""
 
 
 def exceeded_length(error: ServerError, length: int) -> int | None:
@@ -293,8 +381,8 @@ def exceeded_length(error: ServerError, length: int) -> int | None:
     """
     if error.status not in (400, 413, 422, 500) or not _LENGTH_ERROR.search(error.message):
         return None
-    numbers = [int(number.replace(",", "")) for number in _NUMBER.findall(error.message.partition(": ")[2])]
-    return max((number for number in numbers if 1 < number < length), default=0)
+    numbers = [int(number.replace(",", "")) for number in _LIMIT.findall(error.message.partition(": ")[2])]
+    return next((number for number in numbers if 1 < number < length), 0)
 
 
 def _length_of(entry: Mapping[str, Any]) -> int | None:
@@ -304,6 +392,7 @@ def _length_of(entry: Mapping[str, Any]) -> int | None:
 
 
 def _wait(text: str | None, attempt: int) -> float:
+    """Return the seconds before a repetition: those of the Retry-After header, or twice as many each time."""
     try:
         seconds = float(text or "")
     except ValueError:
@@ -312,12 +401,13 @@ def _wait(text: str | None, attempt: int) -> float:
 
 
 def _error_text(content: Any, body: bytes) -> str:
+    """Return the message of an error in one line; it may contain the key."""
     error = (
         content.get("error", content.get("message", content.get("detail"))) if isinstance(content, Mapping) else None
     )
     text = error.get("message") if isinstance(error, Mapping) else error
     lines = str(text if text else body[:200].decode("utf-8", "replace")).split("\n")
-    return " ".join(lines[0].split())[:300] or "no message"
+    return redact(" ".join(lines[0].split()))[:300] or "no message"
 
 
 def _completion(content: Any) -> Completion:
@@ -336,6 +426,7 @@ def _completion(content: Any) -> Completion:
 
 
 def _tokens(logprobs: Any) -> list[Token]:
+    """Read the generated tokens, in the form of chat completions or in that of completions."""
     if not logprobs:
         return []
     if logprobs.get("content"):
@@ -355,6 +446,7 @@ def _tokens(logprobs: Any) -> list[Token]:
 
 
 def _key(entry: Mapping[str, Any]) -> int | str:
+    """Return the id of a token if the server reports it (llama.cpp), else its text."""
     identity = entry.get("id")
     return identity if isinstance(identity, int) else _id_or_text(entry["token"])
 
