@@ -34,29 +34,24 @@ def verify_server(
     lines = [mark_line(mark, colour, f"{report.server}{served}: {report.verdict}"), Text(), *_table(report)]
     lines += [Text(note) for note in report.notes]
     if report.fix:
-        lines.append(Text(report.fix))
+        lines.append(Text(f"Fix: {report.fix}"))
     output.result({"passed": report.status != FAULT, **dataclasses.asdict(report)}, *lines)
     if report.status == FAULT:
         raise typer.Exit(1)
 
 
 def _table(report: ServerReport) -> Sequence[Text | Table]:
-    """Return the differences of each reading by prompt, under their heading."""
-    names = list(dict.fromkeys(name for probe in report.probes for name in probe["differences"]))
+    """Return the differences from each reading by prompt, under their heading."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("")
     for probe in report.probes:
         table.add_column(f"{probe['place']}\n{probe['tokens']:,} tokens", justify="right")
-    for name in names:
-        table.add_row(
-            name,
-            *(f"{probe['differences'][name]:.2g}" if name in probe["differences"] else "" for probe in report.probes),
-        )
-    table.add_row(
-        "answer",
-        *("refused" if probe["refused"] else "" if probe["differences"] else "none" for probe in report.probes),
+    for name in dict.fromkeys(name for probe in report.probes for name in probe["differences"]):
+        numbers = [probe["differences"].get(name) for probe in report.probes]
+        table.add_row(name, *("" if number is None else f"{number:.2g}" for number in numbers))
+    if any(probe["refused"] for probe in report.probes):
+        table.add_row("", *("refused" if probe["refused"] else "" for probe in report.probes))
+    tokens = (
+        "log-probabilities" if report.basis == "log-probabilities" else "the generated and the most probable tokens"
     )
-    compared = (
-        "of log-probabilities" if report.basis == "log-probabilities" else "between generated and most probable tokens"
-    )
-    return [Text(f"mean differences {compared} in nats, server and transformers (float32)"), table]
+    return [Text(f"mean differences of {tokens} in nats, server and transformers (float32)"), table]

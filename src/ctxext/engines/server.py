@@ -1,4 +1,4 @@
-"""A running server with an OpenAI-compatible API: greedy completions with log-probabilities, in bounded time and memory.
+"""A running server with an OpenAI-compatible API: greedy completions in bounded time and memory.
 
 Covers vLLM, SGLang, llama.cpp, LM Studio, Ollama, TGI, mlx_lm.server and LiteLLM, which differ in the type of a prompt,
 in the name of the parameter for log-probabilities, and in the form of their answers.
@@ -102,9 +102,10 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         check_numbers(self)
-        for name in (field.name for field in dataclasses.fields(self) if field.name != "server"):
-            if self.server is None and getattr(self, name) != getattr(ServerOptions, name):
-                raise CtxextError(f"{option_name(name)} requires a server.", hint="Add --server URL.")
+        if self.server is None:
+            for each in dataclasses.fields(self):
+                if getattr(self, each.name) != each.default:
+                    raise CtxextError(f"{option_name(each.name)} requires a server.", hint="Add --server URL.")
 
     @functools.cached_property
     def connection(self) -> "Server":

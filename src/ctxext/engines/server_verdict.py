@@ -10,7 +10,7 @@ from ctxext.converters.engines import WRONG, serving_of, source_commands
 from ctxext.engines.server import Server
 from ctxext.engines.server_probes import IN_TEMPLATE, Probe
 from ctxext.engines.server_readings import CONVERTED, CUT
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.encodings.rotary import model_config, provenance
 
 SERVED, FAULT, UNDECIDED = "as converted", "fault", "cannot be decided"
 
@@ -134,13 +134,9 @@ def is_clear(best: float, other: float) -> bool:
 
 def _means(probes: Sequence[Probe]) -> dict[str, float]:
     """Return the mean difference of each reading that was computed for all of these prompts."""
-    measured = [probe.differences for probe in probes if probe.differences]
-    names = [name for name in measured[0] if not name.startswith(CUT)] if measured else []
-    means = {
-        name: sum(row[name] for row in measured) / len(measured)
-        for name in names
-        if all(name in row for row in measured)
-    }
+    rows = [probe.differences for probe in probes if probe.differences]
+    names = [name for name in rows[0] if not name.startswith(CUT)] if rows else []
+    means = {name: sum(row[name] for row in rows) / len(rows) for name in names if all(name in row for row in rows)}
     return {name: mean for name, mean in means.items() if math.isfinite(mean)}
 
 
@@ -183,7 +179,7 @@ def _fix(checkpoint: Checkpoint, server: Server) -> str:
     """Return how to serve the schedule: the engine's own flags, or the converted files."""
     model = model_config(checkpoint.config)
     serving = serving_of(model)
-    lines = source_commands(checkpoint.name, model, serving)
+    lines = source_commands(str(provenance(checkpoint.config).get("source") or "SOURCE"), model, serving)
     row = next((row for row in serving if row.engine == server.name), None)
     if row is not None and row.status == WRONG:
         return f"{row.engine} cannot serve it: {row.remark}."
