@@ -74,7 +74,9 @@ class Served:
             scores += self.noise * torch.randn(scores.shape, generator=generator)
             best = scores.topk(top)
             entries.append(list(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
-            ids.append(entries[-1][len(self.requests) % top if self.is_sampled else 0][0])
+            if self.is_sampled:
+                entries[-1].insert(0, entries[-1].pop(len(self.requests) % top))
+            ids.append(entries[-1][0][0])
         new = ids[given:]
         choice: dict[str, Any] = {"index": 0, "finish_reason": "length"}
         text = self.tokenizer.decode(new)
@@ -131,7 +133,7 @@ def running(served: Served) -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     server.served = served  # type: ignore[attr-defined]
     server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}/v1"
     finally:

@@ -123,18 +123,20 @@ def send_probe(server: Server, probe: Probe, encoder: Encoder, vocabulary: "Voca
 
 def _align(probe: Probe, encoder: Encoder, *, is_chat: bool) -> None:
     """Replace the tokens of a prompt by those that the server read, as far as its count shows them."""
-    bare = tokenize(encoder.tokenizer, probe.text, add_special_tokens=False)
-    forms = {AS_SENT: probe.ids, "without special tokens": bare}
-    if start := probe.ids[: len(probe.ids) - len(bare)]:
-        forms["with the special tokens twice"] = [*start, *probe.ids]
+    start = encoder.get_start_tokens()
+    forms = [(AS_SENT, probe.ids), ("without begin tokens", probe.ids[len(start) :])]
+    forms += [("with two sets of begin tokens", [*start, *probe.ids])]
     if encoder.uses_chat:
-        forms[IN_TEMPLATE] = _render(encoder, probe.text)
-    if is_chat:
-        probe.ids = list(forms.get(IN_TEMPLATE, probe.ids))
-    elif probe.read is not None:
-        form = next((form for form, ids in forms.items() if len(ids) == probe.read), AS_SENT)
-        probe.form, probe.ids = form, list(forms[form])
-        probe.num_added = max(probe.read - len(probe.ids), 0)
+        turn = _render(encoder, probe.text)
+        forms += [(IN_TEMPLATE, turn), (IN_TEMPLATE, [*start, *turn])]
+    if is_chat and encoder.uses_chat:
+        forms = forms[3:]
+        probe.ids = forms[0][1]
+    for form, ids in forms:
+        if len(ids) == probe.read:
+            probe.ids, probe.form = ids, AS_SENT if is_chat else form
+            return
+    probe.num_added = max((probe.read or 0) - len(probe.ids), 0)
 
 
 def _render(encoder: Encoder, text: str) -> list[int]:

@@ -91,14 +91,13 @@ def judge(
         }
         for probe in probes
     ]
-    has_numbers = any(probe.evidence and probe.evidence.numbers for probe in probes)
     return ServerReport(
         server=server.label,
         model=server.model,
         status=FAULT if faults else reading.status,
         verdict=" ".join(finding.text for finding in findings),
         fix=fixes[0] if fixes else "",
-        basis="log-probabilities" if has_numbers else "generated text",
+        basis="log-probabilities" if _has_numbers(probes) else "generated text",
         probes=tuple(rows),
         notes=tuple(dict.fromkeys(notes)),
     )
@@ -119,12 +118,20 @@ def _judge_reading(checkpoint: Checkpoint, server: Server, probes: Sequence[Prob
         return Finding(UNDECIDED, text, fix)
     rivals = [name for name in means if name != best and not is_clear(means[best], means[name])]
     if rivals:
-        gap = max(means[name] for name in rivals) - means[best]
-        reason = "equal on the prompts that it answers" if gap < _LEAST else "too similar for its numerical noise"
-        return Finding(UNDECIDED, f"It serves {', '.join([best, *rivals[:-1]])} or {rivals[-1]}, which are {reason}.")
+        is_equal = max(means[name] for name in rivals) < means[best] + _LEAST
+        if not _has_numbers(probes):
+            reason = "Generated text without log-probabilities does not distinguish them."
+        else:
+            reason = "They are equal on these prompts." if is_equal else "Its numerical noise hides the difference."
+        return Finding(UNDECIDED, f"It serves {', '.join([best, *rivals[:-1]])} or {rivals[-1]}. {reason}")
     if best != CONVERTED:
         return Finding(FAULT, f"It serves {best}.", _fix(checkpoint, server))
     return Finding(SERVED, "It serves the checkpoint as converted.")
+
+
+def _has_numbers(probes: Sequence[Probe]) -> bool:
+    """Return whether the server returned log-probabilities."""
+    return any(probe.evidence and probe.evidence.numbers for probe in probes)
 
 
 def is_clear(best: float, other: float) -> bool:
