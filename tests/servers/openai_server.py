@@ -29,7 +29,9 @@ class Served:
         seed: The seed of the noise.
         is_sampled: Whether it ignores the temperature: every answer differs.
         override: Answers a request instead of the model: path and handler, to status, headers and body; None passes.
+        listed_length: The length in its list of models.
         requests: The paths, headers and bodies received.
+        most_at_once: The largest number of requests that were answered at the same time.
     """
 
     model: Any
@@ -45,7 +47,10 @@ class Served:
     seed: int = 0
     is_sampled: bool = False
     override: Callable[[str], tuple[int, dict[str, str], bytes] | None] | None = None
+    listed_length: int | None = None
     requests: list[tuple[str, dict[str, str], Any]] = field(default_factory=list)
+    most_at_once: int = 0
+    running: int = 0
 
     def complete(self, content: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """Return the status and the JSON of a completion."""
@@ -109,11 +114,17 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             headers = {"Content-Type": "application/json"}
             if self.path == "/v1/models":
-                status, answer = 200, {"data": [{"id": "served", "owned_by": "vllm"}]}
+                status, answer = (
+                    200,
+                    {"data": [{"id": "served", "owned_by": "vllm", "max_model_len": served.listed_length}]},
+                )
             elif self.path == "/version":
                 status, answer = 200, {"version": "0.0"}
             elif self.path == "/v1/chat/completions" or (self.path == "/v1/completions" and not served.chat_only):
+                served.running += 1
+                served.most_at_once = max(served.most_at_once, served.running)
                 status, answer = served.complete(content)
+                served.running -= 1
             else:
                 status, answer = 404, {"error": {"message": "Not Found"}}
             body = json.dumps(answer).encode()

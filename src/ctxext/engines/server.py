@@ -174,6 +174,7 @@ class Server:
         )
         self._is_chat = False
         self._takes_ids = True
+        self._is_settled = False
         self._logprobs: Mapping[str, Any] = _LOGPROBS[0]
         entries = self._models()
         self.model = self._choose(model, list(entries))
@@ -250,10 +251,14 @@ class Server:
                 content["prompt"] = list(prompt) if self._takes_ids else text
                 content |= self._logprobs if logprobs else {}
             try:
-                return _completion(self._send("POST", self._path, content))
+                completion = _completion(self._send("POST", self._path, content))
             except ServerError as error:
-                if not self._adapt(error, len(prompt), logprobs=logprobs):
+                # After the first success, an error has another reason than the form of the request.
+                if self._is_settled or not self._adapt(error, len(prompt), logprobs=logprobs):
                     raise
+            else:
+                self._is_settled = True
+                return completion
 
     @property
     def _path(self) -> str:
