@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from ctxext.engines.server import MOST_BYTES, Server, ServerError, ServerOptions, exceeded_length
+from ctxext.engines.server import MOST_BYTES, Server, ServerError, ServerOptions, find_limit
 from ctxext.errors import CtxextError
 from openai_server import Served, running
 
@@ -136,7 +136,7 @@ def test_a_busy_server_is_asked_again():
 )
 def test_the_limit_of_a_refusal(message, limit):
     error = ServerError(f"The server at host:1 returned 400: {message}", status=400)
-    assert exceeded_length(error, 565) == limit
+    assert find_limit(error, 565) == limit
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from ctxext.checkpoint.opening import Checkpoint
 from ctxext.data.encoding import Encoder, open_tokenizer
 from ctxext.engines.server import Server
 from ctxext.engines.server_probes import TOKENS, Probe, Vocabulary, probes_of, send_probe
-from ctxext.engines.server_readings import CONVERTED, CUT, list_cuts, loaded_reading, measure_difference, readings_of
+from ctxext.engines.server_readings import CONVERTED, CUT, list_cuts, load_reading, measure_difference, readings_of
 from ctxext.engines.server_verdict import ServerReport, judge
 from ctxext.files.content import Progress
 from ctxext.recipes.code.own_code import runs_only_own_code
@@ -62,7 +62,7 @@ def check_server(
     computed = [probe for probe in sent if probe.evidence is not None]
     for number, (name, config) in enumerate(readings.items()):
         progress(f"computing {name}", number, len(readings))
-        with loaded_reading(checkpoint, config, foreign=foreign) as head:
+        with load_reading(checkpoint, config, foreign=foreign) as head:
             if name == CONVERTED:
                 seconds = (end - time.monotonic()) / len(readings)
                 computed = _compute_converted(head, computed, model_config(checkpoint.config), seconds)

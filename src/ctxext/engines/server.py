@@ -176,15 +176,15 @@ class Server:
         self._takes_ids = True
         self._is_settled = False
         self._logprobs: Mapping[str, Any] = _LOGPROBS[0]
-        entries = self._models()
+        entries = self._list_models()
         self.model = self._choose(model, list(entries))
         entry = entries.get(self.model, {})
         owner = str(entry.get("owned_by", "")).lower()
-        self.length = _length_of(entry)
+        self.length = _read_length(entry)
         self.name, self.version = _NAMES.get(owner, ""), ""
         self._identify()
 
-    def _models(self) -> dict[str, Mapping[str, Any]]:
+    def _list_models(self) -> dict[str, Mapping[str, Any]]:
         """Return the server's list of models by name; empty if it has none."""
         try:
             models = self._send("GET", "models", None)
@@ -251,7 +251,7 @@ class Server:
                 content["prompt"] = list(prompt) if self._takes_ids else text
                 content |= self._logprobs if logprobs else {}
             try:
-                completion = _completion(self._send("POST", self._path, content))
+                completion = _read_completion(self._send("POST", self._path, content))
             except ServerError as error:
                 # After the first success, an error has another reason than the form of the request.
                 if self._is_settled or not self._adapt(error, len(prompt), logprobs=logprobs):
@@ -276,7 +276,7 @@ class Server:
 
     def _adapt(self, error: ServerError, length: int, *, logprobs: bool) -> bool:
         """Choose the next form of a request after a refusal; return whether there is one."""
-        if error.status in (400, 404, 405, 422, 500, 501) and exceeded_length(error, length) is None:
+        if error.status in (400, 404, 405, 422, 500, 501) and find_limit(error, length) is None:
             if logprobs and "logprob" in error.message.lower() and self._logprobs:
                 self._logprobs = next(iter(_LOGPROBS[_LOGPROBS.index(self._logprobs) + 1 :]), {})
                 return True
@@ -304,7 +304,7 @@ class Server:
         for attempt in range(max_retries + 1):
             try:
                 with self._http.stream(method, path, json=content, timeout=timeout) as response:
-                    body = self._body(response)
+                    body = self._read_body(response)
             except httpx.TimeoutException as error:
                 message = f"The server at {self.host} did not answer within {self.timeout:g} seconds."
                 raise ServerError(message, hint="Check that it is idle, or raise --timeout.") from error
@@ -314,10 +314,10 @@ class Server:
             if response.status_code in _RETRIED and attempt < max_retries:
                 time.sleep(_wait(response.headers.get("retry-after"), attempt))
                 continue
-            return self._parsed(response.status_code, path, body)
+            return self._parse(response.status_code, path, body)
         raise AssertionError("unreachable")
 
-    def _body(self, response: Any) -> bytes:
+    def _read_body(self, response: Any) -> bytes:
         """Read the body of an answer, within limits of time and size."""
         if response.is_redirect:
             raise ServerError(
@@ -337,7 +337,7 @@ class Server:
                 )
         return bytes(body)
 
-    def _parsed(self, status: int, path: str, body: bytes) -> Any:
+    def _parse(self, status: int, path: str, body: bytes) -> Any:
         """Return the JSON of a body; raise if it is none or reports an error."""
         try:
             content = json.loads(body)
@@ -345,7 +345,7 @@ class Server:
             content = None
         if status >= 400:
             raise ServerError(
-                f"The server at {self.host} returned {status}: {_error_text(content, body)}",
+                f"The server at {self.host} returned {status}: {_read_error(content, body)}",
                 hint=_HINTS.get(status, ""),
                 status=status,
             )
@@ -375,12 +375,12 @@ _IDENTITIES = (
     ("api/version", ("Ollama", "version")),
     ("version", ("vLLM", "version")),
 )
-"""Paths at which servers report themselves: the name, and the key of the version."""
+"""Paths of reports of servers on themselves: the name, and the key of the version."""
 _COMMON = ("version",)
 """Paths that other servers have too, read only if the list of models names the server."""
 
 
-def exceeded_length(error: ServerError, length: int) -> int | None:
+def find_limit(error: ServerError, length: int) -> int | None:
     """Return the limit of a server in tokens, if the error is its refusal of a prompt of `length` tokens; else None.
 
     0 stands for a refusal without a limit.
@@ -391,7 +391,7 @@ def exceeded_length(error: ServerError, length: int) -> int | None:
     return next((number for number in numbers if 1 < number < length), 0)
 
 
-def _length_of(entry: Mapping[str, Any]) -> int | None:
+def _read_length(entry: Mapping[str, Any]) -> int | None:
     """Return the context length that a list of models reports: vLLM's and SGLang's key."""
     length = entry.get("max_model_len")
     return length if isinstance(length, int) else None
@@ -406,7 +406,7 @@ def _wait(text: str | None, attempt: int) -> float:
     return min(max(seconds, 0.1), _MOST_WAIT)
 
 
-def _error_text(content: Any, body: bytes) -> str:
+def _read_error(content: Any, body: bytes) -> str:
     """Return the message of an error in one line; it may contain the key."""
     error = (
         content.get("error", content.get("message", content.get("detail"))) if isinstance(content, Mapping) else None
@@ -416,12 +416,12 @@ def _error_text(content: Any, body: bytes) -> str:
     return redact(" ".join(lines[0].split()))[:300] or "no message"
 
 
-def _completion(content: Any) -> Completion:
+def _read_completion(content: Any) -> Completion:
     """Read an answer in any of the servers' forms."""
     try:
         choice = content["choices"][0]
         text = choice["message"]["content"] if "message" in choice else choice["text"]
-        tokens = tuple(_tokens(choice.get("logprobs")))
+        tokens = tuple(_read_tokens(choice.get("logprobs")))
         usage = content.get("usage")
         count = usage.get("prompt_tokens") if isinstance(usage, Mapping) else None
         return Completion(str(text or ""), tokens, count if isinstance(count, int) else None)
@@ -431,33 +431,36 @@ def _completion(content: Any) -> Completion:
         ) from error
 
 
-def _tokens(logprobs: Any) -> list[Token]:
+def _read_tokens(logprobs: Any) -> list[Token]:
     """Read the generated tokens, in the form of chat completions or in that of completions."""
     if not logprobs:
         return []
     if logprobs.get("content"):
         return [
-            Token(_key(entry), {_key(one): float(one["logprob"]) for one in [entry, *entry.get("top_logprobs", ())]})
+            Token(
+                _get_key(entry),
+                {_get_key(one): float(one["logprob"]) for one in [entry, *entry.get("top_logprobs", ())]},
+            )
             for entry in logprobs["content"]
         ]
     rows = logprobs.get("top_logprobs") or [{}] * len(logprobs["tokens"])
     found = zip(logprobs["tokens"], logprobs["token_logprobs"], rows, strict=True)
     return [
         Token(
-            _id_or_text(token),
-            {_id_or_text(key): float(value) for key, value in {**(row or {}), token: probability}.items()},
+            _parse_token(token),
+            {_parse_token(key): float(value) for key, value in {**(row or {}), token: probability}.items()},
         )
         for token, probability, row in found
     ]
 
 
-def _key(entry: Mapping[str, Any]) -> int | str:
+def _get_key(entry: Mapping[str, Any]) -> int | str:
     """Return the id of a token if the server reports it (llama.cpp), else its text."""
     identity = entry.get("id")
-    return identity if isinstance(identity, int) else _id_or_text(entry["token"])
+    return identity if isinstance(identity, int) else _parse_token(entry["token"])
 
 
-def _id_or_text(token: Any) -> int | str:
+def _parse_token(token: Any) -> int | str:
     """Return the id of `token_id:5`, vLLM's form for ids; else the text."""
     if isinstance(token, int):
         return token

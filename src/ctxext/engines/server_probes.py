@@ -11,7 +11,7 @@ from ctxext.checkpoint.opening import Checkpoint
 from ctxext.data import prose
 from ctxext.data.chat_template import render_chat
 from ctxext.data.encoding import Encoder, tokenize
-from ctxext.engines.server import Completion, Server, ServerError, exceeded_length
+from ctxext.engines.server import Completion, Server, ServerError, find_limit
 from ctxext.recipes.encodings.rotary import model_config
 
 TOKENS = 16
@@ -69,20 +69,20 @@ def probes_of(checkpoint: Checkpoint, encoder: Encoder) -> list[Probe]:
     trained, reach = rotary.trained_length, rotary.context_length
     # The server adds the chat template to some of them, and perhaps a begin token.
     room = TOKENS + 8 + (len(_render(encoder, "a")) if encoder.uses_chat else 0)
-    wanted = {
+    lengths = {
         "inside": min(trained // 2, 1024),
         "just beyond": trained + max(trained // 8, 2 * TOKENS),
         "at twice": 2 * trained,
         "near the end": reach - room,
     }
     probes: list[Probe] = []
-    for place, length in wanted.items():
+    for place, length in lengths.items():
         if 4 * TOKENS <= length <= reach - room and (not probes or length > len(probes[-1].ids)):
-            probes.append(_probe(place, length, encoder))
+            probes.append(_make_probe(place, length, encoder))
     return probes
 
 
-def _probe(place: str, length: int, encoder: Encoder) -> Probe:
+def _make_probe(place: str, length: int, encoder: Encoder) -> Probe:
     """Return a prompt of at most `length` tokens."""
     rng = random.Random(length)
     stream, texts, size = prose.sentences(rng), list[str](), 0
@@ -110,14 +110,14 @@ def send_probe(server: Server, probe: Probe, encoder: Encoder, vocabulary: "Voca
     try:
         answer = server.complete(probe.ids, probe.text, max_tokens=TOKENS)
     except ServerError as error:
-        limit = exceeded_length(error, len(probe.ids))
+        limit = find_limit(error, len(probe.ids))
         if limit is None:
             raise
         probe.is_refused, probe.limit = True, limit or server.length or 0
         return
     probe.read = answer.prompt_tokens
     _align(probe, encoder, is_chat=server.is_chat)
-    evidence = vocabulary.evidence(probe, answer)
+    evidence = vocabulary.read_evidence(probe, answer)
     probe.evidence = evidence if evidence.chosen else None
 
 
@@ -168,7 +168,7 @@ class Vocabulary:
         """Return the id of a token; None if no token or several have its text."""
         return key if isinstance(key, int) else self._by_text.get(key)
 
-    def evidence(self, probe: Probe, answer: Completion) -> Evidence:
+    def read_evidence(self, probe: Probe, answer: Completion) -> Evidence:
         """Return the continuation of a prompt up to the first token without a known id."""
         if not answer.tokens:
             return Evidence(self._continue(probe, answer.text), [])

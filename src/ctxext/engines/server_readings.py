@@ -48,18 +48,18 @@ def readings_of(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
             hint="Give the converted checkpoint that the server should serve.",
         )
 
-    def edited(**changes: Any) -> ModelConfig:
+    def edit(**changes: Any) -> ModelConfig:
         return model.with_encoding(dataclasses.replace(rotary, **changes))
 
     others = {UNMODIFIED: plain}
     if rotary.theta != _USUAL_THETA:
-        others[NO_THETA] = edited(theta=_USUAL_THETA)
+        others[NO_THETA] = edit(theta=_USUAL_THETA)
     if attention_scaling(rotary) != 1:
         numbers = {key: value for key, value in rotary.parameters.items() if not key.startswith("mscale")}
-        others[NO_TEMPERATURE] = edited(parameters={**numbers, "attention_factor": 1.0})
+        others[NO_TEMPERATURE] = edit(parameters={**numbers, "attention_factor": 1.0})
     if rotary.rope_type not in ("default", "linear") and not model.code:
         factor = rotary.context_length / rotary.trained_length
-        others[LINEAR] = edited(parameters={"rope_type": "linear", "factor": factor})
+        others[LINEAR] = edit(parameters={"rope_type": "linear", "factor": factor})
     return {CONVERTED: dict(model.config), **{name: dict(other.config) for name, other in others.items()}}
 
 
@@ -72,7 +72,7 @@ def list_cuts(probe: Probe, trained: int) -> list[int]:
 
 
 @contextmanager
-def loaded_reading(checkpoint: Checkpoint, config: dict[str, Any], *, foreign: bool) -> Iterator[Head]:
+def load_reading(checkpoint: Checkpoint, config: dict[str, Any], *, foreign: bool) -> Iterator[Head]:
     """Load the checkpoint's weights under another configuration, in float32."""
     reading = dataclasses.replace(checkpoint, config=config)
     with stage_checkpoint(reading, foreign=foreign and config == checkpoint.config) as stage:

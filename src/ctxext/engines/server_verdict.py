@@ -105,7 +105,7 @@ def judge(
 
 def _judge_reading(checkpoint: Checkpoint, server: Server, probes: Sequence[Probe], *, is_sampled: bool) -> Finding:
     """Return the reading that fits the prompts that were not cut, or the reason why none can be chosen."""
-    means = _means([probe for probe in probes if find_cut(probe) is None])
+    means = _compute_means([probe for probe in probes if find_cut(probe) is None])
     if not means:
         return Finding(UNDECIDED, "It returns no tokens that can be compared.")
     if is_sampled:
@@ -125,7 +125,7 @@ def _judge_reading(checkpoint: Checkpoint, server: Server, probes: Sequence[Prob
             reason = "They are equal on these prompts." if is_equal else "Its numerical noise hides the difference."
         return Finding(UNDECIDED, f"It serves {', '.join([best, *rivals[:-1]])} or {rivals[-1]}. {reason}")
     if best != CONVERTED:
-        return Finding(FAULT, f"It serves {best}.", _fix(checkpoint, server))
+        return Finding(FAULT, f"It serves {best}.", _describe_fix(checkpoint, server))
     return Finding(SERVED, "It serves the checkpoint as converted.")
 
 
@@ -139,7 +139,7 @@ def is_clear(best: float, other: float) -> bool:
     return other >= max(_CLEAR * best, best + _LEAST)
 
 
-def _means(probes: Sequence[Probe]) -> dict[str, float]:
+def _compute_means(probes: Sequence[Probe]) -> dict[str, float]:
     """Return the mean difference of each reading that was computed for all of these prompts."""
     rows = [probe.differences for probe in probes if probe.differences]
     names = [name for name in rows[0] if not name.startswith(CUT)] if rows else []
@@ -182,7 +182,7 @@ def _judge_length(checkpoint: Checkpoint, server: Server, probes: Sequence[Probe
     return []
 
 
-def _fix(checkpoint: Checkpoint, server: Server) -> str:
+def _describe_fix(checkpoint: Checkpoint, server: Server) -> str:
     """Return how to serve the schedule: the engine's own flags, or the converted files."""
     model = model_config(checkpoint.config)
     serving = serving_of(model)
