@@ -26,6 +26,7 @@ LAYERS = (
         "evaluate.scoring.prefix_cache",
         "evaluate.loading",
         "evaluate.model",
+        "evaluate.remote",
         "evaluate.served",
         "evaluate.scoring",
     ),
@@ -36,7 +37,7 @@ MOST_PARAMETERS = 8
 SIGNATURES_OF_OTHERS = {"engines/row_wise.py: forward"}
 """Functions that replace one of another library, and take what it takes."""
 
-HEAVY = ("torch", "transformers", "peft", "matplotlib", "datasets", "numpy", "optuna", "sqlalchemy")
+HEAVY = ("torch", "transformers", "peft", "matplotlib", "datasets", "numpy", "optuna", "sqlalchemy", "httpx")
 
 
 def layer_of(path: Path) -> str:
@@ -146,6 +147,8 @@ UNNEEDED += (
 """What most commands need not."""
 STARTS = {
     ("convert", "--help"): HEAVY,
+    ("verify", "--help"): HEAVY,
+    ("eval", "--help"): HEAVY,
     ("--help",): (*UNNEEDED, "rich.table", "ctxext.files.schemas", "ctxext.recipes", "ctxext.checkpoint"),
     ("methods",): (*UNNEEDED, "ctxext.converters.engines", "ctxext.recipes.recipe"),
     ("inspect", "demo"): (*UNNEEDED, "ctxext.converters.convert", "ctxext.verify.run"),

@@ -35,12 +35,11 @@ def remember(*secrets: str | None) -> None:
 
 
 def remember_arguments(words: Sequence[str]) -> None:
-    """Remember the token of a command line, as errors about other arguments may contain it."""
+    """Remember the token and the key of a command line, as errors about other arguments may contain them."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
-        if word == "--token":
-            remember(following.strip())
-        elif word.startswith("--token="):
-            remember(word.partition("=")[2].strip())
+        flag, equals, value = word.partition("=")
+        if flag in ("--token", "--api-key"):
+            remember((value if equals else following).strip())
 
 
 def redact(text: str) -> str:

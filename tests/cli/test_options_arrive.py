@@ -19,6 +19,7 @@ from ctxext.cli.methods import option_owners
 from ctxext.compare.candidates import CompareOptions
 from ctxext.converters.convert import convert, plan_conversion
 from ctxext.converters.options import Calibration, ConvertOptions
+from ctxext.engines.server import ServerOptions
 from ctxext.evaluate.model import Loading
 from ctxext.evaluate.settings import Settings
 from ctxext.files.output_directory import OverwriteOptions
@@ -42,6 +43,11 @@ EVAL = (
     *("--device", "cpu", "--dtype", "bf16", "--attn", "eager", "--trust-remote-code", "--engine", "vllm"),
     *("--engine-args", '{"seed": 2}', "--out", "there", "--resume", "--overwrite", *HUB),
 )
+URL = "http://127.0.0.1:1/v1"
+SERVER = ("--server", URL, "--model", "it", "--api-key", TOKEN, "--timeout", "9")
+EVAL_SERVER = ("eval", "one", *SERVER, "--num-concurrent", "3", "--max-retries", "7", "--out", "there")
+VERIFY_SERVER = ("verify", "out", *SERVER, "--minutes", "3", "--trust-remote-code", *HUB)
+OF_SERVER = {"server": URL, "model": "it", "api_key": TOKEN, "timeout": 9.0}
 _ENGINE = ("--allow-beyond", "--engine", "vllm", "--engine-args", '{"seed": 2}')
 _ASKED = tuple(word for word in EVAL[3:] if word not in _ENGINE)
 COMPARE = ("compare", "one", "--target-length", "64k", "--methods", "yarn,dca", "--methods", "mine.yaml", *_ASKED)
@@ -138,7 +144,22 @@ def arrived(run, tmp_path, monkeypatch):
     "command", ["eval", "compare", "search", "push", "verify", "merge", "inspect", "convert", "finetune"]
 )
 def test_every_option_is_in_a_table(command):
-    lines = (EVAL, COMPARE, SEARCH, PUSH, VERIFY, MERGE, INSPECT, CONVERT, AUTO, FINETUNE, MERGED, *OTHERS)
+    lines = (
+        EVAL,
+        EVAL_SERVER,
+        VERIFY_SERVER,
+        COMPARE,
+        SEARCH,
+        PUSH,
+        VERIFY,
+        MERGE,
+        INSPECT,
+        CONVERT,
+        AUTO,
+        FINETUNE,
+        MERGED,
+        *OTHERS,
+    )
     words = {word for line in lines if line[0] == command for word in line}
     words |= {word for options in TRAININGS for word in words_of(options)} if command == "finetune" else set()
     of_methods = set(option_owners()) if command == "convert" else set()
@@ -188,6 +209,11 @@ def test_eval(arrived):
     assert callable(progress)
     loading = Loading("cpu", "bf16", False, "eager", True, "vllm", {"seed": 2}, **GIVEN)
     assert named == {"loading": loading, "out": Path("there"), "resume": True, "overwrite": True}
+
+
+def test_eval_of_a_server(arrived):
+    _, named = arrived(EVAL_SERVER, "ctxext.evaluate.run.evaluate")
+    assert named["loading"] == Loading(server=ServerOptions(**OF_SERVER, num_concurrent=3, max_retries=7))
 
 
 def test_a_folder_is_chosen_where_none_is_named(arrived):
@@ -307,6 +333,17 @@ def test_verify(arrived, monkeypatch):
     given, named = arrived(VERIFY, "ctxext.cli.verify._in_engine")
     assert opened == [("out", GIVEN), ("some", {"token": TOKEN})], "the revision is that of OUT"
     assert (given, named) == (("out", "some"), {"trust_remote_code": True, "arguments": {"max_model_len": 64}})
+
+
+def test_verify_of_a_server(arrived, monkeypatch):
+    opened = []
+    monkeypatch.setattr("ctxext.cli.verify.open_checkpoint", lambda name, **more: opened.append((name, more)) or name)
+    (checkpoint, server, minutes, _), named = arrived(VERIFY_SERVER, "ctxext.cli.verify_server.verify_server")
+    assert (checkpoint, server, minutes) == ("out", ServerOptions(**OF_SERVER), 3)
+    assert opened == [("out", GIVEN)]
+    assert named == {"trust_remote_code": True}
+    (_, _, minutes, _), _ = arrived(("verify", "out", "--server", URL), "ctxext.cli.verify_server.verify_server")
+    assert minutes == 10
 
 
 def test_merge(arrived):

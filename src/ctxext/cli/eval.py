@@ -1,5 +1,6 @@
 """`ctxext eval`: measure retrieval at every depth of the context, and the quality lost at short lengths."""
 
+import dataclasses
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ import typer
 
 from ctxext.cli.options import takes_options
 from ctxext.cli.output import Output, resuming_command
+from ctxext.engines.server import ServerOptions
 from ctxext.errors import CtxextError
 from ctxext.evaluate.loading import Loading
 from ctxext.evaluate.settings import Settings
@@ -55,6 +57,7 @@ def eval_(
     *,
     settings: Settings,
     loading: Loading,
+    server: ServerOptions,
     place: ReportPlace,
     output: Output,
 ) -> None:
@@ -70,9 +73,12 @@ def eval_(
     ctxext eval my-model --engine vllm --task needle,kv --lengths 4k,32k
 
     ctxext eval longer.gguf --engine llama.cpp --task needle,kv --lengths 4k,32k
+
+    ctxext eval my-model --server http://127.0.0.1:8000/v1 --task needle,kv --lengths 4k,32k
     """
     from ctxext.evaluate.run import evaluate
 
+    loading = loading if server.server is None else dataclasses.replace(loading, server=server)
     out = place.folder()
     with resumable(out, output), output.progress("evaluating") as progress:
         report = evaluate(
@@ -115,8 +121,9 @@ def _print_report(report: "Report", out: Path, models: Sequence[str], output: Ou
             output.warning(f"{model['name']} in {model['engine']}: {model['mind']}.")
     sentences = [Text(sentence) for sentence in findings(report)]
     output.result(report, *report_tables(report, output.stdout.width), Text(), *sentences)
-    computed = {f"{model.get('dtype')} on {model.get('device')}" for model in report["models"] if model.get("dtype")}
-    output.note(Text(f"Computed in {', '.join(sorted(computed))}. Report: {out / 'report.html'}"))
+    computed = {f"in {model.get('dtype')} on {model.get('device')}" for model in report["models"] if model.get("dtype")}
+    computed |= {f"by {model['engine']}" for model in report["models"] if "served_model" in model}
+    output.note(Text(f"Computed {', '.join(sorted(computed))}. Report: {out / 'report.html'}"))
     if not is_installed("matplotlib"):
         output.note(f"For image files, run {install_command('matplotlib')}, then the same command with --resume.")
     each = list(zip(models, report["models"], strict=False))  # Sources that were added for comparison come last.

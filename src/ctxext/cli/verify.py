@@ -12,6 +12,7 @@ from rich.text import Text
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.cli.options import takes_options
 from ctxext.cli.output import Output
+from ctxext.engines.server import ServerOptions
 from ctxext.errors import CtxextError
 from ctxext.gguf import is_gguf
 from ctxext.options import HubOptions
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 _MARKS = {"passed": ("✓", "green"), "failed": ("✗", "red"), "not checked": ("-", "yellow")}
 
 
-@takes_options(without=("verbose",))
+@takes_options(without=("verbose", "num_concurrent", "max_retries"))
 def verify(
     folder: Annotated[str, typer.Argument(metavar="OUT", help="A converted checkpoint: a folder or a Hub id.")],
     *,
@@ -54,12 +55,23 @@ def verify(
         str | None,
         typer.Option("--engine-args", metavar="JSON", help="Arguments of vllm.LLM. max_model_len shortens prompts."),
     ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            "--minutes",
+            help="Time limit with --server; long prompts that would exceed it are omitted. Default: 10.",
+            min=0,
+            rich_help_panel="Server",
+        ),
+    ] = None,
+    server: ServerOptions,
     hub: HubOptions,
     output: Output,
 ) -> None:
     """Verify the files, configuration, code, frequencies and weights of a converted checkpoint.
 
-    Prints one line per check. The exit code is 1 if any check fails.
+    Prints one line per check. The exit code is 1 if any check fails. With --server, it checks only how a running server
+    reads the checkpoint.
 
     Examples:
     ctxext verify demo-yarn-2k
@@ -67,7 +79,24 @@ def verify(
     ctxext verify user/model --against the-source/model
 
     ctxext verify demo-yarn-2k --engine vllm
+
+    ctxext verify demo-yarn-2k --server http://127.0.0.1:8000/v1
     """
+    if server.server is not None:
+        from ctxext.cli.verify_server import verify_server
+
+        _refuse({"--engine": engine, "--engine-args": engine_args, "--against": against, "--no-load": not load})
+        if is_gguf(folder):
+            raise CtxextError(
+                "--server does not support GGUF files.", hint="Give the checkpoint that it was made from."
+            )
+        checkpoint = open_checkpoint(folder, **vars(hub))
+        verify_server(
+            checkpoint, server, 10 if minutes is None else minutes, output, trust_remote_code=trust_remote_code
+        )
+        return
+    if minutes is not None:
+        raise CtxextError("--minutes requires a server.", hint="Add --server URL.")
     from ctxext.verify.run import failures
     from ctxext.verify.run import verify as run
 
@@ -106,6 +135,13 @@ def verify(
     output.result({**content, **({"engine": [vars(row) for row in rows]} if engine else {})}, *lines, *_table(rows))
     if failed:
         raise typer.Exit(1)
+
+
+def _refuse(options: Mapping[str, object]) -> None:
+    """Raise if an option is set that has no effect on the check of a server."""
+    for flag, value in options.items():
+        if value:
+            raise CtxextError(f"{flag} cannot be combined with --server.", hint="Run both checks one after the other.")
 
 
 def _arguments(engine: str | None, text: str | None) -> dict[str, Any]:

@@ -5,12 +5,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctxext.checkpoint.loading import choose_dtype
+from ctxext.engines.server import ServerOptions
 from ctxext.engines.vllm import ENGINE_NAMES
 from ctxext.errors import CtxextError
 from ctxext.files.strict import parse_json
 from ctxext.options import HubOptions, option, with_documented_options
 
+SERVER = "server"
+"""The engine of a running server."""
+
 _RUN = "Execution"
+_OF_SERVER = {
+    "engine": "--engine",
+    "engine_arguments": "--engine-args",
+    "device": "--device",
+    "dtype": "--dtype",
+    "attention": "--attn",
+}
+"""Options that a server decides, by their fields."""
 
 
 @with_documented_options
@@ -18,7 +30,8 @@ _RUN = "Execution"
 class Loading(HubOptions):
     """Options for loading models.
 
-    A device may also be "cuda:1" and engine arguments a mapping. A revision applies to every model.
+    A device may also be "cuda:1" and engine arguments a mapping. A revision applies to every model. With `server`, the
+    engine is "server", and the checkpoint is only read for its tokenizer and lengths.
     """
 
     device: str = option("auto", help="auto, cpu, cuda or mps.")
@@ -42,6 +55,8 @@ class Loading(HubOptions):
         metavar="JSON",
     )
 
+    server: ServerOptions | None = None
+
     def __post_init__(self) -> None:
         choose_dtype(self.dtype)
         arguments: Any = self.engine_arguments or {}
@@ -50,7 +65,16 @@ class Loading(HubOptions):
         if not isinstance(arguments, Mapping):
             raise CtxextError("--engine-args is not a JSON object.", hint="""Example: '{"tensor_parallel_size": 2}'.""")
         object.__setattr__(self, "engine_arguments", arguments)
-        if self.engine not in ENGINE_NAMES:
+        if self.server is not None:
+            self._check_server()
+            object.__setattr__(self, "engine", SERVER)
+        elif self.engine not in ENGINE_NAMES:
             raise CtxextError(f'Unknown engine "{self.engine}".', hint=f"Engines: {', '.join(ENGINE_NAMES)}.")
         if arguments and self.engine == "transformers":
             raise CtxextError("--engine-args requires an engine.", hint="Add --engine vllm or --engine llama.cpp.")
+
+    def _check_server(self) -> None:
+        """Raise if an option is set that the server decides."""
+        for name, flag in _OF_SERVER.items():
+            if (value := getattr(self, name)) and value not in (getattr(Loading, name, None), SERVER):
+                raise CtxextError(f"{flag} cannot be combined with --server.", hint=f"Omit {flag}.")

@@ -10,6 +10,7 @@ from ctxext.checkpoint.opening import is_source_of, open_checkpoint
 from ctxext.data.texts import kinds_of_text
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo, GgufInfo, info_of, open_gguf_infos, open_infos
+from ctxext.evaluate.loading import SERVER
 from ctxext.evaluate.settings import Settings, lengths_of
 from ctxext.evaluate.tasks.base import Reading, RetrievalTask
 from ctxext.evaluate.tasks.perplexity import LongPerplexity, Short
@@ -96,7 +97,7 @@ def plans_of(infos: Sequence[CheckpointInfo], settings: Settings, loading: "Load
         usual = known if settings.allow_beyond else [info.trained_length, info.context_length]
         lengths[info.name] = lengths_of(settings, usual)
         check_context_length(info, lengths[info.name], allow_beyond=settings.allow_beyond)
-        if loading.engine != "transformers":
+        if loading.engine not in ("transformers", SERVER):
             check_served(info, lengths[info.name])
     longest = max(max(of_model) for of_model in lengths.values())
     if settings.evaluator and LongPerplexity.name in settings.tasks:
@@ -118,9 +119,12 @@ def plans_of(infos: Sequence[CheckpointInfo], settings: Settings, loading: "Load
 def _open(models: Sequence[str], loading: "Loading", original_length: int | None = None) -> list[CheckpointInfo]:
     """Open checkpoints, or GGUF files for llama.cpp."""
     is_llama = loading.engine == "llama.cpp"
+    if loading.server is not None and len(models) > 1:
+        raise CtxextError(f"A server serves one model, not {len(models)}.", hint="Evaluate one model at a time.")
     for model in models:
         if is_gguf(model) and not is_llama:
-            raise CtxextError(f'"{model}" is a GGUF file, which needs llama.cpp.', hint="Add --engine llama.cpp.")
+            hint = "Add --engine llama.cpp." if loading.server is None else "Give its checkpoint, for the tokenizer."
+            raise CtxextError(f'"{model}" is a GGUF file, which needs llama.cpp.', hint=hint)
         if is_llama and not is_gguf(model):
             hint = "Convert the checkpoint with ctxext export gguf."
             raise CtxextError(f'llama.cpp needs a GGUF file, but "{model}" is not one.', hint=hint)
@@ -150,7 +154,7 @@ def check_kind(info: CheckpointInfo, settings: Settings, loading: "Loading") -> 
             raise CtxextError(
                 f'The task "{task}" does not support "{info.name}", a {WORDS[info.kind]}.', hint=f"Use {supported}."
             )
-    option = "--harness" if settings.harness else "--engine vllm" if loading.engine == "vllm" else ""
+    option = "--harness" if settings.harness else {"vllm": "--engine vllm", SERVER: "--server"}.get(loading.engine)
     if option and info.kind != "causal":
         raise CtxextError(f'{option} supports only causal language models, but "{info.name}" is a {WORDS[info.kind]}.')
 

@@ -258,9 +258,11 @@ def _list_lengths_read(keys: "set[Key]", loaded: "LoadedModel") -> list[int]:
 def _make_header(plans: Sequence[ModelPlan], settings: Settings, loading: "Loading") -> dict[str, Any]:
     from ctxext.evaluate.served import engine_versions
 
-    hidden = ("token", *(("engine", "engine_arguments") if loading.engine == "transformers" else ()))
+    hidden = ("token", "server", *(("engine", "engine_arguments") if loading.engine == "transformers" else ()))
     options = {key: value for key, value in dataclasses.asdict(loading).items() if key not in hidden}
-    if loading.dtype == "auto" and choose_device(loading.device).type == "cpu":
+    if loading.server is not None:
+        options["served_model"] = loading.server.connection.model
+    elif loading.dtype == "auto" and choose_device(loading.device).type == "cpu":
         options["dtype_of_bf16_weights"] = str(fast_cpu_dtype()).removeprefix("torch.")
     return {
         "settings": settings.to_dict(),

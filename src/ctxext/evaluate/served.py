@@ -15,7 +15,9 @@ from ctxext.engines.llama_cpp import LlamaCpp, LlamaTokenizer, llama_cpp_version
 from ctxext.engines.vllm import Engine, engine_dtype, vllm_version
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo, GgufInfo
+from ctxext.evaluate.loading import SERVER
 from ctxext.evaluate.model import LoadedModel, Loading, load_tokenizer, runs_foreign_code
+from ctxext.evaluate.remote import load_remote
 from ctxext.files.length import format_length
 from ctxext.recipes.code.staging import stage_checkpoint
 from ctxext.recipes.encodings.rotary import ModelConfig, model_config
@@ -78,7 +80,9 @@ class ServedModel(LoadedModel):
 
 
 def engine_versions(loading: Loading) -> dict[str, str]:
-    """Return the version of the engine by package name; empty for transformers."""
+    """Return the version of the engine by package name, or the name and version of a server; empty for transformers."""
+    if loading.server is not None:
+        return {SERVER: loading.server.connection.label}
     if loading.engine == "llama.cpp":
         return {"xllamacpp": llama_cpp_version()}
     return {"vllm": vllm_version()} if loading.engine == "vllm" else {}
@@ -87,18 +91,24 @@ def engine_versions(loading: Loading) -> dict[str, str]:
 def check_tasks(tasks: Sequence[str], harness: Sequence[str], loading: Loading, num_processes: int) -> None:
     """Raise if an engine does not support a task or option, before anything is loaded."""
     engine_versions(loading)
-    name, is_vllm = ("vLLM", True) if loading.engine == "vllm" else ("llama.cpp", False)
-    hint = "Omit it, or evaluate without --engine." if is_vllm else "Omit it, or evaluate the checkpoint."
+    name, is_vllm = _NAMES[loading.engine], loading.engine == "vllm"
+    flag = "--engine" if loading.server is None else "--server"
+    without = "the checkpoint" if loading.engine == "llama.cpp" else f"without {flag}"
+    hint = f"Omit it, or evaluate {without}."
     if unsupported := [task for task in tasks if task in LOSS_TASKS]:
         raise CtxextError(f"{name} only generates answers: it cannot measure {' and '.join(unsupported)}.", hint=hint)
     if harness:
         hint = "Use lm_eval --model vllm." if is_vllm else "Use lm_eval with a server."
-        raise CtxextError("--harness cannot be combined with --engine.", hint=hint)
+        raise CtxextError(f"--harness cannot be combined with {flag}.", hint=hint)
     if loading.attention or loading.device != "auto":
         raise CtxextError(f"{name} chooses device and attention itself.", hint="Omit --device and --attn.")
     if num_processes > 1:
         more = """, with --engine-args '{"tensor_parallel_size": 2}'""" if is_vllm else ""
+        more = ", with --num-concurrent N" if loading.server is not None else more
         raise CtxextError(f"{name} starts its processes itself.", hint=f"Start one process{more}.")
+
+
+_NAMES = {"vllm": "vLLM", "llama.cpp": "llama.cpp", SERVER: "A server"}
 
 
 def serving_by_vllm(checkpoint: Checkpoint) -> Serving | None:
@@ -139,14 +149,16 @@ def _make_overrides(info: CheckpointInfo, length: int) -> Mapping[str, Any]:
     return {"hf_overrides": {key: more} if nested else more}
 
 
-def load_served(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]) -> ServedModel:
-    """Start an engine with a checkpoint, or llama.cpp with a GGUF file.
+def load_served(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]) -> LoadedModel:
+    """Start an engine with a checkpoint, or llama.cpp with a GGUF file, or connect to a server.
 
     Args:
         info: The checkpoint.
         loading: Options for loading models.
         lengths: Prompt lengths in tokens, answers included.
     """
+    if loading.server is not None:
+        return load_remote(info, loading, lengths)
     if isinstance(info, GgufInfo):
         llama = LlamaCpp(
             info.path,

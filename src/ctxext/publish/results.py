@@ -97,9 +97,12 @@ def conditions(report: Report, entry: Mapping[str, Any]) -> str:
     versions = {key: value for key, value in report["versions"].items() if value}
     answers = "generated" if settings["generate"] else "scored in one forward pass against the correct answer"
     engine = f", run by vLLM {versions['vllm']}" if versions.get("vllm") else ""
+    if "served_model" in entry:
+        computed = f"computed by {versions['server']}, which served {entry['served_model'] or 'its default model'}"
+    else:
+        computed = f"computed in {entry.get('dtype')} on {entry.get('device')} with {entry.get('attention')} attention"
     return in_markdown(
-        f"{settings['samples']} samples per cell, seed {settings['seed']}; answers {answers}; computed in "
-        f"{entry.get('dtype')} on {entry.get('device')} with {entry.get('attention')} attention, transformers "
+        f"{settings['samples']} samples per cell, seed {settings['seed']}; answers {answers}; {computed}, transformers "
         f"{versions.get('transformers')}, torch {versions.get('torch')}{engine}. Shares have Wilson intervals. "
         f"Measured checkpoint: `{entry['digest'][:12]}`. "
         f"All figures: [{FOLDER}/report.json]({FOLDER}/report.json)."
@@ -286,6 +289,7 @@ def _command(report: Report, entry: Mapping[str, Any]) -> str:
     options["--dtype"] = loading.get("dtype") if loading.get("dtype") != "auto" else None
     if loading.get("engine"):
         arguments = loading.get("engine_arguments")
-        options |= {"--generate": None, "--engine": loading["engine"]}
+        is_served = "served_model" in loading
+        options |= {"--generate": None, **({"--server": "URL"} if is_served else {"--engine": loading["engine"]})}
         options["--engine-args"] = json.dumps(arguments) if arguments else None
     return command_of(["ctxext", "eval", *names], {**options, "--out": FOLDER})

@@ -60,7 +60,7 @@ def render_page(report: Report) -> str:
     models, settings, versions = report["models"], report["settings"], report["versions"]
     listed = ", ".join(model["name"] for model in models)
     of = f"{len(models)} models" if len(models) > _MAX_NAMED or len(listed) > _MAX_TITLE else listed
-    engines = {"vllm": "vLLM", "xllamacpp": "llama.cpp by xllamacpp"}
+    engines = {"vllm": "vLLM", "xllamacpp": "llama.cpp by xllamacpp", "server": "served by"}
     ran = "".join(f", {name} {versions[package]}" for package, name in engines.items() if versions.get(package))
     environment = Environment(
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined, finalize=_escape
@@ -239,13 +239,20 @@ def _make_models(report: Report) -> tables.Table:
             model["summary"],
             model["trained_length"],
             model["context_length"],
-            f"{model.get('dtype')}, {model.get('attention')}, {model.get('device')}",
+            _format_computed(model),
             _format_code(model["digest"][:12]),
         ]
         for model in report["models"]
     ]
     head = ["model", "recipe", "original context length", "context length", "dtype, attention, device", "digest"]
     return tables.Table("Models", head, rows)
+
+
+def _format_computed(model: Mapping[str, Any]) -> str:
+    """Return dtype, attention and device of a model, or its server and its name there."""
+    if "served_model" in model:
+        return f"{model['engine']}, {model['served_model'] or 'default model'}"
+    return f"{model.get('dtype')}, {model.get('attention')}, {model.get('device')}"
 
 
 def _make_perplexity(report: Report) -> tables.Table:

@@ -1,0 +1,57 @@
+"""`ctxext verify --server`: check how a running server reads a checkpoint."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from ctxext.checkpoint.opening import Checkpoint
+from ctxext.cli.output import Output, mark_line
+from ctxext.engines.server import ServerOptions
+from ctxext.engines.server_verdict import FAULT, SERVED, UNDECIDED, ServerReport
+
+_MARKS = {SERVED: ("✓", "green"), FAULT: ("✗", "red"), UNDECIDED: ("-", "yellow")}
+
+
+def verify_server(
+    checkpoint: Checkpoint, options: ServerOptions, minutes: float, output: Output, *, trust_remote_code: bool
+) -> None:
+    """Print how a server reads a checkpoint; the exit code is 1 if that is a fault."""
+    from ctxext.engines.in_server import check_server
+
+    with output.progress("") as progress:
+        report = check_server(
+            checkpoint,
+            options.connection,
+            trust_remote_code=trust_remote_code,
+            minutes=minutes,
+            progress=progress,
+        )
+    mark, colour = _MARKS[report.status]
+    served = f" ({report.model})" if report.model else ""
+    lines = [mark_line(mark, colour, f"{report.server}{served}: {report.verdict}"), Text(), *_table(report)]
+    lines += [Text(note) for note in report.notes]
+    if report.fix:
+        lines.append(Text(f"Fix: {report.fix}"))
+    output.result({"passed": report.status != FAULT, **dataclasses.asdict(report)}, *lines)
+    if report.status == FAULT:
+        raise typer.Exit(1)
+
+
+def _table(report: ServerReport) -> Sequence[Text | Table]:
+    """Return the differences from each reading by prompt, under their heading."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("")
+    for probe in report.probes:
+        table.add_column(f"{probe['place']}\n{probe['tokens']:,} tokens", justify="right")
+    for name in dict.fromkeys(name for probe in report.probes for name in probe["differences"]):
+        numbers = [probe["differences"].get(name) for probe in report.probes]
+        table.add_row(name, *("" if number is None else f"{number:.2g}" for number in numbers))
+    if any(probe["refused"] for probe in report.probes):
+        table.add_row("", *("refused" if probe["refused"] else "" for probe in report.probes))
+    tokens = (
+        "log-probabilities" if report.basis == "log-probabilities" else "the generated and the most probable tokens"
+    )
+    return [Text(f"mean differences of {tokens} in nats, server and transformers (float32)"), table]

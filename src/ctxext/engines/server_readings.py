@@ -1,0 +1,125 @@
+"""The ways in which an engine may read a checkpoint, each computed in transformers and compared with a server."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ctxext.checkpoint.head import Head
+from ctxext.checkpoint.loading import choose_device, load_checkpoint
+from ctxext.checkpoint.opening import Checkpoint
+from ctxext.engines.server_probes import TOKENS, Probe
+from ctxext.errors import CtxextError
+from ctxext.recipes.code.staging import stage_checkpoint
+from ctxext.recipes.encodings.rotary import ModelConfig, attention_scaling, model_config
+from ctxext.recipes.recipe import plain_config
+
+if TYPE_CHECKING:
+    import torch
+
+CONVERTED = "the checkpoint as converted"
+UNMODIFIED = "the unmodified model"
+NO_THETA = "the schedule without rope_theta"
+NO_TEMPERATURE = "the schedule without its attention temperature"
+LINEAR = "a linear schedule"
+
+CUT = "the last tokens only:"
+"""Beginning of the name of a reading of a cut prompt; its number of tokens follows."""
+
+_USUAL_THETA = 10_000.0
+"""The base that engines assume without rope_theta."""
+
+_USUAL_CUT = 4096
+"""Ollama's default context length; it cuts longer prompts silently."""
+
+
+def readings_of(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
+    """Return the configurations of all readings that differ from each other, by name; the right one is first.
+
+    Raises:
+        CtxextError: The checkpoint has no rotary embeddings, or is not extended.
+    """
+    model = model_config(checkpoint.config)
+    rotary, plain = model.rotary, plain_config(model)
+    if not model.is_extended:
+        raise CtxextError(
+            f'"{checkpoint.name}" is not extended, so a server has no schedule to read wrongly.',
+            hint="Give the converted checkpoint that the server should serve.",
+        )
+
+    def edit(**changes: Any) -> ModelConfig:
+        return model.with_encoding(dataclasses.replace(rotary, **changes))
+
+    others = {UNMODIFIED: plain}
+    if rotary.theta != _USUAL_THETA:
+        others[NO_THETA] = edit(theta=_USUAL_THETA)
+    if attention_scaling(rotary) != 1:
+        numbers = {key: value for key, value in rotary.parameters.items() if not key.startswith("mscale")}
+        others[NO_TEMPERATURE] = edit(parameters={**numbers, "attention_factor": 1.0})
+    if rotary.rope_type not in ("default", "linear") and not model.code:
+        factor = rotary.context_length / rotary.trained_length
+        others[LINEAR] = edit(parameters={"rope_type": "linear", "factor": factor})
+    return {CONVERTED: dict(model.config), **{name: dict(other.config) for name, other in others.items()}}
+
+
+def list_cuts(probe: Probe, trained: int) -> list[int]:
+    """Return the lengths to which the server may have cut a prompt silently, in tokens."""
+    if probe.read is not None:
+        return [probe.read] if 0 < probe.read < len(probe.ids) else []
+    # Some servers leave room for the answer.
+    return [length for length in (trained, trained - TOKENS, _USUAL_CUT) if 0 < length < len(probe.ids)]
+
+
+@contextmanager
+def load_reading(checkpoint: Checkpoint, config: dict[str, Any], *, foreign: bool) -> Iterator[Head]:
+    """Load the checkpoint's weights under another configuration, in float32."""
+    reading = dataclasses.replace(checkpoint, config=config)
+    with stage_checkpoint(reading, foreign=foreign and config == checkpoint.config) as stage:
+        model = load_checkpoint(reading, stage.folder, trust=stage.trust, dtype="fp32", device=choose_device("auto"))
+        yield Head(model)
+
+
+def measure_difference(head: Head, probe: Probe, *, last: int | None = None) -> float:
+    """Return the mean difference between a loaded reading and the server, in nats.
+
+    Without log-probabilities, it is the mean difference of each generated token from the most probable one.
+
+    Args:
+        head: The loaded model.
+        probe: The prompt and the server's continuation.
+        last: The number of tokens that the model reads, at the end of the prompt; None for all.
+
+    Raises:
+        CtxextError: The model has no such tokens.
+    """
+    evidence, ids = probe.evidence, probe.ids[-(last or len(probe.ids)) :]
+    assert evidence is not None
+    size = head.model.get_input_embeddings().weight.shape[0]
+    tokens = {*evidence.chosen, *(token for numbers in evidence.numbers for token in numbers)}
+    if unknown := [token for token in tokens if not 0 <= token < size]:
+        raise CtxextError(
+            f"The server returns the token {unknown[0]}, but the checkpoint has only {size:,} tokens.",
+            hint="Check that it serves this model.",
+        )
+    values = _log_probabilities(head, ids, evidence.chosen)
+    if not evidence.numbers:
+        rows = range(len(evidence.chosen))
+        return float((values.amax(-1) - values[rows, evidence.chosen]).mean())
+    pairs = [
+        abs(number - float(values[at, token]))
+        for at, numbers in enumerate(evidence.numbers)
+        for token, number in numbers.items()
+    ]
+    return sum(pairs) / len(pairs) if pairs else math.nan
+
+
+def _log_probabilities(head: Head, ids: Sequence[int], chosen: Sequence[int]) -> "torch.Tensor":
+    """Return the log-probabilities, (generated tokens, vocabulary), after the prompt and each generated token."""
+    import torch
+
+    device = next(head.model.parameters()).device
+    tokens = torch.tensor([[*ids, *chosen[:-1]]], device=device)
+    with torch.inference_mode():
+        hidden = head.read(tokens)[:, -len(chosen) :]
+        return head(hidden, tokens[:, -len(chosen) :])[0].float().log_softmax(-1).cpu()

@@ -1,0 +1,107 @@
+"""Evaluation of a running server: its model generates the answers, with prompts of the checkpoint's tokenizer."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from ctxext.data.encoding import Encoder
+from ctxext.data.prompt import Prompt
+from ctxext.engines.server import Server
+from ctxext.errors import CtxextError
+from ctxext.evaluate.checkpoint_info import CheckpointInfo
+from ctxext.evaluate.model import LoadedModel, Loading, load_tokenizer
+
+_CALLS_AT_ONCE = 4
+"""Requests per thread between two saved results."""
+
+_LEAST_READ = 0.9
+"""Share of a prompt that a server must report to have read; its tokenizer may return slightly fewer tokens for text."""
+
+
+@dataclass(frozen=True)
+class RemoteModel(LoadedModel):
+    """A model on a server, which only generates answers.
+
+    Attributes:
+        num_concurrent: Number of concurrent requests.
+    """
+
+    model: Server
+    num_concurrent: int = 1
+
+    def facts(self) -> dict[str, str]:
+        """Return the server and its model for the report; dtype and device are unknown."""
+        return {
+            "engine": self.model.label,
+            "served_model": self.model.model,
+            "chat_template": "yes" if self.encoder.uses_chat else "no",
+            "prompts": "token ids" if self.model.takes_ids else "text",
+        }
+
+    def questions_at_once(self, length: int, num_depths: int) -> int:
+        """Return the number of questions per call, limited so that a killed run loses little."""
+        return max(1, _CALLS_AT_ONCE * self.num_concurrent // num_depths)
+
+    def may_share(self, common: int, length: int) -> bool:
+        """Return False: a server manages its prompt cache."""
+        return False
+
+    def write(
+        self, questions: Sequence[Sequence[Prompt]], depths: Sequence[int]
+    ) -> Iterator[tuple[int, list[list[int]]]]:
+        """Generate all answers, with prompts of a common prefix next to each other."""
+        prompts = [question[depth] for question in questions for depth in depths]
+        with ThreadPoolExecutor(self.num_concurrent) as threads:
+            written = list(threads.map(self._answer, prompts))
+        for place, depth in enumerate(depths):
+            yield depth, written[place :: len(depths)]
+
+    def _answer(self, prompt: Prompt) -> list[int]:
+        """Return the generated answer as tokens: those of the correct answer if the texts are equal."""
+        tokenizer, size = self.encoder.tokenizer, prompt.num_answer
+        ids, expected = prompt.ids[:-size], prompt.ids[-size:]
+        start = self.encoder.get_start_tokens()
+        bare = ids[len(start) :] if ids[: len(start)] == start else ids  # The server adds the begin tokens to text.
+        answer = self.model.complete(ids, tokenizer.decode(bare), max_tokens=size, logprobs=False)
+        if answer.prompt_tokens is not None and answer.prompt_tokens < _LEAST_READ * len(ids):
+            raise CtxextError(
+                f"The server read only {answer.prompt_tokens:,} of {len(ids):,} tokens of a prompt.",
+                hint="Raise its context length.",
+            )
+        # Some servers remove the space before the answer.
+        if answer.text.strip() == tokenizer.decode(expected).strip():
+            return expected
+        return self.encoder.encode_piece(answer.text)[:size]
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.model.close()
+
+
+def load_remote(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]) -> RemoteModel:
+    """Connect to a server, with the tokenizer of the checkpoint that it serves.
+
+    Args:
+        info: The checkpoint.
+        loading: The server, and options for the tokenizer.
+        lengths: Prompt lengths in tokens, answers included.
+
+    Raises:
+        CtxextError: The server cannot be reached, has chat completions only, or supports fewer tokens.
+    """
+    assert loading.server is not None
+    server = loading.server.connection
+    if server.length is not None and max(lengths) > server.length:
+        raise CtxextError(
+            f"The server supports {server.length:,} tokens, but a prompt length is {max(lengths):,}.",
+            hint="Raise its context length, or use shorter --lengths.",
+        )
+    encoder = Encoder(load_tokenizer(info, loading), chat_template=loading.chat_template)
+    # The form of a request is chosen before several threads send requests.
+    server.complete(encoder.encode_document("One"), "One", max_tokens=1, logprobs=False)
+    if server.is_chat:
+        raise CtxextError(
+            f"{server.label} has chat completions only, but the tasks continue a text.",
+            hint="Use a server with the path /completions.",
+        )
+    return RemoteModel(info.name, server, encoder, False, num_concurrent=loading.server.num_concurrent)

@@ -1,0 +1,205 @@
+"""Verdicts on servers that read a checkpoint rightly or with one of the usual faults, over a server on loopback."""
+
+import copy
+import dataclasses
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ctxext import Recipe
+from ctxext.checkpoint.opening import open_checkpoint
+from ctxext.converters.convert import convert
+from ctxext.engines.in_server import check_server
+from ctxext.engines.server import Server
+from ctxext.engines.server_probes import TOKENS
+from ctxext.engines.server_readings import CONVERTED, LINEAR, NO_TEMPERATURE, NO_THETA, UNMODIFIED, readings_of
+from ctxext.engines.server_verdict import FAULT, SERVED, UNDECIDED
+from ctxext.errors import CtxextError
+from ctxext.methods import Yarn
+from openai_server import Served, running
+
+TEMPLATE = "<|user|>{{ messages[0]['content'] }}<|assistant|>"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The demo with yarn ×2 and a base that engines do not assume."""
+    place, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("served") / "out"
+    demo = open_checkpoint("demo").folder
+    for file in demo.iterdir():
+        (place / file.name).write_bytes(file.read_bytes())
+    config = json.loads((place / "config.json").read_text())
+    config["rope_theta"] = 20_000.0
+    if isinstance(config.get("rope_parameters"), dict):
+        config["rope_parameters"]["rope_theta"] = 20_000.0
+    (place / "config.json").write_text(json.dumps(config))
+    convert(str(place), out, Recipe([Yarn(factor=2)]), check=False)
+    return out
+
+
+@pytest.fixture(scope="module")
+def served(folder, tmp_path_factory):
+    """Build the server of a reading."""
+    checkpoint, models = open_checkpoint(str(folder)), {}
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    def build(reading=CONVERTED, **options):
+        if reading not in models:
+            place = tmp_path_factory.mktemp("reading")
+            (place / "config.json").write_text(json.dumps(readings_of(checkpoint)[reading]))
+            (place / "model.safetensors").symlink_to((folder / "model.safetensors").resolve())
+            models[reading] = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32).eval()
+        return Served(models[reading], tokenizer, **options)
+
+    return build
+
+
+@pytest.fixture
+def check(folder):
+    """Check a server, and return the report."""
+
+    def call(server, **options):
+        with running(server) as url:
+            return check_server(open_checkpoint(str(folder)), Server(url, timeout=60), **options)
+
+    return call
+
+
+def test_the_checkpoint_as_converted(served, check):
+    stages = []
+    report = check(served(), progress=lambda *stage: stages.append(stage))
+    assert (report.status, report.verdict, report.fix) == (SERVED, "It serves the checkpoint as converted.", "")
+    assert (report.server, report.model, report.basis, report.notes) == ("vLLM 0.0", "served", "log-probabilities", ())
+    assert [probe["place"] for probe in report.probes] == ["inside", "just beyond", "near the end"]
+    assert [probe["read"] for probe in report.probes] == [probe["tokens"] for probe in report.probes]
+    assert all(probe["differences"][CONVERTED] < 1e-4 for probe in report.probes)
+    assert all(
+        value > 0.1 for probe in report.probes for name, value in probe["differences"].items() if name != CONVERTED
+    )
+    assert stages[0][0].startswith("sending 2")
+    assert stages[-1] == ("done", 1, 1)
+
+
+@pytest.mark.parametrize("reading", [UNMODIFIED, LINEAR, NO_THETA, NO_TEMPERATURE])
+def test_a_wrong_reading(served, check, reading):
+    report = check(served(reading))
+    assert (report.status, report.verdict) == (FAULT, f"It serves {reading}.")
+    assert "--hf-overrides" in report.fix
+    assert "20000" in report.fix
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_prompts_that_are_cut(served, check, counts):
+    report = check(served(length=512, cuts=True, counts=counts))
+    assert report.status == FAULT
+    kept = 512 - TOKENS
+    assert report.verdict == f"It silently cuts prompts to their last {kept} tokens. It serves {CONVERTED}."
+    assert report.fix == "Start it with --max-model-len 1024."
+
+
+def test_prompts_that_are_refused(served, check):
+    report = check(served(length=512))
+    assert report.verdict == f"It refuses prompts of more than 512 tokens. It serves {CONVERTED}."
+    assert (report.status, report.fix) == (FAULT, "Start it with --max-model-len 1024.")
+    assert [probe["refused"] for probe in report.probes] == [False, True, True]
+    report = check(served(UNMODIFIED, length=512))
+    assert report.verdict.endswith(f"It serves {UNMODIFIED}.")
+    assert report.fix.startswith("Start it with the schedule"), "which also sets the length"
+
+
+def test_text_and_no_log_probabilities(served, check):
+    assert check(served(takes_ids=False)).status == SERVED
+    report = check(served(has_logprobs=False))
+    assert (report.status, report.basis) == (UNDECIDED, "generated text")
+    assert report.verdict.startswith(f"It serves {CONVERTED}, ")
+    assert LINEAR not in report.verdict
+    assert report.verdict.endswith("Generated text without log-probabilities does not distinguish them.")
+    report = check(served(LINEAR, has_logprobs=False, takes_ids=False))
+    assert (report.status, report.verdict) == (FAULT, f"It serves {LINEAR}.")
+
+
+def test_a_server_that_samples(served, check):
+    report = check(served(has_logprobs=False, is_sampled=True))
+    assert (report.status, report.verdict[:29]) == (UNDECIDED, "Sampling cannot be disabled: ")
+    assert check(served(is_sampled=True)).status == SERVED, "log-probabilities do not depend on the temperature"
+
+
+def test_templates(folder, served, check, monkeypatch):
+    wrapping = served(takes_ids=False, template=("Human: ", " Assistant:"))
+    report = check(wrapping)
+    assert report.status == FAULT
+    assert report.verdict.startswith("It adds ")
+    assert "as a template does" in report.verdict
+    chat = served(chat_only=True)
+    chat.tokenizer = copy.deepcopy(chat.tokenizer)
+    chat.tokenizer.chat_template = TEMPLATE
+    monkeypatch.setattr("ctxext.engines.in_server.open_tokenizer", lambda *_, **__: chat.tokenizer)
+    report = check(chat)
+    assert (report.status, report.verdict) == (SERVED, "It serves the checkpoint as converted.")
+    known = dataclasses.replace(wrapping, tokenizer=chat.tokenizer, template=("<|user|>", "<|assistant|>"))
+    report = check(known)
+    assert (report.status, report.verdict[:36]) == (FAULT, "It wraps prompts in the chat templat")
+
+
+def test_noise_of_8_bits(served, check):
+    assert check(served(noise=0.05)).status == SERVED
+    assert check(served(NO_TEMPERATURE, noise=0.05)).verdict == f"It serves {NO_TEMPERATURE}."
+
+
+@pytest.mark.thorough
+def test_no_false_alarm(served, check):
+    for seed in range(20):
+        report = check(served(noise=0.05, seed=seed, has_logprobs=seed % 2 == 0))
+        assert report.status != FAULT, report
+
+
+def test_other_weights(served, check):
+    other = served()
+    generator = torch.Generator().manual_seed(0)
+    other.model = copy.deepcopy(other.model)
+    with torch.no_grad():
+        for weight in other.model.parameters():
+            weight += 0.5 * weight.std() * torch.randn(weight.shape, generator=generator) if weight.ndim > 1 else 0
+    report = check(other)
+    assert (report.status, report.verdict[:36]) == (UNDECIDED, "It fits no reading of the checkpoint")
+
+
+def test_a_time_limit(served, check):
+    report = check(served(), minutes=0)
+    assert report.status == SERVED
+    (note,) = report.notes
+    assert note.startswith("0 minutes do not suffice for prompts of 5")
+
+
+def test_a_checkpoint_that_is_not_extended(served):
+    with running(served()) as url, pytest.raises(CtxextError, match="is not extended"):
+        check_server(open_checkpoint("demo"), Server(url))
+
+
+def test_the_command(run, folder, served):
+    with running(served(UNMODIFIED)) as url:
+        result = run("verify", folder, "--server", url)
+        assert result.exit_code == 1
+        assert result.stdout.startswith("✗ vLLM 0.0 (served): It serves the unmodified model.\n")
+        assert "Fix: Start it with the schedule: vllm serve" in result.stdout
+        content = json.loads(run("verify", folder, "--server", url, "--json").stdout)
+    assert (content["passed"], content["status"], content["server"]) == (False, FAULT, "vLLM 0.0")
+    assert content["probes"][0]["differences"][UNMODIFIED] < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--server", "http://127.0.0.1:1", "--engine", "vllm"), "--engine cannot be combined with --server."),
+        (("--server", "http://127.0.0.1:1", "--against", "demo"), "--against cannot be combined with --server."),
+        (("--server", "http://127.0.0.1:1", "--no-load"), "--no-load cannot be combined with --server."),
+        (("--model", "it"), "--model requires a server."),
+        (("--api-key", "it"), "--api-key requires a server."),
+        (("--minutes", "1"), "--minutes requires a server."),
+        (("--server", "localhost:8000"), '"localhost:8000" is not a URL.'),
+    ],
+)
+def test_combinations_without_a_meaning(run, folder, words, message):
+    assert run("verify", folder, *words).exception.message == message
