@@ -62,6 +62,23 @@ def _tabulate_effective(report: Report) -> tables.Table:
     return tables.Table("effective length", ["model", *tasks], rows, note)
 
 
+def _tabulate_leaderboard(report: Report) -> tables.Table:
+    """Return a table of each model's effective length by RULER's leaderboard, with the score at each length."""
+    models = [model for model in report["models"] if model.get("ruler")]
+    lengths = sorted({int(length) for model in models for length in model["ruler"]["scores"]})
+    rows = []
+    for model in models:
+        scores = {int(length): score for length, score in model["ruler"]["scores"].items()}
+        figures = [f"{100 * scores[length]:.1f}" if length in scores else "–" for length in lengths]
+        rows.append([model["name"], tables.leaderboard_text(model["ruler"]), *figures])
+    head = ["model", tables.leaderboard_heading(models), *(f"{length} tokens" for length in lengths)]
+    note = (
+        "The longest measured length up to which the score in percent, the mean over the tasks, is at least 85.6 at "
+        "every length, as on RULER's leaderboard."
+    )
+    return tables.Table("RULER", head, rows, note)
+
+
 def _tabulate_perplexity(report: Report) -> tables.Table:
     """Return a table of perplexity over all texts, by length."""
     task, lengths, curves = tables.perplexities(report)
@@ -206,6 +223,7 @@ def build_results(report: Report, entry: Mapping[str, Any], pictures: Sequence[s
                 for task in tasks_of(report)
             ),
             _format_section(_tabulate_effective(labelled)),
+            _format_section(_tabulate_leaderboard(labelled)),
             _format_section(_tabulate_perplexity(labelled), _link_picture("perplexity", "Loss by position", pictures)),
             _format_section(_tabulate_short(labelled)),
             _format_section(tables.Table("lm-evaluation-harness", ["task", "metric", "value"], harness)),
