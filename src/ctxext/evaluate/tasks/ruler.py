@@ -211,7 +211,7 @@ class RulerVariables(RulerTask):
 
     def _draw_chain(self, rng: random.Random, num_letters: int) -> tuple[list[str], list[str], str]:
         names = _draw_names(rng, self.num_copies + 1, num_letters)
-        value = prose.random_number(rng, 5)
+        value = str(rng.randrange(10_000, 99_999))
         copies = (f"VAR {new} = VAR {old} \n" for old, new in pairwise(names))
         return names, [f"VAR {names[0]} = {value}\n", *copies], value
 
@@ -279,8 +279,8 @@ class _RulerWords(RulerTask):
         self, opening: str, question: str, answer: str, words: Sequence[str], draw_list: Callable[[int], list[str]]
     ) -> ListPieces:
         """Make a question with the words to name; `prompts` adds the list."""
-        asked = QuestionText(f"\nQuestion: {question}", answer, required=tuple(words))
-        return ListPieces(opening, repeat("\n"), (), (asked,), padding="\n", draw_list=draw_list)
+        questions = (QuestionText(f"\nQuestion: {question}", answer, required=tuple(words)),)
+        return ListPieces(opening, repeat("\n"), (), questions, padding="\n", draw_list=draw_list)
 
     def _shuffle(self, units: list[str]) -> list[str]:
         """Shuffle a list, the same for all samples of the same size as in RULER."""
@@ -367,7 +367,7 @@ class RulerCommonWords(_RulerWords):
         return (30, 3) if self.length >= 4096 else (6, 1) if self.length >= _SHORTEST_WITH_EXAMPLE else (3, 1)
 
     def _list_words(self, words: Sequence[str], often: int, seldom: int) -> list[str]:
-        """Return the units of a list with ten words much more common than all others, on a line of its own."""
+        """Return the units of a list with ten words much more common than all others."""
         first, *others = self._shuffle([*words[:10]] * often + [*words[10:]] * seldom)
         return [f"\n1. {first}", *(f" {number}. {word}" for number, word in enumerate(others, 2))]
 

@@ -96,19 +96,21 @@ def read_squad(path: Path) -> QuestionSet:
     """Read the answerable questions of SQuAD, with the paragraphs of the same article as related documents."""
     with _explain_form(path, "the JSON file of SQuAD v2 (dev-v2.0.json)"):
         articles = parse_json(read_text(path), str(path))["data"]
-        paragraphs = [[_check_text(paragraph["context"]) for paragraph in entry["paragraphs"]] for entry in articles]
+        paragraphs = [
+            [_check_text(paragraph["context"]) for paragraph in article["paragraphs"]] for article in articles
+        ]
         documents, indices = _number_documents(itertools.chain.from_iterable(paragraphs))
         questions = tuple(
             SetQuestion(
-                _check_text(asked["question"]),
-                tuple(_check_text(answer["text"]) for answer in asked["answers"]),
+                _check_text(entry["question"]),
+                tuple(_check_text(answer["text"]) for answer in entry["answers"]),
                 (indices[paragraph["context"]],),
                 tuple(index for index in map(indices.__getitem__, texts) if index != indices[paragraph["context"]]),
             )
-            for entry, texts in zip(articles, paragraphs, strict=True)
-            for paragraph in entry["paragraphs"]
-            for asked in paragraph["qas"]
-            if asked["answers"] and not asked.get("is_impossible")
+            for article, texts in zip(articles, paragraphs, strict=True)
+            for paragraph in article["paragraphs"]
+            for entry in paragraph["qas"]
+            if entry["answers"] and not entry.get("is_impossible")
         )
     return _check_questions(path, documents, questions)
 
