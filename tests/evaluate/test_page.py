@@ -1,6 +1,7 @@
 """The page with many models: short names, the summary, what it needs from outside (nothing), effective lengths."""
 
 import io
+import json
 import random
 import re
 
@@ -10,8 +11,8 @@ from rich.console import Console
 from ctxext.cli.eval_tables import report_tables
 from ctxext.evaluate.report.findings import findings
 from ctxext.evaluate.report.page import render_page
-from ctxext.evaluate.report.report import effective_lengths
-from ctxext.evaluate.report.tables import effective_text
+from ctxext.evaluate.report.report import effective_lengths, leaderboard_length
+from ctxext.evaluate.report.tables import effective_text, leaderboard_text
 from ctxext.evaluate.settings import Settings
 from ctxext.publish.results import build_results
 from records_by_hand import answers, facts, losses, report_of
@@ -129,6 +130,43 @@ def test_effective_length_over_tasks_is_by_their_mean_and_depths_are_pooled():
     assert effective["tasks"]["needle"]["length"] == 32768
     assert effective["tasks"]["ruler-vt"]["length"] == 2048
     assert effective_lengths(cells[:2]) is None, "one length tells nothing"
+
+
+@pytest.mark.parametrize(
+    ("right", "length", "text"),
+    [
+        ((856, 856, 856), 32768, "≥ 32k"),  # Both tasks score 85.6 %, and the mean counts.
+        ((1000, 712, 855), 8192, "8k"),
+        ((855, 1000, 1000), None, "< 2k"),  # Lower at the shortest length, whatever follows.
+        ((1000, 500, 1000), 2048, "2k"),
+    ],
+)
+def test_the_leaderboard_s_effective_length_is_absolute(right, length, text):
+    cells = [cell("needle", n, 0) for n in LENGTHS]
+    for n, of_other in zip(LENGTHS, right, strict=True):
+        cells += [{**cell("ruler-vt", n, of_other, 1000, depth), "share": of_other / 1000} for depth in (0.0, 1.0)]
+        of_task = 1000 if of_other == 712 else of_other
+        cells += [{**cell("niah-single-1", n, of_task, 1000), "share": of_task / 1000}]
+    known = leaderboard_length(cells)
+    assert (known["tasks"], known["length"], known["threshold"]) == (2, length, 0.856)
+    assert [*known["scores"]] == [*LENGTHS]
+    assert leaderboard_text(known) == leaderboard_text(json.loads(json.dumps(known))) == text
+    assert leaderboard_length(cells[:1]) is None, "no task of RULER"
+    assert leaderboard_length(cells[:-1])["scores"].keys() == {*LENGTHS[:2]}, "a length without some of the tasks"
+    assert leaderboard_text(None) == "–"
+
+
+def test_the_leaderboard_s_length_is_on_page_terminal_and_card():
+    cells = [shown("ruler-vt", n, right) for n, right in zip(LENGTHS, (95, 90, 20), strict=True)]
+    page, report = page_of([{"name": "demo", "cells": cells, "ruler": leaderboard_length(cells)}])
+    console = Console(width=200, file=io.StringIO())
+    console.print(*report_tables(report, 200), sep="\n")
+    terminal = console.file.getvalue()
+    card = build_results(report, report["models"][0], ()).body
+    for text in (summary_of(page), terminal, card[card.index("### RULER") :]):
+        assert re.search(r"RULER ≥ 85.6 % \(1 of 13 tasks\)", text)
+        assert re.search(r"\b8k\b", text.split("85.6 % (1 of", 1)[1])
+    assert "| 95.0 | 90.0 | 20.0 |" in card
 
 
 def test_the_interval_ends_where_95_in_100_draws_lie():

@@ -21,7 +21,7 @@ def report_tables(report: Report, width: int) -> Iterator[RenderableType]:
     """Yield the report as tables for a terminal of this width."""
     models = report["models"]
     yield from heat_maps(report, width)
-    if any(model.get("effective") for model in models):
+    if any(model.get("effective") or model.get("ruler") for model in models):
         yield Text()
         yield from _tabulate_effective(report, width)
     key_tokens = ("tokens", "loss on key tokens", "key tokens", "of", "documents")
@@ -83,10 +83,14 @@ def _tabulate_effective(report: Report, width: int) -> Iterator[RichTable]:
     """Yield each model's effective length, overall and per task, with as many columns side by side as fit."""
     models, tasks = report["models"], tasks_of(report)
     longest = max(cell["length"] for model in models for cell in model["cells"])
-    shown = [model for model in models if model.get("effective")]
-    columns = [("all", [model["effective"] for model in shown])] if len(tasks) > 1 else []
-    columns += [(task, [model["effective"]["tasks"].get(task) for model in shown]) for task in tasks]
+    shown = [model for model in models if model.get("effective") or model.get("ruler")]
+    effective = [model.get("effective") or {"tasks": {}} for model in shown]
+    columns = [("all", [entry if "length" in entry else None for entry in effective])] if len(tasks) > 1 else []
+    columns += [(task, [entry["tasks"].get(task) for entry in effective]) for task in tasks]
     cells = [[heading, *(tables.effective_text(entry, longest) for entry in entries)] for heading, entries in columns]
+    cells = cells if any(entry["tasks"] for entry in effective) else []
+    if heading := tables.leaderboard_heading(shown):
+        cells.insert(0, [heading, *(tables.leaderboard_text(model.get("ruler")) for model in shown)])
     names = ["effective length", *(_cut(model["name"], _MAX_NAME) for model in shown)]
     while cells:
         count = 1

@@ -45,6 +45,8 @@ class Pieces:
             cannot be cut. Empty if filler may be cut anywhere.
         places: The depth of each needle, from 0 to 1, in rising order, if that is part of the question.
         bare_question: The question alone, if the text of the first question begins with something else.
+        label: A heading before every unit and needle, with its `{number}` in the text. The units that fit are shuffled.
+            It needs padding.
     """
 
     opening: str
@@ -54,6 +56,7 @@ class Pieces:
     padding: str = ""
     places: tuple[float, ...] = ()
     bare_question: str = ""
+    label: str = ""
 
     def with_question_first(self) -> Self:
         """Return the question with its text before and after the haystack; only the first needle can be its target."""
@@ -100,11 +103,14 @@ class Parts:
     head: list[int]
     needles: list[list[int]]
     questions: list[EncodedQuestion]
+    num_labels: int = 0
+    """The number of tokens of the needles' headings."""
 
     @property
     def size(self) -> int:
         """The number of tokens of the longest question with an empty haystack."""
-        return len(self.head) + sum(map(len, self.needles)) + max(ask.size for ask in self.questions)
+        needles = sum(map(len, self.needles)) + self.num_labels
+        return len(self.head) + needles + max(ask.size for ask in self.questions)
 
 
 def encode_parts(pieces: Pieces, encoder: Encoder, *, answer_room: int = 0) -> Parts:
@@ -117,7 +123,12 @@ def encode_parts(pieces: Pieces, encoder: Encoder, *, answer_room: int = 0) -> P
             raise no_tokens(text)
         answer += answer[-1:] * (answer_room - len(answer))
         questions.append(EncodedQuestion(tail, answer, answers or (text,), required))
-    return Parts(head, encoder.encode_pieces(pieces.needles), questions)
+    num_labels = sum(len(_encode_label(pieces, encoder, number)) for number, _ in enumerate(pieces.needles, 1))
+    return Parts(head, encoder.encode_pieces(pieces.needles), questions, num_labels)
+
+
+def _encode_label(pieces: Pieces, encoder: Encoder, number: int) -> list[int]:
+    return encoder.encode_piece(pieces.label.format(number=number)) if pieces.label else []
 
 
 def lay_out(
@@ -147,12 +158,15 @@ def lay_out(
     longest = max(ask.size for ask in parts.questions)
     units, rest = _fill(pieces, encoder, room, longest - min(ask.size for ask in parts.questions))
     anywhere = [rng.random() for _ in parts.needles]
+    if pieces.label:
+        rng.shuffle(units)
+    labels = [_encode_label(pieces, encoder, number + 1) for number in range(len(units) + len(parts.needles))]
     num_texts = -(-len(depths) // len(parts.questions))
     prompts = []
     for number, _ in enumerate(depths):
         text, question = number % num_texts, number // num_texts
         places = pieces.places or [*depths[text::num_texts], *anywhere][: len(parts.needles)]
-        haystack = _hide(units, parts.needles, places)
+        haystack = _hide(units, parts.needles, places, labels)
         ask = parts.questions[question]
         surplus = length - len(parts.head) - len(haystack) - ask.size
         ids = [*parts.head, *haystack, *rest[:surplus], *ask.tail, *ask.answer]
@@ -170,15 +184,20 @@ def too_short(length: int, minimum: int, task: str = "The question") -> CtxextEr
     )
 
 
-def _hide(units: Sequence[list[int]], needles: Sequence[list[int]], depths: Sequence[float]) -> list[int]:
-    """Return the tokens of the units, with each needle at the boundary between units that is nearest to its depth."""
+def _hide(
+    units: Sequence[list[int]], needles: Sequence[list[int]], depths: Sequence[float], labels: Sequence[list[int]]
+) -> list[int]:
+    """Return the tokens of the units, with each needle at the boundary between units that is nearest to its depth.
+
+    The labels precede units and needles, in order.
+    """
     ends = [0, *accumulate(map(len, units))]
     places = [min(range(len(ends)), key=lambda place: abs(ends[place] - depth * ends[-1])) for depth in depths]
-    haystack: list[int] = []
+    in_order: list[list[int]] = []
     for place in range(len(ends)):
-        haystack += chain.from_iterable(needle for needle, at in zip(needles, places, strict=True) if at == place)
-        haystack += units[place] if place < len(units) else []
-    return haystack
+        in_order += (needle for needle, at in zip(needles, places, strict=True) if at == place)
+        in_order += units[place : place + 1]
+    return [*chain.from_iterable(chain(label, unit) for label, unit in zip(labels, in_order, strict=True))]
 
 
 def _fill(pieces: Pieces, encoder: Encoder, room: int, more: int) -> tuple[list[list[int]], list[int]]:
@@ -196,7 +215,10 @@ def _fill(pieces: Pieces, encoder: Encoder, room: int, more: int) -> tuple[list[
             raise CtxextError("The haystack is empty or too short for this length.", hint="Use a longer text.")
         units += block
         used += sum(map(len, block))
-    ends = list(accumulate(map(len, units)))
+    first = len(pieces.needles) + 1  # The headings of the needles are counted with them.
+    ends = list(
+        accumulate(len(unit) + len(_encode_label(pieces, encoder, number)) for number, unit in enumerate(units, first))
+    )
     whole = sum(end <= room for end in ends)
     taken = ends[whole - 1] if whole else 0
     if pieces.padding:

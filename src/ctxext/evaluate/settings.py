@@ -1,7 +1,7 @@
 """The settings of an evaluation: tasks, lengths, depths, samples."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,19 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.tasks.base import RetrievalTask
 from ctxext.evaluate.tasks.documents import read_questions
 from ctxext.evaluate.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, expand_groups
+from ctxext.evaluate.tasks.ruler_files import read_essays, read_hotpot, read_squad, read_words
 from ctxext.files.content import sha256_of
-from ctxext.files.length import read_words
+from ctxext.files.length import read_words as read_length_words
 from ctxext.options import check_numbers, option, original_length_option, with_documented_options
 
 _TASKS, _RUN = "Task options", "Execution"
+TASK_FILES: dict[str, Callable[[Path], Any]] = {
+    "essays": read_essays,
+    "squad": read_squad,
+    "hotpot": read_hotpot,
+    "words": read_words,
+}
+"""Options with files of single tasks, and the functions that read them."""
 
 
 @with_documented_options
@@ -63,6 +71,14 @@ class Settings:
     repeat_question: bool = option(False, help="Put the question before the text too.", panel=_TASKS)
     haystack: Path | None = option(None, help="needle: text file to hide needles in.", panel=_TASKS)
     documents: Path | None = option(None, help="documents: file with questions, as JSON lines.", panel=_TASKS)
+    essays: Path | None = option(
+        None, help="ruler: the prose of niah, as text or JSON, such as PaulGrahamEssays.json.", panel=_TASKS
+    )
+    squad: Path | None = option(None, help="ruler: questions of ruler-qa-1, such as dev-v2.0.json.", panel=_TASKS)
+    hotpot: Path | None = option(
+        None, help="ruler: questions of ruler-qa-2, such as hotpot_dev_distractor_v1.json.", panel=_TASKS
+    )
+    words: Path | None = option(None, help="ruler: words of niah and ruler-cwe, as lines or JSON.", panel=_TASKS)
     data: str | None = option(
         None,
         help="perplexity, longppl, pseudo-perplexity, short: text, JSON lines or parquet file, or data set id. "
@@ -87,7 +103,7 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
-        read_words(self)
+        read_length_words(self)
         depths: Any = self.depths
         if isinstance(depths, str):
             object.__setattr__(self, "depths", parse_depths(depths))
@@ -101,6 +117,11 @@ class Settings:
                 'The task "longppl" needs an evaluator.',
                 hint="Add a long-context model: --evaluator MODEL.",
             )
+        for name in TASK_FILES if self.tasks else ():
+            users = [task.name for task in RETRIEVAL_TASKS.values() if name in task.files]
+            if getattr(self, name) is not None and not {*users} & {*self.tasks}:
+                hint = f"Add --task {users[0]}, or omit it."
+                raise CtxextError(f"--{name} is not used by any of the tasks.", hint=hint)
         for place in kinds_of_text(self.data).values():
             if place is not None:
                 check_place(place)
@@ -120,7 +141,8 @@ class Settings:
         options = {
             "text": read_haystack(self.haystack) if self.haystack else (),
             "questions": read_questions(self.documents) if self.documents else (),
-            **{"num_needles": self.num_needles, "ids": self.kv_ids, "filler": self.filler},
+            **{"num_needles": self.num_needles, "ids": self.kv_ids, "filler": self.filler, "seed": self.seed},
+            **{name: read(getattr(self, name)) for name, read in TASK_FILES.items() if getattr(self, name)},
         }
         tasks = [RETRIEVAL_TASKS[name] for name in dict.fromkeys(self.tasks) if name in RETRIEVAL_TASKS]
         return [task.with_options(options) for task in tasks]
@@ -128,7 +150,7 @@ class Settings:
     def to_dict(self) -> dict[str, Any]:
         """Return the settings for report.json, with files by name and digest, without folders."""
         content = dataclasses.asdict(self)
-        for name in ("haystack", "data", "documents"):
+        for name in ("haystack", "data", "documents", *TASK_FILES):
             value = content[name]
             if value is not None and Path(value).is_file():
                 digest = sha256_of(Path(value))

@@ -21,7 +21,7 @@ from ctxext.redaction import redact
 
 _EVAL_OPTIONS = (
     *("num_needles", "kv_ids", "stride", "haystack", "data", "documents", "filler", "generate", "allow_beyond"),
-    *("repeat_question", "harness", "evaluator", "original_length"),
+    *("repeat_question", "harness", "evaluator", "original_length", "essays", "squad", "hotpot", "words"),
 )
 """Options of `ctxext eval` that change the questions; the card's command contains them unless they are defaults."""
 _TASK_TYPES = {"masked": "fill-mask", "encoder": "feature-extraction"}
@@ -60,6 +60,23 @@ def _tabulate_effective(report: Report) -> tables.Table:
         "interval; none if that score is below 85.6 %, the threshold of RULER."
     )
     return tables.Table("effective length", ["model", *tasks], rows, note)
+
+
+def _tabulate_leaderboard(report: Report) -> tables.Table:
+    """Return a table of each model's effective length by RULER's leaderboard, with the score at each length."""
+    models = [model for model in report["models"] if model.get("ruler")]
+    lengths = sorted({int(length) for model in models for length in model["ruler"]["scores"]})
+    rows = []
+    for model in models:
+        scores = {int(length): score for length, score in model["ruler"]["scores"].items()}
+        figures = [f"{100 * scores[length]:.1f}" if length in scores else "–" for length in lengths]
+        rows.append([model["name"], tables.leaderboard_text(model["ruler"]), *figures])
+    head = ["model", tables.leaderboard_heading(models), *(f"{length} tokens" for length in lengths)]
+    note = (
+        "The longest measured length up to which the score in percent, the mean over the tasks, is at least 85.6 at "
+        "every length, as on RULER's leaderboard."
+    )
+    return tables.Table("RULER", head, rows, note)
 
 
 def _tabulate_perplexity(report: Report) -> tables.Table:
@@ -209,6 +226,7 @@ def build_results(report: Report, entry: Mapping[str, Any], pictures: Sequence[s
                 for task in tasks_of(report)
             ),
             _format_section(_tabulate_effective(labelled)),
+            _format_section(_tabulate_leaderboard(labelled)),
             _format_section(_tabulate_perplexity(labelled), _link_picture("perplexity", "Loss by position", pictures)),
             _format_section(_tabulate_short(labelled)),
             _format_section(tables.Table("lm-evaluation-harness", ["task", "metric", "value"], harness)),

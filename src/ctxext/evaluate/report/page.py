@@ -148,7 +148,9 @@ def _make_summary(report: Report) -> dict[str, Any]:
     lengths = sorted({cell["length"] for model in models for cell in model["cells"]})
     costs = {model["name"]: (model["short"] or {}).get("against") for model in models}
     head = ["model", *(f"{format_length(length)} tokens" for length in lengths)]
-    head += ["effective length"] * (len(lengths) > 1) + ["cost, nats"] * any(costs.values())
+    leaderboard = tables.leaderboard_heading(models)
+    head += ["effective length"] * (len(lengths) > 1) + [leaderboard] * bool(leaderboard)
+    head += ["cost, nats"] * any(costs.values())
     rows: dict[str, list[_Cell]] = {model["name"]: [] for model in models}
     for length in lengths:
         scores = {
@@ -170,11 +172,15 @@ def _make_summary(report: Report) -> dict[str, Any]:
         if len(lengths) > 1:
             text = tables.effective_text(effective, lengths[-1])
             row.append(_Cell((effective or {}).get("length") or 0, text))
+        if leaderboard:
+            ruler = model.get("ruler")
+            row.append(_Cell((ruler or {}).get("length") or 0, tables.leaderboard_text(ruler)))
         if any(costs.values()):
             row.append(_Cell(f"{cost['loss']:.6f}", f"{cost['loss']:+z.3f}") if cost else _Cell(0, "–"))
     return {
         "over": f"the mean of {', '.join(tasks)}" if len(tasks) > 1 else tasks[0],
         "shortest": format_length(lengths[0]),
+        "leaderboard": leaderboard,
         "head": head,
         "rows": [(model, rows[model["name"]]) for model in models],
     }

@@ -1,6 +1,7 @@
 """The content of report.json, from the records of a run."""
 
 import importlib.metadata
+import itertools
 import math
 import platform
 import random
@@ -13,6 +14,7 @@ from typing import Any
 from ctxext.errors import CtxextError
 from ctxext.evaluate.report.intervals import effective_samples, mean_interval, wilson_interval
 from ctxext.evaluate.tasks.base import Record, list_text_numbers
+from ctxext.evaluate.tasks.registry import GROUPS
 from ctxext.version import __version__
 
 Report = dict[str, Any]
@@ -58,6 +60,26 @@ def effective_lengths(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any] | No
     by_task = {task: _compute_effective({task: by_length}) for task, by_length in counts.items()}
     over_all = _compute_effective(counts) if len(by_task) > 1 else next(iter(by_task.values()))
     return {"kept": KEPT, **over_all, "tasks": by_task}
+
+
+def leaderboard_length(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Compute the effective length of RULER's leaderboard; return None without tasks of RULER.
+
+    It is the longest length up to which the score, the mean over all measured tasks of RULER, is at least 85.6 % at
+    every measured length. There is none if it is lower at the shortest one.
+    """
+    shares: dict[int, dict[str, list[float]]] = {}
+    for cell in cells:
+        if cell["task"] in GROUPS["ruler"]:
+            shares.setdefault(cell["length"], {}).setdefault(cell["task"], []).append(cell["share"])
+    tasks = {task for by_task in shares.values() for task in by_task}
+    scores = {n: fmean(map(fmean, shares[n].values())) for n in sorted(shares) if shares[n].keys() == tasks}
+    passed = [*itertools.takewhile(lambda length: round(scores[length], 9) >= FLOOR, scores)]
+    return (
+        {"threshold": FLOOR, "tasks": len(tasks), "length": max(passed, default=None), "scores": scores}
+        if tasks
+        else None
+    )
 
 
 def texts_of(cells: Sequence[Mapping[str, Any]]) -> list[tuple[float, int]]:
@@ -140,6 +162,7 @@ def make_report(header: Record, records: Sequence[Record]) -> Report:
     for model in models:
         _compare_short(model, models)
         model["effective"] = effective_lengths(model["cells"])
+        model["ruler"] = leaderboard_length(model["cells"])
     return {**header, "models": models}
 
 

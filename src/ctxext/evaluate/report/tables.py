@@ -54,6 +54,26 @@ def effective_text(effective: Mapping[str, Any] | None, longest: int) -> str:
     return f"{sign}{length}" if low == high == length else f"{sign}{length} ({low}–{high})"
 
 
+def leaderboard_text(ruler: Mapping[str, Any] | None) -> str:
+    """Format an effective length of RULER's leaderboard, with "≥" at the longest length and "<" below the shortest.
+
+    Args:
+        ruler: The entry `ruler` of a model in report.json; None if unmeasured.
+    """
+    if ruler is None or not ruler["scores"]:
+        return "–"
+    shortest, longest = (find(map(int, ruler["scores"])) for find in (min, max))
+    if ruler["length"] is None:
+        return f"< {format_length(shortest)}"
+    return f"{'≥ ' if ruler['length'] == longest else ''}{format_length(ruler['length'])}"
+
+
+def leaderboard_heading(models: Sequence[Mapping[str, Any]]) -> str:
+    """Return the heading of the leaderboard's effective lengths, with the number of tasks; empty if unmeasured."""
+    counts = {model["ruler"]["tasks"] for model in models if model.get("ruler")}
+    return f"RULER ≥ 85.6 % ({max(counts)} of 13 tasks)" if counts else ""
+
+
 def perplexities(report: Report) -> tuple[str, list[int], list[tuple[dict[str, Any], str, dict[str, Any]]]]:
     """Return the task that measured long texts, its context lengths, and the curves of each model.
 

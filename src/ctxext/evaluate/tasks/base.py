@@ -142,6 +142,7 @@ class RetrievalTask(Task):
         same_questions_as: The task with the same questions in another form; empty for separate questions.
         questions_per_text: Number of consecutive questions about the same text, which is read only once.
         text: Sentences to hide needles in, if the task uses any; empty for the package's prose.
+        files: Options with files that only some tasks use, of `settings.TASK_FILES`.
     """
 
     scored: str = "Exact match"
@@ -151,11 +152,16 @@ class RetrievalTask(Task):
     same_questions_as: str = ""
     questions_per_text: int = 1
     text: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
         """Return the task with those of the user's options that are its fields."""
         names = {field.name for field in dataclasses.fields(self)}
         return dataclasses.replace(self, **{name: value for name, value in options.items() if name in names})
+
+    def for_sample(self, sample: int) -> Self:
+        """Return the task for one sample; by default `pieces` draws every sample in the same way."""
+        return self
 
     @abstractmethod
     def pieces(self, rng: random.Random) -> Pieces:

@@ -68,7 +68,7 @@ def make_questions(
 
 
 def _draw_pieces(task: RetrievalTask, length: int, sample: int, settings: Settings) -> Pieces:
-    pieces = task.pieces(_make_rng(settings, task, length, sample))
+    pieces = task.for_sample(sample).pieces(_make_rng(settings, task, length, sample))
     return pieces.with_question_first() if settings.repeat_question else pieces
 
 
@@ -82,7 +82,7 @@ def check_fits(task: RetrievalTask, encoder: Encoder, lengths: Sequence[int], se
     for length in lengths:
         fitted = task.fit_to_length(encoder, length)
         count = num_questions(task, settings)
-        sizes = [task.size(_draw_pieces(fitted, length, number, settings), encoder) for number in range(count)]
+        sizes = [fitted.size(_draw_pieces(fitted, length, number, settings), encoder) for number in range(count)]
         if max(sizes) > length:
             error = too_short(length, max(sizes), f'The task "{task.name}"')
             raise CtxextError(error.message, hint=f"{error.hint} {task.advice}".rstrip())
