@@ -38,8 +38,8 @@ class Settings:
 
     tasks: tuple[str, ...] = option(
         (),
-        help=f"{', '.join(NAMES)}; several with commas. Default: needle,short; with --engine or --server needle; for "
-        "encoders passages,short, without a head passages,topics.",
+        help=f"{', '.join(NAMES)}; separate several with commas. Default: needle,short; with --engine or --server "
+        "needle; for encoders passages,short, without a head passages,topics.",
         flags=("--task", "-t"),
         kind="names",
         repeats=True,
