@@ -1,6 +1,7 @@
 """Tokenization piece by piece, with the same tokens as in one long text."""
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.data.chat_template import render_chat
+from ctxext.data.turns import PLAIN_TURNS, TurnLayout, read_turn_layout
 from ctxext.errors import CtxextError
 
 _PANIC = "PanicException"
@@ -193,6 +195,15 @@ class Encoder:
                 return both[len(before) :]
         return encode(text)
 
+    @functools.cached_property
+    def turn_layout(self) -> TurnLayout:
+        """The text around the messages of a conversation."""
+        return read_turn_layout(self.tokenizer) if self.uses_chat else PLAIN_TURNS
+
+    def encode_beginning(self, text: str) -> list[int]:
+        """Encode the beginning of a prompt; the text of a chat template includes the begin tokens."""
+        return self._encode(text) if self.uses_chat else self.encode_document(text)
+
     def encode_frame(self, opening: str, question: str) -> tuple[list[int], list[int]]:
         """Encode the text around the haystack: before it, and between it and the answer.
 
@@ -200,7 +211,7 @@ class Encoder:
         which lead into the answer, begin the assistant's turn, as in RULER, to fix the form of the answer.
         """
         if not self.uses_chat:
-            return [*self.get_start_tokens(), *self._encode(opening)], self.encode_piece(question)
+            return self.encode_beginning(opening), self.encode_piece(question)
         user_question, lead_in = split_question(question)
         messages = [{"role": "user", "content": f"{opening}{_MARK}{user_question}"}]
         text = render_chat(self.tokenizer, messages, add_generation_prompt=True, enable_thinking=False)
@@ -209,7 +220,7 @@ class Encoder:
             raise CtxextError(
                 "The tokenizer's chat template omits the user's text.", hint="Evaluate with --no-chat-template."
             )
-        return self._encode(head), [*self.encode_piece(tail), *(self.encode_piece(lead_in) if lead_in else [])]
+        return self.encode_beginning(head), [*self.encode_piece(tail), *(self.encode_piece(lead_in) if lead_in else [])]
 
 
 def _find_places_to_cut(text: str, first: int, last: int) -> Iterator[int]:
