@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -75,6 +76,9 @@ def _silence_panics() -> Iterator[None]:
 _ANCHORS = ("\n", ":", "a")
 _MAX_REMEMBERED, _MAX_REMEMBERED_SIZE = 20_000, 1000
 _MARK = "\x00haystack\x00"
+_ANSWER = re.compile(r"(?<!\nFinal) Answer:")
+"""The beginning of an answer on the line of its question; "Final Answer:" begins a line."""
+
 _WORD_STARTS = ("▁", "Ġ")
 _AT_ONCE, _MOST_AT_ONCE = 1 << 20, 1 << 23
 """Characters per call, and their maximum without a place to cut; the tokenizer takes 200 to 400 bytes for each."""
@@ -237,6 +241,6 @@ def _find_backwards(text: str, mark: str, first: int, last: int) -> Iterator[int
 def split_question(question: str) -> tuple[str, str]:
     """Split a question from the words that lead into its answer: "What is it?" and "It is"."""
     ends = [question.rfind(mark) + len(mark) for mark in ("? ", "\n") if mark in question]
-    ends += [question.rfind(" Answer:") + 1] * (" Answer:" in question)
+    ends += [match.start() + 1 for match in _ANSWER.finditer(question)]
     at = max(ends, default=len(question))
     return question[:at].rstrip(), question[at:]

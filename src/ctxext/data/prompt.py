@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 from ctxext.data.encoding import Encoder, no_tokens, split_question
 from ctxext.errors import CtxextError
 
-_BLOCK = 128
+_BLOCK, _BLOCK_OF_PAGES = 128, 8
 
 
 class QuestionText(NamedTuple):
@@ -204,7 +204,7 @@ def _fill(pieces: Pieces, encoder: Encoder, room: int, more: int) -> tuple[list[
     haystack = iter(pieces.haystack)
     used = 0
     while used < room + more:
-        texts = list(islice(haystack, _BLOCK))
+        texts = list(islice(haystack, _BLOCK if pieces.continuation is None else _BLOCK_OF_PAGES))
         block = encoder.encode_pieces(texts)
         if not any(block):
             raise CtxextError("The haystack is empty or too short for this length.", hint="Use a longer text.")
