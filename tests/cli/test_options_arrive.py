@@ -34,10 +34,10 @@ HUB = ("--revision", "v1", "--token", TOKEN)
 GIVEN = {"revision": "v1", "token": TOKEN}
 
 EVAL = (
-    *("eval", "one", "two", "--task", "kv,needle", "-t", "passkey", "--lengths", "2k,1k", "--depths", "0,30"),
+    *("eval", "one", "two", "--task", "kv,needle", "-t", "graphwalks", "--lengths", "2k,1k", "--depths", "0,30"),
     *("--samples", "3", "--seed", "5", "--allow-beyond", "--original-length", "4k", "--needles", "7"),
     *("--kv-ids", "number", "--haystack", "hay.txt", "--documents", "asked.jsonl", "--data", "me/texts"),
-    *("--filler", "prose", "--repeat-question", "--evaluator", "it"),
+    *("--filler", "prose", "--repeat-question", "--reason", "--evaluator", "it"),
     *("--stride", "9", "--harness", "ruler-6,other", "--generate", "--no-chat-template", "--batch-size", "6"),
     *("--device", "cpu", "--dtype", "bf16", "--attn", "eager", "--trust-remote-code", "--engine", "vllm"),
     *("--engine-args", '{"seed": 2}', "--out", "there", "--resume", "--overwrite", *HUB),
@@ -152,9 +152,10 @@ def test_every_option_is_in_a_table(command):
 
 
 WHAT_IS_ASKED = {
-    **{"tasks": ("kv", "needle", "passkey"), "lengths": (1024, 2048), "depths": (0.0, 0.3), "samples": 3, "seed": 5},
+    **{"tasks": ("kv", "needle", "graphwalks"), "lengths": (1024, 2048), "depths": (0.0, 0.3), "samples": 3, "seed": 5},
     **{
         "repeat_question": True,
+        "reason": True,
         "evaluator": "it",
         "num_needles": 7,
         "kv_ids": "number",
