@@ -64,10 +64,10 @@ def read_turn_layout(tokenizer: Any) -> TurnLayout:
         if not found:
             raise _layout_error("omits a message")
         pieces.append(piece)
-    begin, first_request, *between = pieces
-    if between[:2] != between[2:]:
+    begin, first_request, answer, request, *repeated = pieces
+    if repeated != [answer, request]:
         raise _layout_error("changes its text between turns")
-    return TurnLayout(begin, first_request, *between[:2], end=text)
+    return TurnLayout(begin, first_request, answer, request, end=text)
 
 
 def _render(tokenizer: Any, messages: list[dict[str, str]]) -> str:
