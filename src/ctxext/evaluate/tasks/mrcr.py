@@ -21,7 +21,7 @@ EXAMPLES = "Here are some examples of conversations succeeded by a follow-up que
 KINDS = ("poem", "short story", "letter", "speech", "news report", "blog post", "diary entry", "riddle")
 _ORDINALS = ("1st", "2nd", "3rd", "4th", "5th", "6th", "7th", "8th")
 _PREFIX_LENGTH, _NUM_SENTENCES, _NUM_EXAMPLES = 10, 3, 2
-_PAGE = 1400
+_PAGE = 1300
 """Minimum number of characters of a page: about 300 tokens."""
 
 _USER, _ASSISTANT = "\x00user\x00", "\x00assistant\x00"
@@ -95,7 +95,7 @@ class ChatCoReference(CoReference):
     """
 
     shows: str = "distinguishing texts by their order"
-    answer_room: int = 512
+    answer_room: int = 448
 
     def pieces(self, rng: random.Random) -> Pieces:
         """Draw the text of one question, with marks between the messages."""
