@@ -154,8 +154,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "data/prompt.py",
-        "prompts.append(Prompt(ids, len(ask.answer), ask.answers, ask.required))",
-        "prompts.append(Prompt(ids, len(ask.answer), parts.questions[0].answers, ask.required))",
+        "prompts.append(Prompt(ids, len(ask.answer), ask.answers, ask.required,",
+        "prompts.append(Prompt(ids, len(ask.answer), parts.questions[0].answers, ask.required,",
         ("tests/evaluate/test_several_questions.py::test_every_question_has_its_own_answers",),
     ),
     (

@@ -35,22 +35,11 @@ HUB = ("--revision", "v1", "--token", TOKEN)
 GIVEN = {"revision": "v1", "token": TOKEN}
 
 EVAL = (
-    *(
-        "eval",
-        "one",
-        "two",
-        "--task",
-        "kv,needle",
-        "-t",
-        "passkey,ruler-qa-1,ruler-qa-2",
-        "--lengths",
-        "2k,1k",
-        "--depths",
-        "0,30",
-    ),
+    *("eval", "one", "two", "--task", "kv,needle", "-t", "graphwalks", "-t", "passkey,ruler-qa-1,ruler-qa-2"),
+    *("--lengths", "2k,1k", "--depths", "0,30"),
     *("--samples", "3", "--seed", "5", "--allow-beyond", "--original-length", "4k", "--needles", "7"),
     *("--kv-ids", "number", "--haystack", "hay.txt", "--documents", "asked.jsonl", "--data", "me/texts"),
-    *("--filler", "prose", "--repeat-question", "--evaluator", "it"),
+    *("--filler", "prose", "--repeat-question", "--reason", "--evaluator", "it"),
     *("-t", "niah-single-2", "--essays", "essays.json", "--squad", "squad.json", "--hotpot", "hotpot.json"),
     *("--words", "words.json"),
     *("--stride", "9", "--harness", "ruler-6,other", "--generate", "--no-chat-template", "--batch-size", "6"),
@@ -187,11 +176,12 @@ def test_every_option_is_in_a_table(command):
 
 
 WHAT_IS_ASKED = {
-    "tasks": ("kv", "needle", "passkey", "ruler-qa-1", "ruler-qa-2", "niah-single-2"),
+    "tasks": ("kv", "needle", "graphwalks", "passkey", "ruler-qa-1", "ruler-qa-2", "niah-single-2"),
     **{"lengths": (1024, 2048), "depths": (0.0, 0.3), "samples": 3, "seed": 5},
     **{name: Path(f"{name}.json") for name in ("essays", "squad", "hotpot", "words")},
     **{
         "repeat_question": True,
+        "reason": True,
         "evaluator": "it",
         "num_needles": 7,
         "kv_ids": "number",

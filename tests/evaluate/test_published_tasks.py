@@ -17,7 +17,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.documents import Documents
 from ctxext.evaluate.tasks.graphwalks import GraphWalks, graphwalks_score
-from ctxext.evaluate.tasks.mrcr import KINDS, MRCR
+from ctxext.evaluate.tasks.mrcr import KINDS, MRCR, MRCR_FLAT
 from ctxext.evaluate.tasks.needle import Needle
 from ctxext.evaluate.tasks.registry import GROUPS, NAMES, RETRIEVAL_TASKS
 from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
@@ -51,10 +51,12 @@ def test_sets_score_by_their_definition():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("Final Answer: ['0000000001', \"0000000002\"]", 1.0),  # Quotes are no part of a name.
+        ("Final Answer: ['0000000001', \"0000000002\"]", 0.0),  # Quotes are a part of a name there.
         ("Final Answer: [0000000001, 0000000001, 0000000002,]", 1.0),  # A set.
         ("Final Answer: [0000000001 0000000002]", 0.0),  # One name, and a wrong one.
-        ("Final Answer: [0000000001, 0000000002]\nThat is all.", 0.0),  # The last line counts.
+        ("Final Answer: [0000000001, 0000000002]\nThat is all.", 1.0),  # The last such line counts.
+        ("Final Answer: [0000000001, 0000000002]\nFinal Answer: none", 0.0),
+        ("**Final Answer:** [[0000000001, 0000000002]]", 1.0),
         ("Final Answer: [0000000001]\nFinal Answer: [0000000001, 0000000002]", 1.0),
         ("Final Answer: 0000000001, 0000000002", 0.0),
         ("[0000000001, 0000000002]", 0.0),
@@ -82,14 +84,14 @@ def test_texts_score_by_their_definition():
     assert cases >= 200
     assert mrcr_score("The poem", "x" + "The poem", "x") == 0.0, "without the prefix"
     assert mrcr_score("A xThe poem", "xThe poem", "x") == 0.0, "the prefix comes first"
-    assert mrcr_score(" xThe poem", "xThe poem", "x") == 1.0, "a space may come between the prompt and the answer"
+    assert mrcr_score(" xThe poem", "xThe poem", "x") == 0.0, "nothing comes before the prefix"
     # From 200 characters on `SequenceMatcher` passes over characters of more than 1 %, as it is by default.
     assert mrcr_score("xc" + "ab" * 150, "x" + "ab" * 150, "x") == 0.0
     assert mrcr_score("x" + "ab" * 150, "x" + "ab" * 150, "x") == 1.0
 
 
 def mrcr_score(text, answer, prefix):
-    return MRCR[0].grade(text, SimpleNamespace(answers=(answer,), required=(prefix,)))
+    return MRCR[0].grade(text, SimpleNamespace(answers=(answer,), required=(prefix,), next_turn=""))
 
 
 def questions_of(task, tokenizer, length, count=40):
@@ -124,7 +126,7 @@ def test_walks_are_what_the_list_of_edges_says(tokenizer):
     assert sizes == {1, 2, 3}
 
 
-@pytest.mark.parametrize("task", MRCR, ids=GROUPS["mrcr"])
+@pytest.mark.parametrize("task", MRCR_FLAT, ids=GROUPS["mrcr-flat"])
 def test_the_text_that_is_asked_for_is_the_nth_of_its_kind(task, tokenizer):
     asked = set()
     for prompt, text in questions_of(task, tokenizer, 4000, 12):
@@ -137,12 +139,12 @@ def test_the_text_that_is_asked_for_is_the_nth_of_its_kind(task, tokenizer):
     assert all(kind in text for kind in KINDS[:3])
 
 
-@pytest.mark.parametrize("task", MRCR, ids=GROUPS["mrcr"])
+@pytest.mark.parametrize("task", [*MRCR, *MRCR_FLAT], ids=[*GROUPS["mrcr"], *GROUPS["mrcr-flat"]])
 def test_the_noise_floor_that_is_told_is_that_of_any_of_the_texts(task):
     scores = []
     for seed in range(60):
         pieces = task.pieces(random.Random(seed))
-        texts = [needle.split("Assistant: ")[1] for needle in pieces.needles]
+        texts = [re.split("Assistant: |\x00assistant\x00", needle)[1] for needle in pieces.needles]
         scores += [
             mrcr_score(question.required[0] + text, question.answers[0], question.required[0])
             for question in pieces.questions[:1]
@@ -155,7 +157,7 @@ def floor_of(task):
     return int(re.search(r"(\d+) % on average", task.description)[1])
 
 
-@pytest.mark.parametrize("name", ["graphwalks", *GROUPS["mrcr"], *GROUPS["ruler"]])
+@pytest.mark.parametrize("name", ["graphwalks", *GROUPS["mrcr-flat"], *GROUPS["ruler"]])
 def test_all_nothing_and_half(name, tokenizer):
     """A model that answers every second question; `test_new_tasks` lets one write token by token."""
     task = RETRIEVAL_TASKS[name]
@@ -227,7 +229,7 @@ def test_a_haystack_of_the_same_sentences_has_other_keys():
     assert len({*keys, *others}) == len(keys) + 5000
 
 
-@pytest.mark.parametrize("name", ["needle", "kv", "documents", "mrcr-2", "ruler-vt", "graphwalks"])
+@pytest.mark.parametrize("name", ["needle", "kv", "documents", "mrcr-flat-2", "ruler-vt", "graphwalks"])
 def test_a_question_is_asked_before_the_text_too(name, tokenizer):
     settings = Settings(tasks=(name,), depths=(0.0, 1.0), samples=2, repeat_question=True, kv_ids="number")
     (task,) = settings.retrieval_tasks()
@@ -249,7 +251,7 @@ def test_groups_are_their_tasks_and_help_names_groups():
     assert Settings(tasks=("ruler", "needle")).tasks == (*GROUPS["ruler"], "needle")
     assert len(GROUPS["ruler"]) == 13
     assert "ruler" in NAMES
-    assert "mrcr" in NAMES
+    assert {"mrcr", "mrcr-flat"} < {*NAMES}
     assert "niah-single-1" not in NAMES
     assert Settings(tasks=("needle",), filler="same").retrieval_tasks() == [Needle(filler="same")]
     with pytest.raises(CtxextError, match='Unknown --filler "other"'):
@@ -279,5 +281,5 @@ def test_questions_of_a_user_are_asked_in_ruler_s_words(tmp_path, tokenizer):
 
 
 def test_mrcr_takes_its_texts_from_a_book():
-    pieces = replace(MRCR[0], text=("One.", "Two.", "Three.", "Four.", "Five.")).pieces(random.Random(0))
+    pieces = replace(MRCR_FLAT[0], text=("One.", "Two.", "Three.", "Four.", "Five.")).pieces(random.Random(0))
     assert re.fullmatch(r"\w{10}(\w+\. ?){3}", pieces.questions[0].answers[0])

@@ -160,6 +160,7 @@ def test_the_command_asks_the_same_questions():
         ({"kv_ids": "number"}, ["--kv-ids", "number"]),
         ({"filler": "same"}, ["--filler", "same"]),
         ({"repeat_question": True}, ["--repeat-question"]),
+        ({"reason": True}, ["--reason"]),
         ({"stride": 64}, ["--stride", "64"]),
         ({"haystack": {"name": "a book.txt", "sha256": "0"}}, ["--haystack", "a book.txt"]),
         ({"data": "you/texts"}, ["--data", "you/texts"]),

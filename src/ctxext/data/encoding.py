@@ -1,7 +1,9 @@
 """Tokenization piece by piece, with the same tokens as in one long text."""
 
 import contextlib
+import functools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.data.chat_template import render_chat
+from ctxext.data.turns import PLAIN_TURNS, TurnLayout, read_turn_layout
 from ctxext.errors import CtxextError
 
 _PANIC = "PanicException"
@@ -73,6 +76,9 @@ def _silence_panics() -> Iterator[None]:
 _ANCHORS = ("\n", ":", "a")
 _MAX_REMEMBERED, _MAX_REMEMBERED_SIZE = 20_000, 1000
 _MARK = "\x00haystack\x00"
+_ANSWER = re.compile(r"(?<!\nFinal) Answer:")
+"""The beginning of an answer on the line of its question; "Final Answer:" begins a line."""
+
 _WORD_STARTS = ("▁", "Ġ")
 _AT_ONCE, _MOST_AT_ONCE = 1 << 20, 1 << 23
 """Characters per call, and their maximum without a place to cut; the tokenizer takes 200 to 400 bytes for each."""
@@ -193,6 +199,15 @@ class Encoder:
                 return both[len(before) :]
         return encode(text)
 
+    @functools.cached_property
+    def turn_layout(self) -> TurnLayout:
+        """The text around the messages of a conversation."""
+        return read_turn_layout(self.tokenizer) if self.uses_chat else PLAIN_TURNS
+
+    def encode_beginning(self, text: str) -> list[int]:
+        """Encode the beginning of a prompt; the text of a chat template includes the begin tokens."""
+        return self._encode(text) if self.uses_chat else self.encode_document(text)
+
     def encode_frame(self, opening: str, question: str) -> tuple[list[int], list[int]]:
         """Encode the text around the haystack: before it, and between it and the answer.
 
@@ -200,7 +215,7 @@ class Encoder:
         which lead into the answer, begin the assistant's turn, as in RULER, to fix the form of the answer.
         """
         if not self.uses_chat:
-            return [*self.get_start_tokens(), *self._encode(opening)], self.encode_piece(question)
+            return self.encode_beginning(opening), self.encode_piece(question)
         user_question, lead_in = split_question(question)
         messages = [{"role": "user", "content": f"{opening}{_MARK}{user_question}"}]
         text = render_chat(self.tokenizer, messages, add_generation_prompt=True, enable_thinking=False)
@@ -209,7 +224,7 @@ class Encoder:
             raise CtxextError(
                 "The tokenizer's chat template omits the user's text.", hint="Evaluate with --no-chat-template."
             )
-        return self._encode(head), [*self.encode_piece(tail), *(self.encode_piece(lead_in) if lead_in else [])]
+        return self.encode_beginning(head), [*self.encode_piece(tail), *(self.encode_piece(lead_in) if lead_in else [])]
 
 
 def _find_places_to_cut(text: str, first: int, last: int) -> Iterator[int]:
@@ -226,6 +241,6 @@ def _find_backwards(text: str, mark: str, first: int, last: int) -> Iterator[int
 def split_question(question: str) -> tuple[str, str]:
     """Split a question from the words that lead into its answer: "What is it?" and "It is"."""
     ends = [question.rfind(mark) + len(mark) for mark in ("? ", "\n") if mark in question]
-    ends += [question.rfind(" Answer:") + 1] * (" Answer:" in question)
+    ends += [match.start() + 1 for match in _ANSWER.finditer(question)]
     at = max(ends, default=len(question))
     return question[:at].rstrip(), question[at:]

@@ -3,14 +3,14 @@
 import dataclasses
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, chain, islice
 from typing import NamedTuple, Self
 
 from ctxext.data.encoding import Encoder, no_tokens, split_question
 from ctxext.errors import CtxextError
 
-_BLOCK = 128
+_BLOCK, _BLOCK_OF_PAGES = 128, 8
 
 
 class QuestionText(NamedTuple):
@@ -43,10 +43,14 @@ class Pieces:
         questions: One question about the first needle, or one about every needle in turn if any can be the target.
         padding: A unit of one token that is repeated before the question to reach the exact length, if filler units
             cannot be cut. Empty if filler may be cut anywhere.
+        continuation: Endless text that continues the opening up to the exact length, if filler units cannot be cut and
+            line ends do not belong between them; None otherwise.
         places: The depth of each needle, from 0 to 1, in rising order, if that is part of the question.
         bare_question: The question alone, if the text of the first question begins with something else.
         label: A heading before every unit and needle, with its `{number}` in the text. The units that fit are shuffled.
             It needs padding.
+        is_rendered: Whether the opening and the questions include the text of the chat template.
+        next_turn: The text that ends a generated answer, besides the model's end token; empty for none.
     """
 
     opening: str
@@ -57,6 +61,9 @@ class Pieces:
     places: tuple[float, ...] = ()
     bare_question: str = ""
     label: str = ""
+    continuation: Iterator[str] | None = None
+    is_rendered: bool = False
+    next_turn: str = ""
 
     def with_question_first(self) -> Self:
         """Return the question with its text before and after the haystack; only the first needle can be its target."""
@@ -73,12 +80,14 @@ class Prompt:
         num_answer: The number of tokens of the answer, at the end of `ids`.
         answers: All correct answers, as text.
         required: The parts that an answer must contain, if it is a list.
+        next_turn: The text that ends a generated answer, besides the model's end token; empty for none.
     """
 
     ids: list[int]
     num_answer: int
     answers: tuple[str, ...]
     required: tuple[str, ...] = ()
+    next_turn: str = field(default="", kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -117,7 +126,10 @@ def encode_parts(pieces: Pieces, encoder: Encoder, *, answer_room: int = 0) -> P
     """Encode everything but the haystack, with at least `answer_room` tokens for a generated answer."""
     questions = []
     for question, text, answers, required in pieces.questions:
-        head, tail = encoder.encode_frame(pieces.opening, question)
+        if pieces.is_rendered:
+            head, tail = encoder.encode_beginning(pieces.opening), encoder.encode_piece(question)
+        else:
+            head, tail = encoder.encode_frame(pieces.opening, question)
         answer = [*encoder.encode_piece(text)]
         if not answer:
             raise no_tokens(text)
@@ -141,7 +153,7 @@ def lay_out(
     possible, so that those of one text are far apart. Remaining needles go to random places.
 
     A needle goes to the boundary between two units that is nearest to its depth, in tokens of the haystack. Filler that
-    cannot be cut is completed with padding before the question.
+    cannot be cut is completed with padding before the question, or with a continuation of the opening.
 
     Args:
         pieces: The text of the question; its haystack is read as far as needed.
@@ -168,11 +180,12 @@ def lay_out(
         places = pieces.places or [*depths[text::num_texts], *anywhere][: len(parts.needles)]
         haystack = _hide(units, parts.needles, places, labels)
         ask = parts.questions[question]
-        surplus = length - len(parts.head) - len(haystack) - ask.size
-        ids = [*parts.head, *haystack, *rest[:surplus], *ask.tail, *ask.answer]
+        extra = rest[: length - len(parts.head) - len(haystack) - ask.size]
+        middle = [*haystack, *extra] if pieces.continuation is None else [*extra, *haystack]
+        ids = [*parts.head, *middle, *ask.tail, *ask.answer]
         if len(ids) != length:
             raise AssertionError(f"a prompt has {len(ids)} tokens instead of {length}")
-        prompts.append(Prompt(ids, len(ask.answer), ask.answers, ask.required))
+        prompts.append(Prompt(ids, len(ask.answer), ask.answers, ask.required, next_turn=pieces.next_turn))
     return prompts
 
 
@@ -203,13 +216,14 @@ def _hide(
 def _fill(pieces: Pieces, encoder: Encoder, room: int, more: int) -> tuple[list[list[int]], list[int]]:
     """Return units that fill `room` tokens, the last one cut if possible, and the tokens that may follow them.
 
-    The following tokens are the rest of the filler, at least `more` of them, or padding if units cannot be cut.
+    The following tokens are the rest of the filler, at least `more` of them, or padding or a continuation if units
+    cannot be cut.
     """
     units: list[list[int]] = []
     haystack = iter(pieces.haystack)
     used = 0
     while used < room + more:
-        texts = list(islice(haystack, _BLOCK))
+        texts = list(islice(haystack, _BLOCK if pieces.continuation is None else _BLOCK_OF_PAGES))
         block = encoder.encode_pieces(texts)
         if not any(block):
             raise CtxextError("The haystack is empty or too short for this length.", hint="Use a longer text.")
@@ -225,7 +239,17 @@ def _fill(pieces: Pieces, encoder: Encoder, room: int, more: int) -> tuple[list[
         if not encoder.encode_piece(pieces.padding):
             raise no_tokens(pieces.padding)
         return units[:whole], encoder.encode_piece(pieces.padding)[-1:] * (room - taken + more)
+    if pieces.continuation is not None:
+        return units[:whole], _encode_up_to(pieces.continuation, encoder, room - taken + more)
     following = list(chain.from_iterable(units[whole:]))
     if room > taken:
         return [*units[:whole], following[: room - taken]], following[room - taken :]
     return units[:whole], following
+
+
+def _encode_up_to(texts: Iterator[str], encoder: Encoder, size: int) -> list[int]:
+    """Return exactly `size` tokens of endless texts; the last text is cut."""
+    ids = list[int]()
+    while len(ids) < size:
+        ids += encoder.encode_piece("".join(islice(texts, _BLOCK)))
+    return ids[:size]

@@ -69,6 +69,9 @@ class Settings:
     kv_ids: str = option("uuid", help="kv: uuid, as in the paper, or number.", panel=_TASKS)
     filler: str = option("prose", help="needle: prose, or same: only sentences like the needle.", panel=_TASKS)
     repeat_question: bool = option(False, help="Put the question before the text too.", panel=_TASKS)
+    reason: bool = option(
+        False, help="graphwalks: let the model reason before its answer, up to 1024 tokens.", panel=_TASKS
+    )
     haystack: Path | None = option(None, help="needle: text file to hide needles in.", panel=_TASKS)
     documents: Path | None = option(None, help="documents: file with questions, as JSON lines.", panel=_TASKS)
     essays: Path | None = option(
@@ -112,6 +115,8 @@ class Settings:
         for task in self.tasks:
             if task not in TASKS:
                 raise CtxextError(f'Unknown task "{task}".', hint=f"Tasks: {', '.join(NAMES)}.")
+        if self.reason and not any(hasattr(TASKS[task], "reason") for task in self.tasks):
+            raise CtxextError("No selected task uses --reason.", hint="Add --task graphwalks, or omit --reason.")
         if "longppl" in self.tasks and not self.evaluator:
             raise CtxextError(
                 'The task "longppl" needs an evaluator.',
@@ -143,6 +148,7 @@ class Settings:
             "questions": read_questions(self.documents) if self.documents else (),
             **{"num_needles": self.num_needles, "ids": self.kv_ids, "filler": self.filler, "seed": self.seed},
             **{name: read(getattr(self, name)) for name, read in TASK_FILES.items() if getattr(self, name)},
+            "reason": self.reason,
         }
         tasks = [RETRIEVAL_TASKS[name] for name in dict.fromkeys(self.tasks) if name in RETRIEVAL_TASKS]
         return [task.with_options(options) for task in tasks]

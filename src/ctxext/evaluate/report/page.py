@@ -194,6 +194,8 @@ def _make_task(report: Report, task: str) -> dict[str, Any]:
     description = kind.description if kind else ""
     if task == "needle" and settings.get("filler") == "same":
         description += " The text consists only of such sentences."
+    if settings.get("reason") and hasattr(kind, "reason"):
+        description += " The model may reason before its answer."
     if settings.get("repeat_question"):
         description += " The question is also before the text."
     effective_lengths = []

@@ -2,8 +2,9 @@
 
 import random
 import re
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from ctxext.data.prompt import Pieces, Prompt, QuestionText
 from ctxext.evaluate.tasks.base import RetrievalTask
@@ -43,8 +44,16 @@ Here is the graph to operate on:
 The graph has the following edges:
 """
 _ANSWER = "Final Answer:"
-_LIST = re.compile(r"Final Answer:\s*\[(.*)\]")
+_LIST = re.compile(r"\[.*\]")
 _NAME_BITS = 40
+_REASONING_ROOM = 1024
+_REASON = f"""
+You may reason step by step. Return your final answer as a list of nodes in the very last line of your response, \
+for example:
+{_ANSWER} [node1, node2, node3]
+If the operation returns the empty set, the last line is:
+{_ANSWER} []
+"""
 
 Edge = tuple[str, str]
 
@@ -56,11 +65,12 @@ class GraphWalks(RetrievalTask):
     OpenAI's GraphWalks, https://huggingface.co/datasets/openai/graphwalks (MIT), as corrected in 2026: nodes at
     exactly the depth, and no node is its own parent. Graphs are random, with edges in random order. The edges that
     determine the answer are spread over the whole list. The others begin at other nodes and never change the answer.
-    The prompt ends with the beginning of the answer's line.
+    The prompt ends with the beginning of the answer's line, unless the model may reason before it.
 
     Attributes:
         max_depth: Maximum depth of a breadth-first search; half of the questions are searches.
         max_nodes: Maximum number of parents, and of edges from a node of a search.
+        reason: Whether the model may write freely before its answer, up to 1024 tokens in total.
     """
 
     name: str = "graphwalks"
@@ -74,6 +84,12 @@ class GraphWalks(RetrievalTask):
     has_depths: bool = False
     max_depth: int = 2
     max_nodes: int = 3
+    reason: bool = False
+
+    def with_options(self, options: Mapping[str, Any]) -> Self:
+        """Return the task with the user's options, and with room for reasoning."""
+        task = super().with_options(options)
+        return replace(task, answer_room=_REASONING_ROOM) if task.reason else task
 
     def pieces(self, rng: random.Random) -> Pieces:
         """Draw the text of one question."""
@@ -90,12 +106,14 @@ class GraphWalks(RetrievalTask):
             operation = f"Find the parents of node {root}."
             others = _draw_edges(random.Random(rng.getrandbits(64)), targets=sorted(answer))
         rng.shuffle(edges)
-        question, listed = f"\nOperation:\n{operation}\n{_ANSWER}", sorted(answer)
+        listed = sorted(answer)
+        end, begin = (_REASON, _ANSWER) if self.reason else (_ANSWER, "")
+        question, line = f"\nOperation:\n{operation}\n{end}", f"{begin} [{', '.join(listed)}]"
         return Pieces(
             opening=OPENING,
             haystack=map(_format_line, others),
             needles=tuple(map(_format_line, edges)),
-            questions=(QuestionText(question, f" [{', '.join(listed)}]", required=tuple(listed)),),
+            questions=(QuestionText(question, line, required=tuple(listed)),),
             padding="\n",
         )
 
@@ -115,16 +133,26 @@ class GraphWalks(RetrievalTask):
         return list(dict.fromkeys(edges)), set(layer)
 
     def grade(self, text: str, prompt: Prompt) -> float:
-        """Return the F1 score of the list in the line that the prompt begins."""
-        return graphwalks_score(_ANSWER + text.split("\n")[0], prompt.required)
+        """Return the F1 score of the last line with an answer, or of the line that the prompt begins."""
+        return graphwalks_score(text if self.reason else _ANSWER + text.split("\n")[0], prompt.required)
+
+    @property
+    def advice(self) -> str:
+        """The hint about the room for reasoning."""
+        return "Or omit --reason." if self.reason else ""
 
 
 def graphwalks_score(text: str, correct: Collection[str]) -> float:
-    """Return the F1 score of the list in the last line: 0 without a list, 1 if both lists are empty."""
-    match = _LIST.search(text.rstrip("\n").split("\n")[-1])
+    """Return the F1 score of the list in the last line that contains "Final Answer:".
+
+    As defined in the README of openai/graphwalks since 2026: 0 without a list, 1 if both sets are empty. That README
+    scores only the very last line.
+    """
+    line = next((line for line in reversed(text.split("\n")) if _ANSWER in line), "")
+    match = _LIST.search(line)
     if match is None:
         return 0.0
-    chosen = {item.strip().strip("'\"") for item in match[1].split(",") if item.strip()}
+    chosen = {item.strip() for item in match[0].strip("[]").split(",") if item.strip()}
     total = len(chosen) + len(set(correct))
     return 2 * len(chosen & set(correct)) / total if total else 1.0
 

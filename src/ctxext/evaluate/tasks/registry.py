@@ -6,7 +6,7 @@ from ctxext.evaluate.tasks.base import RetrievalTask, Task
 from ctxext.evaluate.tasks.documents import Documents
 from ctxext.evaluate.tasks.graphwalks import GraphWalks
 from ctxext.evaluate.tasks.kv import KeyValue
-from ctxext.evaluate.tasks.mrcr import MRCR
+from ctxext.evaluate.tasks.mrcr import MRCR, MRCR_FLAT
 from ctxext.evaluate.tasks.needle import Association, Needle, PassKey
 from ctxext.evaluate.tasks.passages import TOPICS_IN_CHUNKS, Passages, Topics
 from ctxext.evaluate.tasks.perplexity import LongPerplexity, Perplexity, PseudoPerplexity, Short
@@ -14,7 +14,7 @@ from ctxext.evaluate.tasks.ruler import RULER
 
 _RETRIEVAL: tuple[RetrievalTask, ...] = (
     *(PassKey(), Needle(), KeyValue(), Documents(), Association(), Passages()),
-    *(Topics(), *TOPICS_IN_CHUNKS, GraphWalks(), *MRCR, *RULER),
+    *(Topics(), *TOPICS_IN_CHUNKS, GraphWalks(), *MRCR, *MRCR_FLAT, *RULER),
 )
 RETRIEVAL_TASKS: dict[str, RetrievalTask] = {task.name: task for task in _RETRIEVAL}
 TASKS: dict[str, Task] = {
@@ -23,6 +23,7 @@ TASKS: dict[str, Task] = {
 }
 GROUPS: dict[str, tuple[str, ...]] = {
     "mrcr": tuple(task.name for task in MRCR),
+    "mrcr-flat": tuple(task.name for task in MRCR_FLAT),
     "ruler": tuple(task.name for task in RULER),
 }
 """Names of groups of tasks."""
