@@ -4,7 +4,7 @@ import dataclasses
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain, islice, repeat
 from typing import NamedTuple, Self
 
 from ctxext.data.encoding import Encoder, no_tokens, split_question
@@ -198,11 +198,14 @@ def too_short(length: int, minimum: int, task: str = "The question") -> CtxextEr
 
 
 def _hide(
-    units: Sequence[list[int]], needles: Sequence[list[int]], depths: Sequence[float], labels: Sequence[list[int]]
+    units: Sequence[list[int]],
+    needles: Sequence[list[int]],
+    depths: Sequence[float],
+    labels: Sequence[list[int]] = (),
 ) -> list[int]:
     """Return the tokens of the units, with each needle at the boundary between units that is nearest to its depth.
 
-    The labels precede units and needles, in order.
+    The labels precede units and needles, in order; none by default.
     """
     ends = [0, *accumulate(map(len, units))]
     places = [min(range(len(ends)), key=lambda place: abs(ends[place] - depth * ends[-1])) for depth in depths]
@@ -210,7 +213,9 @@ def _hide(
     for place in range(len(ends)):
         in_order += (needle for needle, at in zip(needles, places, strict=True) if at == place)
         in_order += units[place : place + 1]
-    return [*chain.from_iterable(chain(label, unit) for label, unit in zip(labels, in_order, strict=True))]
+    return [
+        *chain.from_iterable(chain(label, unit) for label, unit in zip(labels or repeat([]), in_order, strict=False))
+    ]
 
 
 def _fill(pieces: Pieces, encoder: Encoder, room: int, more: int) -> tuple[list[list[int]], list[int]]:
