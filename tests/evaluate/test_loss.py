@@ -144,7 +144,7 @@ def test_an_evaluator_is_checked_before_anything_runs(checkpoint, tmp_path):
     reach = json.loads((checkpoint / "config.json").read_text())["max_position_embeddings"]
     too_far = refusal(str(checkpoint), lengths=(reach + 1,))
     assert too_far == f'The evaluator "tiny" supports {reach} tokens, but a prompt length is {reach + 1}.'
-    assert refusal("demo") == 'The evaluator "demo" has another tokenizer than "tiny".'
+    assert refusal("demo") == 'The evaluator "demo" and "tiny" have different tokenizers.'
     assert refusal(str(tmp_path / "nothing")).startswith("There is no folder")
 
 

@@ -177,7 +177,7 @@ def test_a_long_text_without_a_place_to_cut_it(monkeypatch):
     monkeypatch.setattr(encoding, "_MOST_AT_ONCE", 4000)
     encoder = Encoder(demo_tokenizer())
     assert len(encoder._encode("x" * 3900)) > 900
-    with pytest.raises(CtxextError, match="4000 characters of a text contain no place to cut it"):
+    with pytest.raises(CtxextError, match="4000 characters have no safe boundary"):
         encoder._encode("x" * 9000)
 
 
