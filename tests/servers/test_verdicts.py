@@ -166,6 +166,24 @@ def test_other_weights(served, check):
     assert (report.status, report.verdict[:36]) == (UNDECIDED, "It fits no reading of the checkpoint")
 
 
+def answering(completion):
+    """Return a server that answers every prompt like this."""
+    body = json.dumps({"choices": [completion]}).encode()
+    return Served(None, None, override=lambda path: (200, {}, body) if path == "/v1/completions" else None)
+
+
+def test_no_tokens(check):
+    report = check(answering({"text": ""}))
+    assert (report.status, report.verdict) == (UNDECIDED, "It returns no tokens that can be compared.")
+    assert report.notes == ()
+
+
+def test_other_token_ids(check):
+    row = {"tokens": ["token_id:99999"], "token_logprobs": [-1.0], "top_logprobs": [{"token_id:99999": -1.0}]}
+    with pytest.raises(CtxextError, match="returns the token 99999, but the checkpoint has only 3,072 tokens"):
+        check(answering({"text": "?", "logprobs": row}))
+
+
 def test_a_time_limit(served, check):
     report = check(served(), minutes=0)
     assert report.status == SERVED

@@ -71,7 +71,8 @@ def check_server(
                     probe.differences[name] = measure_difference(head, probe)
     progress("done", 1, 1)
     notes = [f"The server reads a prompt of {len(probe.ids):,} tokens {probe.form}." for probe in sent if probe.form]
-    if late := [probe for probe in probes if not probe.is_refused and probe not in computed]:
+    late = [probe for probe in sent if probe.evidence and not probe.differences] + probes[len(sent) :]
+    if late:
         size = f"{len(late[0].ids):,} tokens or more"
         notes.append(f"{minutes:g} minutes do not suffice for prompts of {size}; raise --minutes.")
     return judge(checkpoint, server, sent, notes, is_sampled=is_sampled)

@@ -16,7 +16,7 @@ from typing import Any
 
 from ctxext.errors import CtxextError
 from ctxext.options import check_numbers, option, option_name, with_documented_options
-from ctxext.redaction import redact, remember
+from ctxext.redaction import remember
 
 MOST_BYTES = 2**24
 """Largest answer that is read, in bytes: a completion of some tokens with log-probabilities is much shorter."""
@@ -156,9 +156,9 @@ class Server:
         try:
             parsed = httpx.URL(url)
         except httpx.InvalidURL as error:
-            raise CtxextError(f'"{redact(url)}" is not a URL.', hint=_URL_HINT) from error
+            raise CtxextError(f'"{url}" is not a URL.', hint=_URL_HINT) from error
         if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise CtxextError(f'"{redact(url)}" is not a URL.', hint=_URL_HINT)
+            raise CtxextError(f'"{url}" is not a URL.', hint=_URL_HINT)
         remember(parsed.password)
         self.host = f"{parsed.host}:{parsed.port or {'http': 80, 'https': 443}[parsed.scheme]}"
         self.timeout, self.max_retries = timeout, max_retries
@@ -375,7 +375,7 @@ _IDENTITIES = (
     ("api/version", ("Ollama", "version")),
     ("version", ("vLLM", "version")),
 )
-"""Paths of reports of servers on themselves: the name, and the key of the version."""
+"""Paths that report a server: its name, and the key of its version."""
 _COMMON = ("version",)
 """Paths that other servers have too, read only if the list of models names the server."""
 
@@ -407,13 +407,13 @@ def _wait(text: str | None, attempt: int) -> float:
 
 
 def _read_error(content: Any, body: bytes) -> str:
-    """Return the message of an error in one line; it may contain the key."""
+    """Return the message of an error in one line."""
     error = (
         content.get("error", content.get("message", content.get("detail"))) if isinstance(content, Mapping) else None
     )
     text = error.get("message") if isinstance(error, Mapping) else error
     lines = str(text if text else body[:200].decode("utf-8", "replace")).split("\n")
-    return redact(" ".join(lines[0].split()))[:300] or "no message"
+    return " ".join(lines[0].split())[:300] or "no message"
 
 
 def _read_completion(content: Any) -> Completion:

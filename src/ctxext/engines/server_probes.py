@@ -12,6 +12,7 @@ from ctxext.data import prose
 from ctxext.data.chat_template import render_chat
 from ctxext.data.encoding import Encoder, tokenize
 from ctxext.engines.server import Completion, Server, ServerError, find_limit
+from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.rotary import model_config
 
 TOKENS = 16
@@ -64,7 +65,11 @@ class Probe:
 
 
 def probes_of(checkpoint: Checkpoint, encoder: Encoder) -> list[Probe]:
-    """Return the prompts, the shortest first: each ends in the beginning of a sentence that its text contains."""
+    """Return the prompts, the shortest first: each ends in the beginning of a sentence that its text contains.
+
+    Raises:
+        CtxextError: The context is too short for any.
+    """
     rotary = model_config(checkpoint.config).rotary
     trained, reach = rotary.trained_length, rotary.context_length
     # The server adds the chat template to some of them, and perhaps a begin token.
@@ -79,6 +84,8 @@ def probes_of(checkpoint: Checkpoint, encoder: Encoder) -> list[Probe]:
     for place, length in lengths.items():
         if 4 * TOKENS <= length <= reach - room and (not probes or length > len(probes[-1].ids)):
             probes.append(_make_probe(place, length, encoder))
+    if not probes:
+        raise CtxextError(f'The context of "{checkpoint.name}" is too short for a check: {reach} tokens.')
     return probes
 
 
