@@ -332,7 +332,7 @@ def test_an_installation_without_its_demo(tmp_path, monkeypatch):
 def test_sizes_that_no_model_has(tmp_path):
     folder = made(tmp_path / "in").folder
     (folder / "config.json").write_text(json.dumps({**LLAMA, "head_dim": 7}))
-    with pytest.raises(CtxextError, match=r'in/config\.json": "7" dimensions of a head rotate'):
+    with pytest.raises(CtxextError, match=r'in/config\.json": each head rotates "7" dimensions'):
         open_checkpoint(str(folder))
 
 

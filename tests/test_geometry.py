@@ -30,16 +30,16 @@ def test_sizes_that_can_be(changes):
     check_sizes({**LLAMA, **changes}, "config.json")
 
 
-EVEN = "dimensions of a head rotate, expected an even number of at least 4."
+EVEN = "dimensions, expected an even number of at least 4."
 
 
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"head_dim": 2}, f'"2" {EVEN}'),
-        ({"head_dim": 3}, f'"3" {EVEN}'),
-        ({"head_dim": 7}, f'"7" {EVEN}'),
-        ({"head_dim": 16, "partial_rotary_factor": 0.125}, f'"2" {EVEN}'),
+        ({"head_dim": 2}, f'each head rotates "2" {EVEN}'),
+        ({"head_dim": 3}, f'each head rotates "3" {EVEN}'),
+        ({"head_dim": 7}, f'each head rotates "7" {EVEN}'),
+        ({"head_dim": 16, "partial_rotary_factor": 0.125}, f'each head rotates "2" {EVEN}'),
         ({"layer_types": ["full_attention"]}, '"layer_types" has "1" entries, expected one for each of 2 layers.'),
         ({"no_rope_layers": [1]}, '"no_rope_layers" has "1" entries, expected one for each of 2 layers.'),
         ({"layer_rope_theta": []}, '"layer_rope_theta" has "0" entries, expected one for each of 2 layers.'),

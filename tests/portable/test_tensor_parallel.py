@@ -66,5 +66,5 @@ def test_the_first_head_of_a_rank(rank, local, total, first, monkeypatch):
 @pytest.mark.parametrize(("local", "is_spread"), [(3, True), (4, False)])
 def test_heads_that_are_no_rank_s_are_refused(local, is_spread, monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: is_spread)
-    with pytest.raises(ValueError, match=f"numbers for 8 KV heads; layer 5 has {local}"):
+    with pytest.raises(ValueError, match=f"values for 8 KV heads, but layer 5 has {local}"):
         Call.see_heads(SimpleNamespace(layer=5), local, 8)

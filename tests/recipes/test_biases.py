@@ -36,7 +36,9 @@ def test_alibi_in_words():
     said = "ALiBi: 4 slopes, by which scores fall with the distance; no position beyond 64 is out of range{}, but far "
     said += "tokens fade"
     assert model_config(BLOOM).encoding.describe() == said.format("")
-    assert model_config(MPT).encoding.describe() == said.format(", though transformers supports no longer input")
+    assert model_config(MPT).encoding.describe() == said.format(
+        ", although transformers does not support longer inputs"
+    )
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ NEUTRAL = {
 @pytest.mark.parametrize("step", [SelfExtend(factor=2), Adaptive(factor=2)], ids=lambda step: step.name)
 def test_a_schedule_that_goes_by_the_input_takes_no_map(step, tmp_path):
     scheduled(published("llama-3.1", tmp_path), rope_scaling={"rope_type": "dynamic", "factor": 4.0})
-    with pytest.raises(CtxextError, match=f"{step.name} depends on each row"):
+    with pytest.raises(CtxextError, match=f"{step.name} depends on the query position"):
         step.edit(model_config(read_json(tmp_path / "config.json")))
 
 
