@@ -55,16 +55,16 @@ def verify(
         str | None,
         typer.Option("--engine-args", metavar="JSON", help="Arguments of vllm.LLM. max_model_len shortens prompts."),
     ] = None,
+    server: ServerOptions,
     minutes: Annotated[
         float | None,
         typer.Option(
             "--minutes",
-            help="Time limit with --server; long prompts that would exceed it are omitted. Default: 10.",
+            help="Time limit; long prompts that would exceed it are omitted. Default: 10.",
             min=0,
             rich_help_panel="Server",
         ),
     ] = None,
-    server: ServerOptions,
     hub: HubOptions,
     output: Output,
 ) -> None:
