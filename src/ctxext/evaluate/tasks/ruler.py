@@ -9,9 +9,10 @@ and scripts/synthetic.yaml. Differences:
 - Length: each prompt has its exact length for its own question. NVIDIA finds one size for all and stays a little below
   the length. Prose is cut after the last token that fits; all other texts are followed by line breaks.
 - Depths: needles and documents about one place are at the given depths, and a space precedes the first sentence of
-  prose at any depth. NVIDIA draws 40 depths (niah), lines (vt) or one place for all questions (qa).
+  prose at any depth. NVIDIA draws needles' places from 40 depths, and one place for all questions of qa.
+- Draws: each sample has separate random numbers. Orders that NVIDIA shuffles with its seed, 42, use `--seed`.
 - Names, keys and values of one question are different; NVIDIA does not exclude equal ones. A key is not in the filler.
-- Short lengths: below 1,024 tokens `cwe` and `vt` have no solved example, and `cwe` repeats 3 words against 1.
+- Short lengths: below 1,024 tokens `cwe` and `vt` have no solved example, and `cwe` repeats words 3 times against once.
 - An answer longer than NVIDIA's budget raises the budget, so that small vocabularies can be measured.
 - Chat templates are the model's own; solved examples are in the user's turn, and no space precedes the answer prefix.
 """

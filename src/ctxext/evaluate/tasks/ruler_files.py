@@ -146,13 +146,13 @@ def _unique_words(words: Sequence[str]) -> tuple[str, ...]:
     """Return the different words in alphabetical order."""
     unique = sorted({_check_text(word).strip() for word in words} - {""})
     if any(len(word) > _LONGEST_WORD or "\n" in word for word in unique):
-        raise ValueError("a line is not a word")
+        raise ValueError
     return tuple(unique)
 
 
 def _check_text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r:.40} is not a text")
+        raise TypeError
     return value
 
 
@@ -162,9 +162,9 @@ def _empty(path: Path, content: str) -> CtxextError:
 
 @contextmanager
 def _explain_form(path: Path, form: str) -> Iterator[None]:
-    """Raise an error that names the expected form if a file has another one."""
+    """Raise an error that names the required form if a file has another one."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        fault = f"no field {error}" if isinstance(error, KeyError) else str(error)
-        raise CtxextError(f'"{path}" has another form: {fault}.', hint=f"Use {form}.") from error
+        fault = f": a field {error} is missing" if isinstance(error, KeyError) else ""
+        raise CtxextError(f'"{path}" does not have the required form{fault}.', hint=f"Use {form}.") from error
