@@ -151,6 +151,24 @@ class Encoder:
         """Encode a document, with the begin tokens of the tokenizer."""
         return [*self.get_start_tokens(), *self._encode(text)]
 
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Encode a document, and return the begin and end of each token in it, in characters.
+
+        Begin tokens are at (0, 0).
+
+        Raises:
+            CtxextError: The tokenizer is not a fast one, and has no offsets.
+        """
+        if not getattr(self.tokenizer, "is_fast", False):
+            raise CtxextError(
+                "The tokenizer does not return the places of tokens in a text.",
+                hint="Use a model with a fast tokenizer, in tokenizer.json.",
+            )
+        with explain_tokenizer_errors("The tokenizer fails"):
+            encoded = self.tokenizer(text, verbose=False, add_special_tokens=False, return_offsets_mapping=True)
+        start = self.get_start_tokens()
+        return [*start, *encoded["input_ids"]], [*[(0, 0)] * len(start), *encoded["offset_mapping"]]
+
     def get_start_tokens(self) -> list[int]:
         """Return the begin tokens that the tokenizer adds to every text."""
         bare = self._encode("a")

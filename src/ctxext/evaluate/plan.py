@@ -12,7 +12,8 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo, GgufInfo, info_of, open_gguf_infos, open_infos
 from ctxext.evaluate.settings import Settings, lengths_of
 from ctxext.evaluate.tasks.base import Reading, RetrievalTask
-from ctxext.evaluate.tasks.perplexity import LongPerplexity, Short
+from ctxext.evaluate.tasks.longppl import LongPerplexity
+from ctxext.evaluate.tasks.perplexity import Short
 from ctxext.evaluate.tasks.registry import DEFAULTS, TASKS
 from ctxext.files import processes
 from ctxext.gguf import is_gguf
@@ -100,7 +101,7 @@ def plans_of(infos: Sequence[CheckpointInfo], settings: Settings, loading: "Load
             check_served(info, lengths[info.name])
     longest = max(max(of_model) for of_model in lengths.values())
     if settings.evaluator and LongPerplexity.name in settings.tasks:
-        check_evaluator(settings.evaluator, infos, longest, loading)
+        check_evaluator(settings.evaluator, longest, loading)
     plans = []
     for info in infos:
         encoder = Encoder(load_tokenizer(info, loading), chat_template=loading.chat_template)
@@ -155,10 +156,8 @@ def check_kind(info: CheckpointInfo, settings: Settings, loading: "Loading") -> 
         raise CtxextError(f'{option} supports only causal language models, but "{info.name}" is a {WORDS[info.kind]}.')
 
 
-def check_evaluator(source: str, infos: Sequence[CheckpointInfo], longest: int, loading: "Loading") -> None:
-    """Raise if the evaluator is not causal, has too short a context, or another vocabulary than a model."""
-    from ctxext.evaluate.model import load_tokenizer
-
+def check_evaluator(source: str, longest: int, loading: "Loading") -> None:
+    """Raise if the evaluator is not causal, or has too short a context."""
     (evaluator,) = open_infos([source], token=loading.token)
     if evaluator.kind != "causal":
         raise CtxextError(f'The evaluator "{evaluator.name}" is a {WORDS[evaluator.kind]}.', hint="Use a causal one.")
@@ -168,13 +167,6 @@ def check_evaluator(source: str, infos: Sequence[CheckpointInfo], longest: int, 
             f"{longest}.",
             hint="Use an evaluator with a longer context, or shorter --lengths.",
         )
-    words = load_tokenizer(evaluator, loading).get_vocab()
-    for info in infos:
-        if load_tokenizer(info, loading).get_vocab() != words:
-            raise CtxextError(
-                f'The evaluator "{evaluator.name}" has another tokenizer than "{info.name}".',
-                hint="Use one with the same tokenizer: --evaluator MODEL.",
-            )
 
 
 def check_context_length(info: CheckpointInfo, lengths: Sequence[int], *, allow_beyond: bool) -> None:
@@ -212,6 +204,7 @@ def _plan_documents(
         seed=settings.seed,
         stride=settings.stride,
         evaluator=settings.evaluator,
+        key_tokens=settings.key_tokens,
     )
     separate = [dataclasses.replace(reading, data=(place,), text=name) for name, place in kinds.items()]
     return tuple(

@@ -12,6 +12,7 @@ from ctxext.data.texts import kinds_of_text
 from ctxext.errors import CtxextError
 from ctxext.evaluate.tasks.base import RetrievalTask
 from ctxext.evaluate.tasks.documents import read_questions
+from ctxext.evaluate.tasks.longppl import name_evaluator
 from ctxext.evaluate.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, expand_groups
 from ctxext.files.content import sha256_of
 from ctxext.files.length import read_words
@@ -72,7 +73,12 @@ class Settings:
     stride: int | None = option(None, help="perplexity: stride of an additional sliding window.", panel=_TASKS, min=1)
     evaluator: str | None = option(
         None,
-        help="longppl: long-context model with the same tokenizer that picks the key tokens.",
+        help="longppl: long-context model that picks the key tokens.",
+        panel=_TASKS,
+    )
+    key_tokens: Path | None = option(
+        None,
+        help="longppl: file for the key tokens, written by a run with --evaluator; later runs only need this file.",
         panel=_TASKS,
     )
     harness: tuple[str, ...] = option(
@@ -91,16 +97,20 @@ class Settings:
         depths: Any = self.depths
         if isinstance(depths, str):
             object.__setattr__(self, "depths", parse_depths(depths))
+        if self.key_tokens is not None:
+            object.__setattr__(self, "key_tokens", Path(self.key_tokens))
         check_numbers(self)
         object.__setattr__(self, "tasks", expand_groups(self.tasks))
         for task in self.tasks:
             if task not in TASKS:
                 raise CtxextError(f'Unknown task "{task}".', hint=f"Tasks: {', '.join(NAMES)}.")
-        if "longppl" in self.tasks and not self.evaluator:
+        if "longppl" in self.tasks and not self.evaluator and not (self.key_tokens and self.key_tokens.exists()):
             raise CtxextError(
                 'The task "longppl" needs an evaluator.',
-                hint="Add a long-context model: --evaluator MODEL.",
+                hint="Add a long-context model: --evaluator MODEL, or --key-tokens FILE of an earlier run.",
             )
+        if self.key_tokens is not None and not self.key_tokens.parent.is_dir():
+            raise CtxextError(f'There is no folder "{self.key_tokens.parent}".', hint="Use another --key-tokens.")
         for place in kinds_of_text(self.data).values():
             if place is not None:
                 check_place(place)
@@ -137,8 +147,10 @@ class Settings:
             files = {name: Path(str(place)) for name, place in kinds.items()}
             digests = {name: sha256_of(file) if file.is_file() else None for name, file in files.items()}
             content["data"] = {"name": ",".join(file.name for file in files.values()), "sha256": digests}
-        if self.evaluator and Path(self.evaluator).is_dir():
-            content["evaluator"] = Path(self.evaluator).resolve().name
+        if self.key_tokens is not None:
+            content["key_tokens"] = self.key_tokens.name
+        if self.evaluator:
+            content["evaluator"] = name_evaluator(self.evaluator)
         return {key: list(value) if isinstance(value, tuple) else value for key, value in content.items()}
 
 

@@ -229,7 +229,8 @@ def _compute_key_tokens(records: Sequence[Record]) -> dict[str, Any] | None:
         if not mean["count"]:
             mean |= {"loss": None, "perplexity": None}
         of = sum(record["of"][0] for record in by_sample.values())
-        losses[str(length)] = {"documents": len(by_sample), **mean, "of": of}
+        finder = {key: next(iter(by_sample.values())).get(key) for key in ("evaluator", "window")}
+        losses[str(length)] = {"documents": len(by_sample), **mean, "of": of, **finder}
     return losses or None
 
 

@@ -4,15 +4,18 @@ import dataclasses
 import itertools
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Pieces, Prompt, encode_parts, lay_out
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel
+
+_Document = TypeVar("_Document")
 
 Record = dict[str, Any]
 """One line of results: `task`, `length`, `depth`, the `samples` it covers and the result of each."""
@@ -81,6 +84,7 @@ class Reading:
         seed: The random seed of the prose.
         stride: The stride of the sliding window; None for no window.
         evaluator: The model that picks the key tokens of `longppl`.
+        key_tokens: A file of key tokens to read or write.
     """
 
     kind: str
@@ -94,15 +98,20 @@ class Reading:
     text: str = ""
     stride: int | None = None
     evaluator: str | None = None
+    key_tokens: Path | None = None
 
     def documents(self, length: int, most: int | None = None) -> list[list[int]]:
         """Return the token ids of documents of at least `length` tokens, each cut to `most`, by default `length`."""
         from ctxext.data.texts import read_corpus
 
         options = {"length": length, "most": most or length, "seed": self.seed}
+        return self.in_turn(lambda data, count: read_corpus(data, self.encoder, count=count, **options))
+
+    def in_turn(self, read: Callable[[str | None, int], list[_Document]]) -> list[_Document]:
+        """Return documents of all places in turn; `read` returns those of one place, up to a number."""
         count = -(-self.samples // len(self.data))
-        read = [read_corpus(data, self.encoder, count=count, **options) for data in self.data]
-        in_turn = [ids for turn in itertools.zip_longest(*read) for ids in turn if ids is not None]
+        each = [read(data, count) for data in self.data]
+        in_turn = [document for turn in itertools.zip_longest(*each) for document in turn if document is not None]
         return in_turn[: self.samples]
 
 

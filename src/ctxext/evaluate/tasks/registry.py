@@ -6,10 +6,11 @@ from ctxext.evaluate.tasks.base import RetrievalTask, Task
 from ctxext.evaluate.tasks.documents import Documents
 from ctxext.evaluate.tasks.graphwalks import GraphWalks
 from ctxext.evaluate.tasks.kv import KeyValue
+from ctxext.evaluate.tasks.longppl import LongPerplexity
 from ctxext.evaluate.tasks.mrcr import MRCR
 from ctxext.evaluate.tasks.needle import Association, Needle, PassKey
 from ctxext.evaluate.tasks.passages import TOPICS_IN_CHUNKS, Passages, Topics
-from ctxext.evaluate.tasks.perplexity import LongPerplexity, Perplexity, PseudoPerplexity, Short
+from ctxext.evaluate.tasks.perplexity import Perplexity, PseudoPerplexity, Short
 from ctxext.evaluate.tasks.ruler import RULER
 
 _RETRIEVAL: tuple[RetrievalTask, ...] = (
