@@ -169,6 +169,17 @@ class Encoder:
         start = self.get_start_tokens()
         return [*start, *encoded["input_ids"]], [*[(0, 0)] * len(start), *encoded["offset_mapping"]]
 
+    def encode_message(self, text: str, *, system: str = "") -> list[int]:
+        """Encode a whole prompt: as the user's turn, after a system message, or without a chat template as plain text.
+
+        Only the chat template has a place for the system message.
+        """
+        if not self.uses_chat:
+            return self.encode_document(text)
+        turns = [("system", system)] * bool(system) + [("user", text)]
+        messages = [{"role": role, "content": content} for role, content in turns]
+        return self._encode(render_chat(self.tokenizer, messages, add_generation_prompt=True, enable_thinking=False))
+
     def get_start_tokens(self) -> list[int]:
         """Return the begin tokens that the tokenizer adds to every text."""
         bare = self._encode("a")

@@ -38,6 +38,7 @@ class ModelPlan:
         tasks: Retrieval tasks.
         documents: Documents to measure the loss on.
         settings: Depths, samples and batch size.
+        longest_prompt: The number of tokens of the longest prompt.
     """
 
     info: CheckpointInfo
@@ -45,6 +46,7 @@ class ModelPlan:
     tasks: tuple[RetrievalTask, ...]
     documents: "tuple[Work, ...]"
     settings: Settings
+    longest_prompt: int = 0
 
     @property
     def measured_lengths(self) -> list[int]:
@@ -105,10 +107,11 @@ def plans_of(infos: Sequence[CheckpointInfo], settings: Settings, loading: "Load
     plans = []
     for info in infos:
         encoder = Encoder(load_tokenizer(info, loading), chat_template=loading.chat_template)
-        for task in tasks:
-            check_fits(task, encoder, lengths[info.name], settings)
+        # Positions beyond a table fail, and those of another model beyond its context length only lose quality.
+        limit = None if settings.allow_beyond and not info.has_table else info.context_length
+        sizes = [check_fits(task, encoder, lengths[info.name], settings, limit) for task in tasks]
         documents = _plan_documents(settings.tasks, info, encoder, lengths[info.name], longest, settings)
-        plans.append(ModelPlan(info, lengths[info.name], tasks, documents, settings))
+        plans.append(ModelPlan(info, lengths[info.name], tasks, documents, settings, max(sizes, default=0)))
     for source in sources:
         encoder = Encoder(load_tokenizer(source, loading), chat_template=False)
         documents = _plan_documents([Short.name], source, encoder, (), longest, settings)

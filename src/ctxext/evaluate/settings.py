@@ -13,6 +13,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.tasks.base import RetrievalTask
 from ctxext.evaluate.tasks.documents import read_questions
 from ctxext.evaluate.tasks.longppl import name_evaluator
+from ctxext.evaluate.tasks.published import PublishedTask, digest_of
 from ctxext.evaluate.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, expand_groups
 from ctxext.files.content import sha256_of
 from ctxext.files.length import read_words
@@ -64,6 +65,10 @@ class Settings:
     repeat_question: bool = option(False, help="Put the question before the text too.", panel=_TASKS)
     haystack: Path | None = option(None, help="needle: text file to hide needles in.", panel=_TASKS)
     documents: Path | None = option(None, help="documents: file with questions, as JSON lines.", panel=_TASKS)
+    nolima: Path | None = option(None, help="nolima: folder with the authors' data set.", panel=_TASKS)
+    babilong: Path | None = option(
+        None, help="babilong: folder with the authors' data set and prompts.py.", panel=_TASKS
+    )
     data: str | None = option(
         None,
         help="perplexity, longppl, pseudo-perplexity, short: text, JSON lines or parquet file, or data set id. "
@@ -114,6 +119,11 @@ class Settings:
         for place in kinds_of_text(self.data).values():
             if place is not None:
                 check_place(place)
+        published = [task for task in self.retrieval_tasks(read=False) if isinstance(task, PublishedTask)]
+        for task in published:
+            task.find_folder()
+        if published and self.repeat_question:
+            raise CtxextError(f'The prompts of "{published[0].name}" are fixed.', hint="Omit --repeat-question.")
         if not self.depths:
             raise CtxextError("--depths is empty.", hint="Add at least one depth with --depths.")
         if any(not 0 <= depth <= 1 for depth in self.depths):
@@ -125,12 +135,13 @@ class Settings:
         if self.filler == "same" and self.haystack:
             raise CtxextError("--filler same cannot be combined with --haystack.", hint="Omit one of them.")
 
-    def retrieval_tasks(self) -> list[RetrievalTask]:
-        """Return the retrieval tasks with their options, after reading the files."""
+    def retrieval_tasks(self, *, read: bool = True) -> list[RetrievalTask]:
+        """Return the retrieval tasks with their options, by default after reading the files."""
         options = {
-            "text": read_haystack(self.haystack) if self.haystack else (),
-            "questions": read_questions(self.documents) if self.documents else (),
+            "text": read_haystack(self.haystack) if self.haystack and read else (),
+            "questions": read_questions(self.documents) if self.documents and read else (),
             **{"num_needles": self.num_needles, "ids": self.kv_ids, "filler": self.filler},
+            **{"nolima": self.nolima, "babilong": self.babilong, "seed": self.seed},
         }
         tasks = [RETRIEVAL_TASKS[name] for name in dict.fromkeys(self.tasks) if name in RETRIEVAL_TASKS]
         return [task.with_options(options) for task in tasks]
@@ -147,6 +158,9 @@ class Settings:
             files = {name: Path(str(place)) for name, place in kinds.items()}
             digests = {name: sha256_of(file) if file.is_file() else None for name, file in files.items()}
             content["data"] = {"name": ",".join(file.name for file in files.values()), "sha256": digests}
+        for name in ("nolima", "babilong"):
+            if (folder := content[name]) is not None:
+                content[name] = {"name": Path(folder).resolve().name, "sha256": digest_of(Path(folder))}
         if self.key_tokens is not None:
             content["key_tokens"] = self.key_tokens.name
         if self.evaluator:

@@ -21,7 +21,7 @@ from ctxext.redaction import redact
 
 _EVAL_OPTIONS = (
     *("num_needles", "kv_ids", "stride", "haystack", "data", "documents", "filler", "generate", "allow_beyond"),
-    *("repeat_question", "harness", "evaluator", "key_tokens", "original_length"),
+    *("repeat_question", "harness", "evaluator", "key_tokens", "nolima", "babilong", "original_length"),
 )
 """Options of `ctxext eval` that change the questions; the card's command contains them unless they are defaults."""
 _TASK_TYPES = {"masked": "fill-mask", "encoder": "feature-extraction"}

@@ -148,6 +148,9 @@ class RetrievalTask(Task):
         answer_room: Maximum number of generated tokens; 0 for the number of tokens of the answer.
         has_depths: Whether the question is about one place. If not, a record's depth is None, and each length has as
             many questions as other tasks have at all depths.
+        is_exact: Whether prompts have exactly the length in tokens, not only about as many.
+        base_length: The effective length is relative to the best score of each question up to this length, as in
+            NoLiMa; 0 for RULER's rule.
         same_questions_as: The task with the same questions in another form; empty for separate questions.
         questions_per_text: Number of consecutive questions about the same text, which is read only once.
         text: Sentences to hide needles in, if the task uses any; empty for the package's prose.
@@ -157,6 +160,8 @@ class RetrievalTask(Task):
     is_written: bool = False
     answer_room: int = 0
     has_depths: bool = True
+    is_exact: bool = True
+    base_length: int = 0
     same_questions_as: str = ""
     questions_per_text: int = 1
     text: tuple[str, ...] = ()
@@ -169,6 +174,14 @@ class RetrievalTask(Task):
     @abstractmethod
     def pieces(self, rng: random.Random) -> Pieces:
         """Draw the text of one question, the same for the same state of `rng`."""
+
+    def draw(self, rng: random.Random, sample: int) -> Pieces:
+        """Return the text of a sample: by default a random one."""
+        return self.pieces(rng)
+
+    def number_text(self, sample: int) -> int:
+        """Return the number of a sample's text; results of the same text are counted together in intervals."""
+        return sample // self.questions_per_text
 
     def score(
         self, loaded: "LoadedModel", questions: Sequence[Sequence[Prompt]], depths: Sequence[int], *, generate: bool
