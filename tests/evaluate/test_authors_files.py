@@ -118,6 +118,14 @@ def test_nolima_prompts_of_200_samples(books):
     assert len(drawn) == 20, "each question once with each book"
 
 
+def test_a_needle_at_exactly_the_place_of_a_line_end(books):
+    tokenizer, book = make_tokenizer(), books / "haystack" / "rand_shuffle" / "rand_book_1.txt"
+    ids, places = line_ends_by_hand(tokenizer, book.read_text())
+    for place in [place for place in places if place < 400]:
+        expected = haystack_by_hand(tokenizer, ids, places, "Here.", 400, place / 400)
+        assert nolima_module.hide(Encoder(tokenizer), book, "Here.", 400, place / 400) == expected
+
+
 def test_a_nolima_message_has_the_system_message_of_the_authors():
     tokenizer = make_tokenizer()
     tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<answer>"

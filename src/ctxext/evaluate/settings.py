@@ -119,9 +119,9 @@ class Settings:
         for place in kinds_of_text(self.data).values():
             if place is not None:
                 check_place(place)
-        published = [task for task in self.retrieval_tasks(read=False) if isinstance(task, PublishedTask)]
-        for task in published:
-            task.find_folder()
+        published = [entry for entry in self.retrieval_tasks(read=False) if isinstance(entry, PublishedTask)]
+        for entry in published:
+            entry.find_folder()
         if published and self.repeat_question:
             raise CtxextError(f'The prompts of "{published[0].name}" are fixed.', hint="Omit --repeat-question.")
         if not self.depths:

@@ -197,16 +197,17 @@ def _read_tests(file: Path) -> tuple[NeedleTest, ...]:
 def _make_test(needles: dict[str, Any], question: str, test: dict[str, Any]) -> NeedleTest:
     if "distractors" in needles:
         raise ValueError("distractors are not supported")
-    needle, asked = str(needles["needle"]), question
+    needle, filled = str(needles["needle"]), question
     for number, argument in enumerate(test["input_args"], start=1):
         mark = f"{{{number}}}"
         needle = needle.replace(mark, argument)
-        asked = question.replace(mark, argument) if mark in question else asked
+        # As in the authors' code, only the last argument in a question is filled in.
+        filled = question.replace(mark, argument) if mark in question else filled
     answers, template = test.get("gold_answers", ()), needles.get("task_template", TEMPLATE)
     characters = tuple(needles.get("character_set", ()))
     if not (characters if _CHARACTER in needle else answers):
         raise ValueError("a needle has no answer")
-    return NeedleTest(needle, asked, tuple(answers), characters, template, int(needles["id"][:4]))
+    return NeedleTest(needle, filled, tuple(answers), characters, template, int(needles["id"][:4]))
 
 
 _DESCRIPTION = (
