@@ -139,10 +139,10 @@ def intervals_once():
 
     drawn, effective = {}, report._compute_effective
 
-    def cached(counts):
+    def cached(*counts):
         key = repr(counts)
         if key not in drawn:
-            drawn[key] = effective(counts)
+            drawn[key] = effective(*counts)
         return dict(drawn[key])
 
     with pytest.MonkeyPatch.context() as patch:

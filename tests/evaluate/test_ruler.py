@@ -199,9 +199,7 @@ def test_questions_are_asked_in_the_order_of_the_file(files, tokenizer):
             at = next(i for i, document in enumerate(documents_in_order) if first in document)
             assert at == 1 if number % 2 == 0 else at > 1, "the document with the answer is at its depth"
     (task,) = (task for task in settings.retrieval_tasks() if task.name == "ruler-qa-1")
-    assert (
-        task.for_sample(27).pieces(random.Random(0)).questions == task.for_sample(0).pieces(random.Random(0)).questions
-    )
+    assert task.draw(random.Random(0), 27).questions == task.draw(random.Random(0), 0).questions
 
 
 def test_words_are_those_of_the_file(files, tokenizer, tmp_path):

@@ -321,7 +321,7 @@ def planned(monkeypatch):
     monkeypatch.setattr(plan, "open_infos", lambda *given, **more: infos)
     monkeypatch.setattr(import_module("ctxext.evaluate.model"), "load_tokenizer", lambda *given: None)
     monkeypatch.setattr("ctxext.data.encoding.Encoder", lambda *given, **more: None)
-    monkeypatch.setattr(import_module("ctxext.evaluate.tasks.retrieval"), "check_fits", lambda *given: None)
+    monkeypatch.setattr(import_module("ctxext.evaluate.tasks.retrieval"), "check_fits", lambda *given: 0)
     monkeypatch.setattr(served, "check_served", lambda entry, lengths: checked.update({entry.name: lengths}))
 
     def lengths(loading, **settings):

@@ -157,6 +157,35 @@ class Encoder:
         """Encode a document, with the tokenizer's start tokens."""
         return [*self.get_start_tokens(), *self._encode(text)]
 
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Encode a document, and return the begin and end of each token in it, in characters.
+
+        Begin tokens are at (0, 0).
+
+        Raises:
+            CtxextError: The tokenizer is not a fast one, and has no offsets.
+        """
+        if not getattr(self.tokenizer, "is_fast", False):
+            raise CtxextError(
+                "The tokenizer does not return the places of tokens in a text.",
+                hint="Use a model with a fast tokenizer, in tokenizer.json.",
+            )
+        with explain_tokenizer_errors("The tokenizer fails"):
+            encoded = self.tokenizer(text, verbose=False, add_special_tokens=False, return_offsets_mapping=True)
+        start = self.get_start_tokens()
+        return [*start, *encoded["input_ids"]], [*[(0, 0)] * len(start), *encoded["offset_mapping"]]
+
+    def encode_message(self, text: str, *, system: str = "") -> list[int]:
+        """Encode a whole prompt: as the user's turn, after a system message, or without a chat template as plain text.
+
+        Only the chat template has a place for the system message.
+        """
+        if not self.uses_chat:
+            return self.encode_document(text)
+        turns = [("system", system)] * bool(system) + [("user", text)]
+        messages = [{"role": role, "content": content} for role, content in turns]
+        return self._encode(render_chat(self.tokenizer, messages, add_generation_prompt=True, enable_thinking=False))
+
     def get_start_tokens(self) -> list[int]:
         """Return the start tokens that the tokenizer adds to every text."""
         bare = self._encode("a")

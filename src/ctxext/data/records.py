@@ -253,18 +253,24 @@ def _read_csv(path: Path, delimiter: str = ",") -> Iterator[tuple[str, Record]]:
             raise CtxextError(f'Line {lines.line_num} of "{path}" is not valid CSV: {error}.') from error
 
 
-def _read_parquet(path: Path) -> Iterator[tuple[str, Record]]:
-    require("datasets", "Reading parquet files")
-    from pyarrow import ArrowException, parquet
+def _read_table(path: Path) -> Iterator[tuple[str, Record]]:
+    """Read a parquet file, or an arrow file of the datasets library."""
+    kind = kind_of(path).removeprefix(".")
+    require("datasets", f"Reading {kind} files")
+    from pyarrow import ArrowException, ipc, memory_map, parquet
 
     number = 0
     try:
-        for batch in parquet.ParquetFile(path).iter_batches(batch_size=64):
+        if kind == "parquet":
+            batches = parquet.ParquetFile(path).iter_batches(batch_size=64)
+        else:
+            batches = ipc.open_stream(memory_map(str(path)))
+        for batch in batches:
             for record in batch.to_pylist():
                 number += 1
                 yield f'Row {number} of "{path}"', {key: value for key, value in record.items() if value is not None}
     except ArrowException as error:
-        raise CtxextError(f'"{path}" is not a parquet file: {str(error).splitlines()[0]}') from error
+        raise CtxextError(f'"{path}" is not a {kind} file: {str(error).splitlines()[0]}') from error
 
 
 _READERS: Mapping[str, Callable[[Path], Iterator[tuple[str, Record]]]] = {
@@ -273,5 +279,6 @@ _READERS: Mapping[str, Callable[[Path], Iterator[tuple[str, Record]]]] = {
     ".json": _read_json,
     ".csv": _read_csv,
     ".tsv": partial(_read_csv, delimiter="\t"),
-    ".parquet": _read_parquet,
+    ".parquet": _read_table,
+    ".arrow": _read_table,
 }

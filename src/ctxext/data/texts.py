@@ -2,7 +2,8 @@
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -72,6 +73,44 @@ def read_corpus(
             hint="Use longer texts with --data, or shorter --lengths.",
         )
     return documents
+
+
+def cut_texts(data: str | None, cut: Callable[[Callable[[int], str]], str], *, count: int, seed: int) -> list[str]:
+    """Cut the first `count` suitable documents as texts, the same for every tokenizer.
+
+    A plain text file is cut into consecutive pieces. Only the beginning of each record is used.
+
+    Args:
+        data: A text, JSON lines or parquet file, or a `datasets` id; None for the prose of the package.
+        cut: Returns the text to use of a document, from its beginning; empty if the document is unsuitable. Its
+            argument returns at least the given number of first characters, or all of a shorter document.
+        count: Maximum number of documents.
+        seed: The random seed of the prose.
+    """
+    if data is None:
+        drawn = (cut(partial(_join_prose, f"{seed} prose {number}")) for number in range(count))
+        return list(filter(None, drawn))
+    texts = list[str]()
+    if is_plain_text(data):
+        rest = next(read_texts(data))
+        while len(texts) < count and (text := cut(partial(_take_first, rest))):
+            texts.append(text)
+            rest = rest[len(text) :]
+        return texts
+    each = (cut(partial(_take_first, text)) for text in islice(read_texts(data), _MAX_READ))
+    return list(islice(filter(None, each), count))
+
+
+def _take_first(text: str, size: int) -> str:
+    return text[:size]
+
+
+def _join_prose(seed: str, size: int) -> str:
+    sentences, parts, length = prose.sentences(random.Random(seed)), list[str](), 0
+    while length < size:
+        parts.append(next(sentences))
+        length += len(parts[-1]) + 1
+    return " ".join(parts)
 
 
 def _draw_prose(encoder: Encoder, length: int, seed: str) -> list[int]:

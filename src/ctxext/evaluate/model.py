@@ -198,9 +198,10 @@ class LoadedModel:
         for depth in depths:
             prompts = [question[depth] for question in questions]
             written: list[list[int]] = [[] for _ in prompts]
-            # Answers of the same size run together.
-            by_size = sorted(range(len(prompts)), key=lambda row: prompts[row].num_answer)
-            for size, group in groupby(by_size, key=lambda row: prompts[row].num_answer):
+            # Prompts and answers of the same sizes run together.
+            sizes = [(prompt.num_answer, len(prompt.ids)) for prompt in prompts]
+            by_size = sorted(range(len(prompts)), key=sizes.__getitem__)
+            for (size, _), group in groupby(by_size, key=sizes.__getitem__):
                 rows = list(group)
                 ids = torch.tensor([prompts[row].ids[:-size] for row in rows], device=self.device)
                 for row, new in zip(rows, self._decode(ids, size), strict=True):

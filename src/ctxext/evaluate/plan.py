@@ -13,7 +13,8 @@ from ctxext.evaluate.checkpoint_info import CheckpointInfo, GgufInfo, info_of, o
 from ctxext.evaluate.loading import SERVER
 from ctxext.evaluate.settings import Settings, lengths_of
 from ctxext.evaluate.tasks.base import Reading, RetrievalTask
-from ctxext.evaluate.tasks.perplexity import LongPerplexity, Short
+from ctxext.evaluate.tasks.longppl import LongPerplexity
+from ctxext.evaluate.tasks.perplexity import Short
 from ctxext.evaluate.tasks.registry import DEFAULTS, TASKS
 from ctxext.files import processes
 from ctxext.gguf import is_gguf
@@ -38,6 +39,7 @@ class ModelPlan:
         tasks: Retrieval tasks.
         documents: Documents to measure the loss on.
         settings: Depths, samples and batch size.
+        longest_prompt: The number of tokens of the longest prompt.
     """
 
     info: CheckpointInfo
@@ -45,6 +47,7 @@ class ModelPlan:
     tasks: tuple[RetrievalTask, ...]
     documents: "tuple[Work, ...]"
     settings: Settings
+    longest_prompt: int = 0
 
     @property
     def measured_lengths(self) -> list[int]:
@@ -101,14 +104,15 @@ def plans_of(infos: Sequence[CheckpointInfo], settings: Settings, loading: "Load
             check_served(info, lengths[info.name])
     longest = max(max(of_model) for of_model in lengths.values())
     if settings.evaluator and LongPerplexity.name in settings.tasks:
-        check_evaluator(settings.evaluator, infos, longest, loading)
+        check_evaluator(settings.evaluator, longest, loading)
     plans = []
     for info in infos:
         encoder = Encoder(load_tokenizer(info, loading), chat_template=loading.chat_template)
-        for task in tasks:
-            check_fits(task, encoder, lengths[info.name], settings)
+        # Positions beyond a table fail, and those of another model beyond its context length only lose quality.
+        limit = None if settings.allow_beyond and not info.has_table else info.context_length
+        sizes = [check_fits(task, encoder, lengths[info.name], settings, limit) for task in tasks]
         documents = _plan_documents(settings.tasks, info, encoder, lengths[info.name], longest, settings)
-        plans.append(ModelPlan(info, lengths[info.name], tasks, documents, settings))
+        plans.append(ModelPlan(info, lengths[info.name], tasks, documents, settings, max(sizes, default=0)))
     for source in sources:
         encoder = Encoder(load_tokenizer(source, loading), chat_template=False)
         documents = _plan_documents([Short.name], source, encoder, (), longest, settings)
@@ -159,10 +163,8 @@ def check_kind(info: CheckpointInfo, settings: Settings, loading: "Loading") -> 
         raise CtxextError(f'{option} supports only causal language models, but "{info.name}" is a {WORDS[info.kind]}.')
 
 
-def check_evaluator(source: str, infos: Sequence[CheckpointInfo], longest: int, loading: "Loading") -> None:
-    """Raise if the evaluator is not causal, has too short a context, or another vocabulary than a model."""
-    from ctxext.evaluate.model import load_tokenizer
-
+def check_evaluator(source: str, longest: int, loading: "Loading") -> None:
+    """Raise if the evaluator is not causal, or has too short a context."""
     (evaluator,) = open_infos([source], token=loading.token)
     if evaluator.kind != "causal":
         raise CtxextError(f'The evaluator "{evaluator.name}" is a {WORDS[evaluator.kind]}.', hint="Use a causal one.")
@@ -172,13 +174,6 @@ def check_evaluator(source: str, infos: Sequence[CheckpointInfo], longest: int, 
             f"{longest}.",
             hint="Use an evaluator with a longer context, or shorter --lengths.",
         )
-    words = load_tokenizer(evaluator, loading).get_vocab()
-    for info in infos:
-        if load_tokenizer(info, loading).get_vocab() != words:
-            raise CtxextError(
-                f'The evaluator "{evaluator.name}" and "{info.name}" have different tokenizers.',
-                hint="Use one with the same tokenizer: --evaluator MODEL.",
-            )
 
 
 def check_context_length(info: CheckpointInfo, lengths: Sequence[int], *, allow_beyond: bool) -> None:
@@ -216,6 +211,7 @@ def _plan_documents(
         seed=settings.seed,
         stride=settings.stride,
         evaluator=settings.evaluator,
+        key_tokens=settings.key_tokens,
     )
     separate = [dataclasses.replace(reading, data=(place,), text=name) for name, place in kinds.items()]
     return tuple(

@@ -95,7 +95,7 @@ def evaluate(
             return load_model(entry.info, loading)
         from ctxext.evaluate.served import load_served
 
-        return load_served(entry.info, loading, entry.lengths)
+        return load_served(entry.info, loading, (*entry.lengths, entry.longest_prompt))
 
     return Run(plans, settings, loading, load, out, resume, overwrite, progress).report()
 

@@ -12,6 +12,8 @@ from ctxext.data.texts import kinds_of_text
 from ctxext.errors import CtxextError
 from ctxext.evaluate.tasks.base import RetrievalTask
 from ctxext.evaluate.tasks.documents import read_questions
+from ctxext.evaluate.tasks.longppl import name_evaluator
+from ctxext.evaluate.tasks.published import PublishedTask, digest_of
 from ctxext.evaluate.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, expand_groups
 from ctxext.evaluate.tasks.ruler_files import read_essays, read_hotpot, read_squad, read_words
 from ctxext.files.content import sha256_of
@@ -82,6 +84,10 @@ class Settings:
         None, help="ruler: questions of ruler-qa-2, such as hotpot_dev_distractor_v1.json.", panel=_TASKS
     )
     words: Path | None = option(None, help="ruler: words of niah and ruler-cwe, as lines or JSON.", panel=_TASKS)
+    nolima: Path | None = option(None, help="nolima: folder with the authors' data set.", panel=_TASKS)
+    babilong: Path | None = option(
+        None, help="babilong: folder with the authors' data set and prompts.py.", panel=_TASKS
+    )
     data: str | None = option(
         None,
         help="perplexity, longppl, pseudo-perplexity, short: text, JSON lines or parquet file, or data set id. "
@@ -91,7 +97,12 @@ class Settings:
     stride: int | None = option(None, help="perplexity: stride of an additional sliding window.", panel=_TASKS, min=1)
     evaluator: str | None = option(
         None,
-        help="longppl: long-context model with the same tokenizer that picks the key tokens.",
+        help="longppl: long-context model that picks the key tokens.",
+        panel=_TASKS,
+    )
+    key_tokens: Path | None = option(
+        None,
+        help="longppl: file for the key tokens, written by a run with --evaluator; later runs only need this file.",
         panel=_TASKS,
     )
     harness: tuple[str, ...] = option(
@@ -110,6 +121,8 @@ class Settings:
         depths: Any = self.depths
         if isinstance(depths, str):
             object.__setattr__(self, "depths", parse_depths(depths))
+        if self.key_tokens is not None:
+            object.__setattr__(self, "key_tokens", Path(self.key_tokens))
         check_numbers(self)
         object.__setattr__(self, "tasks", expand_groups(self.tasks))
         for task in self.tasks:
@@ -117,19 +130,26 @@ class Settings:
                 raise CtxextError(f'Unknown task "{task}".', hint=f"Tasks: {', '.join(NAMES)}.")
         if self.reason and not any(hasattr(TASKS[task], "reason") for task in self.tasks):
             raise CtxextError("No selected task uses --reason.", hint="Add --task graphwalks, or omit --reason.")
-        if "longppl" in self.tasks and not self.evaluator:
+        if "longppl" in self.tasks and not self.evaluator and not (self.key_tokens and self.key_tokens.exists()):
             raise CtxextError(
                 'The task "longppl" needs an evaluator.',
-                hint="Add a long-context model: --evaluator MODEL.",
+                hint="Add a long-context model: --evaluator MODEL, or --key-tokens FILE of an earlier run.",
             )
         for name in TASK_FILES if self.tasks else ():
             users = [task.name for task in RETRIEVAL_TASKS.values() if name in task.files]
             if getattr(self, name) is not None and not {*users} & {*self.tasks}:
                 hint = f"Add --task {users[0]}, or omit it."
                 raise CtxextError(f"--{name} is not used by any of the tasks.", hint=hint)
+        if self.key_tokens is not None and not self.key_tokens.parent.is_dir():
+            raise CtxextError(f'There is no folder "{self.key_tokens.parent}".', hint="Use another --key-tokens.")
         for place in kinds_of_text(self.data).values():
             if place is not None:
                 check_place(place)
+        published = [entry for entry in self.retrieval_tasks(read=False) if isinstance(entry, PublishedTask)]
+        for entry in published:
+            entry.find_folder()
+        if published and self.repeat_question:
+            raise CtxextError(f'The prompts of "{published[0].name}" are fixed.', hint="Omit --repeat-question.")
         if not self.depths:
             raise CtxextError("--depths is empty.", hint="Add at least one depth with --depths.")
         if any(not 0 <= depth <= 1 for depth in self.depths):
@@ -141,14 +161,14 @@ class Settings:
         if self.filler == "same" and self.haystack:
             raise CtxextError("--filler same cannot be combined with --haystack.", hint="Omit one of them.")
 
-    def retrieval_tasks(self) -> list[RetrievalTask]:
-        """Return the retrieval tasks with their options, after reading the files."""
+    def retrieval_tasks(self, *, read: bool = True) -> list[RetrievalTask]:
+        """Return the retrieval tasks with their options, by default after reading the files."""
         options = {
-            "text": read_haystack(self.haystack) if self.haystack else (),
-            "questions": read_questions(self.documents) if self.documents else (),
-            **{"num_needles": self.num_needles, "ids": self.kv_ids, "filler": self.filler, "seed": self.seed},
-            **{name: read(getattr(self, name)) for name, read in TASK_FILES.items() if getattr(self, name)},
-            "reason": self.reason,
+            "text": read_haystack(self.haystack) if self.haystack and read else (),
+            "questions": read_questions(self.documents) if self.documents and read else (),
+            **{"num_needles": self.num_needles, "ids": self.kv_ids, "filler": self.filler, "reason": self.reason},
+            **{"nolima": self.nolima, "babilong": self.babilong, "seed": self.seed},
+            **{name: load(getattr(self, name)) for name, load in TASK_FILES.items() if read and getattr(self, name)},
         }
         tasks = [RETRIEVAL_TASKS[name] for name in dict.fromkeys(self.tasks) if name in RETRIEVAL_TASKS]
         return [task.with_options(options) for task in tasks]
@@ -165,8 +185,13 @@ class Settings:
             files = {name: Path(str(place)) for name, place in kinds.items()}
             digests = {name: sha256_of(file) if file.is_file() else None for name, file in files.items()}
             content["data"] = {"name": ",".join(file.name for file in files.values()), "sha256": digests}
-        if self.evaluator and Path(self.evaluator).is_dir():
-            content["evaluator"] = Path(self.evaluator).resolve().name
+        for name in ("nolima", "babilong"):
+            if (folder := content[name]) is not None:
+                content[name] = {"name": Path(folder).resolve().name, "sha256": digest_of(Path(folder))}
+        if self.key_tokens is not None:
+            content["key_tokens"] = self.key_tokens.name
+        if self.evaluator:
+            content["evaluator"] = name_evaluator(self.evaluator)
         return {key: list(value) if isinstance(value, tuple) else value for key, value in content.items()}
 
 

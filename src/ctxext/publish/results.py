@@ -21,7 +21,8 @@ from ctxext.redaction import redact
 
 _EVAL_OPTIONS = (
     *("num_needles", "kv_ids", "stride", "haystack", "data", "documents", "filler", "generate", "allow_beyond"),
-    *("repeat_question", "reason", "harness", "evaluator", "original_length", "essays", "squad", "hotpot", "words"),
+    *("repeat_question", "reason", "harness", "evaluator", "key_tokens", "original_length"),
+    *("essays", "squad", "hotpot", "words", "nolima", "babilong"),
 )
 """Options of `ctxext eval` that change the questions; the card's command contains them unless they are defaults."""
 _TASK_TYPES = {"masked": "fill-mask", "encoder": "feature-extraction"}

@@ -14,7 +14,8 @@ from ctxext.evaluate.report import tables
 from ctxext.evaluate.report.colours import hexadecimal, ink, series_style, shade
 from ctxext.evaluate.report.findings import findings, format_percent, pool_cells
 from ctxext.evaluate.report.report import HeatMap, Report, heat_map, tasks_of
-from ctxext.evaluate.tasks.perplexity import LongPerplexity, Short
+from ctxext.evaluate.tasks.longppl import LongPerplexity
+from ctxext.evaluate.tasks.perplexity import Short
 from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS, TASKS
 from ctxext.files.length import format_length
 from ctxext.files.output_directory import write_whole
@@ -281,8 +282,7 @@ def _make_perplexity(report: Report) -> tables.Table:
 
 def _make_longppl(report: Report) -> tables.Table:
     head = ["model", "tokens", "loss, nats per token", "key tokens", "of", "documents"]
-    evaluator = report["settings"].get("evaluator")
-    note = f"{LongPerplexity.description}\nEvaluator: {evaluator}. Text: {_get_data_name(report)}."
+    note = f"{LongPerplexity.description}\n{tables.describe_evaluator(report)}Text: {_get_data_name(report)}."
     return tables.Table("LongPPL", head, tables.key_token_rows(report), note)
 
 

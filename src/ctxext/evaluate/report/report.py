@@ -14,7 +14,7 @@ from typing import Any
 from ctxext.errors import CtxextError
 from ctxext.evaluate.report.intervals import effective_samples, mean_interval, wilson_interval
 from ctxext.evaluate.tasks.base import Record, list_text_numbers
-from ctxext.evaluate.tasks.registry import GROUPS
+from ctxext.evaluate.tasks.registry import GROUPS, TASKS
 from ctxext.version import __version__
 
 Report = dict[str, Any]
@@ -47,6 +47,8 @@ def effective_lengths(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any] | No
     every length in between. There is none if that score is below RULER's threshold of 85.6 %. The score over several
     tasks is the mean of their scores. The interval contains 95 % of the effective lengths of seeded draws, where each
     score comes from its Jeffreys beta distribution, with the effective number of questions of its texts.
+
+    The effective length of a task with a base length is the longest length with 85 % of the base score.
     """
     groups: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
     for cell in cells:
@@ -57,7 +59,11 @@ def effective_lengths(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any] | No
     }
     if len({length for by_length in counts.values() for length in by_length}) < 2:
         return None
-    by_task = {task: _compute_effective({task: by_length}) for task, by_length in counts.items()}
+    by_task = {}
+    for task, by_length in counts.items():
+        base_length = getattr(TASKS.get(task), "base_length", 0)
+        base = _compute_base(groups[task], base_length) if base_length else None
+        by_task[task] = _compute_effective({task: by_length}, base)
     over_all = _compute_effective(counts) if len(by_task) > 1 else next(iter(by_task.values()))
     return {"kept": KEPT, **over_all, "tasks": by_task}
 
@@ -98,13 +104,37 @@ def _weigh_cells(cells: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     return correct / samples, effective_samples(texts_of(cells))
 
 
-def _compute_effective(counts: Mapping[str, Mapping[int, tuple[float, float]]]) -> dict[str, Any]:
-    """Compute the effective length with its interval, each None below `FLOOR`, and the score at the shortest length."""
+def _compute_base(by_length: Mapping[int, Sequence[Mapping[str, Any]]], base_length: int) -> float:
+    """Compute NoLiMa's base score (section 4.3): the mean over questions of their best score up to a length.
+
+    The shortest length is used if all are longer.
+    """
+    best: dict[int, float] = {}
+    for length in [length for length in by_length if length <= base_length] or [min(by_length)]:
+        counts: dict[int, tuple[float, int]] = {}
+        for cell in by_length[length]:
+            for text, correct, samples in cell["texts"]:
+                before = counts.get(text, (0.0, 0))
+                counts[text] = before[0] + correct, before[1] + samples
+        for text, (correct, samples) in counts.items():
+            best[text] = max(best.get(text, 0.0), correct / samples)
+    return fmean(best.values())
+
+
+def _compute_effective(
+    counts: Mapping[str, Mapping[int, tuple[float, float]]], base: float | None = None
+) -> dict[str, Any]:
+    """Compute the effective length with its interval, and the score that it is relative to.
+
+    Args:
+        counts: Score and number of questions by task and length.
+        base: The base score; None for the score at the shortest length, with no effective length below `FLOOR`.
+    """
     tasks = list(counts.values())
     lengths = sorted(set.intersection(*map(set, tasks)))
     by_length = {length: [task[length] for task in tasks] for length in lengths}
     scores = {length: fmean([right for right, _ in of_length]) for length, of_length in by_length.items()}
-    if not lengths or not scores[lengths[0]]:
+    if not lengths or not (scores[lengths[0]] if base is None else base):
         return {"length": None, "low": None, "high": None, "figure": 0.0}
     rng = random.Random(0)
     draws = []
@@ -113,13 +143,16 @@ def _compute_effective(counts: Mapping[str, Mapping[int, tuple[float, float]]]) 
             length: [rng.betavariate(right * worth + 0.5, (1 - right) * worth + 0.5) for right, worth in of_length]
             for length, of_length in by_length.items()
         }
-        draws.append(_find_longest({length: fmean(shares) for length, shares in drawn.items()}))
+        draws.append(_find_longest({length: fmean(shares) for length, shares in drawn.items()}, base))
     draws.sort(key=lambda length: length or 0)
     low, high = draws[round(0.025 * _DRAWS)], draws[round(0.975 * _DRAWS) - 1]
-    return {"length": _find_longest(scores), "low": low, "high": high, "figure": scores[lengths[0]]}
+    figure = scores[lengths[0]] if base is None else base
+    return {"length": _find_longest(scores, base), "low": low, "high": high, "figure": figure}
 
 
-def _find_longest(scores: Mapping[int, float]) -> int | None:
+def _find_longest(scores: Mapping[int, float], base: float | None) -> int | None:
+    if base is not None:
+        return max((length for length, score in scores.items() if score >= KEPT * base), default=None)
     shortest, *others = sorted(scores)
     if scores[shortest] < FLOOR:
         return None
@@ -252,7 +285,8 @@ def _compute_key_tokens(records: Sequence[Record]) -> dict[str, Any] | None:
         if not mean["count"]:
             mean |= {"loss": None, "perplexity": None}
         of = sum(record["of"][0] for record in by_sample.values())
-        losses[str(length)] = {"documents": len(by_sample), **mean, "of": of}
+        finder = {key: next(iter(by_sample.values())).get(key) for key in ("evaluator", "window")}
+        losses[str(length)] = {"documents": len(by_sample), **mean, "of": of, **finder}
     return losses or None
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from ctxext.evaluate.report.findings import format_percent, pool_cells
 from ctxext.evaluate.report.report import Report
+from ctxext.evaluate.tasks.longppl import WINDOW
 from ctxext.files.length import format_length
 from ctxext.files.strict import in_markdown
 
@@ -109,6 +110,17 @@ def key_token_rows(report: Report) -> list[list[str]]:
         for model in report["models"]
         for length, losses in (model.get("longppl") or {}).items()
     ]
+
+
+def describe_evaluator(report: Report) -> str:
+    """Return a sentence about the evaluator of key tokens and its short context; empty for reports without it."""
+    by_length = [losses for model in report["models"] for losses in (model.get("longppl") or {}).values()]
+    finders = dict.fromkeys((losses["evaluator"], *losses["window"]) for losses in by_length if losses.get("window"))
+    return "".join(
+        f"Evaluator: {name}, with short contexts of {window} to {window + step - 1} tokens"
+        f"{'' if window == WINDOW else f', as the texts are too short for {WINDOW}'}. "
+        for name, window, step in finders
+    )
 
 
 def harness_rows(models: Sequence[Mapping[str, Any]]) -> list[list[str]]:

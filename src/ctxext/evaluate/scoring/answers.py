@@ -274,6 +274,8 @@ def _write(
     loaded: LoadedModel, questions: Sequence[Sequence[Prompt]], depths: Sequence[int]
 ) -> Iterator[tuple[int, list[list[int]]]]:
     """Generate as `LoadedModel.write`, but read common tokens once if prompts may share a cache."""
+    if len({len(prompt.ids) for question in questions for prompt in question}) > 1:
+        return loaded.write(questions, depths)
     ids, num_last = tokens_of(questions), count_unshared(questions)
     if ids.shape[1] > 1 and loaded.may_share(min(count_common(ids, num_last)[0]), ids.shape[2]):
         return _write_on_shared(loaded, questions, depths)

@@ -1,7 +1,7 @@
 """The loss on every token of a long text, without logits of shape length × vocabulary (`checkpoint/head.py`).
 
-Key tokens are tokens with a low loss given the whole text and a high loss given only its last part (LongPPL,
-https://arxiv.org/abs/2410.23771, with its thresholds).
+Key tokens are tokens with a low loss given the whole text and a high loss given only a short context (LongPPL,
+https://arxiv.org/abs/2410.23771, with the thresholds and windows of `find_key_token` in its code).
 
 In masked language models, masking one token at a time (Salazar et al. 2020, arXiv 1910.14659) takes one pass per
 token. Here every eighth token is masked, so that eight passes predict each token once, with nearly as many masks as in
@@ -139,22 +139,22 @@ def load_evaluator(source: str, device: str) -> LoadedModel:
     return load_model(info, Loading(device=device))
 
 
-def key_tokens(evaluator: LoadedModel, ids: Sequence[int], window: int, num_start: int = 0) -> torch.Tensor:
+def key_tokens(evaluator: LoadedModel, ids: Sequence[int], window: int, step: int) -> torch.Tensor:
     """Find the indices of a text's key tokens, from `window` on.
 
     Args:
         evaluator: The model that picks key tokens.
         ids: The tokens of one text, more than `window`.
-        window: The length of the last part; it moves by a quarter of its length.
+        window: The minimum number of tokens of the short context.
+        step: The number of tokens with a short context of the same begin, so that the last of them has up to
+            `window + step - 1` tokens.
         num_start: The number of start tokens, which are repeated before each part.
     """
     text = torch.tensor([list(ids)], device=evaluator.device)
     with_text = token_losses(evaluator, text)[0, window - 1 :]
     parts = []
-    for end in range(window, len(ids), window // 4):
-        following = min(end + window // 4, len(ids))
-        begin = max(num_start, following - window + num_start)
-        part = torch.cat([text[:, :num_start], text[:, begin:following]], dim=1)
-        parts.append(token_losses(evaluator, part, last=following - end)[0])
+    for end in range(window, len(ids), step):
+        following = min(end + step, len(ids))
+        parts.append(token_losses(evaluator, text[:, end - window : following], last=following - end)[0])
     is_key = (torch.cat(parts) - with_text > GAIN) & (with_text < LOSS)
     return is_key.nonzero()[:, 0] + window

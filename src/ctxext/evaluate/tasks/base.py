@@ -4,15 +4,18 @@ import dataclasses
 import itertools
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Pieces, Prompt, encode_parts, lay_out
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel
+
+_Document = TypeVar("_Document")
 
 Record = dict[str, Any]
 """One line of results: `task`, `length`, `depth`, the `samples` it covers and the result of each."""
@@ -81,6 +84,7 @@ class Reading:
         seed: The random seed of the prose.
         stride: The stride of the sliding window; None for no window.
         evaluator: The model that picks the key tokens of `longppl`.
+        key_tokens: A file of key tokens to read or write.
     """
 
     kind: str
@@ -94,15 +98,20 @@ class Reading:
     text: str = ""
     stride: int | None = None
     evaluator: str | None = None
+    key_tokens: Path | None = None
 
     def documents(self, length: int, most: int | None = None) -> list[list[int]]:
         """Return the token ids of documents of at least `length` tokens, each cut to `most`, by default `length`."""
         from ctxext.data.texts import read_corpus
 
         options = {"length": length, "most": most or length, "seed": self.seed}
+        return self.in_turn(lambda data, count: read_corpus(data, self.encoder, count=count, **options))
+
+    def in_turn(self, read: Callable[[str | None, int], list[_Document]]) -> list[_Document]:
+        """Return documents of all places in turn; `read` returns those of one place, up to a number."""
         count = -(-self.samples // len(self.data))
-        read = [read_corpus(data, self.encoder, count=count, **options) for data in self.data]
-        in_turn = [ids for turn in itertools.zip_longest(*read) for ids in turn if ids is not None]
+        each = [read(data, count) for data in self.data]
+        in_turn = [document for turn in itertools.zip_longest(*each) for document in turn if document is not None]
         return in_turn[: self.samples]
 
 
@@ -139,6 +148,9 @@ class RetrievalTask(Task):
         answer_room: Maximum number of generated tokens; 0 for the number of tokens of the answer.
         has_depths: Whether the question is about one place. If not, a record's depth is None, and each length has as
             many questions as other tasks have at all depths.
+        is_exact: Whether prompts have exactly the length in tokens, not only about as many.
+        base_length: The effective length is relative to the best score of each question up to this length, as in
+            NoLiMa; 0 for RULER's rule.
         same_questions_as: The task with the same questions in another form; empty for separate questions.
         questions_per_text: Number of consecutive questions about the same text, which is read only once.
         text: Sentences to hide needles in, if the task uses any; empty for the package's prose.
@@ -149,6 +161,8 @@ class RetrievalTask(Task):
     is_written: bool = False
     answer_room: int = 0
     has_depths: bool = True
+    is_exact: bool = True
+    base_length: int = 0
     same_questions_as: str = ""
     questions_per_text: int = 1
     text: tuple[str, ...] = ()
@@ -159,13 +173,17 @@ class RetrievalTask(Task):
         names = {field.name for field in dataclasses.fields(self)}
         return dataclasses.replace(self, **{name: value for name, value in options.items() if name in names})
 
-    def for_sample(self, sample: int) -> Self:
-        """Return the task for one sample; by default `pieces` draws every sample in the same way."""
-        return self
-
     @abstractmethod
     def pieces(self, rng: random.Random) -> Pieces:
         """Draw the text of one question, the same for the same state of `rng`."""
+
+    def draw(self, rng: random.Random, sample: int) -> Pieces:
+        """Return the text of a sample: by default a random one."""
+        return self.pieces(rng)
+
+    def number_text(self, sample: int) -> int:
+        """Return the number of a sample's text; results of the same text are counted together in intervals."""
+        return sample // self.questions_per_text
 
     def score(
         self, loaded: "LoadedModel", questions: Sequence[Sequence[Prompt]], depths: Sequence[int], *, generate: bool

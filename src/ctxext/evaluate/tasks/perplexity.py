@@ -1,4 +1,4 @@
-"""The loss on documents: by position, on key tokens, of masked tokens, and at the original context length."""
+"""The loss on documents: by position, of masked tokens, and at the original context length."""
 
 import dataclasses
 from abc import abstractmethod
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 _NUM_BUCKETS = 32
 _MIN_BUCKET = 16
-_LONGEST_WINDOW = 4096
 
 
 @dataclass(frozen=True)
@@ -97,36 +96,6 @@ class Perplexity(DocumentTask):
             num_start = len(reading.encoder.get_start_tokens())
             record["sliding"] = {str(n): losses_in_windows(loaded, ids, num_start, n, stride) for n in reading.lengths}
         return record
-
-
-@dataclass(frozen=True, kw_only=True)
-class LongPerplexity(DocumentTask):
-    """Measure the loss on tokens that another model predicts only from far context."""
-
-    name: str = "longppl"
-    description: str = (
-        "The loss on key tokens, the same for all models. The evaluator predicts them well from the whole text (loss "
-        "below 2 nats), and worse by over 2 nats from the last part alone (LongPPL, arXiv 2410.23771)."
-    )
-    shows: str = "the loss on tokens that only far context predicts"
-
-    def window(self, reading: Reading) -> int:
-        """Return the length of the last part: a quarter of the longest length, at most 4096 tokens."""
-        return min(_LONGEST_WINDOW, reading.longest // 4)
-
-    def documents(self, reading: Reading) -> tuple[list[list[int]], list[int]]:
-        """Return the documents, and only the lengths beyond the last part."""
-        return reading.documents(reading.longest), [n for n in reading.lengths if n > self.window(reading)]
-
-    def measure(self, reading: Reading, loaded: "LoadedModel", ids: list[int], length: int) -> Record:
-        """Read a document once; the evaluator reads it whole and in windows."""
-        from ctxext.evaluate.scoring.token_losses import key_tokens, load_evaluator, losses_of
-
-        assert reading.evaluator is not None
-        evaluator, window = load_evaluator(reading.evaluator, str(loaded.device)), self.window(reading)
-        chosen = key_tokens(evaluator, ids[:length], window, len(reading.encoder.get_start_tokens()))
-        loss = float(losses_of(loaded, ids[:length])[chosen - 1].sum())
-        return {"loss": [loss], "key_tokens": [len(chosen)], "of": [length - window]}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,19 +2,22 @@
 
 from collections.abc import Iterable
 
+from ctxext.evaluate.tasks.babilong import BABILONG
 from ctxext.evaluate.tasks.base import RetrievalTask, Task
 from ctxext.evaluate.tasks.documents import Documents
 from ctxext.evaluate.tasks.graphwalks import GraphWalks
 from ctxext.evaluate.tasks.kv import KeyValue
+from ctxext.evaluate.tasks.longppl import LongPerplexity
 from ctxext.evaluate.tasks.mrcr import MRCR, MRCR_FLAT
 from ctxext.evaluate.tasks.needle import Association, Needle, PassKey
+from ctxext.evaluate.tasks.nolima import NOLIMA
 from ctxext.evaluate.tasks.passages import TOPICS_IN_CHUNKS, Passages, Topics
-from ctxext.evaluate.tasks.perplexity import LongPerplexity, Perplexity, PseudoPerplexity, Short
+from ctxext.evaluate.tasks.perplexity import Perplexity, PseudoPerplexity, Short
 from ctxext.evaluate.tasks.ruler import RULER
 
 _RETRIEVAL: tuple[RetrievalTask, ...] = (
     *(PassKey(), Needle(), KeyValue(), Documents(), Association(), Passages()),
-    *(Topics(), *TOPICS_IN_CHUNKS, GraphWalks(), *MRCR, *MRCR_FLAT, *RULER),
+    *(Topics(), *TOPICS_IN_CHUNKS, GraphWalks(), *MRCR, *MRCR_FLAT, *RULER, *NOLIMA, *BABILONG),
 )
 RETRIEVAL_TASKS: dict[str, RetrievalTask] = {task.name: task for task in _RETRIEVAL}
 TASKS: dict[str, Task] = {
@@ -25,6 +28,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "mrcr": tuple(task.name for task in MRCR),
     "mrcr-flat": tuple(task.name for task in MRCR_FLAT),
     "ruler": tuple(task.name for task in RULER),
+    "babilong": tuple(task.name for task in BABILONG[:5]),
+    "babilong-all": tuple(task.name for task in BABILONG),
 }
 """Names of groups of tasks."""
 DEFAULTS: dict[str, tuple[str, ...]] = {

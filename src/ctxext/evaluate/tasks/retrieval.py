@@ -41,13 +41,13 @@ class RetrievalWork(Work):
             return
         questions = make_questions(self.task, loaded.encoder, self.length, self.samples, self.settings)
         for number, correct in self.task.score(loaded, questions, numbers, generate=self.settings.generate):
-            per_text = self.task.questions_per_text
+            texts = [self.task.number_text(sample) for sample in self.samples]
             yield {
                 "task": self.task.name,
                 "length": self.length,
                 "depth": depths[number],
                 "samples": list(self.samples),
-                **({"texts": [sample // per_text for sample in self.samples]} if per_text > 1 else {}),
+                **({"texts": texts} if texts != list(self.samples) else {}),
                 "correct": [int(right) if right in (0, 1) else right for right in correct],
             }
 
@@ -68,7 +68,7 @@ def make_questions(
 
 
 def _draw_pieces(task: RetrievalTask, length: int, sample: int, settings: Settings) -> Pieces:
-    pieces = task.for_sample(sample).pieces(_make_rng(settings, task, length, sample))
+    pieces = task.draw(_make_rng(settings, task, length, sample), sample)
     return pieces.with_question_first() if settings.repeat_question else pieces
 
 
@@ -77,15 +77,38 @@ def num_questions(task: RetrievalTask, settings: Settings) -> int:
     return settings.samples * (1 if task.has_depths else len(settings.depths))
 
 
-def check_fits(task: RetrievalTask, encoder: Encoder, lengths: Sequence[int], settings: Settings) -> None:
-    """Raise if a length is too short for a question, before any model is loaded."""
+def check_fits(
+    task: RetrievalTask,
+    encoder: Encoder,
+    lengths: Sequence[int],
+    settings: Settings,
+    context_length: int | None = None,
+) -> int:
+    """Return the number of tokens of the longest prompt; raise if a prompt is too long, before any model is loaded.
+
+    Args:
+        task: The task.
+        encoder: The tokenizer.
+        lengths: Prompt lengths.
+        settings: Samples, depths and seed.
+        context_length: The limit for prompts that may be longer than their length; None for no limit.
+    """
+    longest = 0
     for length in lengths:
         fitted = task.fit_to_length(encoder, length)
         count = num_questions(task, settings)
         sizes = [fitted.size(_draw_pieces(fitted, length, number, settings), encoder) for number in range(count)]
-        if max(sizes) > length:
+        longest = max(longest, *sizes)
+        if task.is_exact and max(sizes) > length:
             error = too_short(length, max(sizes), f'The task "{task.name}"')
             raise CtxextError(error.message, hint=f"{error.hint} {task.advice}".rstrip())
+        if context_length is not None and max(sizes) > max(length, context_length):
+            raise CtxextError(
+                f'Prompts of "{task.name}" at {length} have up to {max(sizes)} tokens with their answers, but the '
+                f"context length is {context_length}.",
+                hint="Use shorter --lengths, or --allow-beyond.",
+            )
+    return longest
 
 
 def _make_rng(

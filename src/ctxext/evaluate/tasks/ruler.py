@@ -433,7 +433,7 @@ class RulerQuestions(Documents):
     Attributes:
         label: The heading of each document.
         question_set: The questions of `files`, sample by sample from the first; None for the other questions.
-        sample: Index of the sample; `for_sample` sets it.
+        sample: Index of the sample; `draw` sets it.
     """
 
     name: str = "ruler-qa-1"
@@ -458,9 +458,9 @@ class RulerQuestions(Documents):
         """Return the task with the user's questions, one per text as in RULER."""
         return dataclasses.replace(self, questions=options["questions"], question_set=options.get(self.files[0]))
 
-    def for_sample(self, sample: int) -> Self:
-        """Return the task for one sample: the questions of a question set are in the order of the file."""
-        return dataclasses.replace(self, sample=sample)
+    def draw(self, rng: random.Random, sample: int) -> Pieces:
+        """Return the text of a sample: the questions of a question set are in the order of the file."""
+        return dataclasses.replace(self, sample=sample).pieces(rng)
 
     def pieces(self, rng: random.Random) -> Pieces:
         """Draw the text of one question."""
