@@ -159,6 +159,11 @@ class Family:
     fixed: str = ""
     note: str = ""
 
+    @property
+    def encoding(self) -> str:
+        """The encoding of the layers that attend to the whole context: "none" if only sliding layers rotate."""
+        return "none" if self.reason == NOTHING_TO_EXTEND else self.positions
+
 
 def _families(part: str) -> dict[str, Family]:
     families = {}
@@ -291,7 +296,7 @@ def _apply_switches(config: Mapping[str, Any], family: Family) -> Family:
         positions = {"rotary": "rotary", "rope": "rotary", "alibi": "alibi"}.get(str(kind), "none")
         why = f'position_embedding_type is "{kind}", which only the code of the checkpoint supports'
         return dataclasses.replace(family, positions=positions, reason=why)
-    if null := _null_schedule(text, family):
+    if family.reason != NOTHING_TO_EXTEND and (null := _null_schedule(text, family)):
         return dataclasses.replace(family, reason=f'"{null}" of rope_parameters is null, so these layers do not rotate')
     if family.model_type in _UNROTATED_BY_NULL and has_null_theta(text, family):
         return dataclasses.replace(family, positions="none")
