@@ -108,6 +108,8 @@ class Family:
         default_schedule: That scaled schedule, which the class assumes if config.json has none.
         explicit_head_dim: Whether config.json may contain `head_dim`; classes with such a property refuse it.
         shared_rotary_key: Latent attention: all heads share one rotated key.
+        scales_scores: Whether all versions of transformers multiply all scores by the square of YaRN's temperature with
+            the weight `mscale_all_dim` of a schedule (DeepSeek-V3).
         rotated: The layers that rotate: "all"; "sliding" (the full-attention layers have no positions); "unless_window"
             (the same, but only in a model that has a window); "no_rope_layers" (one flag per layer, 1 if it rotates);
             "layer_theta_key" (those with a base that is not 0).
@@ -149,6 +151,7 @@ class Family:
     default_schedule: Mapping[str, Any] = field(default_factory=dict)
     explicit_head_dim: bool = True
     shared_rotary_key: bool = False
+    scales_scores: bool = False
     rotated: str = "all"
     sliding_follows: bool = False
     scalable: bool = True

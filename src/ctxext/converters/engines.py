@@ -124,7 +124,9 @@ def schedules_of(model: ModelConfig) -> tuple[str, ...]:
         is_parts = schedule == "ntk-by-parts" or (factor == 1 and numbers.get("mscale") == 0)
         schedule = "ntk-by-parts" if is_parts else "yarn" + _FACTOR
         schedule += _BARE if is_parts and numbers.get("mscale") != 0 else ""
-    if parts == "yarn" and numbers.get("mscale_all_dim") is not None:
+    # Each family with latent attention is measured with equal weights, its default.
+    is_default = model.family.scales_scores and numbers.get("mscale") == numbers.get("mscale_all_dim")
+    if parts == "yarn" and numbers.get("mscale_all_dim") is not None and not is_default:
         schedule += " with mscale_all_dim"
     if parts == "yarn" and numbers.get("truncate") is False:
         schedule += " without truncate"

@@ -23,6 +23,7 @@ from ctxext.verify.carried import (
     difference,
     expected_rotation,
     largest_difference,
+    reference_of,
     rotations,
 )
 from ctxext.verify.clean_load import ScriptFailedError, compare_logits, lacks_package, run_script
@@ -128,6 +129,26 @@ def _check_kept_frequencies(subject: Subject) -> Finding:
         if (off := difference(actual, expected, 1.0 if old is None else old.scaling)) >= TOLERANCE:
             return Finding(name, FAILED, f"{entry['module']} differs from the source by up to {off:.1e}")
     return Finding(name, PASSED, "the layers that rotate have the inverse frequencies of the source")
+
+
+def check_scores(subject: Subject) -> Finding | None:
+    """Check whether latent attention multiplies all scores as the recipe specifies."""
+    name = "scores"
+    if not subject.family.scales_scores or not subject.has_recipe or not subject.recipe.changes_frequencies:
+        return None
+    if reason := _reason_to_skip(subject):
+        return Finding(name, SKIPPED, reason)
+    expected = 1.0
+    for step in subject.recipe.steps:
+        if scores := getattr(reference_of(step), "scores", None):
+            expected = scores(step.to_dict())
+    factors = subject.load_report.scores
+    for module, actual in factors.items():
+        if (off := largest_difference([(actual, expected)])) >= TOLERANCE:
+            return Finding(name, FAILED, f"{module} differs from the recipe by {off:.1e}")
+    if not factors:
+        return Finding(name, SKIPPED, "this family stores no scale of its scores to compare")
+    return Finding(name, PASSED, f"the latent attention multiplies all scores by {expected:.4g}, as the recipe")
 
 
 def check_logits(subject: Subject) -> Finding | None:
@@ -238,6 +259,7 @@ LOADING: tuple[Check, ...] = (
     check_version,
     check_loading,
     check_frequencies,
+    check_scores,
     check_tables,
     check_buckets,
     check_logits,
