@@ -17,7 +17,8 @@ class Yarn(NtkByParts):
 
     Latent attention rotates only a part of each head. If the model's code can scale the whole score (GLM-4.7-Flash,
     GLM-5, LongCat), mscale and mscale_all_dim are 1 by default, as in DeepSeek-V3's configuration: cos and sin keep
-    their scale, and all scores are multiplied by the square of the temperature.
+    their scale, and all scores are multiplied by the square of the temperature. On two tiny models (2 layers, trained
+    on 128 tokens, factor 4) this lowered the loss by 0.03 nats within 128 tokens and raised it by 0.03 to 0.04 at 512.
     """
 
     name = "yarn"
