@@ -198,8 +198,8 @@ def test_a_family_with_nothing_to_extend_says_so():
     assert "no position embedding" in family_of({"model_type": "exaone4"}).reason
     assert "no position embedding" in family_of({"model_type": "cohere2"}).reason
     with pytest.raises(CtxextError, match="no position embedding") as error:
-        model_config({"model_type": "cohere2"})
-    assert "Raise max_position_embeddings" in error.value.hint
+        _ = model_config({"model_type": "cohere2"}).rotary
+    assert "--method declare" in error.value.hint
 
 
 def test_nested_text_models_are_read_by_their_own_family():

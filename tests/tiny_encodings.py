@@ -152,11 +152,30 @@ BUCKETS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Model types with buckets of distances."""
 
+NO_POSITIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "jamba": (
+        "JambaForCausalLM",
+        {
+            **_BERT,
+            "num_key_value_heads": 1,
+            "num_experts": 2,
+            "num_experts_per_tok": 1,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "mamba_d_state": 4,
+            "mamba_dt_rank": 2,
+            "use_mamba_kernels": False,
+        },
+    ),
+}
+"""Model types without positions."""
+
 SMALL = {
     "learned": ("gpt2", {"n_positions": 128}),
     "sinusoidal": ("xglm", {"max_position_embeddings": 128}),
     "alibi": ("bloom", {"seq_length": 128}),
     "buckets": ("t5", {"n_positions": 128}),
+    "none": ("jamba", {"max_position_embeddings": 128}),
 }
 """A model with each encoding that a method is for, at the length of the small Llama; causal, but for T5."""
 
@@ -172,7 +191,7 @@ def save(
 ) -> Path:
     """Save a tiny model with its tokenizer's idea of its length; gives the folder."""
     torch.manual_seed(0)
-    cls, sizes = {**LEARNED, **COMPUTED, **ALIBI, **BUCKETS}[model_type]
+    cls, sizes = {**LEARNED, **COMPUTED, **ALIBI, **BUCKETS, **NO_POSITIONS}[model_type]
     config = AutoConfig.for_model(model_type.removesuffix("-rw"), **{**_SHARED, **sizes, **dict(more)})
     model = getattr(transformers, name or cls)(config).to(dtype)
     for key, weight in model.named_parameters():

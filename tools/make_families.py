@@ -464,6 +464,8 @@ def family(model_type: str) -> dict[str, Any]:
         found["length_key"] = aliases["max_position_embeddings"]
     if "qk_rope_head_dim" in defaults:
         found["shared_rotary_key"] = True
+    if "mscale_all_dim" in source:
+        found["scales_scores"] = True
     if (
         not by_hand.get("nested_rope")
         and by_hand.get("rotated", "") not in ("sliding", "unless_window")
@@ -564,6 +566,8 @@ def add_older(families: dict[str, Any], made: dict[str, Any]) -> None:
         known.pop("defaults_4x", None)
         if differ:
             known["defaults_4x"] = differ
+        if not older.get("scales_scores"):  # DeepSeek-V2: a result must be the same in both versions.
+            known.pop("scales_scores", None)
     for model_type in set(families) - set(made):
         if families[model_type].get("positions", "rotary") == "rotary":
             families[model_type]["rope_types_4x"] = []

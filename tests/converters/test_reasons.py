@@ -175,7 +175,7 @@ def test_published_models_are_offered_what_can_be_planned(config, tmp_path):
         return
     for method in METHODS:
         reason, encoding = inspection.methods[method.name], inspection.model.encoding
-        if method.encoding != inspection.positions:
+        if method.encoding != inspection.family.encoding:
             assert reason
         elif problem := problem_of(method.example_step(encoding), source):
             # A schedule of its own has to be replaced first, and transformers 4.57 does not know every family.

@@ -14,7 +14,14 @@ from ctxext.recipes.recipe import step_from_dict
 from ctxext.recipes.registry import method_named
 from ctxext.verify.carried import reference_of
 
-OF_ENCODING = {"rotary": "llama", "learned": "gpt2", "sinusoidal": "marian", "alibi": "bloom", "buckets": "t5"}
+OF_ENCODING = {
+    "rotary": "llama",
+    "learned": "gpt2",
+    "sinusoidal": "marian",
+    "alibi": "bloom",
+    "buckets": "t5",
+    "none": "cohere2",
+}
 """A family with each encoding."""
 
 ROTARY = Rotary(theta=1e4, dim=2, span=2, trained_length=64, context_length=64, parameters={})

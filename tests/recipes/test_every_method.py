@@ -22,6 +22,7 @@ FUNCTIONS = {
     "attention": ("relation", "temperature"),
     "slopes": ("slopes",),
     "buckets": ("bucket",),
+    "length": (),
 }
 
 

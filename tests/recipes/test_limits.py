@@ -216,7 +216,7 @@ def test_words_are_chosen_among_and_numbers_drawn():
     assert not SearchRange((0.5, 2)).is_choice
 
 
-@pytest.mark.parametrize("model_type", ["codegen", "blt", "afmoe"])
+@pytest.mark.parametrize("model_type", ["codegen", "blt", "deepseek_v4"])
 def test_families_that_cannot_be_converted_say_why(model_type):
     with pytest.raises(CtxextError, match=f'"{model_type}" cannot be converted: i'):
         model_config({"model_type": model_type, "max_position_embeddings": 64})

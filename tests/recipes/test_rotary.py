@@ -257,18 +257,16 @@ def test_encodings_that_are_not_rotary():
         CtxextError, match='"bert" has learned position embeddings; rotary position embeddings are required'
     ):
         _ = bert.rotary
-    with pytest.raises(
-        CtxextError, match='"mamba" has no position embeddings; rotary position embeddings are required'
-    ):
+    with pytest.raises(CtxextError, match='"mamba" has no position embeddings, and config'):
         model_config({"model_type": "mamba"})
 
 
 @pytest.mark.parametrize(
     ("model_type", "readable"),
     [
-        *((name, True) for name in ("llama", "bert", "marian", "t5", "bloom")),
+        *((name, True) for name in ("llama", "bert", "marian", "t5", "bloom", "cohere2")),
         *((name, False) for name in ("whisper", "mamba", "xlnet")),
     ],
 )
 def test_which_encodings_are_read(model_type, readable):
-    assert is_readable(FAMILIES[model_type]) == readable
+    assert is_readable({"model_type": model_type}, FAMILIES[model_type]) == readable

@@ -108,6 +108,8 @@ class Family:
         default_schedule: That scaled schedule, which the class assumes if config.json has none.
         explicit_head_dim: Whether config.json may contain `head_dim`; classes with such a property refuse it.
         shared_rotary_key: Latent attention: all heads share one rotated key.
+        scales_scores: Whether all versions of transformers multiply all scores by the square of YaRN's temperature with
+            the weight `mscale_all_dim` of a schedule (DeepSeek-V3).
         rotated: The layers that rotate: "all"; "sliding" (the full-attention layers have no positions); "unless_window"
             (the same, but only in a model that has a window); "no_rope_layers" (one flag per layer, 1 if it rotates);
             "layer_theta_key" (those with a base that is not 0).
@@ -149,6 +151,7 @@ class Family:
     default_schedule: Mapping[str, Any] = field(default_factory=dict)
     explicit_head_dim: bool = True
     shared_rotary_key: bool = False
+    scales_scores: bool = False
     rotated: str = "all"
     sliding_follows: bool = False
     scalable: bool = True
@@ -158,6 +161,11 @@ class Family:
     reason: str = ""
     fixed: str = ""
     note: str = ""
+
+    @property
+    def encoding(self) -> str:
+        """The encoding of the layers that attend to the whole context: "none" if only sliding layers rotate."""
+        return "none" if self.reason == NOTHING_TO_EXTEND else self.positions
 
 
 def _families(part: str) -> dict[str, Family]:
@@ -291,7 +299,7 @@ def _apply_switches(config: Mapping[str, Any], family: Family) -> Family:
         positions = {"rotary": "rotary", "rope": "rotary", "alibi": "alibi"}.get(str(kind), "none")
         why = f'position_embedding_type is "{kind}", which only the code of the checkpoint supports'
         return dataclasses.replace(family, positions=positions, reason=why)
-    if null := _null_schedule(text, family):
+    if family.reason != NOTHING_TO_EXTEND and (null := _null_schedule(text, family)):
         return dataclasses.replace(family, reason=f'"{null}" of rope_parameters is null, so these layers do not rotate')
     if family.model_type in _UNROTATED_BY_NULL and has_null_theta(text, family):
         return dataclasses.replace(family, positions="none")

@@ -82,11 +82,13 @@ def claimed_length(config: Mapping[str, Any], family: Family) -> Any:
 
     Command R has 8192 there and 131072 under `model_max_length`, which engines use.
     """
-    above = text_config(config, family).get(LENGTH_ABOVE) if family.model_type in ("cohere", "cohere2") else None
+    above = text_config(config, family).get(LENGTH_ABOVE) if family.model_type in _NAMED_ABOVE else None
     return above or read(config, family, "max_position_embeddings")
 
 
 LENGTH_ABOVE = "model_max_length"
+_NAMED_ABOVE = ("cohere", "cohere2", "kimi_linear")
+"""Families with that key in published files."""
 LENGTH_REACHED = "max_sequence_length"
 """Key of Vicuna and LongChat for the product of a linear schedule's factor and `max_position_embeddings`."""
 

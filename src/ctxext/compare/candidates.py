@@ -142,9 +142,12 @@ def candidates_of(
     elif methods:
         contents = {_shorten_name(name, methods): _read_recipe(name) for name in dict.fromkeys(methods)}
     else:
-        positions = family_of(source.config).positions
+        family = family_of(source.config)
+        positions = family.encoding
         if positions not in DEFAULTS:
-            raise CtxextError(f'No method supports "{source.name}": it has {POSITIONS[positions]}.')
+            hint = "Raise its length: ctxext convert MODEL --method declare" if positions == "none" else ""
+            reason = family.reason or f"it has {POSITIONS[positions]}"
+            raise CtxextError(f'There is nothing to compare for "{source.name}": {reason}.', hint=hint)
         contents = {name: ({"steps": [dict(step)]}, "") for name, step in DEFAULTS[positions].items()}
     if STOCK in contents:
         raise CtxextError(f'"{STOCK}" is reserved for the unmodified model.', hint="Choose another name.")

@@ -19,7 +19,9 @@ from importlib.resources import files
 from typing import Any
 
 from ctxext.checkpoint.families import text_config
+from ctxext.checkpoint.geometry import LENGTH_ABOVE
 from ctxext.recipes.encodings.base import provenance
+from ctxext.recipes.encodings.no_positions import NoPositions
 from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, attention_scaling, native_type
 from ctxext.recipes.registry import METHODS
 
@@ -122,7 +124,9 @@ def schedules_of(model: ModelConfig) -> tuple[str, ...]:
         is_parts = schedule == "ntk-by-parts" or (factor == 1 and numbers.get("mscale") == 0)
         schedule = "ntk-by-parts" if is_parts else "yarn" + _FACTOR
         schedule += _BARE if is_parts and numbers.get("mscale") != 0 else ""
-    if parts == "yarn" and numbers.get("mscale_all_dim") is not None:
+    # Each family with latent attention is measured with equal weights, its default.
+    is_default = model.family.scales_scores and numbers.get("mscale") == numbers.get("mscale_all_dim")
+    if parts == "yarn" and numbers.get("mscale_all_dim") is not None and not is_default:
         schedule += " with mscale_all_dim"
     if parts == "yarn" and numbers.get("truncate") is False:
         schedule += " without truncate"
@@ -171,15 +175,22 @@ def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
         if status == WRONG:
             arguments = ""
         served.append(Serving(engine, status, arguments.format(**numbers), remark))
-    # Limits of transformers 4.57, if they are known.
-    types, rope_type = model.family.rope_types_4x, native_type(model.family, model.encoding.carrier)
-    if types is not None and rope_type not in types:
-        limit = "the family" if not types else f'the rope type "{rope_type}" here'
+    if limit := limit_of_4x(model):
         remark = "; ".join(
             part for part in (served[0].remark, f"needs 5 or newer: 4.57 does not support {limit}") if part
         )
         served[0] = dataclasses.replace(served[0], remark=remark)
     return tuple(served)
+
+
+def limit_of_4x(model: ModelConfig) -> str:
+    """Return what transformers 4.57 does not support: the family or the rope type; empty if it supports both."""
+    types = model.family.rope_types_4x
+    if not types:
+        return "" if types is None else "the family"
+    rope_type = native_type(model.family, model.encoding.carrier)
+    is_supported = not isinstance(model.encoding, Rotary) or rope_type in types
+    return "" if is_supported else f'the rope type "{rope_type}" here'
 
 
 def _of_schedule(variant: str, engine: str, model: ModelConfig) -> _Row:
@@ -250,14 +261,15 @@ def source_commands(source: str, model: ModelConfig, serving: Sequence[Serving])
     Only for recipes without code and for engines that support the result. `make engines` tests the lines of vLLM and
     llama.cpp; SGLang's line is untested.
     """
-    if model.code or model.family.positions != "rotary":  # A command line can express neither code nor tables.
+    if model.code or not isinstance(model.encoding, Rotary | NoPositions):
+        # A command line can express neither code nor tables.
         return {}
     # `demo` is neither a Hub id nor a folder; other names might not be one word of a command.
     source = source if source != "demo" and source.isprintable() and not set(source) & set("<>`") else "SOURCE"
     run = {row.engine for row in serving if row.status in (EXACT, PARTLY) or BY_SOURCE in row.remark}
     # vLLM accepts the same line for any family, with a nested override for multimodal ones.
     run |= {row.engine for row in serving if row.engine == "vLLM" and row.remark.startswith(UNTRIED)}
-    changed, length = json.dumps(overrides(model)), str(model.rotary.context_length)
+    changed, length = json.dumps(overrides(model)), str(model.encoding.context_length)
     flags = {
         "vLLM": ["--hf-overrides", changed, "--max-model-len", length],
         "SGLang": ["--json-model-override-args", changed, "--context-length", length],
@@ -276,17 +288,20 @@ def source_commands(source: str, model: ModelConfig, serving: Sequence[Serving])
 def overrides(model: ModelConfig) -> dict[str, Any]:
     """Return the values of config.json that differ from the source's, in transformers 5's format, as whole dicts."""
     text, family = text_config(model.config, model.family), model.family
-    keys = ("rope_parameters", family.length_key, "original_max_position_embeddings")
+    rotation = ("rope_parameters", "original_max_position_embeddings") if isinstance(model.encoding, Rotary) else ()
+    keys = (*rotation, family.length_key, LENGTH_ABOVE)
     changed = {key: text[key] for key in keys if key in text}
     return changed if text is model.config or family.text_config is None else {family.text_config: changed}
 
 
 def _llama_cpp(model: ModelConfig) -> list[str]:
     """Return the flags of llama-server; empty if it has no flag for the schedule."""
-    rotary, numbers = model.rotary, model.rotary.parameters
-    length = str(rotary.context_length)
+    length = str(model.encoding.context_length)
     # A server does not exceed the context length in the model's metadata.
     context = ["--override-kv", f"{gguf_name(model)}.context_length=int:{length}", "-c", length]
+    if not isinstance(model.encoding, Rotary):
+        return context
+    rotary, numbers = model.rotary, model.rotary.parameters
     kind = native_type(model.family, rotary.rope_type)
     if kind == "default" or (kind == "linear" and rotary.rope_type == "default"):  # Mistral 4's plain schedule.
         return ["--rope-freq-base", f"{rotary.theta:.10g}", *context]

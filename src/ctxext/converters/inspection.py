@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctxext.checkpoint.auto_class import is_causal
-from ctxext.checkpoint.families import Family, family_of, full_attention_layers, read, sliding_layers, text_config
+from ctxext.checkpoint.families import (
+    NOTHING_TO_EXTEND,
+    Family,
+    family_of,
+    full_attention_layers,
+    read,
+    sliding_layers,
+    text_config,
+)
 from ctxext.checkpoint.geometry import cache_numbers, default_length
 from ctxext.checkpoint.opening import Checkpoint, claimed_lengths
 from ctxext.checkpoint.other_files import SentencePipeline, read_pipeline
@@ -110,7 +118,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
     config = checkpoint.config
     family = family_of(config)
     methods = {method.name: method.refusal(config, family) for method in METHODS}
-    can_be_read = is_readable(family) and not family.reason
+    can_be_read = is_readable(config, family) and family.reason in ("", NOTHING_TO_EXTEND)
     model = model_config(config, checkpoint.original_length) if can_be_read else None
     rotary = model.encoding if model and isinstance(model.encoding, Rotary) else None
     unfinished = None

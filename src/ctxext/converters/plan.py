@@ -14,7 +14,7 @@ from ctxext.checkpoint.geometry import default_length
 from ctxext.checkpoint.loading import hub_kernels
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.checkpoint.other_files import LENGTHS, VERSIONED, find_excluded_files, other_formats
-from ctxext.converters.engines import Serving, serving_of, source_commands
+from ctxext.converters.engines import Serving, limit_of_4x, serving_of, source_commands
 from ctxext.converters.lengths import index_files, length_files
 from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST, same_value
@@ -24,7 +24,7 @@ from ctxext.files.strict import parse_json
 from ctxext.files.tensor_files import NewTensor
 from ctxext.recipes.code.own_code import CODE_FILES, runs_by_itself
 from ctxext.recipes.encodings.base import Encoding
-from ctxext.recipes.encodings.rotary import ModelConfig, model_config, native_type, provenance
+from ctxext.recipes.encodings.rotary import ModelConfig, model_config, provenance
 from ctxext.recipes.recipe import Recipe, describe_step, plain_config, recipe_from_dict
 from ctxext.version import __version__
 
@@ -331,11 +331,9 @@ def cautions_of(source: Checkpoint, recipe: Recipe, model: ModelConfig) -> tuple
 
 def is_new_only(model: ModelConfig) -> bool:
     """Return whether transformers 4.57 does not support the family, or this schedule for it."""
-    types, carrier = model.family.rope_types_4x, model.encoding.carrier
     # If 4.57 validates the keys of a schedule, it also rejects a factor of 1.
-    if "factor" in model.family.rope_scaling_keys.get(carrier, ()) and model.encoding.numbers.get("factor") == 1:
-        return True
-    return types is not None and native_type(model.family, carrier) not in types
+    keys = model.family.rope_scaling_keys.get(model.encoding.carrier, ())
+    return ("factor" in keys and model.encoding.numbers.get("factor") == 1) or bool(limit_of_4x(model))
 
 
 def _differences(file: str, prefix: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:

@@ -176,7 +176,7 @@ def info_of(name: str, checkpoint: Checkpoint) -> CheckpointInfo:
             hint="ctxext eval supports causal and masked language models, and encoders without a task head.",
         )
     has_table = family.positions == "learned" or family.model_type in _BIAS_TABLES
-    if is_readable(family):
+    if is_readable(config, family):
         encoding = model_config(config, checkpoint.original_length).encoding
         return CheckpointInfo(name, checkpoint, encoding.trained_length, encoding.usable_length, has_table)
     length = next((int(config[key]) for key in _LENGTH_KEYS if config.get(key)), None)

@@ -114,7 +114,7 @@ _NAMES = {"vllm": "vLLM", "llama.cpp": "llama.cpp", SERVER: "A server"}
 def serving_by_vllm(checkpoint: Checkpoint) -> Serving | None:
     """Return vLLM's row of the engine table for a checkpoint; None without rotary embeddings."""
     family = family_of(checkpoint.config)
-    if family.positions != "rotary" or family.reason:
+    if family.encoding != "rotary" or family.reason:
         return None
     return next(row for row in serving_of(model_config(checkpoint.config)) if row.engine == "vLLM")
 

@@ -14,9 +14,9 @@ from ctxext.recipes.encodings.frequencies import is_neutral
 from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary, unsupported_reason
 from ctxext.recipes.param import SearchRange, check_value, param, search_ranges
 
-Kind = Literal["table", "base", "schedule", "heads", "attention", "slopes", "buckets"]
+Kind = Literal["table", "base", "schedule", "heads", "attention", "slopes", "buckets", "length"]
 """Part of a model that a method changes: the rows of a position table, the RoPE base, the schedule of frequencies, the
-scale of each KV head, the attention, the slopes of ALiBi, or the buckets of distances."""
+scale of each KV head, the attention, the slopes of ALiBi, the buckets of distances, or only the declared length."""
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 CARRIED_BY_CODE: frozenset[Kind] = frozenset({"heads", "attention", "slopes"})

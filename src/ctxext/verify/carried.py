@@ -96,6 +96,28 @@ def check_stock_rotation(
     return largest
 
 
+def check_kept_rotation(source: Mapping[str, Any], result: ModelConfig) -> float:
+    """Check that the installed transformers rotates a result as its source, in every layer that rotates.
+
+    Some schedules depend on the context length in config.json.
+
+    Args:
+        source: The content of the source's config.json.
+        result: The configuration of the result.
+
+    Returns:
+        The largest relative difference of an inverse frequency or of the factor on cos and sin.
+    """
+    lengths = sorted({max(result.encoding.trained_length // 2, 2), result.encoding.context_length})
+    before, after, largest = rotations(source, lengths), rotations(result.config, lengths), 0.0
+    for length in lengths:
+        for old, new in zip(before[length], after[length], strict=True):
+            largest = max(largest, change := difference(new, old.frequencies, old.scaling))
+            if change > TOLERANCE:
+                raise _unsupported_error(result.family, f"{new.module} would rotate differently at the new length")
+    return largest
+
+
 def expected_rotation(
     recipe: Recipe, plain: ModelConfig, result: ModelConfig, length: int
 ) -> tuple[Sequence[float], float]:

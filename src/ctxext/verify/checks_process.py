@@ -65,8 +65,17 @@ def rotary_modules(model: Any) -> list[dict[str, Any]]:
     return entries
 
 
+def score_factors(model: Any) -> dict[str, float]:
+    """Return the factor on the scores of each latent attention, relative to the square root of its head size."""
+    return {
+        name: float(module.scaling) * module.qk_head_dim**0.5
+        for name, module in model.named_modules()
+        if hasattr(module, "qk_head_dim") and hasattr(module, "scaling")
+    }
+
+
 def load(task: dict[str, Any]) -> dict[str, Any]:
-    """Load a model and describe it: class, number of parameters, missing weights, and `rotary_modules`.
+    """Load a model and describe it: class, number of parameters, missing weights, `rotary_modules`, `score_factors`.
 
     The task has `folder`, `trust` and `auto`, the Auto class that loads it.
     """
@@ -80,6 +89,7 @@ def load(task: dict[str, Any]) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "missing": sorted(map(str, info["missing_keys"])),
         "rotary": rotary_modules(model),
+        "scores": score_factors(model),
     }
 
 

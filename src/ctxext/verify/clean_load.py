@@ -6,7 +6,7 @@ import math
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,7 @@ class LoadReport:
         parameters: The number of parameters.
         missing: Weights that the files do not have.
         rotary: For each rotary embedding `module`, `layer_type`, `frequencies` and `scaling`.
+        scores: The factor on the scores of each latent attention, by module.
     """
 
     error: str = ""
@@ -95,6 +96,7 @@ class LoadReport:
     parameters: int = 0
     missing: Sequence[str] = ()
     rotary: Sequence[dict[str, Any]] = ()
+    scores: Mapping[str, float] = field(default_factory=dict)
 
 
 def lacks_package(config: Mapping[str, Any], error: str) -> str:

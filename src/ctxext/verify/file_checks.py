@@ -150,7 +150,7 @@ def _differences(config: Mapping[str, Any], expected: Mapping[str, Any], nested:
 def check_lengths(subject: Subject) -> Finding:
     """Check whether the files agree on the context length."""
     name, encoded = "lengths", None  # For models without a plain key for it.
-    if subject.family.positions != "rotary" and is_readable(subject.family):
+    if subject.family.encoding != "rotary" and is_readable(subject.checkpoint.config, subject.family):
         encoded = subject.model.encoding.context_length
     claimed = claimed_lengths(subject.checkpoint, subject.family, encoded)
     config, tokenizer = claimed.get("config.json"), claimed.get("tokenizer_config.json")

@@ -16,7 +16,16 @@ from ctxext.recipes.code.own_code import check_pinned
 from ctxext.recipes.encodings.biases import Buckets
 from ctxext.recipes.encodings.learned import LearnedTable
 from ctxext.verify import file_checks
-from ctxext.verify.carried import OTHER_TOWERS, TOLERANCE, expected_rotation, largest_difference
+from ctxext.verify.carried import (
+    OTHER_TOWERS,
+    TOLERANCE,
+    Rotation,
+    difference,
+    expected_rotation,
+    largest_difference,
+    reference_of,
+    rotations,
+)
 from ctxext.verify.clean_load import ScriptFailedError, compare_logits, lacks_package, run_script
 from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, quote_names, training_of
 
@@ -75,6 +84,8 @@ def check_frequencies(subject: Subject) -> Finding | None:
         return None
     if reason := _reason_to_skip(subject):
         return Finding(name, SKIPPED, reason)
+    if subject.family.encoding == "none":
+        return _check_kept_frequencies(subject)
     types = ("", *subject.family.full_types)
     modules = [
         entry
@@ -100,6 +111,44 @@ def check_frequencies(subject: Subject) -> Finding | None:
             return Finding(name, FAILED, f"{entry['module']} differs from the recipe by up to {off:.1e}")
     factor = f", cosine and sine × {scaling:.4g}" if scaling != 1 else ""
     return Finding(name, PASSED, f"{len(expected)} inverse frequencies match the recipe{factor}")
+
+
+def _check_kept_frequencies(subject: Subject) -> Finding:
+    """Check whether the loaded model, without positions in its full-attention layers, rotates as its source."""
+    name, length = "frequencies", subject.plain_model.encoding.trained_length
+    before = {
+        (entry.module, entry.layer_type): entry for entry in rotations(subject.plain_model.config, [length])[length]
+    }
+    loaded = subject.load_report.rotary
+    if not loaded:
+        return Finding(name, SKIPPED, "this family stores no inverse frequencies to compare")
+    for entry in loaded:
+        old = before.get((entry["module"], entry["layer_type"]))
+        expected = () if old is None else [theta for theta in old.frequencies if theta > 0]
+        actual = Rotation("", "", tuple(sorted(set(entry["frequencies"]))), entry["scaling"])
+        if (off := difference(actual, expected, 1.0 if old is None else old.scaling)) >= TOLERANCE:
+            return Finding(name, FAILED, f"{entry['module']} differs from the source by up to {off:.1e}")
+    return Finding(name, PASSED, "the layers that rotate have the inverse frequencies of the source")
+
+
+def check_scores(subject: Subject) -> Finding | None:
+    """Check whether latent attention multiplies all scores as the recipe specifies."""
+    name = "scores"
+    if not subject.family.scales_scores or not subject.has_recipe or not subject.recipe.changes_frequencies:
+        return None
+    if reason := _reason_to_skip(subject):
+        return Finding(name, SKIPPED, reason)
+    expected = 1.0
+    for step in subject.recipe.steps:
+        if scores := getattr(reference_of(step), "scores", None):
+            expected = scores(step.to_dict())
+    factors = subject.load_report.scores
+    for module, actual in factors.items():
+        if (off := largest_difference([(actual, expected)])) >= TOLERANCE:
+            return Finding(name, FAILED, f"{module} differs from the recipe by {off:.1e}")
+    if not factors:
+        return Finding(name, SKIPPED, "this family stores no scale of its scores to compare")
+    return Finding(name, PASSED, f"the latent attention multiplies all scores by {expected:.4g}, as the recipe")
 
 
 def check_logits(subject: Subject) -> Finding | None:
@@ -210,6 +259,7 @@ LOADING: tuple[Check, ...] = (
     check_version,
     check_loading,
     check_frequencies,
+    check_scores,
     check_tables,
     check_buckets,
     check_logits,

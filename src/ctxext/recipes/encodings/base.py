@@ -1,7 +1,7 @@
 """Base of the position encodings, which are read from config.json, changed, written and restored.
 
-A family specifies its encoding (`Family.positions`), and a method the encoding that it changes (`Method.encoding`).
-Each encoding has a file: `rotary.py`, `learned.py`, `biases.py`.
+A family specifies its encoding (`Family.encoding`), and a method the encoding that it changes (`Method.encoding`).
+Each encoding has a file: `rotary.py`, `learned.py`, `biases.py`, `no_positions.py`.
 """
 
 import copy

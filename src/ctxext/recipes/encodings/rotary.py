@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctxext.checkpoint.families import (
-    NOTHING_TO_EXTEND,
     Family,
     assumed_schedule,
     family_of,
@@ -44,6 +43,7 @@ from ctxext.recipes.encodings.dialects import (
 from ctxext.recipes.encodings.dialects import native_type as native_type
 from ctxext.recipes.encodings.dialects import unsupported_reason as unsupported_reason
 from ctxext.recipes.encodings.learned import COMPUTED, LAYOUTS, read_computed, read_learned
+from ctxext.recipes.encodings.no_positions import has_length, read_no_positions
 
 _ORIGINAL = "original_max_position_embeddings"
 _FROM_ORIGINAL = ("llama3", "longrope", "yarn")
@@ -252,11 +252,17 @@ def model_config(config: Config, original_length: int | None = None) -> ModelCon
         original_length: The length of the training, in tokens, if the user gives it.
     """
     family = family_of(config)
-    reader = READERS.get(family.positions, read_rotary)
+    reader = READERS.get(family.encoding, read_rotary)
     return ModelConfig(config, family, reader(config, family, original_length))
 
 
 def _not_rotary(family: Family) -> CtxextError:
+    if family.encoding == "none":
+        reason = family.reason or f"it has {POSITIONS[family.positions]}"
+        return CtxextError(
+            f'"{family.model_type}" has nothing to rescale: {reason}.',
+            hint="Raise its declared length with --method declare, then measure the model.",
+        )
     return CtxextError(
         f'"{family.model_type}" has {POSITIONS[family.positions]}; rotary position embeddings are required.',
         hint="ctxext methods lists the requirements of each method.",
@@ -271,14 +277,10 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
         family: Its family.
         original_length: The length of the training, in tokens, if the user gives it.
     """
-    if family.positions != "rotary":
+    if family.encoding != "rotary":
         raise _not_rotary(family)
     if family.reason:
-        is_unlimited = family.reason == NOTHING_TO_EXTEND
-        raise CtxextError(
-            f'"{family.model_type}" cannot be converted: {family.reason}.',
-            hint="Raise max_position_embeddings, then measure the model." if is_unlimited else "",
-        )
+        raise CtxextError(f'"{family.model_type}" cannot be converted: {family.reason}.')
     text = dict(text_config(config, family))
     parameters = _full_attention_parameters(text, family)
     _check_stated(config, family, parameters)
@@ -406,12 +408,15 @@ READERS: Mapping[str, Callable[[Config, Family, int | None], Encoding]] = {
     "sinusoidal": read_computed,
     "alibi": read_alibi,
     "buckets": read_buckets,
+    "none": read_no_positions,
 }
 """Functions that read the encodings that have methods."""
 
 
-def is_readable(family: Family) -> bool:
+def is_readable(config: Config, family: Family) -> bool:
     """Return whether `model_config` supports the family's encoding; a configuration may still be incomplete."""
+    if family.encoding == "none":
+        return has_length(config, family)
     if family.positions in ("learned", "sinusoidal"):
         return family.model_type in {**LAYOUTS, **COMPUTED}
     return family.positions in READERS

@@ -1,9 +1,10 @@
 """YaRN: NTK by parts with an attention temperature."""
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
-from ctxext.recipes.encodings.rotary import Rotary
+from ctxext.recipes.encodings.rotary import ModelConfig, Rotary
 from ctxext.recipes.methods.ntk_by_parts import NtkByParts
 from ctxext.recipes.param import param
 
@@ -13,6 +14,11 @@ class Yarn(NtkByParts):
 
     ntk-by-parts with cos and sin multiplied by the temperature 0.1 · ln(s) + 1. The first choice for RoPE models: most
     engines run it without custom code, but short inputs lose a little. Peng et al. 2023, sections 3.2 to 3.4.
+
+    Latent attention rotates only a part of each head. If the model's code can scale the whole score (GLM-4.7-Flash,
+    GLM-5, LongCat), mscale and mscale_all_dim are 1 by default, as in DeepSeek-V3's configuration: cos and sin keep
+    their scale, and all scores are multiplied by the square of the temperature. On two tiny models (2 layers, trained
+    on 128 tokens, factor 4) this lowered the loss by 0.03 nats within 128 tokens and raised it by 0.03 to 0.04 at 512.
     """
 
     name = "yarn"
@@ -25,8 +31,18 @@ class Yarn(NtkByParts):
         None, help="DeepSeek's weight of ln(factor) in the temperature; requires --mscale-all-dim.", min=0
     )
     mscale_all_dim: float | None = param(
-        None, help="DeepSeek's weight of ln(factor) in its softmax scale; divides the temperature.", min=0
+        None, help="DeepSeek's weight of ln(factor) in its scale of all scores; divides the temperature.", min=0
     )
+
+    def adapt(self, model: ModelConfig) -> Self:
+        """Return the step with unset parameters read from the model's configuration.
+
+        With latent attention, the temperature applies to the whole score.
+        """
+        is_set = any(value is not None for value in (self.attention_factor, self.mscale, self.mscale_all_dim))
+        if is_set or not model.family.scales_scores:
+            return self
+        return dataclasses.replace(self, mscale=1.0, mscale_all_dim=1.0)
 
     def schedule(self, rotary: Rotary) -> Mapping[str, Any]:
         """Return the schedule's parameters as transformers names them.

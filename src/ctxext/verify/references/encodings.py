@@ -142,4 +142,5 @@ REFERENCES = {
     "ntk-alibi": Reference(slopes=ntk_alibi),
     "alibi-interpolation": Reference(slopes=alibi_interpolation),
     "buckets": Reference(bucket=bucket),
+    "declare": Reference(),  # No formula: the rotation must equal that of the source.
 }

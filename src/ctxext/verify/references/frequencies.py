@@ -76,6 +76,12 @@ def yarn(numbers, model, at):
     return ntk_by_parts(numbers, model, at)[0], numbers.get("attention_factor") or attention_factor
 
 
+def yarn_scores(numbers):
+    """DeepSeek-V2's factor on all scores of latent attention (its modeling code): the square of its second mscale."""
+    weight = numbers.get("mscale_all_dim") or 0
+    return (0.1 * weight * math.log(numbers["factor"]) + 1) ** 2 if numbers["factor"] > 1 else 1.0
+
+
 def resonance(numbers, model, at):
     """Return the schedule of Resonance RoPE on YaRN (Wang et al. 2024, section 4).
 
@@ -231,7 +237,7 @@ REFERENCES = {
     "ntk": Reference(schedule=ntk),
     "abf": Reference(base=abf),
     "ntk-by-parts": Reference(schedule=ntk_by_parts),
-    "yarn": Reference(schedule=yarn),
+    "yarn": Reference(schedule=yarn, scores=yarn_scores),
     "llama3": Reference(schedule=llama3),
     "longrope": Reference(schedule=longrope),
     "mrrope": Reference(schedule=mrrope),
