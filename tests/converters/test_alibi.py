@@ -176,7 +176,7 @@ def test_verify_and_inspect(name, sources, row_wise):
     }  # fmt: skip
     plain = inspect_checkpoint(open_checkpoint(str(sources[name])))
     assert [method for method, reason in plain.methods.items() if not reason] == ["ntk-alibi", "alibi-interpolation"]
-    assert ("supports no longer input" in plain.model.encoding.describe()) == (name == "mpt")
+    assert ("does not support longer inputs" in plain.model.encoding.describe()) == (name == "mpt")
 
 
 def test_verify_loads_it_in_a_clean_process(row_wise, tmp_path):

@@ -161,7 +161,7 @@ def test_data_in_memory_is_read_as_a_file_with_the_same_records(tmp_path, tokeni
             to_training_data(wrong)
     demo = TrainingData(("demo",)).reader(TrainingOptions(learn="all"))(tokenizer, {8: 1})
     assert next(iter(demo)).is_learned is None
-    with pytest.raises(CtxextError, match="both named and in memory"):
+    with pytest.raises(CtxextError, match="named or in memory, not both"):
         TrainingData(("demo",), records=({"text": "w5"},)).reader(options)
 
 

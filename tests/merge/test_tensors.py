@@ -84,10 +84,10 @@ def test_matrices_that_do_not_go_together_are_refused(tmp_path, shapes):
 @pytest.mark.parametrize(
     ("shapes", "config", "message"),
     [
-        ({A: (1, 3), B: (2, 1)}, {}, '"layer.weight" has shape (3, 2), in the adapter (2, 3).'),
-        ({A: (1, 2), B: (3, 1)}, {"fan_in_fan_out": True}, '"layer.weight" has shape (3, 2), in the adapter (2, 3).'),
-        ({"norm.weight": (3,)}, {}, '"norm.weight" has shape (2,), in the adapter (3,).'),
-        ({"head.weight": (5, 3)}, {}, '"head.weight" has shape (5, 2), in the adapter (5, 3).'),
+        ({A: (1, 3), B: (2, 1)}, {}, '"layer.weight" has shape (2, 3), expected (3, 2).'),
+        ({A: (1, 2), B: (3, 1)}, {"fan_in_fan_out": True}, '"layer.weight" has shape (2, 3), expected (3, 2).'),
+        ({"norm.weight": (3,)}, {}, '"norm.weight" has shape (3,), expected (2,).'),
+        ({"head.weight": (5, 3)}, {}, '"head.weight" has shape (5, 3), expected (5, 2).'),
     ],
 )
 def test_other_shapes_than_the_checkpoint_s_are_refused(tmp_path, shapes, config, message):

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import numpy
-
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Pieces, Prompt
 from ctxext.errors import CtxextError
@@ -131,6 +129,8 @@ class NoLiMa(PublishedTask):
     ) -> list[Prompt]:
         """Build one prompt for each depth; the characters are those of the authors' seeds."""
         assert isinstance(pieces, NeedlePieces)
+        import numpy
+
         test, draws = pieces.test, numpy.random.RandomState(_SEED + self.seed + pieces.test.seed + pieces.book)
         prompts = []
         for depth in depths:
