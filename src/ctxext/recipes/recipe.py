@@ -97,6 +97,8 @@ class Recipe:
         previous = schedules[-1] if schedules else None
         steps, parameters = [], dict[str, Any]()
         schedule = without_derived(model.rotary) if isinstance(model.encoding, Rotary) else {}
+        if model.family.scales_scores and schedule.get("rope_type") == "yarn":
+            schedule = {"mscale_all_dim": 0.0, **schedule}  # The class default: scores keep their scale.
         for step in self.steps:
             inherited = step.inherit_from(schedule, previous) if isinstance(step, Scaling) else {}
             steps.append(dataclasses.replace(step, **inherited))
