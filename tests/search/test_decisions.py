@@ -309,14 +309,16 @@ def test_a_rise_that_only_may_be_small_does_not_count_in_the_run_off(monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("refusals", "minutes", "message"),
+    ("refusals", "limits", "message"),
     [
-        ((), 2.0, "2 minutes were too short"),
-        ((), None, "No recipe could be measured on this model."),
-        (("", "no heads", "x"), 2.0, "on this model: no heads"),
+        ((), {"minutes": 2.0}, "2 minutes were too short"),
+        ((), {}, "20 minutes were too short"),
+        ((), {"trials": 3}, "No recipe could be measured on this model."),
+        (("", "no heads", "x"), {"minutes": 2.0}, "on this model: no heads"),
     ],
 )
-def test_why_there_is_nothing_to_compare(refusals, minutes, message):
+def test_why_there_is_nothing_to_compare(refusals, limits, message):
+    minutes = SearchOptions(target_length=1024, **limits).seconds / 60
     with pytest.raises(CtxextError, match=message):
         raise_without_points([SimpleNamespace(refusal=one) for one in refusals], minutes)
 

@@ -1,5 +1,6 @@
 """Final evaluation: measure the best recipes on more prompts, then choose among the best on unseen prompts."""
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -166,10 +167,10 @@ def _measure_models(
     return measurements
 
 
-def raise_without_points(trials: Sequence[Trial], minutes: float | None) -> None:
+def raise_without_points(trials: Sequence[Trial], minutes: float) -> None:
     """Raise the reason why no recipe was measured."""
     reasons = [trial.refusal for trial in trials if trial.refusal]
-    if not reasons and minutes is not None:
+    if not reasons and math.isfinite(minutes):
         raise NothingMeasuredError(
             f"{minutes:g} minutes were too short to measure a recipe.",
             hint="Raise --minutes, or measure less: --samples 4, shorter --lengths. --resume keeps the tried recipes.",

@@ -24,7 +24,7 @@ from ctxext.notebook import table
 from ctxext.options import accepts_options
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.recipe import Recipe
-from ctxext.search.options import DEFAULT_MINUTES, SearchOptions, StudyPlace, default_study
+from ctxext.search.options import SearchOptions, StudyPlace, default_study
 from ctxext.search.space import build_space
 from ctxext.version import __version__
 
@@ -115,7 +115,7 @@ def search(
     def check_time(measurement: "Measurement") -> bool:
         if time.monotonic() > end:
             raise NothingMeasuredError(
-                f"{options.minutes:g} minutes were too short to measure the unmodified model.",
+                f"{options.seconds / 60:g} minutes were too short to measure the unmodified model.",
                 hint="Raise --minutes, or measure less: --samples 4, shorter --lengths.",
             )
         return False
@@ -147,7 +147,7 @@ def search(
             )
         points = standing.points
         if not points:
-            raise_without_points(standing.trials, options.minutes)
+            raise_without_points(standing.trials, options.seconds / 60)
         watch(dataclasses.replace(standing, stage="measuring the best on more prompts"))
         halfway = (time.monotonic() + end - WRITING) / 2
         finalists = rank_finalists(bench, final_set, points, options.keep_short, halfway)
@@ -176,7 +176,7 @@ def _check_time(
     each, left = seconds / cost(tokens) * sum(map(cost, read)), end - time.monotonic()
     if 2 * each > left:
         raise NothingMeasuredError(
-            f"{options.minutes or DEFAULT_MINUTES:g} minutes are too short: the unmodified model and one recipe take "
+            f"{options.seconds / 60:g} minutes are too short: the unmodified model and one recipe take "
             f"about {format_duration(2 * each)}, and {format_duration(max(0.0, left))} are left after loading.",
             hint="Raise --minutes, or measure less: --samples 4, shorter --lengths.",
         )
