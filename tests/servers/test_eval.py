@@ -87,7 +87,7 @@ def test_resumed(demo, tmp_path, monkeypatch):
 
     def override(path):
         seen.append(path)
-        return (500, {}, b"{}") if seen.count("/v1/completions") == 6 else None
+        return (500, {}, b"{}") if path == "/v1/completions" and seen.count(path) == 6 else None
 
     served.override = override
     with running(served) as url:
