@@ -390,7 +390,7 @@ def read(config: Mapping[str, Any], family: Family, key: str) -> Any:
 
 
 def plain_value(text: Mapping[str, Any], family: Family, key: str) -> Any:
-    """Return the unchanged value of a key, by the family's name or the standard one, or its default."""
+    """Return the raw value of a key under the family's name or the standard one, else its default."""
     for name in (family.aliases.get(key, key), key):
         place: Any = text
         for part in name.split("."):

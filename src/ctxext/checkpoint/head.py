@@ -47,7 +47,7 @@ class Head:
     separate: `read` returns the logits of the whole text, and a call returns its input.
 
     Args:
-        model: A causal or masked language model of transformers; adapters may be added before or after.
+        model: A transformers causal or masked language model; adapters may be added before or after.
         is_masked: Whether it is a masked language model, without a cache.
     """
 

@@ -53,7 +53,7 @@ def find_excluded_files(files: Iterable[Path], config: Mapping[str, Any]) -> dic
 
 
 def is_of_trainer(name: str) -> bool:
-    """Return whether a file, by its path in the folder, belongs to the state of a training."""
+    """Return whether a file, by its path in the folder, belongs to the state of a training run."""
     return bool(_OF_THE_TRAINER.match(name))
 
 

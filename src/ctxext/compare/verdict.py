@@ -90,7 +90,7 @@ class Measured:
         return Difference(middle, middle - half, middle + half, len(documents))
 
     def loses_more_by_text(self, baseline: "Measured", confidence: float = 0.95) -> dict[str, Difference]:
-        """Return the same difference for each kind of text by its name; empty if there is only one."""
+        """Return the result of `loses_more` for each kind of text, by name; empty if there is only one."""
         texts = sorted({text for text, _ in self.losses if text})
         by_text = {text: self.loses_more(baseline, confidence, text) for text in texts}
         return {text: difference for text, difference in by_text.items() if difference}

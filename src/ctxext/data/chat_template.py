@@ -40,7 +40,7 @@ def render_answers(tokenizer: Any, messages: Sequence[Any], **more: Any) -> tupl
     """Render a conversation as one text, with the answers that the template marks by `{% generation %}`.
 
     Returns:
-        The text, and the begin and end of each answer in it; no answers if the template marks none.
+        The text, and the start and end of each answer in it; no answers if the template marks none.
     """
     from transformers.utils.chat_template_utils import render_jinja_template
 

@@ -158,7 +158,7 @@ class Encoder:
         return [*self.get_start_tokens(), *self._encode(text)]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Encode a document, and return the begin and end of each token in it, in characters.
+        """Encode a document, and return the start and end of each token in it, in characters.
 
         Begin tokens are at (0, 0).
 

@@ -129,7 +129,7 @@ def _split(units: list[list[int]], depth: float, may_cut: bool) -> tuple[list[in
 
 
 def _draw_facts(rng: random.Random, length: int, variety: float) -> Iterator[tuple[str, bool]]:
-    """Yield sentences with numbers, questions about them and some filler, in any order."""
+    """Yield sentences with numbers, questions about earlier ones and some filler, in random order."""
     names = _draw_names(rng, variety)
     questions: list[tuple[str, str, str]] = []
     phrasings = rng.sample(list(PHRASINGS.values()), rng.randint(1, len(PHRASINGS)))

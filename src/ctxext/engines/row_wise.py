@@ -258,7 +258,7 @@ class Step:
         return self.numbers[number]
 
     def memory(self, rows: int, keys: int) -> dict[Any, Any]:
-        """Return the memory of the portable functions, which layers with these two numbers share."""
+        """Return the buffers of the portable functions, shared by layers with these numbers of rows and keys."""
         return self.memories.setdefault((rows, keys), {}) if rows > 1 else {}
 
 

@@ -338,7 +338,7 @@ class Server:
         return bytes(body)
 
     def _parse(self, status: int, path: str, body: bytes) -> Any:
-        """Return the JSON of a body; raise if it is none or reports an error."""
+        """Return the JSON of a body; raise if it is not JSON or reports an error."""
         try:
             content = json.loads(body)
         except (ValueError, RecursionError):
@@ -398,7 +398,7 @@ def _read_length(entry: Mapping[str, Any]) -> int | None:
 
 
 def _wait(text: str | None, attempt: int) -> float:
-    """Return the seconds before a repetition: those of the Retry-After header, or twice as many each time."""
+    """Return the seconds to wait before a retry: from the Retry-After header, else doubled with each attempt."""
     try:
         seconds = float(text or "")
     except ValueError:

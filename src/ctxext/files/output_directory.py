@@ -75,7 +75,7 @@ def foreign_files(folder: Path) -> list[str]:
 
 
 def records_training(folder: Path, name: str) -> bool:
-    """Return whether a file, by its path in a folder, belongs to a training and is not valid for other weights."""
+    """Return whether a file, by its path in a folder, belongs to a training run and is not valid for other weights."""
     return (folder / _TRAINING_RECORD).is_file() and any(fnmatch(name, pattern) for pattern in _OF_TRAINING)
 
 

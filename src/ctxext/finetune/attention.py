@@ -47,7 +47,7 @@ def can_separate_documents(model: Any, first_index: int | None) -> bool:
     internally, or if a family builds its mask without the positions, as gpt-oss does in transformers 5.
 
     Args:
-        model: A language model of transformers.
+        model: A transformers language model.
         first_index: Value of `position_ids` at the first position; None if the model has no such argument.
     """
     size = model.config.get_text_config(decoder=True).vocab_size

@@ -58,7 +58,7 @@ def use_chunked_loss(
     The loss stays inside the model's call, so that wrappers (data parallel, FSDP, autocast) work unchanged.
 
     Args:
-        model: A causal or masked language model of transformers; adapters may be added before or later.
+        model: A transformers causal or masked language model; adapters may be added before or later.
         piece: Learned positions at once, over all rows; by default as many as give 24 MiB of float32 logits, or 256
             MiB on an accelerator.
         source: A model to distil from on positions that it was trained on.

@@ -51,7 +51,7 @@ _LENGTH, _LORA, _LOOP = "Length and positions", "Trained weights", "Training loo
 @with_documented_options
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """Options of a fine-tuning.
+    """Options of a fine-tuning run.
 
     Two are not options of the command: `short_length`, the number of tokens of short sequences (by default the
     original context length), and `piece`, the number of positions with logits at once (by default those that take

@@ -35,7 +35,7 @@ def add_adapter(model: Any, options: TrainingOptions, whole: Sequence[str] = (),
     """Add a LoRA adapter to the linear layers of a model; all other weights are frozen.
 
     Args:
-        model: A language model of transformers.
+        model: A transformers language model.
         options: The options.
         whole: Name endings of fully trained weights, such as a position table.
         task: peft's name of the model's task. Without it, an adapter of a base with custom code cannot be loaded

@@ -367,7 +367,7 @@ def open_held_out(folder: Path, options: TrainingOptions, count: int, reading: R
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """Prepared inputs of a training.
+    """Prepared inputs of a training run.
 
     Attributes:
         model: The model with a forward that returns the loss; with LoRA the adapter around it.

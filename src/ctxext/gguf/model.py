@@ -274,9 +274,9 @@ def _read_record(path: Path, header: Header) -> dict[str, Any]:
 def _config(
     files: Sequence[Part], architecture: Architecture, get: Any, factors: Sequence[float] | None
 ) -> dict[str, Any]:
-    """Return the configuration of a Llama with the rotation of the file, to which recipes apply.
+    """Return a Llama configuration with the RoPE parameters of the file, to which recipes apply.
 
-    `get` returns the content of a key, or a default; `factors` is the content of the lists of divisors.
+    `get` returns the content of a key, or a default; `factors` contains the divisors, if the file has any.
     """
     path, header = files[0].path, files[0].header
 

@@ -180,7 +180,7 @@ def read_changes(base: Checkpoint, folder: Path, *, is_adapter: bool) -> Changes
 
 
 def _check_is_training(base: Checkpoint, tuned: Checkpoint, stored: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise if a checkpoint cannot be a fine-tuning of the base."""
+    """Raise if a checkpoint cannot be a fine-tune of the base."""
     headers = [read_safetensors_header(path) for path in sorted(tuned.folder.glob("*.safetensors"))]
     shapes = {name: tuple(entry["shape"]) for header in headers for name, entry in header.items()}
     # For tied embeddings, some files contain both and others only the first.

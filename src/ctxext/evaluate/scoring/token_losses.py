@@ -146,9 +146,8 @@ def key_tokens(evaluator: LoadedModel, ids: Sequence[int], window: int, step: in
         evaluator: The model that picks key tokens.
         ids: The tokens of one text, more than `window`.
         window: The minimum number of tokens of the short context.
-        step: The number of tokens with a short context of the same begin, so that the last of them has up to
-            `window + step - 1` tokens.
-        num_start: The number of start tokens, which are repeated before each part.
+        step: The number of consecutive tokens with the same start of the short context. The context of the last one has
+            up to `window + step - 1` tokens.
     """
     text = torch.tensor([list(ids)], device=evaluator.device)
     with_text = token_losses(evaluator, text)[0, window - 1 :]

@@ -99,7 +99,7 @@ class NoLiMa(PublishedTask):
         return self.find("rand_shuffle/*.txt")
 
     def number_text(self, sample: int) -> int:
-        """Return the number of the question, as the base score is the best score of each question."""
+        """Return the index of the question; the base score uses the best score of each question."""
         return sample % len(self._tests)
 
     def draw(self, rng: random.Random, sample: int) -> Pieces:

@@ -12,7 +12,8 @@ and scripts/synthetic.yaml. Differences:
   prose at any depth. NVIDIA draws needles' places from 40 depths, and one place for all questions of qa.
 - Draws: each sample has separate random numbers. Orders that NVIDIA shuffles with its seed, 42, use `--seed`.
 - Names, keys and values of one question are different; NVIDIA does not exclude equal ones. A key is not in the filler.
-- Short lengths: below 1,024 tokens `cwe` and `vt` have no solved example, and `cwe` repeats words 3 times against once.
+- Short lengths: below 1,024 tokens `cwe` and `vt` have no solved example, and `cwe` repeats the
+  common words 3 times and all others once.
 - An answer longer than NVIDIA's budget raises the budget, so that small vocabularies can be measured.
 - Chat templates are the model's own; solved examples are in the user's turn, and no space precedes the answer prefix.
 """

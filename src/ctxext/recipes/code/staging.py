@@ -58,7 +58,7 @@ def stage_checkpoint(checkpoint: Checkpoint, *, foreign: bool = False, kernels: 
     Args:
         checkpoint: The checkpoint to load.
         foreign: Whether the user trusts all of its code. It is then loaded directly from its folder.
-        kernels: Whether the user selected a kernel of the Hub, which may be fetched.
+        kernels: Whether the user selected a Hub kernel, which may be fetched.
     """
     if foreign:
         yield Staged(checkpoint.folder, trust=True, trust_tokenizer=True)
