@@ -240,7 +240,7 @@ def test_they_convert_and_verify_and_decode_as_they_read(checkout, llama_source,
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [
-        (('["layers"].index(layer)]', "['layers'].index(0)]"), "differs by"),
+        (('["layers"].index(layer)]', "['layers'].index(0)]"), "differ from the reference by"),
         (('settings["windows"][settings["layers"].index(layer)]', "settings['layer']"), "layered fails: KeyError"),
     ],
 )

@@ -112,7 +112,7 @@ def outcome(source, out, step, stock, before):
 def wrong_angles(model, source, config, step):
     """Compare the rotation of a loaded model in a forward with the reference; empty if they agree."""
     family, plain = family_of(source), model_config(source).rotary
-    wanted, scaling = expected_frequencies([step.resolve(plain)], plain, LENGTH)
+    wanted, scaling = expected_frequencies([step.adapt(model_config(source)).resolve(plain)], plain, LENGTH)
     wanted = torch.tensor([*wanted, *([0.0] if plain.span > plain.dim else [])], dtype=torch.float64)
     all_seen = angles(model)
     local = [name for name in all_seen if serves_sliding(source, family, name)]
@@ -138,7 +138,7 @@ def swept(model_type, place, methods=ROTARY):
     family = family_of(config)
     if family.reason:
         with pytest.raises(CtxextError):
-            model_config(config)
+            _ = model_config(config).rotary
         return {method.name: family.reason for method in methods}
     outcomes, stock, model = {}, load(source), model_config(config)
     before = logits_of(stock)

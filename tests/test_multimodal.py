@@ -66,6 +66,8 @@ def check(name, folder, methods):
     factor = 4 * reads / length
     span = 32 if kind is Ntk else None
     wanted, scaling = by_hand(kind.name, factor, 10000.0, model.rotary.dim, length, 4 * reads, span)
+    if model.family.scales_scores and kind is Yarn and not replaces:  # The whole score is scaled instead.
+        scaling = 1.0
     (extended, others), (_, kept) = rotary_tables(after), rotary_tables(loaded(source))
     assert extended
     for table, factor_of_layer in extended.values():
