@@ -146,7 +146,7 @@ def sweep(model, tmp_path):
                 counts[1] += 1
                 continue
             config = plan.model.config
-            is_warned = IS_OLD and any("4.57 does not carry" in line for line in plan.cautions)
+            is_warned = IS_OLD and any("4.57 does not support" in line for line in plan.cautions)
             if is_warned and is_known:
                 with pytest.raises((CtxextError, AssertionError)):  # The warning is true.
                     check_loaded(row, config, name, factor)
