@@ -1,6 +1,6 @@
 """Evaluation of a running server: its model generates the answers, with prompts of the checkpoint's tokenizer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from ctxext.data.prompt import Prompt
 from ctxext.engines.server import Server
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo
-from ctxext.evaluate.model import LoadedModel, Loading, load_tokenizer
+from ctxext.evaluate.model import GeneratingModel, Loading, load_tokenizer
 
 _CALLS_AT_ONCE = 4
 """Requests per thread between two saved results."""
@@ -19,7 +19,7 @@ _LEAST_READ = 0.9
 
 
 @dataclass(frozen=True)
-class RemoteModel(LoadedModel):
+class RemoteModel(GeneratingModel):
     """A model on a server, which only generates answers.
 
     Attributes:
@@ -42,19 +42,10 @@ class RemoteModel(LoadedModel):
         """Return the number of questions per call, limited so that a killed run loses little."""
         return max(1, _CALLS_AT_ONCE * self.num_concurrent // num_depths)
 
-    def may_share(self, common: int, length: int) -> bool:
-        """Return False: a server manages its prompt cache."""
-        return False
-
-    def write(
-        self, questions: Sequence[Sequence[Prompt]], depths: Sequence[int]
-    ) -> Iterator[tuple[int, list[list[int]]]]:
-        """Generate all answers, with prompts of a common prefix next to each other."""
-        prompts = [question[depth] for question in questions for depth in depths]
+    def generate(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """Return the generated tokens of each prompt, with several requests at once."""
         with ThreadPoolExecutor(self.num_concurrent) as threads:
-            written = list(threads.map(self._answer, prompts))
-        for place, depth in enumerate(depths):
-            yield depth, written[place :: len(depths)]
+            return list(threads.map(self._answer, prompts))
 
     def _answer(self, prompt: Prompt) -> list[int]:
         """Return the generated answer as tokens: those of the correct answer if the texts are equal."""
@@ -72,10 +63,6 @@ class RemoteModel(LoadedModel):
         if answer.text.strip() == tokenizer.decode(expected).strip():
             return expected
         return self.encoder.encode_piece(answer.text)[:size]
-
-    def close(self) -> None:
-        """Close the connections."""
-        self.model.close()
 
 
 def load_remote(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]) -> RemoteModel:

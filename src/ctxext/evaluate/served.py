@@ -1,6 +1,6 @@
 """Evaluation with an inference engine: supported tasks and checkpoints, and the engine's model."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from ctxext.engines.vllm import Engine, engine_dtype, vllm_version
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo, GgufInfo
 from ctxext.evaluate.loading import SERVER
-from ctxext.evaluate.model import LoadedModel, Loading, load_tokenizer, runs_foreign_code
+from ctxext.evaluate.model import GeneratingModel, Loading, load_tokenizer, runs_foreign_code
 from ctxext.evaluate.remote import load_remote
 from ctxext.files.length import format_length
 from ctxext.recipes.code.staging import stage_checkpoint
@@ -31,7 +31,7 @@ _ENDLESS = ("default", "linear")
 
 
 @dataclass(frozen=True)
-class ServedModel(LoadedModel):
+class ServedModel(GeneratingModel):
     """A model in an engine, which only generates answers.
 
     Attributes:
@@ -60,23 +60,10 @@ class ServedModel(LoadedModel):
         # llama.cpp reads prompts one by one, so larger calls gain nothing.
         return 1 if isinstance(self.model, LlamaCpp) else max(1, _TOKENS_PER_CALL // (length * num_depths))
 
-    def may_share(self, common: int, length: int) -> bool:
-        """Return False: an engine manages its prompt cache."""
-        return False
-
-    def write(
-        self, questions: Sequence[Sequence[Prompt]], depths: Sequence[int]
-    ) -> Iterator[tuple[int, list[list[int]]]]:
-        """Generate all answers in one call, with prompts of a common prefix next to each other."""
-        prompts = [question[depth] for question in questions for depth in depths]
+    def generate(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """Return the generated tokens of each prompt, from one call of the engine."""
         ids, sizes = [prompt.ids[: -prompt.num_answer] for prompt in prompts], [prompt.num_answer for prompt in prompts]
-        written = self.model.write(ids, sizes, self.ends)
-        for place, depth in enumerate(depths):
-            yield depth, written[place :: len(depths)]
-
-    def close(self) -> None:
-        """Shut the engine down."""
-        self.model.close()
+        return self.model.write(ids, sizes, self.ends)
 
 
 def engine_versions(loading: Loading) -> dict[str, str]:
@@ -149,7 +136,7 @@ def _make_overrides(info: CheckpointInfo, length: int) -> Mapping[str, Any]:
     return {"hf_overrides": {key: more} if nested else more}
 
 
-def load_served(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]) -> LoadedModel:
+def load_served(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]) -> GeneratingModel:
     """Start an engine with a checkpoint, or llama.cpp with a GGUF file, or connect to a server.
 
     Args:
