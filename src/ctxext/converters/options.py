@@ -31,7 +31,7 @@ class SaveOptions(OverwriteOptions):
         help="How weight files are placed in OUT: auto (cloned if the file system can, else copied), reflink, hard or "
         "copy. After hard, editing the weights of OUT also edits those of SOURCE.",
     )
-    digest: bool = option(False, help="Record the SHA-256 of the weights, which reads them all.")
+    digest: bool = option(False, help="Record the SHA-256 of the weights (reads all weight files).")
     check: bool = option(
         True,
         help="Check the rotation in transformers against the method; load code in a clean process.",

@@ -88,7 +88,7 @@ class ServerOptions:
 
     server: str | None = option(
         None,
-        help="Base URL of a server with an OpenAI-compatible API, as http://127.0.0.1:8000/v1.",
+        help="Base URL of a server with an OpenAI-compatible API, for example http://127.0.0.1:8000/v1.",
         metavar="URL",
         panel=_PANEL,
     )

@@ -89,6 +89,6 @@ def load_remote(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]) 
     if server.is_chat:
         raise CtxextError(
             f"{server.label} has chat completions only, but the tasks continue a text.",
-            hint="Use a server with the path /completions.",
+            hint="Use a server with a /completions endpoint.",
         )
     return RemoteModel(info.name, server, encoder, False, num_concurrent=loading.server.num_concurrent)
