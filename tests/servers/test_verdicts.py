@@ -11,15 +11,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ctxext import Recipe
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.convert import convert
-from ctxext.engines import in_server
 from ctxext.engines.in_server import check_server
 from ctxext.engines.server import Server
-from ctxext.engines.server_probes import TOKENS, Probe
+from ctxext.engines.server_probes import TOKENS
 from ctxext.engines.server_readings import CONVERTED, LINEAR, NO_TEMPERATURE, NO_THETA, UNMODIFIED, readings_of
 from ctxext.engines.server_verdict import FAULT, SERVED, UNDECIDED
 from ctxext.errors import CtxextError
 from ctxext.methods import Yarn
-from ctxext.recipes.encodings.rotary import model_config
 from openai_server import Served, running
 
 TEMPLATE = "<|user|>{{ messages[0]['content'] }}<|assistant|>"
@@ -191,15 +189,6 @@ def test_a_time_limit(served, check):
     assert report.status == SERVED
     (note,) = report.notes
     assert note.startswith("0 minutes do not suffice for prompts of 5")
-
-
-@pytest.mark.parametrize(("seconds", "count"), [(0, 1), (60, 2)])
-def test_prompts_that_would_take_too_long_are_omitted(folder, monkeypatch, seconds, count):
-    """The first prompt always runs; the second would take longer than the first."""
-    monkeypatch.setattr(in_server, "measure_difference", lambda *given, **more: 0.0)
-    probes = [Probe("inside", [0] * 64, ""), Probe("near the end", [0] * 640, "")]
-    model = model_config(open_checkpoint(str(folder)).config)
-    assert in_server._compute_converted(None, probes, model, seconds) == probes[:count]
 
 
 def test_a_checkpoint_that_is_not_extended(served):

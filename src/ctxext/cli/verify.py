@@ -60,7 +60,7 @@ def verify(
         float | None,
         typer.Option(
             "--minutes",
-            help="Time limit; long prompts that would exceed it are omitted. Default: 10.",
+            help="Time limit without that of the server; long prompts that would exceed it are omitted. Default: 3.",
             min=0,
             rich_help_panel="Server",
         ),
@@ -92,7 +92,7 @@ def verify(
             )
         checkpoint = open_checkpoint(folder, **vars(hub))
         verify_server(
-            checkpoint, server, 10 if minutes is None else minutes, output, trust_remote_code=trust_remote_code
+            checkpoint, server, 3 if minutes is None else minutes, output, trust_remote_code=trust_remote_code
         )
         return
     if minutes is not None:

@@ -6,20 +6,20 @@ those of engines that ignore the schedule, its base or its temperature, read it 
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from ctxext.checkpoint.head import Head
 from ctxext.checkpoint.loading import explain_loading_errors
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.data.encoding import Encoder, open_tokenizer
-from ctxext.engines.server import Server
+from ctxext.engines.server import Server, ServerTimeout
 from ctxext.engines.server_probes import TOKENS, Probe, Vocabulary, probes_of, send_probe
-from ctxext.engines.server_readings import CONVERTED, CUT, list_cuts, load_reading, measure_difference, readings_of
-from ctxext.engines.server_verdict import ServerReport, judge
+from ctxext.engines.server_readings import CONVERTED, CUT, list_cuts, load_reading, measure_errors, readings_of
+from ctxext.engines.server_verdict import ServerReport, is_settled, judge
 from ctxext.files.content import Progress
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.code.staging import stage_checkpoint
-from ctxext.recipes.encodings.rotary import ModelConfig, model_config
+from ctxext.recipes.encodings.rotary import model_config
 
 
 def check_server(
@@ -27,7 +27,7 @@ def check_server(
     server: Server,
     *,
     trust_remote_code: bool = False,
-    minutes: float = 10,
+    minutes: float = 3,
     progress: Progress | None = None,
 ) -> ServerReport:
     """Compare a server with transformers on the checkpoint that it should serve.
@@ -36,13 +36,14 @@ def check_server(
         checkpoint: The converted checkpoint.
         server: The server.
         trust_remote_code: Run modeling code that this version did not write.
-        minutes: Time limit. Long prompts that would exceed it are omitted; the shortest one never is.
+        minutes: Time limit of transformers, without that of the server. Long prompts that would exceed it are omitted;
+            the shortest one never is.
         progress: Called with the name of a stage, the work done and the total work.
 
     Raises:
         CtxextError: The checkpoint is not extended, or the server fails.
     """
-    end, progress = time.monotonic() + 60 * minutes, progress or (lambda label, done, total: None)
+    progress = progress or (lambda label, done, total: None)
     readings = readings_of(checkpoint)
     foreign = trust_remote_code and not runs_only_own_code(checkpoint)
     with (
@@ -52,55 +53,70 @@ def check_server(
         encoder = Encoder(open_tokenizer(stage.folder, trust_remote_code=stage.trust_tokenizer))
     probes, vocabulary = probes_of(checkpoint, encoder), Vocabulary(encoder.tokenizer)
     sent: list[Probe] = []
+    notes: list[str] = []
     for number, probe in enumerate(probes):
-        if number and time.monotonic() > end:
-            break
         progress(f"sending {len(probe.ids):,} tokens", number, len(probes))
-        send_probe(server, probe, encoder, vocabulary)
+        try:
+            send_probe(server, probe, encoder, vocabulary)
+        except ServerTimeout:
+            if not sent:
+                raise
+            size = f"{len(probe.ids):,} tokens"
+            notes.append(f"The server did not answer a prompt of {size} within {server.timeout:g} seconds; raise --timeout.")
+            break
         sent.append(probe)
     is_sampled = _is_sampled(server, sent[0])
-    computed = [probe for probe in sent if probe.evidence is not None]
-    for number, (name, config) in enumerate(readings.items()):
-        progress(f"computing {name}", number, len(readings))
-        with load_reading(checkpoint, config, foreign=foreign) as head:
-            if name == CONVERTED:
-                seconds = (end - time.monotonic()) / len(readings)
-                computed = _compute_converted(head, computed, model_config(checkpoint.config), seconds)
-            else:
-                for probe in computed:
-                    probe.differences[name] = measure_difference(head, probe)
+    _compute(checkpoint, readings, sent, 60 * minutes, progress, foreign=foreign)
     progress("done", 1, 1)
-    notes = [f"The server reads a prompt of {len(probe.ids):,} tokens {probe.form}." for probe in sent if probe.form]
-    late = [probe for probe in sent if probe.evidence and not probe.differences] + probes[len(sent) :]
+    notes += [f"The server reads a prompt of {len(probe.ids):,} tokens {probe.form}." for probe in sent if probe.form]
+    late = [probe for probe in sent if probe.evidence and not probe.errors]
     if late:
         size = f"{len(late[0].ids):,} tokens or more"
         notes.append(f"{minutes:g} minutes do not suffice for prompts of {size}; raise --minutes.")
     return judge(checkpoint, server, sent, notes, is_sampled=is_sampled)
 
 
-def _compute_converted(head: Head, probes: Sequence[Probe], model: ModelConfig, seconds: float) -> list[Probe]:
-    """Measure the differences from the right reading, and from that of cut prompts.
+def _compute(
+    checkpoint: Checkpoint,
+    readings: Mapping[str, dict[str, Any]],
+    sent: Sequence[Probe],
+    seconds: float,
+    progress: Progress,
+    *,
+    foreign: bool,
+) -> None:
+    """Measure the errors of every reading, within a time limit in seconds.
 
-    Args:
-        head: The checkpoint.
-        probes: The prompts, the shortest first.
-        model: Its configuration.
-        seconds: Time limit.
-
-    Returns:
-        The prompts that do not exceed the limit; the shortest one always.
+    The checkpoint as converted reads every prompt. Another reading reads longer prompts only until one is clear.
     """
-    began, last = time.monotonic(), 0.0
-    for at, probe in enumerate(probes):
-        now = time.monotonic()
-        # The time grows at most quadratically.
-        if at and now - began + last * (len(probe.ids) / len(probes[at - 1].ids)) ** 2 > seconds:
-            return list(probes[:at])
-        probe.differences[CONVERTED] = measure_difference(head, probe)
-        last = time.monotonic() - now
-        for length in list_cuts(probe, model.rotary.trained_length):
-            probe.differences[f"{CUT} {length}"] = measure_difference(head, probe, last=length)
-    return list(probes)
+    trained = model_config(checkpoint.config).rotary.trained_length
+    probes = [probe for probe in sent if probe.evidence is not None]
+    began, reserved = time.monotonic(), 0.0
+    for number, (name, config) in enumerate(readings.items()):
+        progress(f"computing {name}", number, len(readings))
+        loading = time.monotonic()
+        with load_reading(checkpoint, config, foreign=foreign) as head:
+            rate = 0.0
+            for at, probe in enumerate(probes):
+                now, work = time.monotonic(), _count_operations(head.model, len(probe.ids))
+                if at and now - began + rate * work > seconds - reserved:
+                    break
+                if at and name != CONVERTED and (CONVERTED not in probe.errors or is_settled(probes)):
+                    break
+                probe.errors[name] = measure_errors(head, probe)
+                rate = (time.monotonic() - now) / work
+                if name == CONVERTED:
+                    if not at:  # Every other reading is loaded too, and reads the shortest prompt.
+                        reserved = (time.monotonic() - loading) * (len(readings) - 1)
+                    for length in list_cuts(probe, trained):
+                        probe.errors[f"{CUT} {length}"] = measure_errors(head, probe, last=length)
+        reserved = 0.0
+
+
+def _count_operations(model: Any, length: int) -> float:
+    """Return the approximate number of multiplications for a prompt, in dense layers and in attention."""
+    config = model.config.get_text_config(decoder=True)
+    return length * model.num_parameters() + length**2 * config.hidden_size * config.num_hidden_layers
 
 
 def _is_sampled(server: Server, probe: Probe) -> bool:

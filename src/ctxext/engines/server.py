@@ -53,6 +53,10 @@ class ServerError(CtxextError):
         self.status = status
 
 
+class ServerTimeout(ServerError):
+    """A request without a whole answer within the time limit."""
+
+
 @dataclass(frozen=True)
 class Token:
     """A generated token.
@@ -307,7 +311,7 @@ class Server:
                     body = self._read_body(response)
             except httpx.TimeoutException as error:
                 message = f"The server at {self.host} did not answer within {self.timeout:g} seconds."
-                raise ServerError(message, hint="Check that it is idle, or raise --timeout.") from error
+                raise ServerTimeout(message, hint="Check that it is idle, or raise --timeout.") from error
             except httpx.HTTPError as error:
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 raise ServerError(f"The server at {self.host} cannot be reached: {reason}", hint=_URL_HINT) from error
@@ -331,7 +335,7 @@ class Server:
             if len(body) > MOST_BYTES:
                 raise ServerError(f"The server at {self.host} returned more than {MOST_BYTES >> 20} MB.")
             if time.monotonic() - began > self.timeout:
-                raise ServerError(
+                raise ServerTimeout(
                     f"The server at {self.host} did not finish its answer within {self.timeout:g} seconds.",
                     hint="Check that it is idle, or raise --timeout.",
                 )

@@ -49,7 +49,7 @@ class Probe:
         form: The form in which the server reads the prompt.
         num_added: Number of tokens that the server adds in an unknown form.
         evidence: The continuation; None without comparable tokens.
-        differences: Mean difference of the server's log-probabilities in nats, by reading.
+        errors: The server's log-probabilities minus those of a reading, for each generated token in nats, by reading.
     """
 
     place: str
@@ -61,7 +61,7 @@ class Probe:
     form: str = AS_SENT
     num_added: int = 0
     evidence: Evidence | None = None
-    differences: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, list[list[float]]] = field(default_factory=dict)
 
 
 def probes_of(checkpoint: Checkpoint, encoder: Encoder) -> list[Probe]:
@@ -125,7 +125,8 @@ def send_probe(server: Server, probe: Probe, encoder: Encoder, vocabulary: "Voca
     probe.read = answer.prompt_tokens
     _align(probe, encoder, is_chat=server.is_chat)
     evidence = vocabulary.read_evidence(probe, answer)
-    probe.evidence = evidence if evidence.chosen else None
+    is_comparable = any(evidence.numbers) if evidence.numbers else bool(evidence.chosen)
+    probe.evidence = evidence if is_comparable else None
 
 
 def _align(probe: Probe, encoder: Encoder, *, is_chat: bool) -> None:

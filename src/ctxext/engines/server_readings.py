@@ -1,7 +1,6 @@
 """The ways in which an engine may read a checkpoint, each computed in transformers and compared with a server."""
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -80,10 +79,10 @@ def load_reading(checkpoint: Checkpoint, config: dict[str, Any], *, foreign: boo
         yield Head(model)
 
 
-def measure_difference(head: Head, probe: Probe, *, last: int | None = None) -> float:
-    """Return the mean difference between a loaded reading and the server, in nats.
+def measure_errors(head: Head, probe: Probe, *, last: int | None = None) -> list[list[float]]:
+    """Return the server's log-probabilities minus those of a loaded reading, by generated token, in nats.
 
-    Without log-probabilities, it is the mean difference of each generated token from the most probable one.
+    Without log-probabilities, they are the differences of each generated token from the most probable one.
 
     Args:
         head: The loaded model.
@@ -104,14 +103,11 @@ def measure_difference(head: Head, probe: Probe, *, last: int | None = None) -> 
         )
     values = _log_probabilities(head, ids, evidence.chosen)
     if not evidence.numbers:
-        rows = range(len(evidence.chosen))
-        return float((values.amax(-1) - values[rows, evidence.chosen]).mean())
-    pairs = [
-        abs(number - float(values[at, token]))
-        for at, numbers in enumerate(evidence.numbers)
-        for token, number in numbers.items()
+        return [[float(row[token] - row.max())] for row, token in zip(values, evidence.chosen, strict=True)]
+    return [
+        [number - float(row[token]) for token, number in numbers.items()]
+        for row, numbers in zip(values, evidence.numbers, strict=True)
     ]
-    return sum(pairs) / len(pairs) if pairs else math.nan
 
 
 def _log_probabilities(head: Head, ids: Sequence[int], chosen: Sequence[int]) -> "torch.Tensor":

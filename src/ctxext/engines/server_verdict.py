@@ -15,10 +15,10 @@ from ctxext.recipes.encodings.rotary import model_config, provenance
 SERVED, FAULT, UNDECIDED = "as converted", "fault", "cannot be decided"
 
 _CLEAR = 3.0
-"""A reading fits if its difference is this many times smaller than that of every other reading."""
+"""Standard errors by which the server must be nearer to one reading than to another."""
 
 _LEAST = 0.03
-"""Smallest mean difference in nats that is more than rounding to 16 bits."""
+"""Smallest mean difference between two readings in nats that is more than rounding to 16 bits."""
 
 _MOST_OFF = 0.5
 """Largest mean difference in nats of a reading that fits; 4-bit weights differ by less."""
@@ -87,7 +87,7 @@ def judge(
             "tokens": len(probe.ids),
             "read": probe.read,
             "refused": probe.is_refused,
-            "differences": {name: value for name, value in probe.differences.items() if math.isfinite(value)},
+            "differences": {name: mean for name in probe.errors if math.isfinite(mean := _compute_mean([probe], name))},
         }
         for probe in probes
     ]
@@ -105,20 +105,20 @@ def judge(
 
 def _judge_reading(checkpoint: Checkpoint, server: Server, probes: Sequence[Probe], *, is_sampled: bool) -> Finding:
     """Return the reading that fits the prompts that were not cut, or the reason why none can be chosen."""
-    means = _compute_means([probe for probe in probes if find_cut(probe) is None])
-    if not means:
+    whole = _list_whole(probes)
+    if not whole:
         return Finding(UNDECIDED, "It returns no tokens that can be compared.")
     if is_sampled:
         fix = "Start the server without a default temperature."
         return Finding(UNDECIDED, "Sampling cannot be disabled: temperature 0 has no effect.", fix)
-    best = min(means, key=lambda name: means[name])
-    if means[best] > _MOST_OFF:
-        text = f"It fits no reading of the checkpoint (nearest: {best}, {means[best]:.2g} nats)."
+    best, rivals = _compare_readings(whole)
+    if off := _find_misfit(whole, best):
+        size = "" if off is whole[0] else f" at {len(off.ids):,} tokens"
+        text = f"It fits no reading of the checkpoint{size} (nearest: {best}, {_compute_mean([off], best):.2g} nats)."
         fix = "Check that it serves these weights with this tokenizer, and in 4 bits or more."
         return Finding(UNDECIDED, text, fix)
-    rivals = [name for name in means if name != best and not is_clear(means[best], means[name])]
     if rivals:
-        is_equal = max(means[name] for name in rivals) < means[best] + _LEAST
+        is_equal = all(_measure_distance(whole, best, name) < _LEAST for name in rivals)
         if not _has_numbers(probes):
             reason = "Generated text without log-probabilities does not distinguish them."
         else:
@@ -134,24 +134,80 @@ def _has_numbers(probes: Sequence[Probe]) -> bool:
     return any(probe.evidence and probe.evidence.numbers for probe in probes)
 
 
-def is_clear(best: float, other: float) -> bool:
-    """Return whether a difference is clearly larger than the smallest one, both in nats."""
-    return other >= max(_CLEAR * best, best + _LEAST)
+def is_settled(probes: Sequence[Probe]) -> bool:
+    """Return whether one reading is clearly nearest to the server, and fits all prompts that were computed."""
+    whole = _list_whole(probes)
+    if not whole:
+        return True
+    best, rivals = _compare_readings(whole)
+    return not rivals and _find_misfit(whole, best) is None
 
 
-def _compute_means(probes: Sequence[Probe]) -> dict[str, float]:
-    """Return the mean difference of each reading that was computed for all of these prompts."""
-    rows = [probe.differences for probe in probes if probe.differences]
-    names = [name for name in rows[0] if not name.startswith(CUT)] if rows else []
-    means = {name: sum(row[name] for row in rows) / len(rows) for name in names if all(name in row for row in rows)}
-    return {name: mean for name, mean in means.items() if math.isfinite(mean)}
+def _list_whole(probes: Sequence[Probe]) -> list[Probe]:
+    """Return the computed prompts that the server did not cut."""
+    return [probe for probe in probes if probe.errors and find_cut(probe) is None]
+
+
+def _compare_readings(probes: Sequence[Probe]) -> tuple[str, list[str]]:
+    """Return the reading nearest to the server, and those that are not clearly farther from it."""
+    names = list(dict.fromkeys(name for probe in probes for name in probe.errors if not name.startswith(CUT)))
+    best = names[0]
+    for name in names[1:]:
+        shared = [probe for probe in probes if {name, best} <= probe.errors.keys()]
+        if _compute_mean(shared, name) < _compute_mean(shared, best):
+            best = name
+    return best, [name for name in names if name != best and not _is_clear(probes, best, name)]
+
+
+def _find_misfit(probes: Sequence[Probe], reading: str) -> Probe | None:
+    """Return the first prompt from which a reading is too far to fit."""
+    return next((probe for probe in probes if reading in probe.errors and _is_off(probe, reading)), None)
+
+
+def _is_off(probe: Probe, reading: str) -> bool:
+    return not _compute_mean([probe], reading) <= _MOST_OFF  # True for NaN.
+
+
+def _is_clear(probes: Sequence[Probe], one: str, other: str) -> bool:
+    """Return whether the server is clearly nearer to one reading than to another.
+
+    On the line from the one (0) to the other (1), the least-squares place of the server must be below the middle by
+    several standard errors, which are robust against noise that is correlated within a generated token.
+    """
+    rows = _pair_errors(probes, one, other)
+    moves = [[a - b for a, b in row] for row in rows]
+    total = sum(move**2 for row in moves for move in row)
+    if len(rows) < 2 or not total or _measure_distance(probes, one, other) < _LEAST:
+        return False
+    place = sum(a * (a - b) for row in rows for a, b in row) / total
+    scores = [sum((a - b) * (a - place * (a - b)) for a, b in row) for row in rows]
+    variance = sum(score**2 for score in scores) * len(rows) / (len(rows) - 1) / total**2
+    return place + _CLEAR * math.sqrt(variance) < 0.5
+
+
+def _pair_errors(probes: Sequence[Probe], one: str, other: str) -> list[list[tuple[float, float]]]:
+    """Return the errors of two readings for the same tokens, by generated token."""
+    shared = [probe.errors for probe in probes if {one, other} <= probe.errors.keys()]
+    pairs = (zip(errors[one], errors[other], strict=True) for errors in shared)
+    return [list(zip(*rows, strict=True)) for pair in pairs for rows in pair if rows[0]]
+
+
+def _measure_distance(probes: Sequence[Probe], one: str, other: str) -> float:
+    """Return the mean difference between two readings in nats."""
+    distances = [abs(a - b) for row in _pair_errors(probes, one, other) for a, b in row]
+    return sum(distances) / len(distances) if distances else math.inf
+
+
+def _compute_mean(probes: Sequence[Probe], reading: str) -> float:
+    """Return the mean absolute error of a reading in nats."""
+    errors = [abs(error) for probe in probes for row in probe.errors[reading] for error in row]
+    return sum(errors) / len(errors) if errors else math.nan
 
 
 def find_cut(probe: Probe) -> int | None:
     """Return the length to which the server cut a prompt, in tokens; None if it read all of it."""
-    finite = {name: value for name, value in probe.differences.items() if math.isfinite(value)}
-    best = min(finite, key=lambda name: finite[name], default="")
-    is_cut = best.startswith(CUT) and is_clear(finite[best], finite.get(CONVERTED, math.inf))
+    best = min(probe.errors, key=lambda name: _compute_mean([probe], name), default="")
+    is_cut = best.startswith(CUT) and _is_clear([probe], best, CONVERTED)
     return int(best.removeprefix(CUT)) if is_cut else None
 
 
