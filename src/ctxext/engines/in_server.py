@@ -62,7 +62,9 @@ def check_server(
             if not sent:
                 raise
             size = f"{len(probe.ids):,} tokens"
-            notes.append(f"The server did not answer a prompt of {size} within {server.timeout:g} seconds; raise --timeout.")
+            notes.append(
+                f"The server did not answer a prompt of {size} within {server.timeout:g} seconds; raise --timeout."
+            )
             break
         sent.append(probe)
     is_sampled = _is_sampled(server, sent[0])
