@@ -11,31 +11,47 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ctxext import Recipe
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.convert import convert
+from ctxext.data.encoding import Encoder
 from ctxext.engines.in_server import check_server
 from ctxext.engines.server import Server
-from ctxext.engines.server_probes import TOKENS
-from ctxext.engines.server_readings import CONVERTED, LINEAR, NO_TEMPERATURE, NO_THETA, UNMODIFIED, readings_of
+from ctxext.engines.server_probes import TOKENS, probes_of
+from ctxext.engines.server_readings import (
+    CONVERTED,
+    DEFAULT_TEMPERATURE,
+    LINEAR,
+    NO_TEMPERATURE,
+    NO_THETA,
+    UNMODIFIED,
+    readings_of,
+)
 from ctxext.engines.server_verdict import FAULT, SERVED, UNDECIDED
 from ctxext.errors import CtxextError
-from ctxext.methods import Yarn
+from ctxext.methods import DynamicNtk, Ntk, NtkByParts, PositionInterpolation, SelfExtend, Yarn
+from ctxext.recipes.encodings.rotary import model_config
 from openai_server import Served, running
 
 TEMPLATE = "<|user|>{{ messages[0]['content'] }}<|assistant|>"
 
 
+def copy_demo(place, theta):
+    """Copy the demo with another base."""
+    place.mkdir()
+    for file in open_checkpoint("demo").folder.iterdir():
+        (place / file.name).write_bytes(file.read_bytes())
+    config = json.loads((place / "config.json").read_text())
+    config["rope_theta"] = theta
+    if isinstance(config.get("rope_parameters"), dict):
+        config["rope_parameters"]["rope_theta"] = theta
+    (place / "config.json").write_text(json.dumps(config))
+    return place
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """The demo with yarn ×2 and a base that engines do not assume."""
-    place, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("served") / "out"
-    demo = open_checkpoint("demo").folder
-    for file in demo.iterdir():
-        (place / file.name).write_bytes(file.read_bytes())
-    config = json.loads((place / "config.json").read_text())
-    config["rope_theta"] = 20_000.0
-    if isinstance(config.get("rope_parameters"), dict):
-        config["rope_parameters"]["rope_theta"] = 20_000.0
-    (place / "config.json").write_text(json.dumps(config))
-    convert(str(place), out, Recipe([Yarn(factor=2)]), check=False)
+    out = tmp_path_factory.mktemp("served") / "out"
+    source = copy_demo(tmp_path_factory.mktemp("sources") / "demo", 20_000.0)
+    convert(str(source), out, Recipe([Yarn(factor=2)]), check=False)
     return out
 
 
@@ -189,6 +205,35 @@ def test_a_time_limit(served, check):
     assert report.status == SERVED
     (note,) = report.notes
     assert note.startswith("0 minutes do not suffice for prompts of 5")
+
+
+@pytest.mark.parametrize(
+    ("method", "theta", "names"),
+    [
+        (Ntk(factor=4), 1e4, [UNMODIFIED]),
+        (Ntk(factor=4), 2e4, [UNMODIFIED, NO_THETA]),
+        (PositionInterpolation(factor=4), 1e4, [UNMODIFIED]),
+        (Yarn(factor=4), 1e4, [UNMODIFIED, NO_TEMPERATURE, LINEAR]),
+        (NtkByParts(factor=4), 1e4, [UNMODIFIED, DEFAULT_TEMPERATURE, LINEAR]),
+        (DynamicNtk(factor=4), 1e4, [UNMODIFIED, LINEAR]),
+        (SelfExtend(factor=4), 2e4, [UNMODIFIED, NO_THETA]),
+    ],
+)
+def test_the_readings_of_a_method_differ_from_each_other(tmp_path, method, theta, names):
+    """Two equal readings can never be told apart, so that a fault would be undecided."""
+    source = copy_demo(tmp_path / "source", theta)
+    convert(str(source), tmp_path / "out", Recipe([method]), check=False)
+    readings = readings_of(open_checkpoint(str(tmp_path / "out")))
+    assert list(readings) == [CONVERTED, *names]
+    if LINEAR in names:
+        assert model_config(readings[LINEAR]).rotary.parameters["factor"] == 4
+
+
+def test_the_prompts_of_a_dynamic_schedule_exceed_the_original_length(tmp_path):
+    convert("demo", tmp_path / "out", Recipe([DynamicNtk(factor=4)]), check=False)
+    checkpoint = open_checkpoint(str(tmp_path / "out"))
+    probes = probes_of(checkpoint, Encoder(AutoTokenizer.from_pretrained(checkpoint.folder)))
+    assert [probe.place for probe in probes] == ["inside", "just beyond", "at twice", "near the end"]
 
 
 def test_a_checkpoint_that_is_not_extended(served):

@@ -71,7 +71,7 @@ def probes_of(checkpoint: Checkpoint, encoder: Encoder) -> list[Probe]:
         CtxextError: The context is too short for any.
     """
     rotary = model_config(checkpoint.config).rotary
-    trained, reach = rotary.trained_length, rotary.context_length
+    trained, reach = rotary.trained_length, rotary.usable_length
     # The server adds the chat template to some of them, and perhaps a begin token.
     room = TOKENS + 8 + (len(_render(encoder, "a")) if encoder.uses_chat else 0)
     lengths = {

@@ -21,6 +21,7 @@ CONVERTED = "the checkpoint as converted"
 UNMODIFIED = "the unmodified model"
 NO_THETA = "the schedule without rope_theta"
 NO_TEMPERATURE = "the schedule without its attention temperature"
+DEFAULT_TEMPERATURE = "the schedule with its default attention temperature"
 LINEAR = "a linear schedule"
 
 CUT = "the last tokens only:"
@@ -28,6 +29,9 @@ CUT = "the last tokens only:"
 
 _USUAL_THETA = 10_000.0
 """The base that engines assume without rope_theta."""
+
+_TEMPERATURES = ("attention_factor", "mscale", "mscale_all_dim")
+"""Keys of the attention temperature, which engines ignore or replace by the default."""
 
 _USUAL_CUT = 4096
 """Ollama's default context length; it cuts longer prompts silently."""
@@ -50,16 +54,28 @@ def readings_of(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
     def edit(**changes: Any) -> ModelConfig:
         return model.with_encoding(dataclasses.replace(rotary, **changes))
 
-    others = {UNMODIFIED: plain}
-    if rotary.theta != _USUAL_THETA:
-        others[NO_THETA] = edit(theta=_USUAL_THETA)
-    if attention_scaling(rotary) != 1:
-        numbers = {key: value for key, value in rotary.parameters.items() if not key.startswith("mscale")}
+    numbers = {key: value for key, value in rotary.parameters.items() if key not in _TEMPERATURES}
+    others = {UNMODIFIED: plain, NO_THETA: edit(theta=_USUAL_THETA)}
+    if rotary.rope_type in ("yarn", "longrope"):
         others[NO_TEMPERATURE] = edit(parameters={**numbers, "attention_factor": 1.0})
-    if rotary.rope_type not in ("default", "linear") and not model.code:
-        factor = rotary.context_length / rotary.trained_length
+        others[DEFAULT_TEMPERATURE] = edit(parameters=numbers)
+    if rotary.rope_type != "default" and not model.code:
+        factor = rotary.parameters.get("factor") or rotary.usable_length / rotary.trained_length
         others[LINEAR] = edit(parameters={"rope_type": "linear", "factor": factor})
-    return {CONVERTED: dict(model.config), **{name: dict(other.config) for name, other in others.items()}}
+    readings, known = {CONVERTED: model}, [_summarize(model)]
+    for name, other in others.items():
+        if (summary := _summarize(other)) not in known:
+            readings[name] = other
+            known.append(summary)
+    return {name: dict(reading.config) for name, reading in readings.items()}
+
+
+def _summarize(model: ModelConfig) -> tuple[Any, ...]:
+    """Return all that the logits within the context length depend on: code, base, schedule and temperature."""
+    rotary, code = model.rotary, model.code
+    schedule = {key: value for key, value in rotary.parameters.items() if key not in _TEMPERATURES}
+    scales_scores = bool(rotary.parameters.get("mscale_all_dim"))
+    return code, rotary.theta, schedule, attention_scaling(rotary), scales_scores
 
 
 def list_cuts(probe: Probe, trained: int) -> list[int]:

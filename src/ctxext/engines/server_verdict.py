@@ -224,7 +224,7 @@ def _judge_template(probes: Sequence[Probe], reading: Finding) -> list[Finding]:
 
 def _judge_length(checkpoint: Checkpoint, server: Server, probes: Sequence[Probe]) -> list[Finding]:
     """Return the finding on a server that cuts or refuses prompts within the context length, if it does."""
-    length = model_config(checkpoint.config).rotary.context_length
+    length = model_config(checkpoint.config).rotary.usable_length
     flag = _LENGTH_FLAGS.get(server.name)
     fix = f"Start it with {flag.format(length)}." if flag else f"Raise its context length to {length:,} tokens."
     cuts = [cut for probe in probes if (cut := find_cut(probe)) is not None]
