@@ -52,7 +52,7 @@ _OF_TRAINING = (
     "evaluation/report.*",
     "evaluation/*.png",
 )
-"""The record of a training, and its other files."""
+"""The record of a training run, and its other files."""
 
 _BY_TOOLS = (MANIFEST, ".gitattributes", ".cache/*", "__pycache__/*")
 """Files created by the Hub's client and Python, and the record itself."""

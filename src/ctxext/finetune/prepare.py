@@ -1,4 +1,4 @@
-"""Preparation of a training: model and adapter, arguments of the Trainer, sequences."""
+"""Preparation of a training run: model and adapter, arguments of the Trainer, sequences."""
 
 import contextlib
 import dataclasses

@@ -23,7 +23,7 @@ from ctxext.verify.subject import Subject, training_of
 
 REPORT, CURVE = "finetune.json", "loss.png"
 _OF_THE_MACHINE = (*("device", "dtype", "micro_batch", "checkpointing", "save_every", "report_to"),)
-"""Options that do not affect the result of a training."""
+"""Options that do not affect the result of a training run."""
 _OF_THE_DATA = {
     "format": "--format",
     "text_field": "--text-field",
