@@ -198,8 +198,8 @@ A longer declared length without a schedule stays in config.json until a method 
 ## Models with a schedule
 
 - Methods with code keep the schedule and start from the current context length. Neutral parameters change nothing.
-- Another schedule, such as `yarn` on Llama 3.1, needs `--replace-scaling` and loses the training with the old one. The
-  same rope type keeps unspecified parameters: `mscale`, `mscale_all_dim`, `truncate`, `beta_fast`,
+- Another schedule, such as `yarn` on Llama 3.1, needs `--replace-scaling` and discards what the model learned with the
+  old one. The same rope type keeps unspecified parameters: `mscale`, `mscale_all_dim`, `truncate`, `beta_fast`,
   `beta_slow`, `attention_factor`, `short_factor`. An `attention_factor` derived from the old factor (Olmo 3: 1.2079 is
   0.1 · ln 8 + 1) is recomputed.
 - A shorter context than the source's needs `--allow-shorter`.
@@ -211,7 +211,7 @@ A longer declared length without a schedule stays in config.json until a method 
 - An unknown key in a schedule (`attn_factor` in Qwen3) prevents changes to it.
 
 A step of a recipe file may have both `factor` and `target_length`: Llama 3.1 has a factor of 8 over 8192 tokens and
-reads 131072.
+a context of 131072 tokens.
 
 ## Published models with another declared length
 

@@ -37,7 +37,7 @@ def options(**more) -> SearchOptions:
     [
         *(({name: 0}, f"{name} must be at least 1") for name in ("target_length", "trials", "samples", "num_depths")),
         ({"checked": 1}, "checked must be at least 2"),
-        *(({"keep_short": share}, "keep_short must be a share") for share in (10.0, -1.0)),
+        *(({"keep_short": share}, "keep_short must be at least 0 and below 10") for share in (10.0, -1.0)),
     ],
 )
 def test_options_that_mean_nothing(given, message):

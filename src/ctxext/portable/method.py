@@ -154,7 +154,7 @@ class Part:
 
 
 def layer_of(part, inputs):
-    """Return the number of a layer. Some families run one at several depths, given by these arguments."""
+    """Return the index of a layer. Some families run one layer at several depths, specified by these arguments."""
     return inputs.get("layer_idx", part.layer) + inputs.get("cycle_offset", 0)
 
 
@@ -273,7 +273,7 @@ class Call:
         return list(apply(*pair, *tables, unsqueeze_dim=axis))[: len(tensors)]
 
     def turn(self, tensor, to, since, slowed=None):
-        """Rotate a tensor (b, heads, l, d) that is rotated by the positions `since` on to the positions `to`.
+        """Rotate a tensor (b, heads, l, d) from the positions `since`, by which it is rotated, to the positions `to`.
 
         Positions are (b or 1, l), or (b or 1, l, p) with one for every pair, and need not be whole. `slowed`, (b or 1,
         l or 1, p) in float64 or None, multiplies the frequencies at `to`. The model's factor on cos and sin is not
@@ -358,7 +358,7 @@ FOLLOWING = {name: following(name) for name in MOVES}
 
 @functools.cache
 def followed(kind):
-    """Return a subclass of a class of caches, with methods that also move the state of the sequences."""
+    """Return a subclass of a cache class, with methods that also move the state of the sequences."""
     moves = {name: move for name, move in FOLLOWING.items() if hasattr(kind, name)}
     # Pickle finds classes by name, and this one has none.
     reduced = {"__reduce_ex__": lambda cache, protocol: (restored, (kind,), vars(cache))}

@@ -70,7 +70,7 @@ class SearchOptions:
             raise CtxextError(f"minutes must be above 0, not {self.minutes:g}.")
         if not 0 <= self.keep_short < 10:
             raise CtxextError(
-                f"keep_short must be a share from 0 to 10, not {self.keep_short:g}.",
+                f"keep_short must be at least 0 and below 10, not {self.keep_short:g}.",
                 hint="--keep-short 0.01 allows the loss at the original context length to rise by 1 %.",
             )
         if self.lengths and max(self.lengths) > self.target_length:

@@ -8,11 +8,11 @@ from ctxext.recipes.param import param
 
 
 class SelfExtend(Relation):
-    """Keep near tokens at their exact distance and group the positions of far ones, so none is new. No training.
+    """Keep near tokens at their exact distance and group far positions to fit the original length. No training.
 
     Beyond the window w, keys have the position floor(n / G) and queries floor(m / G) + w - w / G. G is the smallest
-    that the length up to the query needs, so inputs within L give bit-identical output. Use it for long inputs if short
-    ones must not lose quality. Jin et al. 2024, section 3.2, with a group per query position.
+    group that fits all tokens up to the query, so inputs within L give bit-identical output. Use it for long inputs if
+    short ones must not lose quality. Jin et al. 2024, section 3.2, with a group per query position.
     """
 
     name = "self-extend"
