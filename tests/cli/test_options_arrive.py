@@ -36,6 +36,7 @@ GIVEN = {"revision": "v1", "token": TOKEN}
 
 EVAL = (
     *("eval", "one", "two", "--task", "kv,needle", "-t", "graphwalks", "-t", "passkey,ruler-qa-1,ruler-qa-2"),
+    *("-t", "documents,perplexity,longppl,nolima,babilong-qa1"),
     *("--lengths", "2k,1k", "--depths", "0,30"),
     *("--samples", "3", "--seed", "5", "--allow-beyond", "--original-length", "4k", "--needles", "7"),
     *("--kv-ids", "number", "--haystack", "hay.txt", "--documents", "asked.jsonl", "--data", "me/texts"),
@@ -132,6 +133,8 @@ def arrived(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("a.txt", "b.txt", "c.txt"):
         Path(name).write_text(name)
+    for name in ("books", "facts"):
+        Path(name).mkdir()
 
     def call(words, place):
         module, _, name = place.rpartition(".")
@@ -176,7 +179,10 @@ def test_every_option_is_in_a_table(command):
 
 
 WHAT_IS_ASKED = {
-    "tasks": ("kv", "needle", "graphwalks", "passkey", "ruler-qa-1", "ruler-qa-2", "niah-single-2"),
+    "tasks": (
+        *("kv", "needle", "graphwalks", "passkey", "ruler-qa-1", "ruler-qa-2", "documents", "perplexity", "longppl"),
+        *("nolima", "babilong-qa1", "niah-single-2"),
+    ),
     **{"lengths": (1024, 2048), "depths": (0.0, 0.3), "samples": 3, "seed": 5},
     **{name: Path(f"{name}.json") for name in ("essays", "squad", "hotpot", "words")},
     **{

@@ -16,7 +16,7 @@ from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, expand_groups
 from ctxext.files.schemas import read_json_object
 from ctxext.files.strict import in_markdown
-from ctxext.options import option_name, options_of
+from ctxext.options import flag_of
 from ctxext.redaction import redact
 
 _EVAL_OPTIONS = (
@@ -303,7 +303,7 @@ def _command(report: Report, entry: Mapping[str, Any]) -> str:
     }
     for name in _EVAL_OPTIONS:
         if (value := settings.get(name)) not in (None, [], getattr(Settings, name)):
-            flag = next(iter(options_of(Settings)[name].flags), option_name(name))
+            flag = flag_of(Settings, name)
             options[flag] = value["name"] if isinstance(value, dict) else value
     options["--dtype"] = loading.get("dtype") if loading.get("dtype") != "auto" else None
     if loading.get("engine"):
