@@ -83,6 +83,11 @@ def options_of(owner: type) -> dict[str, Option]:
     return {field.name: field.metadata[_KEY] for field in dataclasses.fields(owner) if _KEY in field.metadata}
 
 
+def flag_of(owner: type, name: str) -> str:
+    """Return the first flag of an option of a dataclass."""
+    return next(iter(options_of(owner)[name].flags), option_name(name))
+
+
 def with_documented_options(owner: _Class) -> _Class:
     """Add the help texts of a dataclass's options to its docstring."""
     lines = [f"    {name}: {option.help}" for name, option in options_of(owner).items()]

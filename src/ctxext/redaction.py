@@ -26,6 +26,9 @@ _SHORTEST = 8
 _STYLE = re.compile(r"(\x1b\[[\d;?]*[A-Za-z])")
 """Terminal sequences for colours or cursor movements; they end a word."""
 
+SECRET_FLAGS = ("--token", "--api-key")
+"""Options with a secret."""
+
 _secrets: set[str] = set()
 
 
@@ -38,7 +41,7 @@ def remember_arguments(words: Sequence[str]) -> None:
     """Remember the token and the key of a command line, as errors about other arguments may contain them."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         flag, equals, value = word.partition("=")
-        if flag in ("--token", "--api-key"):
+        if flag in SECRET_FLAGS:
             remember((value if equals else following).strip())
 
 

@@ -16,6 +16,7 @@ import typer
 from ctxext import Recipe
 from ctxext.cli.app import app
 from ctxext.cli.methods import option_owners
+from ctxext.cli.output import resuming_command
 from ctxext.compare.candidates import CompareOptions
 from ctxext.converters.convert import convert, plan_conversion
 from ctxext.converters.options import Calibration, ConvertOptions
@@ -36,6 +37,7 @@ GIVEN = {"revision": "v1", "token": TOKEN}
 
 EVAL = (
     *("eval", "one", "two", "--task", "kv,needle", "-t", "graphwalks", "-t", "passkey,ruler-qa-1,ruler-qa-2"),
+    *("-t", "documents,perplexity,longppl,nolima,babilong-qa1"),
     *("--lengths", "2k,1k", "--depths", "0,30"),
     *("--samples", "3", "--seed", "5", "--allow-beyond", "--original-length", "4k", "--needles", "7"),
     *("--kv-ids", "number", "--haystack", "hay.txt", "--documents", "asked.jsonl", "--data", "me/texts"),
@@ -132,6 +134,8 @@ def arrived(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("a.txt", "b.txt", "c.txt"):
         Path(name).write_text(name)
+    for name in ("books", "facts"):
+        Path(name).mkdir()
 
     def call(words, place):
         module, _, name = place.rpartition(".")
@@ -176,7 +180,10 @@ def test_every_option_is_in_a_table(command):
 
 
 WHAT_IS_ASKED = {
-    "tasks": ("kv", "needle", "graphwalks", "passkey", "ruler-qa-1", "ruler-qa-2", "niah-single-2"),
+    "tasks": (
+        *("kv", "needle", "graphwalks", "passkey", "ruler-qa-1", "ruler-qa-2", "documents", "perplexity", "longppl"),
+        *("nolima", "babilong-qa1", "niah-single-2"),
+    ),
     **{"lengths": (1024, 2048), "depths": (0.0, 0.3), "samples": 3, "seed": 5},
     **{name: Path(f"{name}.json") for name in ("essays", "squad", "hotpot", "words")},
     **{
@@ -273,14 +280,20 @@ def test_a_search_that_was_stopped_goes_on_as_it_was(run, arrived, monkeypatch):
     def stopped(*given, **named):
         raise KeyboardInterrupt
 
-    line = [word for word in SEARCH if word not in ("--gradient", "--resume", "--overwrite", "--token", TOKEN)]
-    first, named = arrived(line, "ctxext.cli.search.search")
+    line = [word for word in SEARCH if word not in ("--gradient", "--resume", "--overwrite")]
+    first, named = arrived([word for word in line if word not in ("--token", TOKEN)], "ctxext.cli.search.search")
     monkeypatch.setattr("sys.argv", ["ctxext", *map(str, line)])
     monkeypatch.setattr(import_module("ctxext.cli.search"), "search", stopped)
     (shown,) = [one for one in run(*line).stderr.splitlines() if one.startswith("Stopped. Resume with: ctxext ")]
     again, more = arrived(shlex.split(shown)[4:], "ctxext.cli.search.search")
     assert again == first
     assert {**more, "watch": None} == {**named, "watch": None, "resume": True}
+
+
+def test_a_command_to_repeat_contains_no_secret(monkeypatch):
+    secrets = ["--token", TOKEN, f"--token={TOKEN}", "--api-key", TOKEN, f"--api-key={TOKEN}"]
+    monkeypatch.setattr("sys.argv", ["ctxext", "eval", *secrets, "demo", "--overwrite", "--samples=2"])
+    assert resuming_command("--out", "r") == ["ctxext", "eval", "demo", "--samples=2", "--out", "r", "--resume"]
 
 
 @pytest.mark.parametrize(

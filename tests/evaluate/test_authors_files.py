@@ -318,7 +318,7 @@ def test_what_is_missing_is_told_with_the_command_that_downloads_it(books, facts
     assert "up to" in refusal(("nolima",), nolima=books, lengths=(500,), allow_beyond=False)
     assert "contains no file of qa1 at 4k" in refusal(("babilong-qa1",), babilong=facts, lengths=(4096,))
     assert "contains 20 questions of qa1 at 0k" in refusal(("babilong-qa1",), babilong=facts, samples=5)
-    assert "prompts of" in refusal(("nolima",), nolima=books, repeat_question=True).lower()
+    assert "uses --repeat-question" in refusal(("nolima",), nolima=books, repeat_question=True)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "needle_set.json").write_text('[{"questions": {"onehop": "Who?"}, "needle": ""}]')
     assert "is not a needle set of NoLiMa" in refusal(("nolima",), nolima=tmp_path / "other")

@@ -127,9 +127,9 @@ def test_what_cannot_be_asked(given, expected):
 
 
 def test_settings_are_those_of_an_evaluation():
-    options = CompareOptions(target_length=2048, samples=3, kv_ids="number")
-    settings = options.settings(("kv",), 512)
+    options = CompareOptions(target_length=2048, tasks=("kv",), samples=3, kv_ids="number")
+    settings = options.settings("causal", 512)
     assert (settings.tasks, settings.lengths, settings.samples) == (("kv",), (512, 1024, 2048), 3)
     assert settings.allow_beyond
     assert settings.kv_ids == "number"
-    assert CompareOptions(target_length=2048, tasks=("needle",), lengths=(64,)).settings(("kv",), 512).lengths == (64,)
+    assert CompareOptions(target_length=2048, tasks=("needle",), lengths=(64,)).settings("causal", 512).lengths == (64,)

@@ -231,10 +231,11 @@ def test_a_haystack_of_the_same_sentences_has_other_keys():
 
 @pytest.mark.parametrize("name", ["needle", "kv", "documents", "mrcr-flat-2", "ruler-vt", "graphwalks"])
 def test_a_question_is_asked_before_the_text_too(name, tokenizer):
-    settings = Settings(tasks=(name,), depths=(0.0, 1.0), samples=2, repeat_question=True, kv_ids="number")
+    of_kv = {"kv_ids": "number"} if name == "kv" else {}
+    settings = Settings(tasks=(name,), depths=(0.0, 1.0), samples=2, repeat_question=True, **of_kv)
     (task,) = settings.retrieval_tasks()
     check_fits(task, Encoder(tokenizer), [2200], settings)
-    plain = Settings(tasks=(name,), depths=(0.0, 1.0), samples=2, kv_ids="number")
+    plain = replace(settings, repeat_question=False)
     for prompts in make_questions(task, Encoder(tokenizer), 2200, range(2), settings):
         for prompt in prompts:
             text = tokenizer.decode(prompt.ids[: -prompt.num_answer], skip_special_tokens=True)

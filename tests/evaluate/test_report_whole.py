@@ -436,7 +436,7 @@ def test_files_of_a_report(tmp_path, monkeypatch):
 
 def test_masked_tokens_are_read_without_windows_whatever_the_stride():
     record = losses("stock", "pseudo-perplexity", 256, width=256, buckets=[[510.0, 255]], lengths={"256": [510.0, 255]})
-    settings = Settings(tasks=("pseudo-perplexity",), lengths=(256,), stride=64)
+    settings = Settings(tasks=("perplexity", "pseudo-perplexity"), lengths=(256,), stride=64)
     made = report_of(["stock"], [record], settings)
     assert "Sliding" not in render_page(made)
     console = Console(width=100, file=io.StringIO())

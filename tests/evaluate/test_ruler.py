@@ -259,7 +259,7 @@ def test_files_of_another_form_are_one_clear_line(name, content, message, tmp_pa
     ],
 )
 def test_files_that_no_task_uses_are_refused(name, tasks):
-    with pytest.raises(CtxextError, match=f"--{name} is not used by any of the tasks"):
+    with pytest.raises(CtxextError, match=f"No selected task uses --{name}"):
         Settings(tasks=tasks, **{name: Path("file.json")})
     Settings(tasks=("ruler",), **{name: Path("file.json")})
 

@@ -14,6 +14,7 @@ from ctxext.data import prose, records
 from ctxext.data.prompt import Pieces
 from ctxext.data.prose import read_haystack
 from ctxext.data.records import read_records
+from ctxext.data.texts import read_texts
 from ctxext.errors import CtxextError
 from ctxext.evaluate.tasks.documents import Documents, best_subspan_match, read_questions
 from ctxext.evaluate.tasks.kv import KeyValue
@@ -175,6 +176,16 @@ def test_a_text_without_end_is_refused(tmp_path, monkeypatch, suffix):
             next(read_records(str(tmp_path / f"hole.{suffix}")))
     (tmp_path / f"whole.{suffix}").write_text("[" + "1," * 700 + "1]" if suffix == "jsonl" else "x" * 999)
     list(read_records(str(tmp_path / f"whole.{suffix}")))
+
+
+@pytest.mark.parametrize("rest", ['["x"]', '[{"text": "x"}]', '["x"]\n["y"]', "[1,", "[" + "1," * 700 + "1]"])
+def test_only_the_first_line_begins_an_array(tmp_path, monkeypatch, rest):
+    monkeypatch.setattr(records, "_MOST_LINE", 1000)
+    (tmp_path / "x.jsonl").write_text('\n{"text": "a"}\n' + rest)
+    with pytest.raises(CtxextError, match=r'^Line 3 of ".*" (has no text|is longer|is not valid JSON)'):
+        list(read_texts(str(tmp_path / "x.jsonl")))
+    (tmp_path / "x.jsonl").write_text('\n[{"text": "a"},\n{"text": "b"}]')
+    assert list(read_texts(str(tmp_path / "x.jsonl"))) == ["a", "b"]
 
 
 @pytest.mark.parametrize("line", ['{"text": "\\ud800"}', '{"messages": [{"content": "\\udc00 \\ud83d"}]}'])

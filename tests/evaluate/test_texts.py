@@ -217,7 +217,7 @@ def test_data_that_name_nothing_are_refused_without_their_secrets(data, message,
     (tmp_path / "one.txt").write_text("Text. " * 2000)
     commands = (
         ("eval", "demo", "--data", data, "--out", "report"),
-        ("eval", "demo", "--data", data, "--task", "passkey", "--out", "report"),
+        ("eval", "demo", "--data", data, "--task", "perplexity", "--out", "report"),
         ("compare", "demo", "--target-length", "2k", "--data", data),
         ("search", "demo", "best.yaml", "--target-length", "2k", "--data", data),
         ("finetune", "demo", "out", "--data", data, "--dry-run"),

@@ -35,7 +35,7 @@ from ctxext.evaluate.tasks.retrieval import make_questions, num_questions
         ({"depths": ()}, "--depths is empty"),
         ({"depths": (-0.01,)}, "not between 0 and 100 %"),
         *(({name: 0}, f"{name} must be at least 1") for name in ("samples", "num_needles", "stride", "batch_size")),
-        ({"kv_ids": "words"}, "Unknown --kv-ids"),
+        ({"tasks": ("kv",), "kv_ids": "words"}, "Unknown --kv-ids"),
     ],
 )
 def test_settings_that_mean_nothing(choices, message):

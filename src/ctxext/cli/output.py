@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from rich.text import Text
 from ctxext.errors import CtxextError
 from ctxext.files.content import Progress
 from ctxext.options import option
+from ctxext.redaction import SECRET_FLAGS
 
 # Control characters, and characters that change the text direction; surrogates cannot be written at all.
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -210,10 +212,12 @@ def print_error(error: CtxextError) -> None:
 
 
 def same_command(*more: str) -> list[str]:
-    """Return the words of the current command, with the words of `more` at the end, each only once."""
+    """Return the words of the current command without secrets, with the words of `more` at the end, each only once."""
     words = [Path(sys.argv[0]).name, *sys.argv[1:]]
     if words[0] in ("__main__.py", "-m", "-c"):
         words[0] = "ctxext"
+    pairs = pairwise(["", *words])
+    words = [word for before, word in pairs if not {before, word.partition("=")[0]} & {*SECRET_FLAGS}]
     return [*(word for word in words if word not in more), *more]
 
 

@@ -2,9 +2,9 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ctxext.checkpoint.families import family_of
 from ctxext.checkpoint.opening import Checkpoint
@@ -13,6 +13,7 @@ from ctxext.converters.convert import check_frequencies
 from ctxext.converters.plan import Plan, make_plan
 from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import Settings
+from ctxext.evaluate.tasks.perplexity import Perplexity
 from ctxext.evaluate.tasks.registry import NAMES
 from ctxext.files.length import format_length
 from ctxext.options import option, target_length_option, with_documented_options
@@ -44,6 +45,11 @@ class CompareOptions(Settings):
 
     In Python `methods` may also map a name of your choice to each recipe.
     """
+
+    default_tasks: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **Settings.default_tasks,
+        "causal": (*Settings.default_tasks["causal"], Perplexity.name),
+    }
 
     target_length: int = target_length_option()
     methods: "tuple[str, ...] | Mapping[str, Any]" = option(
@@ -90,11 +96,13 @@ class CompareOptions(Settings):
                 hint="Use shorter --lengths or a longer --target-length.",
             )
 
-    def settings(self, tasks: Sequence[str], trained_length: int | None) -> Settings:
-        """Return the settings of the evaluation for every model, with these tasks unless the user named some."""
-        settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(Settings)}
+    def settings(self, kind: str, trained_length: int | None) -> Settings:
+        """Return the settings of the evaluation for every model, with the default tasks of this kind of model."""
         lengths = self.lengths or double_lengths(trained_length, self.target_length)
-        return Settings(**{**settings, "tasks": self.tasks or tuple(tasks), "lengths": lengths, "allow_beyond": True})
+        options = replace(self, tasks=self.tasks or self.default_tasks[kind], lengths=lengths, allow_beyond=True)
+        # Defaults of `eval` differ, so options of other tasks are omitted.
+        names = [field.name for field in dataclasses.fields(Settings) if options.uses(field.name)]
+        return Settings(**{name: getattr(options, name) for name in names})
 
 
 def double_lengths(trained_length: int | None, target_length: int) -> tuple[int, ...]:

@@ -20,8 +20,6 @@ from ctxext.evaluate.plan import ModelPlan, plans_of
 from ctxext.evaluate.report.report import Report
 from ctxext.evaluate.run import Run, cost_of, format_duration, rounds
 from ctxext.evaluate.tasks.harness import check_harness
-from ctxext.evaluate.tasks.perplexity import Perplexity
-from ctxext.evaluate.tasks.registry import DEFAULTS
 from ctxext.evaluate.tasks.retrieval import num_questions
 from ctxext.files.content import Progress
 from ctxext.files.output_directory import write_whole
@@ -107,8 +105,7 @@ def compare(
         [str(source)], revision=loading.revision, token=loading.token, original_length=options.original_length
     )
     candidates = candidates_of(info.checkpoint, options.methods, options.target_length)
-    tasks = (*DEFAULTS[info.kind], *([Perplexity.name] if info.kind == "causal" else []))
-    settings = options.settings(tasks, info.trained_length)
+    settings = options.settings(info.kind, info.trained_length)
     check_harness(settings.harness, settings.lengths)
     # A position table ends at the context length of the unmodified model; recipes lengthen it.
     endless = dataclasses.replace(info, context_length=max(settings.lengths), has_table=False)

@@ -202,28 +202,30 @@ def _read_rest(file: TextIO, path: Path) -> str:
 
 
 def _iterate_lines(file: TextIO, path: Path, *, may_be_array: bool = False) -> Iterator[str]:
-    """Yield the lines of a file; the line that begins an array may be incomplete."""
+    """Yield the lines of a file; the first one that is not blank may begin an array, and be incomplete."""
     number = 0
     while line := file.readline(_MOST_LINE):
         number += 1
         is_cut = len(line) == _MOST_LINE and not line.endswith("\n")
         if is_cut and not (may_be_array and line.lstrip().startswith("[")):
             raise CtxextError(f'Line {number} of "{path}" is longer than {_MOST_LINE} characters.')
+        may_be_array = may_be_array and not line.strip()
         yield line
 
 
 def _read_json(path: Path) -> Iterator[tuple[str, Record]]:
     """Read JSON lines, or one array of records."""
+    is_first = True
     with _open(path) as file:
         for number, line in enumerate(_iterate_lines(file, path, may_be_array=True), start=1):
             if not line.strip():
                 continue
-            if line.lstrip().startswith("["):
+            if is_first and line.lstrip().startswith("["):
                 records = _parse_json(line + _read_rest(file, path), f'"{path}"')
                 for number, record in enumerate(records, start=1):
                     yield f'Record {number} of "{path}"', record if isinstance(record, dict) else {}
                 return
-            place = f'Line {number} of "{path}"'
+            is_first, place = False, f'Line {number} of "{path}"'
             # A line that is not an object has no fields; reading a field then fails.
             record = _parse_json(line, place)
             yield place, record if isinstance(record, dict) else {}

@@ -139,5 +139,6 @@ def read_texts(data: str) -> Iterator[str]:
     """Yield the texts of a file, a folder or a data set, from a held-out split if there is one."""
     for place, record in read_records(data):
         if not isinstance(record.get(FIELD), str):
-            raise CtxextError(f'{place} has no text in the field "{FIELD}".', hint=f"Its fields: {', '.join(record)}.")
+            fields = ", ".join(record) or "none"
+            raise CtxextError(f'{place} has no text in the field "{FIELD}".', hint=f"Its fields: {fields}.")
         yield record[FIELD]

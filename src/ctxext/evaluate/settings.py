@@ -1,10 +1,11 @@
 """The settings of an evaluation: tasks, lengths, depths, samples."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ctxext.data.prose import read_haystack
 from ctxext.data.records import check_place
@@ -14,20 +15,22 @@ from ctxext.evaluate.tasks.base import RetrievalTask
 from ctxext.evaluate.tasks.documents import read_questions
 from ctxext.evaluate.tasks.longppl import name_evaluator
 from ctxext.evaluate.tasks.published import PublishedTask, digest_of
-from ctxext.evaluate.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, expand_groups
+from ctxext.evaluate.tasks.registry import DEFAULTS, NAMES, RETRIEVAL_TASKS, TASKS, USERS, expand_groups
 from ctxext.evaluate.tasks.ruler_files import read_essays, read_hotpot, read_squad, read_words
 from ctxext.files.content import sha256_of
 from ctxext.files.length import read_words as read_length_words
-from ctxext.options import check_numbers, option, original_length_option, with_documented_options
+from ctxext.options import check_numbers, flag_of, option, original_length_option, with_documented_options
 
 _TASKS, _RUN = "Task options", "Execution"
-TASK_FILES: dict[str, Callable[[Path], Any]] = {
-    "essays": read_essays,
-    "squad": read_squad,
-    "hotpot": read_hotpot,
-    "words": read_words,
+_FILES: Mapping[str, tuple[str, Callable[[Path], Any]]] = {
+    "haystack": ("text", read_haystack),
+    "documents": ("questions", read_questions),
+    "essays": ("essays", read_essays),
+    "squad": ("squad", read_squad),
+    "hotpot": ("hotpot", read_hotpot),
+    "words": ("words", read_words),
 }
-"""Options with files of single tasks, and the functions that read them."""
+"""Options with files, each with the name of its content in `RetrievalTask.with_options` and the function to read it."""
 
 
 @with_documented_options
@@ -37,6 +40,8 @@ class Settings:
 
     In Python, `depths` are shares from 0 to 1. The default `tasks` depend on the model.
     """
+
+    default_tasks: ClassVar[Mapping[str, tuple[str, ...]]] = DEFAULTS
 
     tasks: tuple[str, ...] = option(
         (),
@@ -128,28 +133,23 @@ class Settings:
         for task in self.tasks:
             if task not in TASKS:
                 raise CtxextError(f'Unknown task "{task}".', hint=f"Tasks: {', '.join(NAMES)}.")
-        if self.reason and not any(hasattr(TASKS[task], "reason") for task in self.tasks):
-            raise CtxextError("No selected task uses --reason.", hint="Add --task graphwalks, or omit --reason.")
+        for name, user in USERS.items():
+            if getattr(self, name) != getattr(type(self), name) and not self.uses(name):
+                flag = flag_of(type(self), name)
+                raise CtxextError(f"No selected task uses {flag}.", hint=f"Add --task {user}, or omit {flag}.")
         if "longppl" in self.tasks and not self.evaluator and not (self.key_tokens and self.key_tokens.exists()):
             raise CtxextError(
                 'The task "longppl" needs an evaluator.',
                 hint="Add a long-context model: --evaluator MODEL, or --key-tokens FILE of an earlier run.",
             )
-        for name in TASK_FILES if self.tasks else ():
-            users = [task.name for task in RETRIEVAL_TASKS.values() if name in task.files]
-            if getattr(self, name) is not None and not {*users} & {*self.tasks}:
-                hint = f"Add --task {users[0]}, or omit it."
-                raise CtxextError(f"--{name} is not used by any of the tasks.", hint=hint)
         if self.key_tokens is not None and not self.key_tokens.parent.is_dir():
             raise CtxextError(f'There is no folder "{self.key_tokens.parent}".', hint="Use another --key-tokens.")
         for place in kinds_of_text(self.data).values():
             if place is not None:
                 check_place(place)
-        published = [entry for entry in self.retrieval_tasks(read=False) if isinstance(entry, PublishedTask)]
-        for entry in published:
-            entry.find_folder()
-        if published and self.repeat_question:
-            raise CtxextError(f'The prompts of "{published[0].name}" are fixed.', hint="Omit --repeat-question.")
+        for entry in self.retrieval_tasks(read=False):
+            if isinstance(entry, PublishedTask):
+                entry.find_folder()
         if not self.depths:
             raise CtxextError("--depths is empty.", hint="Add at least one depth with --depths.")
         if any(not 0 <= depth <= 1 for depth in self.depths):
@@ -161,14 +161,17 @@ class Settings:
         if self.filler == "same" and self.haystack:
             raise CtxextError("--filler same cannot be combined with --haystack.", hint="Omit one of them.")
 
+    def uses(self, option: str) -> bool:
+        """Return whether a task uses an option, or could while the tasks are unknown; all use those of no task."""
+        tasks = self.tasks or chain.from_iterable(self.default_tasks.values())
+        return option not in USERS or any(option in TASKS[task].options for task in tasks)
+
     def retrieval_tasks(self, *, read: bool = True) -> list[RetrievalTask]:
         """Return the retrieval tasks with their options, by default after reading the files."""
         options = {
-            "text": read_haystack(self.haystack) if self.haystack and read else (),
-            "questions": read_questions(self.documents) if self.documents and read else (),
             **{"num_needles": self.num_needles, "ids": self.kv_ids, "filler": self.filler, "reason": self.reason},
             **{"nolima": self.nolima, "babilong": self.babilong, "seed": self.seed},
-            **{name: load(getattr(self, name)) for name, load in TASK_FILES.items() if read and getattr(self, name)},
+            **{field: load(path) for name, (field, load) in _FILES.items() if read and (path := getattr(self, name))},
         }
         tasks = [RETRIEVAL_TASKS[name] for name in dict.fromkeys(self.tasks) if name in RETRIEVAL_TASKS]
         return [task.with_options(options) for task in tasks]
@@ -176,7 +179,7 @@ class Settings:
     def to_dict(self) -> dict[str, Any]:
         """Return the settings for report.json, with files by name and digest, without folders."""
         content = dataclasses.asdict(self)
-        for name in ("haystack", "data", "documents", *TASK_FILES):
+        for name in ("data", *_FILES):
             value = content[name]
             if value is not None and Path(value).is_file():
                 digest = sha256_of(Path(value))

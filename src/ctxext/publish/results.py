@@ -13,17 +13,13 @@ from ctxext.evaluate.report import tables
 from ctxext.evaluate.report.findings import findings, format_percent, pool_cells
 from ctxext.evaluate.report.report import Report, explain_malformed, tasks_of
 from ctxext.evaluate.settings import Settings
-from ctxext.evaluate.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, expand_groups
+from ctxext.evaluate.tasks.registry import NAMES, RETRIEVAL_TASKS, TASKS, USERS, expand_groups
 from ctxext.files.schemas import read_json_object
 from ctxext.files.strict import in_markdown
-from ctxext.options import option_name, options_of
+from ctxext.options import flag_of
 from ctxext.redaction import redact
 
-_EVAL_OPTIONS = (
-    *("num_needles", "kv_ids", "stride", "haystack", "data", "documents", "filler", "generate", "allow_beyond"),
-    *("repeat_question", "reason", "harness", "evaluator", "key_tokens", "original_length"),
-    *("essays", "squad", "hotpot", "words", "nolima", "babilong"),
-)
+_EVAL_OPTIONS = (*USERS, "generate", "allow_beyond", "harness", "original_length")
 """Options of `ctxext eval` that change the questions; the card's command contains them unless they are defaults."""
 _TASK_TYPES = {"masked": "fill-mask", "encoder": "feature-extraction"}
 FOLDER = "report"
@@ -303,7 +299,7 @@ def _command(report: Report, entry: Mapping[str, Any]) -> str:
     }
     for name in _EVAL_OPTIONS:
         if (value := settings.get(name)) not in (None, [], getattr(Settings, name)):
-            flag = next(iter(options_of(Settings)[name].flags), option_name(name))
+            flag = flag_of(Settings, name)
             options[flag] = value["name"] if isinstance(value, dict) else value
     options["--dtype"] = loading.get("dtype") if loading.get("dtype") != "auto" else None
     if loading.get("engine"):

@@ -193,11 +193,12 @@ def _make_task(report: Report, task: str) -> dict[str, Any]:
     kind = RETRIEVAL_TASKS.get(task)
     is_written = report["settings"]["generate"] or (kind is not None and kind.is_written)
     description = kind.description if kind else ""
-    if task == "needle" and settings.get("filler") == "same":
+    options = kind.options if kind else ()
+    if settings.get("filler") == "same" and "filler" in options:
         description += " The text consists only of such sentences."
-    if settings.get("reason") and hasattr(kind, "reason"):
+    if settings.get("reason") and "reason" in options:
         description += " The model may reason before its answer."
-    if settings.get("repeat_question"):
+    if settings.get("repeat_question") and "repeat_question" in options:
         description += " The question is also before the text."
     effective_lengths = []
     for model in scores.models:

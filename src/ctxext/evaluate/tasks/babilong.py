@@ -64,7 +64,6 @@ class Babilong(PublishedTask):
         babilong: The folder with the data set and prompts.py.
     """
 
-    option: ClassVar[str] = "babilong"
     download: ClassVar[str] = (
         "hf download RMT-team/babilong --repo-type dataset --local-dir DIR && curl -o DIR/prompts.py "
         "https://raw.githubusercontent.com/booydar/babilong/main/babilong/prompts.py"
@@ -72,6 +71,7 @@ class Babilong(PublishedTask):
 
     scored: str = "The first sentence names exactly the answer"
     shows: str = "answering questions about facts scattered in a book"
+    options: tuple[str, ...] = ("babilong",)
     answer_room: int = 20
     has_depths: bool = False
     babilong: Path | None = None

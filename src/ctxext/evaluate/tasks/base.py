@@ -125,6 +125,7 @@ class Task(ABC):
         shows: The ability that the task measures; a model card names it if results are missing.
         kinds: The kinds of models that the task supports, of `checkpoint_info.KINDS`.
         separates_texts: Whether it reads the same number of documents of every kind of text, and reports each kind.
+        options: The task options that it uses: fields of `Settings`, which refuses those that no task uses.
     """
 
     name: str
@@ -132,6 +133,7 @@ class Task(ABC):
     shows: str
     kinds: tuple[str, ...] = ("causal",)
     separates_texts: bool = False
+    options: tuple[str, ...] = ()
 
     def documents_to_read(self, reading: Reading) -> Sequence[Work]:
         """Return the work on each document; by default a task reads none."""
@@ -154,7 +156,6 @@ class RetrievalTask(Task):
         same_questions_as: The task with the same questions in another form; empty for separate questions.
         questions_per_text: Number of consecutive questions about the same text, which is read only once.
         text: Sentences to hide needles in, if the task uses any; empty for the package's prose.
-        files: Options with files that only some tasks use, of `settings.TASK_FILES`.
     """
 
     scored: str = "Exact match"
@@ -166,7 +167,7 @@ class RetrievalTask(Task):
     same_questions_as: str = ""
     questions_per_text: int = 1
     text: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
+    options: tuple[str, ...] = ("repeat_question",)
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
         """Return the task with those of the user's options that are its fields."""

@@ -83,6 +83,7 @@ class Documents(RetrievalTask):
     name: str = "documents"
     description: str = "One of many documents answers the question. Correct if the generated text contains the answer."
     shows: str = "answering questions over many documents"
+    options: tuple[str, ...] = ("num_needles", "documents", "repeat_question")
     is_written: bool = True
     answer_room: int = 32
     opening: str = OPENING

@@ -79,6 +79,7 @@ class GraphWalks(RetrievalTask):
         "of its parents. The score is the F1 of the generated set."
     )
     shows: str = "following edges through a long list"
+    options: tuple[str, ...] = ("reason", "repeat_question")
     is_written: bool = True
     answer_room: int = 96
     has_depths: bool = False

@@ -30,6 +30,7 @@ class KeyValue(RetrievalTask):
     name: str = "kv"
     description: str = "The text is a JSON object of random keys and values. The answer is the value of one key."
     shows: str = "looking a key up in a long JSON object"
+    options: tuple[str, ...] = ("num_needles", "kv_ids", "repeat_question")
     ids: str = "uuid"
     num_needles: int = 1
 

@@ -119,6 +119,7 @@ class LongPerplexity(Task):
         "the whole text (loss below 2 nats), and worse by over 2 nats from a short context (LongPPL, arXiv 2410.23771)."
     )
     shows: str = "the loss on tokens that only far context predicts"
+    options: tuple[str, ...] = ("data", "evaluator", "key_tokens")
 
     def documents_to_read(self, reading: Reading) -> list[KeyTokenWork]:
         """Return the work, one for each text and each length beyond the short context."""

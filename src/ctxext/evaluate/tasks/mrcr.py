@@ -43,6 +43,7 @@ class CoReference(RetrievalTask):
     """
 
     shows: str = "distinguishing short texts by their order"
+    options: tuple[str, ...] = ("haystack", "repeat_question")
     is_written: bool = True
     answer_room: int = 96
     has_depths: bool = False

@@ -56,6 +56,7 @@ class Needle(RetrievalTask):
     name: str = "needle"
     description: str = "A sentence in a long text states a number. The question at the end is about that number."
     shows: str = "finding a sentence in a long text"
+    options: tuple[str, ...] = ("num_needles", "filler", "haystack", "repeat_question")
     num_needles: int = 4
     phrasing: str = "magic"
     num_digits: int = 5
@@ -154,6 +155,7 @@ class Association(RetrievalTask):
     name: str = "association"
     description: str = "A sentence in a long text describes a person. The question uses other words than the text."
     shows: str = "finding a fact that the question words differently"
+    options: tuple[str, ...] = ("haystack", "repeat_question")
     num_people: int = 4
 
     def pieces(self, rng: random.Random) -> Pieces:

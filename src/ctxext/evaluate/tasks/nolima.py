@@ -75,11 +75,11 @@ class NoLiMa(PublishedTask):
         seed: Added to the authors' seed.
     """
 
-    option: ClassVar[str] = "nolima"
     download: ClassVar[str] = "hf download amodaresi/NoLiMa --repo-type dataset --local-dir DIR"
 
     scored: str = "The answer contains the name"
     shows: str = "finding a fact that shares no word with its question in books"
+    options: tuple[str, ...] = ("nolima",)
     answer_room: int = 192
     base_length: int = 1024
     needles: str = "needle_set"

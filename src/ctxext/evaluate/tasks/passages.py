@@ -52,6 +52,7 @@ class Passages(RetrievalTask):
         "to the question, by the cosine of the mean-pooled last hidden states. Chance is one in eight."
     )
     shows: str = "representing a sentence anywhere in a long text"
+    options: tuple[str, ...] = ("haystack",)
     long_texts: str = "cut"
     num_passages: int = 8
     phrasing: str = "magic"

@@ -46,6 +46,8 @@ class DocumentWork(Work):
 class DocumentTask(Task):
     """Read documents and measure the loss."""
 
+    options: tuple[str, ...] = ("data",)
+
     def documents_to_read(self, reading: Reading) -> list[DocumentWork]:
         """Return the work, one for each document and length."""
         named = dataclasses.replace(self, name=f"{self.name}: {reading.text}") if reading.text else self
@@ -70,6 +72,7 @@ class Perplexity(DocumentTask):
         "Each document was read once. A point of the curve is the mean loss of the tokens at that position."
     )
     shows: str = "the loss on long text by position"
+    options: tuple[str, ...] = ("data", "stride")
     separates_texts: bool = True
 
     def documents(self, reading: Reading) -> tuple[list[list[int]], list[int]]:

@@ -15,12 +15,12 @@ from ctxext.files.content import sha256_of
 class PublishedTask(RetrievalTask):
     """A task with the authors' prompts, so their number of tokens is only near the length.
 
+    Its only option is the folder with the authors' files.
+
     Attributes:
         length: The length in tokens that `fit_to_length` was called with.
     """
 
-    option: ClassVar[str]
-    """The field with the folder, and the name of its option."""
     download: ClassVar[str]
     """The command that downloads the folder to `DIR`."""
 
@@ -34,11 +34,12 @@ class PublishedTask(RetrievalTask):
         Raises:
             CtxextError: The option for it is missing, or it is not a folder.
         """
-        folder = getattr(self, self.option)
+        (option,) = self.options
+        folder = getattr(self, option)
         if folder is None:
             raise CtxextError(
                 f'The task "{self.name}" needs the files of its authors, which ctxext does not contain.',
-                hint=f"{self.download} && ctxext eval … --{self.option} DIR",
+                hint=f"{self.download} && ctxext eval … --{option} DIR",
             )
         if not Path(folder).is_dir():
             raise CtxextError(f'There is no folder "{folder}".', hint=self.download)

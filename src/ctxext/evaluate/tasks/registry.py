@@ -41,6 +41,11 @@ DEFAULTS: dict[str, tuple[str, ...]] = {
 NAMES = tuple(dict.fromkeys(next((group for group in GROUPS if task in GROUPS[group]), task) for task in TASKS))
 """Task names in help texts, with groups instead of their tasks."""
 
+USERS = {
+    option: name for name in reversed(NAMES) for task in GROUPS.get(name, (name,)) for option in TASKS[task].options
+}
+"""All task options, with the first task or group that uses each."""
+
 
 def expand_groups(names: Iterable[str]) -> tuple[str, ...]:
     """Replace groups by their tasks."""

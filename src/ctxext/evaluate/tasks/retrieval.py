@@ -69,7 +69,8 @@ def make_questions(
 
 def _draw_pieces(task: RetrievalTask, length: int, sample: int, settings: Settings) -> Pieces:
     pieces = task.draw(_make_rng(settings, task, length, sample), sample)
-    return pieces.with_question_first() if settings.repeat_question else pieces
+    is_repeated = settings.repeat_question and "repeat_question" in task.options
+    return pieces.with_question_first() if is_repeated else pieces
 
 
 def num_questions(task: RetrievalTask, settings: Settings) -> int:

@@ -162,8 +162,8 @@ def _draw_names(rng: random.Random, count: int, num_letters: int, letters: str =
 
 
 def _make_niah(variant: str, answer: str, *, haystack: str = "prose", keys: str = "words", **settings: Any) -> Niah:
-    files = (*("words",) * (keys == "words"), *("essays",) * (haystack == "prose"))
-    settings |= {"haystack": haystack, "keys": keys, "files": files}
+    of_keys, of_prose = ("words",) * (keys == "words"), ("essays", "haystack") * (haystack == "prose")
+    settings |= {"haystack": haystack, "keys": keys, "options": (*of_keys, *of_prose, "repeat_question")}
     return Niah(name=f"niah-{variant}", description=f"{_DESCRIBED}{answer}.", **settings)
 
 
@@ -329,7 +329,7 @@ class RulerCommonWords(_RulerWords):
     name: str = "ruler-cwe"
     description: str = _DESCRIBED + "the ten most common words of a numbered list."
     answer_room: int = 120
-    files: tuple[str, ...] = ("words",)
+    options: tuple[str, ...] = ("words", "repeat_question")
 
     def pieces(self, rng: random.Random) -> ListPieces:
         """Draw the text of one question."""
@@ -433,14 +433,14 @@ class RulerQuestions(Documents):
 
     Attributes:
         label: The heading of each document.
-        question_set: The questions of `files`, sample by sample from the first; None for the other questions.
+        question_set: The questions of the first option, sample by sample from the first; None for the other questions.
         sample: Index of the sample; `draw` sets it.
     """
 
     name: str = "ruler-qa-1"
     description: str = _DESCRIBED + "a question that one of many documents answers."
     shows: str = "RULER"
-    files: tuple[str, ...] = ("squad",)
+    options: tuple[str, ...] = ("squad", "documents", "repeat_question")
     opening: str = (
         "Answer the question based on the given documents. Only give me the answer and do not output any other words."
         "\n\nThe following are given documents.\n\n"
@@ -457,7 +457,9 @@ class RulerQuestions(Documents):
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
         """Return the task with the user's questions, one per text as in RULER."""
-        return dataclasses.replace(self, questions=options["questions"], question_set=options.get(self.files[0]))
+        return dataclasses.replace(
+            self, questions=options.get("questions", ()), question_set=options.get(self.options[0])
+        )
 
     def draw(self, rng: random.Random, sample: int) -> Pieces:
         """Return the text of a sample: the questions of a question set are in the order of the file."""
@@ -502,7 +504,7 @@ class RulerTwoHops(RulerQuestions):
 
     name: str = "ruler-qa-2"
     description: str = _DESCRIBED + "a question that two of many documents answer together."
-    files: tuple[str, ...] = ("hotpot",)
+    options: tuple[str, ...] = ("hotpot", "documents", "repeat_question")
     document: str = "{title}\n{text}\n\n"
 
     def draw_documents(
