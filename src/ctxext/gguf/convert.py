@@ -451,21 +451,29 @@ def _write(plan: GgufPlan, works: list[Path], progress: Progress | None) -> None
 
 
 def check_rotation(files: Sequence[Part], architecture: Architecture, model: ModelConfig) -> float:
-    """Compare the rotation of written files in llama.cpp with the model's schedule, and raise if it differs.
+    """Raise if the rotation of written files in llama.cpp differs from the model's schedule.
 
-    Returns the largest relative difference of a frequency or of the factor on cos and sin.
+    Returns the result of `measure_rotation`.
     """
-    if not isinstance(model.encoding, Rotary):
-        return 0.0
-    frequencies, attention = rotation_in_llama_cpp(files, architecture)
-    rotary = model.encoding
-    scores = _score_scaling(rotary) if architecture.family.scales_scores else 1.0
-    expected = [*inverse_frequencies(rotary), attention_scaling(rotary), scores]
-    pairs = zip([*frequencies, *attention], expected, strict=True)
-    difference = max(abs(actual - number) / abs(number) for actual, number in pairs)
+    difference = measure_rotation(files, architecture, model)
     if not difference <= TOLERANCE:
         raise CtxextError(
             f"The rotation in llama.cpp differs from the recipe: a frequency is off by {difference:.1e}.",
             hint="This is a bug in ctxext. Please report it with this command.",
         )
     return difference
+
+
+def measure_rotation(files: Sequence[Part], architecture: Architecture, model: ModelConfig) -> float:
+    """Compare the rotation of files in llama.cpp with a model's schedule.
+
+    Returns the largest relative difference of a frequency or of a factor: on cos and sin, or on all scores.
+    """
+    if not isinstance(model.encoding, Rotary):
+        return 0.0
+    rotary = model.encoding
+    frequencies, attention = rotation_in_llama_cpp(files, architecture)
+    scores = _score_scaling(rotary) if architecture.family.scales_scores else 1.0
+    expected = [*inverse_frequencies(rotary), attention_scaling(rotary), scores]
+    pairs = zip([*frequencies, *attention], expected, strict=True)
+    return max(abs(actual - number) / abs(number) for actual, number in pairs)
