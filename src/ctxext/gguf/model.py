@@ -221,8 +221,8 @@ def open_gguf(path: str | Path, original_length: int | None = None) -> GgufModel
         plain = model_config(before, length)
         plain = replace(plain, encoding=replace(plain.rotary, length_origin=origin))
     model = model_config(now, plain.encoding.trained_length) if record else plain
-    span = header.get(f"{name}.rope.dimension_count")
-    if isinstance(plain.encoding, Rotary) and span and span > plain.rotary.dim:  # Some pairs of the head do not rotate.
+    span = 2 * len(factors_of(files, architecture))
+    if isinstance(plain.encoding, Rotary) and span > plain.rotary.dim:  # Some pairs of the head do not rotate.
         plain, model = (replace(one, encoding=replace(one.rotary, span=span)) for one in (plain, model))
     return GgufModel(files, architecture, model, plain, record)
 
