@@ -239,7 +239,9 @@ def schedule_of(
             keys[LOG_MULTIPLIER] = (1 / (0.1 * math.log(factor) + 1) - 1) / math.log(factor)
         return keys, None
     betas = (float(numbers.get("beta_fast") or BETAS[0]), float(numbers.get("beta_slow") or BETAS[1]))
-    if kind == "yarn" and betas == BETAS and numbers.get("truncate", True):
+    # A list needs no attention factor, which would also apply to sliding-window layers.
+    prefers_list = scaling == 1 and architecture.has_sliding_base and architecture.lists
+    if kind == "yarn" and betas == BETAS and numbers.get("truncate", True) and not prefers_list:
         factor = float(numbers.get("factor") or rotary.context_length / rotary.schedule_length)
         keys |= {"rope.scaling.type": "yarn", "rope.scaling.factor": factor}
         keys[ORIGINAL] = rotary.schedule_length
