@@ -146,7 +146,7 @@ def _with_temperature(recipe: Recipe, model: ModelConfig) -> Recipe:
         all_dim = step.mscale_all_dim or 0.0
         return replace(step, attention_factor=attention_scaling(model.rotary), mscale=None, mscale_all_dim=all_dim)
 
-    return replace(recipe, steps=[fill(step) if isinstance(step, Yarn) else step for step in recipe.steps])
+    return replace(recipe, steps=tuple(fill(step) if isinstance(step, Yarn) else step for step in recipe.steps))
 
 
 def _difference(file: Path, model: ModelConfig) -> float | None:
