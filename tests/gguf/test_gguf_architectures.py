@@ -169,6 +169,12 @@ def test_plain_architectures_have_the_methods_of_header_keys(gguf, name):
     assert {method for method, why in reasons.items() if not why} == {"pi", "ntk", "abf", "yarn", "ntk-by-parts"}
 
 
+@pytest.mark.parametrize(("name", "warns"), [("gpt-oss", True), ("gemma2", True), ("gemma3", False)])
+def test_a_schedule_that_changes_sliding_layers_warns(gguf, name, warns):
+    plan = plan_gguf(gguf(name, attention__sliding_window=64), Recipe([Yarn(factor=4)]))
+    assert any("sliding-window layers" in caution for caution in plan.cautions) == warns
+
+
 CONVERTER = """
 import json, sys
 from pathlib import Path

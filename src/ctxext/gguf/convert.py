@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ctxext.checkpoint.families import family_of
 from ctxext.converters.options import ConvertOptions
 from ctxext.errors import CtxextError
 from ctxext.files.content import Progress, check_room
@@ -41,7 +42,7 @@ from ctxext.notebook import table
 from ctxext.options import accepts_options
 from ctxext.recipes.encodings.base import Encoding
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
-from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, attention_scaling
+from ctxext.recipes.encodings.rotary import SLIDING_FOLLOWS, ModelConfig, Rotary, attention_scaling
 from ctxext.recipes.recipe import Recipe, describe_step
 from ctxext.recipes.registry import METHODS
 from ctxext.version import __version__
@@ -118,6 +119,9 @@ def plan_gguf(source: str | Path, recipe: Recipe, *, options: ConvertOptions) ->
     keys, factors = schedule_of(edited.encoding, model.architecture)
     keys = _keep_temperature(model, keys)
     cautions = [f"{step.name}: {caution}" for step in recipe.steps if (caution := step.caution_for(edited))]
+    follows = any(family_of({"model_type": name}).sliding_follows for name in model.architecture.model_types)
+    if follows and recipe.changes_frequencies and model.header.get(model.key("attention.sliding_window")):
+        cautions.append(SLIDING_FOLLOWS)
     if start is not model.model:
         cautions.insert(0, f"--replace-scaling removed {_schedule_text(model)}: from {before} tokens to {after}.")
     header = model.header
