@@ -6,6 +6,7 @@
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+import tiny_models
 from checkpoints_to_serve import RECIPES, prompts
 from ctxext import Recipe, Settings, evaluate
 from ctxext.checkpoint.opening import open_checkpoint
@@ -23,6 +25,7 @@ from ctxext.evaluate.model import Loading
 from ctxext.gguf.convert import convert_gguf
 from ctxext.methods import Yarn
 from ctxext.recipes.encodings.rotary import attention_scaling, model_config
+from small_llama import change_json
 
 llama_cpp = pytest.importorskip("xllamacpp", reason="llama.cpp is not installed")
 ROOT = os.environ.get("LLAMA_CPP")
@@ -174,3 +177,27 @@ def test_the_unconverted_checkpoint_is_served_as_the_converted_one(made, note, t
     )
     note("llama.cpp", f"{name}, unconverted", by_prompt)
     assert max(by_prompt) < TOLERANCE
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "gpt_oss"])
+def test_another_family_is_served_as_converted(note, tmp_path, monkeypatch, family):
+    """DeepSeek's yarn scales all scores; gpt-oss rotates its sliding layers too."""
+    sizes = {
+        "vocab_size": 3072,
+        "max_position_embeddings": 512,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "hidden_size": 64,
+    }
+    monkeypatch.setattr(tiny_models, "SIZES", {**tiny_models.SIZES, **sizes})
+    monkeypatch.setattr(tiny_models, "_spread", lambda name: 0.5 if "embed" in name else 0.13)
+    source = tiny_models.save(family, tmp_path / "plain")
+    for file in open_checkpoint("demo").folder.glob("*token*"):
+        shutil.copy(file, source)
+    change_json(source / "config.json", topk_method="noaux_tc", scoring_func="sigmoid")  # As published.
+    assert gguf(source, tmp_path / "plain.gguf").returncode == 0
+    recipe = Recipe([Yarn(factor=4)])
+    convert_gguf(tmp_path / "plain.gguf", tmp_path / "yarn.gguf", recipe)
+    found = differences(convert(str(source), tmp_path / "yarn", recipe, check=False).out, asked(tmp_path / "yarn.gguf"))
+    note("llama.cpp", f"yarn, {family}, GGUF to GGUF", found)
+    assert max(found) < TOLERANCE

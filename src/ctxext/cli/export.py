@@ -35,6 +35,7 @@ def export(
     Examples:
     ctxext export gguf my-model-32k my-model-32k.gguf --llama-cpp ../llama.cpp
     """
+    from ctxext.gguf.convert import TOLERANCE
     from ctxext.gguf.export import export_gguf
 
     if form != "gguf":
@@ -46,6 +47,8 @@ def export(
         mark_line("-", "yellow", "schedule written by llama.cpp's converter; this architecture is untested")
         if done.difference is None
         else mark_line("✓", "green", f"llama.cpp check passed ({format_relative(done.difference)})")
+        if done.difference <= TOLERANCE
+        else mark_line("✗", "red", f"llama.cpp reads the schedule differently ({format_relative(done.difference)})")
     )
     seconds = time.perf_counter() - started
     output.result(

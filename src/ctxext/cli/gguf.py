@@ -16,6 +16,7 @@ from ctxext.files.length import format_length
 from ctxext.gguf.convert import GgufPlan, check_methods, convert_gguf, plan_gguf
 from ctxext.gguf.model import GgufModel, describe, open_gguf
 from ctxext.gguf.verify import verify_gguf
+from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.recipe import Recipe, describe_step
 
 
@@ -95,17 +96,20 @@ def inspect_file(source: str, original_length: int | None, output: Output) -> No
     output.result(inspection_data(model, reasons), table)
     if not model.recipe and not model.model.encoding.is_scaled:
         length = format_length(4 * model.model.encoding.trained_length)
-        output.next_step("ctxext", "convert", source, "--method", "yarn", "--target-length", length, "--dry-run")
+        method = "yarn" if isinstance(model.model.encoding, Rotary) else "declare"
+        output.next_step("ctxext", "convert", source, "--method", method, "--target-length", length, "--dry-run")
 
 
 def inspection_data(model: GgufModel, reasons: Mapping[str, str]) -> dict[str, Any]:
     """Return an inspection as JSON, with the reason for each method that GGUF cannot represent."""
-    rotary = model.model.rotary
+    encoding = model.model.encoding
+    rotary = encoding if isinstance(encoding, Rotary) else None
     return {
         "source": str(model.path),
         "architecture": model.architecture.name,
         "parts": len(model.parts),
-        "rotary": {
+        "rotary": rotary
+        and {
             "rope_type": rotary.rope_type,
             "parameters": dict(rotary.parameters),
             "theta": rotary.theta,
@@ -114,21 +118,26 @@ def inspection_data(model: GgufModel, reasons: Mapping[str, str]) -> dict[str, A
             "trained_length_from": model.plain.rotary.length_origin,
             "context_length": rotary.usable_length,
         },
+        "encoding": {
+            "description": encoding.describe(),
+            "trained_length": encoding.trained_length,
+            "context_length": encoding.usable_length,
+        },
         "methods": {name: {"applies": not why, "reason": why} for name, why in reasons.items()},
         "recipe": model.recipe.get("recipe"),
     }
 
 
 def _rows(model: GgufModel, reasons: Mapping[str, str]) -> Mapping[str, str]:
-    rotary = model.model.rotary
-    rows = {"model": describe(model), "encoding": rotary.describe()}
+    encoding = model.model.encoding
+    rows = {"model": describe(model), "encoding": encoding.describe()}
     if model.lacks_original:
         start = "original length unknown; specify it with --original-length"
     else:
-        start = f"{rotary.trained_length} before any schedule"
-        origin = model.plain.rotary.length_origin
+        start = f"{encoding.trained_length} before any schedule"
+        origin = getattr(model.plain.encoding, "length_origin", "")
         start += f" ({origin})" if origin.startswith("published for") else ""
-    rows["context length"] = f"{rotary.usable_length} tokens, {start}"
+    rows["context length"] = f"{encoding.usable_length} tokens, {start}"
     if model.recipe:
         rows["recipe"] = ", ".join(map(describe_step, model.recipe["recipe"]["steps"]))
     rows["methods"] = ", ".join(name for name, why in reasons.items() if not why)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ctxext.checkpoint.families import family_of
 from ctxext.converters.options import ConvertOptions
 from ctxext.errors import CtxextError
 from ctxext.files.content import Progress, check_room
@@ -20,9 +21,13 @@ from ctxext.files.tensor_files import BLOCK, copy_range
 from ctxext.gguf import SUFFIX, is_gguf, part_paths
 from ctxext.gguf.header import F32, INT32, Header, Tensor, Value, read_header, value_of
 from ctxext.gguf.model import (
+    BETA_KEYS,
     BETAS,
     FACTORS,
+    LOG_MULTIPLIER,
+    ORIGINAL,
     RECIPE_KEY,
+    TEMPERATURE,
     TENSORS_KEY,
     Architecture,
     GgufModel,
@@ -30,12 +35,14 @@ from ctxext.gguf.model import (
     factors_of,
     is_part,
     open_gguf,
+    rotated_pairs,
     rotation_in_llama_cpp,
 )
 from ctxext.notebook import table
 from ctxext.options import accepts_options
+from ctxext.recipes.encodings.base import Encoding
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
-from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, attention_scaling
+from ctxext.recipes.encodings.rotary import SLIDING_FOLLOWS, ModelConfig, Rotary, attention_scaling
 from ctxext.recipes.recipe import Recipe, describe_step
 from ctxext.recipes.registry import METHODS
 from ctxext.version import __version__
@@ -99,6 +106,8 @@ def plan_gguf(source: str | Path, recipe: Recipe, *, options: ConvertOptions) ->
             hint=f"GGUF files support {_SUPPORTED}. To use {names}, convert the checkpoint for transformers.",
         )
     start = _start(model, options)
+    if start is not model.model:
+        recipe, _ = recipe.take_over(model.plain)
     recipe = recipe.resolve(start)
     edited = recipe.edit(start)
     before, after = model.model.encoding.usable_length, edited.encoding.usable_length
@@ -107,8 +116,12 @@ def plan_gguf(source: str | Path, recipe: Recipe, *, options: ConvertOptions) ->
             f'"{source}" has a context of {before} tokens, and the result would have {after}.',
             hint=f"Use --target-length {format_length(before)} or more, or add --allow-shorter.",
         )
-    keys, factors = schedule_of(edited.rotary, model.architecture)
+    keys, factors = schedule_of(edited.encoding, model.architecture)
+    keys = _keep_temperature(model, keys)
     cautions = [f"{step.name}: {caution}" for step in recipe.steps if (caution := step.caution_for(edited))]
+    follows = any(family_of({"model_type": name}).sliding_follows for name in model.architecture.model_types)
+    if follows and recipe.changes_frequencies and model.header.get(model.key("attention.sliding_window")):
+        cautions.append(SLIDING_FOLLOWS)
     if start is not model.model:
         cautions.insert(0, f"--replace-scaling removed {_schedule_text(model)}: from {before} tokens to {after}.")
     header = model.header
@@ -123,8 +136,9 @@ def plan_gguf(source: str | Path, recipe: Recipe, *, options: ConvertOptions) ->
             values.pop(key, None)
     tensors, lists = header.tensors, model.architecture.lists
     present = factors_of(model.files, model.architecture)
-    if present and factors is None:
-        factors = (1.0,) * len(present)  # Divisors of 1 have no effect and keep the layout of the file.
+    if present:  # Divisors of 1 have no effect and keep the layout of the file.
+        rotated = len(rotated_pairs(present))
+        factors = (*(factors or (1.0,) * rotated), *present[rotated:])
     if factors is not None:
         replaced.setdefault(FACTORS, list(present) or None)
     if factors is not None and not present:
@@ -180,8 +194,22 @@ def _schedule_text(model: GgufModel) -> str:
     return summary if attention == 1 else f"{summary} with attention factor {attention:g}"
 
 
+def _keep_temperature(model: GgufModel, keys: Mapping[str, float | str | None]) -> Mapping[str, float | str | None]:
+    """Return the keys with the length from which mistral3 raises its temperature; it shares a key with YaRN."""
+    if TEMPERATURE not in model.architecture.reads or not model.header.get(model.key(TEMPERATURE)):
+        return keys
+    start = model.header.get(model.key(ORIGINAL), model.header.get(model.key("context_length")))
+    if keys[ORIGINAL] not in (None, start):
+        raise CtxextError(
+            f'"{model.path}" raises its attention temperature from {start} tokens, and yarn would start from '
+            f"{keys[ORIGINAL]}; llama.cpp has one key for both.",
+            hint=f"Add --original-length {start}, or choose pi, ntk or abf.",
+        )
+    return {**keys, ORIGINAL: start}
+
+
 def schedule_of(
-    rotary: Rotary, architecture: Architecture
+    encoding: Encoding, architecture: Architecture
 ) -> tuple[Mapping[str, float | str | None], tuple[float, ...] | None]:
     """Return a schedule in llama.cpp's terms: keys, and the content of the lists of divisors.
 
@@ -189,35 +217,43 @@ def schedule_of(
     linear schedule, and YaRN with the paper's betas, without divisors (None). Other schedules that do not depend on the
     length are lists of divisors (plain / actual frequency), in architectures that support them.
     """
-    numbers, kind = rotary.parameters, rotary.rope_type
-    scaling = attention_scaling(rotary)
-    keys: dict[str, float | str | None] = {
-        "context_length": rotary.claimed_length,
+    keys: dict[str, float | str | None] = {"context_length": encoding.claimed_length}
+    if not isinstance(encoding, Rotary):
+        return keys, None
+    rotary, numbers, kind = encoding, encoding.parameters, encoding.rope_type
+    scaling, scores = attention_scaling(rotary), _score_scaling(rotary)
+    keys |= {
         "rope.freq_base": float(rotary.theta),
         "rope.scale_linear": None,
         "rope.scaling.type": None,
         "rope.scaling.factor": None,
-        "rope.scaling.original_context_length": None,
+        ORIGINAL: None,
         "rope.scaling.attn_factor": None,
         "rope.scaling.finetuned": None,
+        LOG_MULTIPLIER: None,
+        **dict.fromkeys(BETA_KEYS),
     }
     if kind == "default":
         return keys, None
+    has_scores = architecture.family.scales_scores
     if kind == "linear":
-        return {**keys, "rope.scaling.type": "linear", "rope.scaling.factor": float(numbers["factor"])}, None
+        factor = float(numbers["factor"])
+        keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": factor}
+        if has_scores and factor > 1:  # This cancels the temperature that the graph applies without YaRN.
+            keys[LOG_MULTIPLIER] = (1 / (0.1 * math.log(factor) + 1) - 1) / math.log(factor)
+        return keys, None
     betas = (float(numbers.get("beta_fast") or BETAS[0]), float(numbers.get("beta_slow") or BETAS[1]))
-    if kind == "yarn" and betas == BETAS and numbers.get("truncate", True):
+    # A list needs no attention factor, which would also apply to sliding-window layers.
+    prefers_list = scaling == 1 and architecture.has_sliding_base and architecture.lists
+    if kind == "yarn" and betas == BETAS and numbers.get("truncate", True) and not prefers_list:
         factor = float(numbers.get("factor") or rotary.context_length / rotary.schedule_length)
         keys |= {"rope.scaling.type": "yarn", "rope.scaling.factor": factor}
-        keys["rope.scaling.original_context_length"] = rotary.schedule_length
+        keys[ORIGINAL] = rotary.schedule_length
         usual = 0.1 * math.log(factor) + 1
+        if has_scores and not math.isclose(scores, scaling**2, rel_tol=1e-7):
+            keys[LOG_MULTIPLIER], usual = (math.sqrt(scores) / scaling - 1) / math.log(factor), 1.0
         if not math.isclose(scaling, usual, rel_tol=1e-7):
-            if architecture.has_sliding_base:
-                raise CtxextError(
-                    "llama.cpp would apply the attention factor also to the sliding-window layers of "
-                    f'"{architecture.name}".',
-                    hint="Choose pi, ntk, abf or yarn, which need none.",
-                )
+            _check_factor(architecture)
             keys["rope.scaling.attn_factor"] = scaling / usual
         return keys, None
     if kind == "dynamic" or numbers.get("long_factor") != numbers.get("short_factor"):
@@ -226,30 +262,47 @@ def schedule_of(
             hint=f"Choose one of {_SUPPORTED}, or a longrope recipe with one list.",
         )
     if not architecture.lists:
+        subject = "yarn with other ends of its ramp (betas, or truncate false)" if kind == "yarn" else kind
         raise CtxextError(
-            f'{kind} needs a list of frequencies, which llama.cpp does not support for "{architecture.name}".',
+            f'{subject} needs a list of frequencies, which llama.cpp does not support for "{architecture.name}".',
             hint=f"Choose one of {_SUPPORTED}; ntk-by-parts is the most similar.",
         )
     plain = inverse_frequencies(replace(rotary, parameters={"rope_type": "default"}))
     factors = tuple(a / b for a, b in zip(plain, inverse_frequencies(rotary), strict=True))
     keys["rope.scaling.type"] = "none"
     if scaling != 1:
+        _check_factor(architecture)
         keys["rope.scaling.attn_factor"] = scaling
     return keys, factors
+
+
+def _check_factor(architecture: Architecture) -> None:
+    """Raise if an attention factor would change layers that must stay."""
+    if architecture.has_sliding_base:
+        raise CtxextError(
+            f'llama.cpp would apply the attention factor also to the sliding-window layers of "{architecture.name}".',
+            hint="Choose pi, ntk, abf or yarn, which need none.",
+        )
+
+
+def _score_scaling(rotary: Rotary) -> float:
+    """Compute DeepSeek's factor on all scores of latent attention: (0.1 · mscale_all_dim · ln(s) + 1)²."""
+    weight, factor = rotary.parameters.get("mscale_all_dim") or 0.0, rotary.parameters.get("factor") or 1.0
+    return float(0.1 * weight * math.log(factor) + 1) ** 2 if rotary.rope_type == "yarn" else 1.0
 
 
 def check_methods(model: GgufModel) -> dict[str, str]:
     """Return, by method, why llama.cpp cannot use it with this file; empty if it can. Experimental ones are omitted."""
     start, reasons = model.unscaled_model, {}
     for method in METHODS:
-        if method.is_experimental or method.encoding != "rotary":
+        if method.is_experimental or method.encoding != start.family.encoding:
             continue
         if method.needs_code():
             reasons[method.name] = "needs modeling code"
             continue
         try:
             step = method.example_step(start.encoding)
-            schedule_of(step.adapt(start).resolve(start.encoding).edit(start).rotary, model.architecture)
+            schedule_of(step.adapt(start).resolve(start.encoding).edit(start).encoding, model.architecture)
             reasons[method.name] = ""
         except CtxextError as error:
             reasons[method.name] = error.message
@@ -404,17 +457,29 @@ def _write(plan: GgufPlan, works: list[Path], progress: Progress | None) -> None
 
 
 def check_rotation(files: Sequence[Part], architecture: Architecture, model: ModelConfig) -> float:
-    """Compare the rotation of written files in llama.cpp with the model's schedule, and raise if it differs.
+    """Raise if the rotation of written files in llama.cpp differs from the model's schedule.
 
-    Returns the largest relative difference of a frequency or of the factor on cos and sin.
+    Returns the result of `measure_rotation`.
     """
-    frequencies, attention = rotation_in_llama_cpp(files, architecture)
-    expected = [*inverse_frequencies(model.rotary), attention_scaling(model.rotary)]
-    pairs = zip([*frequencies, attention], expected, strict=True)
-    difference = max(abs(actual - number) / abs(number) for actual, number in pairs)
+    difference = measure_rotation(files, architecture, model)
     if not difference <= TOLERANCE:
         raise CtxextError(
             f"The rotation in llama.cpp differs from the recipe: a frequency is off by {difference:.1e}.",
             hint="This is a bug in ctxext. Please report it with this command.",
         )
     return difference
+
+
+def measure_rotation(files: Sequence[Part], architecture: Architecture, model: ModelConfig) -> float:
+    """Compare the rotation of files in llama.cpp with a model's schedule.
+
+    Returns the largest relative difference of a frequency or of a factor: on cos and sin, or on all scores.
+    """
+    if not isinstance(model.encoding, Rotary):
+        return 0.0
+    rotary = model.encoding
+    frequencies, attention = rotation_in_llama_cpp(files, architecture)
+    scores = _score_scaling(rotary) if architecture.family.scales_scores else 1.0
+    expected = [*inverse_frequencies(rotary), attention_scaling(rotary), scores]
+    pairs = zip([*frequencies, *attention], expected, strict=True)
+    return max(abs(actual - number) / abs(number) for actual, number in pairs)

@@ -8,19 +8,21 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ctxext.checkpoint.families import text_config
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.output_directory import OverwriteOptions, explain_disk_errors
 from ctxext.gguf import is_gguf
-from ctxext.gguf.convert import check_file, check_rotation, convert_gguf
-from ctxext.gguf.model import open_gguf
+from ctxext.gguf.convert import check_file, convert_gguf, measure_rotation
+from ctxext.gguf.model import LOG_MULTIPLIER, open_gguf
 from ctxext.options import accepts_options
 from ctxext.recipes.code.staging import write_stage
-from ctxext.recipes.encodings.rotary import ModelConfig, model_config, provenance
-from ctxext.recipes.recipe import plain_config, recipe_from_dict
+from ctxext.recipes.encodings.rotary import ModelConfig, attention_scaling, model_config, provenance
+from ctxext.recipes.methods.yarn import Yarn
+from ctxext.recipes.recipe import Recipe, plain_config, recipe_from_dict
 
 TYPES = ("auto", "f32", "f16", "bf16", "q8_0")
 """Weight types of llama.cpp's converter."""
@@ -94,6 +96,8 @@ def export_gguf(
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.resolve().parent, prefix=".ctxext-export-") as place:
             folder, file = Path(place) / "checkpoint", Path(place) / "plain.gguf"
+            if recipe is not None:
+                _satisfy_converter(plain)
             write_stage(folder, checkpoint, plain.config, {})
             # The folder contains no code.
             command: list[str | Path] = [sys.executable, converter.resolve(), folder, "--outfile", file]
@@ -111,6 +115,8 @@ def export_gguf(
                 check_file(target, (), options)
                 file.replace(target)
                 return Export(target, "", difference)
+            if LOG_MULTIPLIER in open_gguf(file).architecture.reads:
+                recipe = _with_temperature(recipe, model)
             length = model.encoding.trained_length
             done = convert_gguf(
                 file,
@@ -118,10 +124,29 @@ def export_gguf(
                 recipe,
                 original_length=length,
                 allow_shorter=True,
+                replace_scaling=True,
                 overwrite=options.overwrite,
                 overwrite_anything=options.overwrite_anything,
             )
     return Export(target, recipe.summary(), done.difference)
+
+
+def _satisfy_converter(plain: ModelConfig) -> None:
+    """Give a plain Ministral 3 a YaRN schedule without effect, which llama.cpp's converter requires."""
+    text = text_config(plain.config, plain.family)
+    for schedule in (text.get("rope_parameters") or {}, text.get("rope_scaling") or {}):
+        if "llama_4_scaling_beta" in schedule:
+            schedule.update(rope_type="yarn", factor=1.0, mscale_all_dim=1.0)
+
+
+def _with_temperature(recipe: Recipe, model: ModelConfig) -> Recipe:
+    """Return a recipe with the checkpoint's temperature in each yarn step, because the file has other defaults."""
+
+    def fill(step: Yarn) -> Yarn:
+        all_dim = step.mscale_all_dim or 0.0
+        return replace(step, attention_factor=attention_scaling(model.rotary), mscale=None, mscale_all_dim=all_dim)
+
+    return replace(recipe, steps=tuple(fill(step) if isinstance(step, Yarn) else step for step in recipe.steps))
 
 
 def _difference(file: Path, model: ModelConfig) -> float | None:
@@ -130,4 +155,4 @@ def _difference(file: Path, model: ModelConfig) -> float | None:
         opened = open_gguf(file)
     except CtxextError:
         return None
-    return check_rotation(opened.files, opened.architecture, model)
+    return measure_rotation(opened.files, opened.architecture, model)

@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.families import family_of
+from ctxext.checkpoint.families import Family, family_of
 from ctxext.checkpoint.geometry import MAXIMUM, known_model
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
@@ -18,7 +18,7 @@ from ctxext.files.length import format_length
 from ctxext.files.strict import parse_json
 from ctxext.gguf import SUFFIX, part_paths
 from ctxext.gguf.header import F32, Header, Tensor, read_header, shorten_value
-from ctxext.recipes.encodings.rotary import ModelConfig, model_config
+from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, model_config
 from ctxext.recipes.recipe import plain_config, recipe_from_dict
 from ctxext.verify.references.frequencies import ramp
 
@@ -39,10 +39,17 @@ _LEAST = 2
 """Shortest context length: formulas divide by its logarithm."""
 ARCHITECTURE_KEY = "general.architecture"
 COUNT_KEY, NUMBER_KEY, TENSORS_KEY = "split.count", "split.no", "split.tensors.count"
-_SCALING_KEYS = ("type", "factor", "original_context_length", "attn_factor", "finetuned")
-"""Tested keys of a schedule; llama.cpp reads others in some architectures."""
+LOG_MULTIPLIER, FREQ_BASE_SWA = "rope.scaling.yarn_log_multiplier", "rope.freq_base_swa"
+TEMPERATURE, ORIGINAL = "attention.temperature_scale", "rope.scaling.original_context_length"
+_SECTIONS, _FINETUNED, _HEADS = "rope.dimension_sections", "rope.scaling.finetuned", "attention.head_count_kv"
 BETAS = (32.0, 1.0)
 """YaRN's beta_fast and beta_slow in llama.cpp, which most architectures do not read from the file."""
+BETA_KEYS = ("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow")
+_SCALING_KEYS = ("type", "factor", "original_context_length", "attn_factor", "finetuned")
+_TESTED = frozenset({*(f"rope.scaling.{name}" for name in _SCALING_KEYS), *BETA_KEYS})
+"""Tested keys of a schedule; llama.cpp reads others in some architectures."""
+_UNROTATED = 1e29
+"""Least divisor of a pair that does not rotate; llama.cpp's converter writes 1e30 for Gemma 4."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +61,43 @@ class Architecture:
         models: Names of models with it.
         lists: The tensors of divisors that it reads, with the same content; with them it supports any static schedule.
         model_types: The model types of transformers that are converted to this architecture.
-        has_sliding_base: Whether its sliding-window layers rotate by another base, which schedules do not change.
+        reads: Further keys that it reads and that conversions respect.
+        rules: The model type of transformers with its rules: latent attention, or no positions.
     """
 
     name: str
     models: str
     lists: tuple[str, ...]
     model_types: tuple[str, ...]
-    has_sliding_base: bool
+    reads: frozenset[str]
+    rules: str
+
+    @property
+    def has_sliding_base(self) -> bool:
+        """Whether its sliding-window layers rotate by another base, which schedules do not change."""
+        return FREQ_BASE_SWA in self.reads
+
+    @property
+    def family(self) -> Family:
+        """The family of transformers with its rules."""
+        return family_of({"model_type": self.rules})
+
+    def attend(self, kind: str, factor: float, attention: float, multiplier: float) -> tuple[float, float]:
+        """Return llama.cpp's factors on cos and sin, and on all scores of latent attention (`llama_context`).
+
+        Args:
+            kind: The type of the schedule.
+            factor: Its factor; 1 without a schedule.
+            attention: The content of `rope.scaling.attn_factor`.
+            multiplier: The content of `rope.scaling.yarn_log_multiplier`; 0 if it is absent.
+        """
+        usual = 1 + 0.1 * math.log(factor)
+        if not self.family.scales_scores:  # The multiplier divides the temperature.
+            return attention * (usual / (1 + 0.1 * multiplier * math.log(factor)) if kind == "yarn" else 1), 1.0
+        rotated = attention * (usual if kind == "yarn" and not multiplier else 1)
+        # The graph of deepseek2 multiplies by the usual temperature also without YaRN.
+        all_scores = rotated if kind == "yarn" else attention * usual
+        return rotated, (all_scores * (1 + multiplier * math.log(factor))) ** 2
 
 
 @cache
@@ -74,7 +110,8 @@ def architectures() -> Mapping[str, Architecture]:
             entry["models"],
             tuple(entry["lists"]),
             tuple(entry["model_types"]),
-            entry.get("sliding_base", False),
+            frozenset(entry.get("reads", ())),
+            entry.get("rules", "llama"),
         )
         for name, entry in json.loads(text).items()
     }
@@ -174,7 +211,7 @@ def open_gguf(path: str | Path, original_length: int | None = None) -> GgufModel
     length, schedule = original_length or record.get("trained_length"), before.get("rope_scaling")
     if length is not None and length < _LEAST:
         raise CtxextError(f'The original length "{length}" is too short.', hint="Specify --original-length.")
-    if length or _ORIGINAL in (schedule or ()):
+    if length or _ORIGINAL in (schedule or ()) or architecture.family.encoding != "rotary":
         plain = model_config(before, length)
     else:
         length, origin, schedule = before["max_position_embeddings"], MAXIMUM, schedule or {"rope_type": "default"}
@@ -184,6 +221,9 @@ def open_gguf(path: str | Path, original_length: int | None = None) -> GgufModel
         plain = model_config(before, length)
         plain = replace(plain, encoding=replace(plain.rotary, length_origin=origin))
     model = model_config(now, plain.encoding.trained_length) if record else plain
+    span = 2 * len(factors_of(files, architecture))
+    if isinstance(plain.encoding, Rotary) and span > plain.rotary.dim:  # Some pairs of the head do not rotate.
+        plain, model = (replace(one, encoding=replace(one.rotary, span=span)) for one in (plain, model))
     return GgufModel(files, architecture, model, plain, record)
 
 
@@ -311,13 +351,21 @@ def _config(
     for name in _LONG_AND_SHORT:
         if name not in architecture.lists and any(tensor_named(part.header, name) for part in files):
             raise _two_lists_error(path)
-    if f"{architecture.name}.rope.dimension_sections" in header.values:
+    if architecture.family.encoding != "rotary":
+        if _FINETUNED in architecture.reads and read(_FINETUNED) is not False:
+            raise CtxextError(
+                f'"{path}" rotates its attention layers, which is untested for "{architecture.name}".',
+                hint="Supported: hybrids without positions, such as Granite 4 H.",
+            )
+        return {"model_type": architecture.rules, "max_position_embeddings": read_whole("context_length", least=_LEAST)}
+    if f"{architecture.name}.{_SECTIONS}" in header.values and _SECTIONS not in architecture.reads:
         raise CtxextError(f'"{path}" has sections of positions (M-RoPE), which are not supported.')
-    if f"{architecture.name}.rope.freq_base_swa" in header.values and not architecture.has_sliding_base:
+    if f"{architecture.name}.{FREQ_BASE_SWA}" in header.values and not architecture.has_sliding_base:
         raise CtxextError(f'"{path}" has a separate base for its sliding-window layers, which is untested.')
-    prefix = f"{architecture.name}.rope.scaling."
-    for key in header.values:
-        if key.startswith(prefix) and key.removeprefix(prefix) not in _SCALING_KEYS:
+    for key, value in header.values.items():
+        name = key.removeprefix(f"{architecture.name}.")
+        is_tested = name in _TESTED | architecture.reads or not name.startswith("rope.scaling.")
+        if not is_tested or (name in BETA_KEYS and value.content != BETAS[BETA_KEYS.index(name)]):
             raise CtxextError(f'"{path}" has a schedule with {key}, which is untested.')
     heads = header.get(f"{architecture.name}.attention.head_count")
     if type(heads) is not int or not 0 < heads <= _MOST:  # A list contains the number of each layer.
@@ -325,23 +373,25 @@ def _config(
             f'"{path}" has no single number of attention heads.', hint="Layers must have equal numbers of heads."
         )
     size, length = read_whole("embedding_length"), read_whole("context_length", least=_LEAST)
+    has_list = _HEADS in architecture.reads and header.get(f"{architecture.name}.{_HEADS}", heads) is None
     config: dict[str, Any] = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
+        "model_type": architecture.rules,
         "hidden_size": size,
         "num_attention_heads": heads,
-        "num_key_value_heads": read_whole("attention.head_count_kv", heads),
+        "num_key_value_heads": heads if has_list else read_whole(_HEADS, heads),
         "num_hidden_layers": read_whole("block_count", most=_MOST_LAYERS),
         "head_dim": read_whole("rope.dimension_count", read_whole("attention.key_length", size // heads)),
         "max_position_embeddings": length,
         "rope_theta": read_number("rope.freq_base", 10000.0),
     }
-    dim = config["head_dim"]
+    dim, factors = config["head_dim"], factors or ()
     if dim % 2 or dim > _MOST_DIMENSIONS or (factors and len(factors) != dim // 2):
         raise CtxextError(
-            f'"{path}" has {dim} rotated dimensions and {len(factors or ())} divisors.',
+            f'"{path}" has {dim} rotated dimensions and {len(factors)} divisors.',
             hint="Download the file again.",
         )
+    factors = rotated_pairs(factors)
+    config["head_dim"] = config["qk_rope_head_dim"] = 2 * len(factors) or dim
     if config["rope_theta"] <= 1:
         raise unusable_error("rope.freq_base", config["rope_theta"])
     kind = read("rope.scaling.type", "linear")
@@ -350,10 +400,16 @@ def _config(
     # llama.cpp reads the old name only if the new one is absent.
     scale = read_factor("rope.scale_linear" if read("rope.scaling.factor") is None else "rope.scaling.factor")
     original = None
-    if read("rope.scaling.original_context_length") is not None:
-        original = read_whole("rope.scaling.original_context_length", least=_LEAST)
-    numbers = scale, read_factor("rope.scaling.attn_factor")
-    scaling = _scaling(path, kind, numbers, (original, length), factors or ())
+    if read(ORIGINAL) is not None:
+        original = read_whole(ORIGINAL, least=_LEAST)
+    attention, scores, multiplier = read_factor("rope.scaling.attn_factor"), 1.0, read(LOG_MULTIPLIER, 0.0)
+    if type(multiplier) not in (int, float) or not (-1 if architecture.family.scales_scores else 0) <= multiplier < 10:
+        raise unusable_error(LOG_MULTIPLIER, multiplier)
+    if kind == "yarn":
+        attention, scores = architecture.attend(kind, max(scale, 1.0), attention, multiplier)
+    scaling = _scaling(path, kind, (scale, attention), (original, length), factors)
+    if scores != 1 and scale > 1:
+        scaling["mscale_all_dim"] = (math.sqrt(scores) - 1) * 10 / math.log(scale)
     return {**config, "rope_scaling": scaling} if scaling else config
 
 
@@ -386,12 +442,11 @@ def _scaling(
             **start,
         }
     if kind == "yarn":
-        usual = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
         return {
             "rope_type": "yarn",
             "factor": factor,
             _ORIGINAL: original or length,  # llama.cpp uses the context length if the file contains none.
-            "attention_factor": attention * usual,
+            "attention_factor": attention,
         }
     if kind not in ("linear", "none"):
         raise CtxextError(
@@ -406,6 +461,11 @@ def _scaling(
 def tensor_named(header: Header, name: str) -> Tensor | None:
     """Return the tensor of a header with this name, or None."""
     return next((tensor for tensor in header.tensors if tensor.name == name), None)
+
+
+def rotated_pairs(divisors: Sequence[float]) -> Sequence[float]:
+    """Return the divisors of the pairs that rotate, which are first."""
+    return [divisor for divisor in divisors if divisor < _UNROTATED]
 
 
 def factors_of(files: Sequence[Part], architecture: Architecture) -> Sequence[float]:
@@ -443,8 +503,8 @@ def _numbers_of(part: Part, tensor: Tensor) -> Sequence[float]:
     return numbers
 
 
-def rotation_in_llama_cpp(files: Sequence[Part], architecture: Architecture) -> tuple[list[float], float]:
-    """Return the rotation of a model in llama.cpp: inverse frequencies, one per pair, and the factor on cos and sin.
+def rotation_in_llama_cpp(files: Sequence[Part], architecture: Architecture) -> tuple[list[float], tuple[float, float]]:
+    """Return the rotation of a model in llama.cpp: inverse frequencies, one per pair, and the factors of `attend`.
 
     It is the rotation of `ggml_rope_yarn`, computed only from the files, so that it is independent of their writer.
     """
@@ -460,15 +520,16 @@ def rotation_in_llama_cpp(files: Sequence[Part], architecture: Architecture) -> 
     kind = value("rope.scaling.type", "linear")
     scale = 1.0 if kind == "none" else 1.0 / factor
     divisors = factors_of(files, architecture) or [1.0] * (dim // 2)
-    angles = [base ** (-2 * pair / dim) / divisors[pair] for pair in range(dim // 2)]
-    attention = value("rope.scaling.attn_factor", 1.0)
+    angles = [base ** (-2 * pair / dim) / divisor for pair, divisor in enumerate(rotated_pairs(divisors))]
+    numbers = value("rope.scaling.attn_factor", 1.0), value(LOG_MULTIPLIER, 0.0)
+    attention = architecture.attend(kind, 1 / scale, *numbers)
     if kind != "yarn":
         return [scale * angle for angle in angles], attention
-    original = value("rope.scaling.original_context_length", length)
+    original = value(ORIGINAL, length)
     # llama.cpp uses the ramp of YaRN's paper, as the reference does.
     shares = ramp({"beta_fast": BETAS[0], "beta_slow": BETAS[1]}, dim // 2, dim, base, original)
-    mixed = [scale * angle * share + angle * (1 - share) for angle, share in zip(angles, shares, strict=True)]
-    return mixed, attention * (1 + 0.1 * math.log(1 / scale))
+    mixed = [scale * angle * share + angle * (1 - share) for angle, share in zip(angles, shares, strict=False)]
+    return mixed, attention
 
 
 def describe(model: GgufModel) -> str:
@@ -479,6 +540,5 @@ def describe(model: GgufModel) -> str:
         sizes[tensor.type_name] = sizes.get(tensor.type_name, 0) + tensor.size
         count += math.prod(tensor.shape)
     most = max(sizes, key=lambda name: sizes[name]) if sizes else "no tensors"
-    rotary = model.model.rotary
-    length = format_length(rotary.claimed_length)
+    length = format_length(model.model.encoding.claimed_length)
     return f"{model.architecture.name}, {count / 1e6:.1f}M parameters, {most}, {length} tokens"

@@ -46,7 +46,7 @@ def _rotation(model: GgufModel) -> GgufCheck:
         difference = check_rotation(model.files, model.architecture, edited)
     except CtxextError as error:
         return GgufCheck("rotation", False, str(error))
-    actual, expected = model.header.get(model.key("context_length")), edited.rotary.claimed_length
+    actual, expected = model.header.get(model.key("context_length")), edited.encoding.claimed_length
     if actual != expected:  # Engines truncate texts at this length.
         return GgufCheck("rotation", False, f"context_length is {actual}, expected {expected} for {recipe.summary()}")
     return GgufCheck("rotation", True, f"{recipe.summary()} (largest relative difference {difference:.0e})")

@@ -51,6 +51,8 @@ _FROM_ORIGINAL = ("llama3", "longrope", "yarn")
 _LENGTH_KEYS_4X = ("longrope",)
 _COPIES = frozenset({"rope_theta", "theta"})
 """Other keys of the base, which must be equal to it: transformers 4.57 prefers `theta` in LFM2."""
+SLIDING_FOLLOWS = "its sliding-window layers use the same schedule as the other layers, so they change too."
+"""Warning for users of a changed schedule."""
 _SECTIONS = "mrope"
 """Older rope type of a plain schedule with sections of positions (Qwen2-VL); classes read "default"."""
 
@@ -189,7 +191,7 @@ class Rotary(Encoding):
         """
         warnings = []
         if family.sliding_follows and sliding_layers(config, family) and is_changed:
-            warnings.append("its sliding-window layers use the same schedule as the other layers, so they change too.")
+            warnings.append(SLIDING_FOLLOWS)
         if not rotated_layers(config, family):
             window = read(config, family, "sliding_window")
             warnings.append(
