@@ -87,7 +87,9 @@ def judge(
             "tokens": len(probe.ids),
             "read": probe.read,
             "refused": probe.is_refused,
-            "differences": {name: mean for name in probe.errors if math.isfinite(mean := _compute_mean([probe], name))},
+            "differences": {
+                name: mean for name in _list_names([probe]) if math.isfinite(mean := _compute_mean([probe], name))
+            },
         }
         for probe in probes
     ]
@@ -148,9 +150,15 @@ def _list_whole(probes: Sequence[Probe]) -> list[Probe]:
     return [probe for probe in probes if probe.errors and find_cut(probe) is None]
 
 
+def _list_names(probes: Sequence[Probe]) -> list[str]:
+    """Return all readings that were computed, the right one first."""
+    names = dict.fromkeys(name for probe in probes for name in probe.errors)
+    return sorted(names, key=lambda name: name != CONVERTED)
+
+
 def _compare_readings(probes: Sequence[Probe]) -> tuple[str, list[str]]:
     """Return the reading nearest to the server, and those that are not clearly farther from it."""
-    names = list(dict.fromkeys(name for probe in probes for name in probe.errors if not name.startswith(CUT)))
+    names = [name for name in _list_names(probes) if not name.startswith(CUT)]
     best = names[0]
     for name in names[1:]:
         shared = [probe for probe in probes if {name, best} <= probe.errors.keys()]
