@@ -1,9 +1,11 @@
 """vLLM's transformers backend with support for the relation maps of a checkpoint."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.model_executor.models import transformers as backend
+from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from ctxext.engines.row_wise import Rows, Step, make_row_wise
 
@@ -13,7 +15,29 @@ class _RowWise:
 
     def _create_attention_instances(self, prefix: str = "") -> None:
         super()._create_attention_instances(prefix)  # type: ignore[misc]
-        attach_maps(self)
+        attach_maps(
+            self,
+            list(self.model.modules()),  # type: ignore[attr-defined]
+            lambda layer: getattr(getattr(layer, layer.ctxext_part.name), backend.VLLM_ATTN_ATTR, None),
+        )
+
+
+def accept_text_only(model_class: Any) -> Any:
+    """Let a multimodal model refuse images, videos and audio, whose tokens have different positions on each axis."""
+    factories = model_class._processor_factory
+
+    class TextOnly(factories.info):  # type: ignore[misc]
+        def get_supported_mm_limits(self) -> Mapping[str, int]:
+            return dict.fromkeys(("image", "video", "audio"), 0)
+
+        def validate_num_items(self, modality: str, num_items: int) -> None:
+            if num_items:
+                raise ValueError(f"The relation maps of this checkpoint support text only: remove the {modality}.")
+
+    registered = MULTIMODAL_REGISTRY.register_processor(
+        factories.processor, info=TextOnly, dummy_inputs=factories.dummy_inputs
+    )
+    return registered(model_class)
 
 
 class TransformersForCausalLM(_RowWise, backend.TransformersForCausalLM):  # type: ignore[misc]
@@ -24,34 +48,48 @@ class TransformersMoEForCausalLM(_RowWise, backend.TransformersMoEForCausalLM): 
     """Mixtures of experts."""
 
 
-def attach_maps(model: Any) -> None:
+@accept_text_only
+class TransformersMultiModalForCausalLM(_RowWise, backend.TransformersMultiModalForCausalLM):  # type: ignore[misc]
+    """Multimodal models."""
+
+
+@accept_text_only
+class TransformersMultiModalMoEForCausalLM(_RowWise, backend.TransformersMultiModalMoEForCausalLM):  # type: ignore[misc]
+    """Multimodal mixtures of experts."""
+
+
+def attach_maps(model: Any, modules: list[Any], attention_of: Callable[[Any], Any]) -> None:
     """Attach relation maps to every attention of vLLM that they change.
 
+    Args:
+        model: A model of vLLM.
+        modules: All modules of the checkpoint's own model.
+        attention_of: Returns vLLM's attention for a decoder layer of `modules`, or None.
+
     Raises:
-        ValueError: the model has several position axes or schedules, latent attention, or a quantized cache.
+        ValueError: the model has several schedules, latent attention, or a quantized cache.
     """
-    modules = list(model.model.modules())
     layers = [module for module in modules if hasattr(module, "ctxext_part")]
     if not any(hasattr(method, "map") for layer in layers for method in layer.ctxext_part.methods):
         return
     rotaries = [module for module in modules if getattr(module, "ctxext_layouts", None)]
-    if len(rotaries) != 1 or set(rotaries[0].ctxext_layouts) != {None} or model.model_config.uses_mrope:
-        raise ValueError("ctxext's vLLM plugin needs one rotary embedding with one position per token.")
-    if model.cache_config.cache_dtype not in ("auto", "float16", "bfloat16", "float32"):
+    if len(rotaries) != 1 or set(rotaries[0].ctxext_layouts) != {None}:
+        raise ValueError("ctxext's vLLM plugin needs one rotary embedding with one schedule.")
+    if model.vllm_config.cache_config.cache_dtype not in ("auto", "float16", "bfloat16", "float32"):
         raise ValueError("ctxext's vLLM plugin needs an unquantized cache: run with --kv-cache-dtype auto.")
     ranks, rank = get_tensor_model_parallel_world_size(), get_tensor_model_parallel_rank()
-    first_head = rank * model.text_config.num_key_value_heads // ranks
+    first_head = rank * model.model_config.hf_text_config.num_key_value_heads // ranks
     step = Step()
     for layer in layers:
         part = layer.ctxext_part
-        module = getattr(layer, part.name)
-        attention = getattr(module, backend.VLLM_ATTN_ATTR, None)
+        attention = attention_of(layer)
         if attention is None or not hasattr(attention.impl, "do_kv_cache_update"):
             raise ValueError(f"ctxext's vLLM plugin does not support the attention of layer {part.layer}.")
         part.is_left_to_engine = True
         acting = [method for method in part.methods if hasattr(method, "map") and method.acts_on(part.layer)]
         if acting:
             keeps = is_own_writer(attention) and model.vllm_config.kv_transfer_config is None
+            module = getattr(layer, part.name)
             attention.impl.ctxext_rows = Rows(part, module, rotaries[0], acting, first_head, step, keeps_keys=keeps)
             attention.impl.__class__ = make_row_wise(attention.impl.__class__)
 
