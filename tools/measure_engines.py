@@ -264,7 +264,10 @@ def _write(data: dict[str, Any]) -> None:
     for name in order:
         cells = ",\n   ".join(f"{json.dumps(key)}: {json.dumps(cell)}" for key, cell in data["cells"][name].items())
         variants.append(f"{json.dumps(name)}: {{\n   {cells}\n  }}")
-    families = [f"{json.dumps(name)}: {json.dumps(cells)}" for name, cells in sorted(data["families"].items())]
+    families = []
+    for name, methods in sorted(data["families"].items()):
+        rows = ",\n   ".join(f"{json.dumps(method)}: {json.dumps(row)}" for method, row in methods.items())
+        families.append(f"{json.dumps(name)}: {{\n   {rows}\n  }}")
     parts = {"cells": variants, "families": families}
     lines += [f'"{part}": {{\n  ' + ",\n  ".join(entries) + "\n }" for part, entries in parts.items()]
     DATA.write_text("{\n " + ",\n ".join(lines) + "\n}\n")

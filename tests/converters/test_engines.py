@@ -17,7 +17,7 @@ from ctxext.converters.engines import (
     serving_of,
     worst_difference,
 )
-from ctxext.methods import AdjustedBase, Ntk, Yarn
+from ctxext.methods import AdjustedBase, Ntk, PositionInterpolation, Yarn
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.registry import method_named
 
@@ -116,13 +116,69 @@ def test_mlx_says_what_to_take_instead():
     assert row(model_of(step_of("self-extend")), "MLX").status == WRONG
 
 
-def test_a_family_is_tried_where_its_cell_is_right(monkeypatch):
+RIGHT, OFF = {"differences": [1e-5, 9e-4]}, {"differences": [1e-5, 2.0]}
+FAMILY = {
+    "right": ({"plain": RIGHT, "yarn": RIGHT, "ntk": RIGHT}, (EXACT, "")),
+    "off": ({"plain": RIGHT, "yarn": OFF}, (WRONG, "log-probabilities differ by up to 2")),
+    "refused": ({"plain": RIGHT, "yarn": {"refused": "it is new"}}, (WRONG, "it is new")),
+    "off without it, too": (
+        {"plain": OFF, "yarn": OFF},
+        (UNKNOWN, "untested with seed_oss: without a schedule, log-probabilities differ by up to 2"),
+    ),
+    "off only without it": ({"plain": OFF, "yarn": RIGHT}, (EXACT, "")),
+    "another rope type": ({"plain": RIGHT, "ntk": RIGHT}, (UNKNOWN, "yarn is untested with seed_oss")),
+    "nothing": ({}, (UNKNOWN, "untested with seed_oss")),
+}
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_a_family_s_cell_for_the_rope_type_counts(name, monkeypatch):
     """Run tools/measure_families.py to add one."""
-    right, wrong = {"vLLM": {"differences": [1e-5, 9e-4]}}, {"vLLM": {"differences": [1e-5, 2e-3]}}
-    families = {"seed_oss": right, "apertus": wrong, "exaone4": {"vLLM": {"refused": "it is new"}}}
-    monkeypatch.setattr(engines, "read_measurements", lambda: {"families": families})
-    for engine, tried in (("vLLM", {"seed_oss"}), ("SGLang", set()), ("MLX", set())):
-        assert engines.tried_in(engine) & families.keys() == tried
+    measured, wanted = FAMILY[name]
+    rows = {method: {"vLLM": cell} for method, cell in measured.items()}
+    data = {**read_measurements(), "families": {"seed_oss": rows}}
+    monkeypatch.setattr(engines, "read_measurements", lambda: data)
+    served = row(in_family("seed_oss", Yarn(factor=4)), "vLLM")
+    assert (served.status, served.remark) == wanted
+    assert row(in_family("seed_oss", Yarn(factor=4)), "MLX").remark == "untested with seed_oss"
+
+
+def in_family(model_type, *steps, **changes):
+    """A small model of another family under a recipe."""
+    config = {"model_type": model_type, "hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config |= {"head_dim": 64, "num_hidden_layers": 2, "max_position_embeddings": 512, **changes}
+    model = model_config(config)
+    return Recipe(steps).resolve(model).edit(model)
+
+
+@pytest.mark.parametrize("family", sorted(read_measurements()["families"]))
+def test_every_measured_family_has_all_prompts(family):
+    rows = read_measurements()["families"][family]
+    assert "plain" in rows
+    for cells in rows.values():
+        assert "refused" in cells["vLLM"] or len(cells["vLLM"]["differences"]) == 4
+
+
+def test_what_vllm_does_with_schedules_of_new_families():
+    """Seen in its models: Gpt-oss has yarn in its code, Qwen3.5's position axes know yarn alone, Gemma 4 no factor."""
+    text = {"model_type": "qwen3_5_text", "hidden_size": 128, "num_hidden_layers": 2, "max_position_embeddings": 512}
+    whole = {"model_type": "qwen3_5", "text_config": text}
+    model = model_config(whole)
+    for step, status in ((Yarn(factor=4), EXACT), (Ntk(factor=4), EXACT), (PositionInterpolation(factor=4), WRONG)):
+        served = row(Recipe([step]).resolve(model).edit(model), "vLLM")
+        assert served.status == status
+        assert ("several position axes" in served.remark) == (status == WRONG)
+    plain = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    assert row(in_family("gpt_oss", Yarn(factor=4), **plain), "vLLM").status == EXACT
+    served = row(in_family("gpt_oss", PositionInterpolation(factor=4), **plain), "vLLM")
+    assert (served.status, "always applies yarn" in served.remark) == (WRONG, True)
+
+
+def test_a_whole_model_has_the_cells_of_its_text_part():
+    text = {"model_type": "gemma3_text", "hidden_size": 128, "num_hidden_layers": 6, "max_position_embeddings": 512}
+    model = model_config({"model_type": "gemma3", "text_config": text})
+    assert "gemma3" not in read_measurements()["families"]
+    assert row(Recipe([Yarn(factor=4)]).resolve(model).edit(model), "vLLM").status == EXACT
 
 
 def test_what_vllm_reads_above_the_schedule():

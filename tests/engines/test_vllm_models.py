@@ -12,7 +12,6 @@ from ctxext.engines.plugin import BACKEND, HYBRIDS, register
 from ctxext.portable import modeling_family  # noqa: F401  # A checkpoint's stub imports it.
 from relation_cases import made
 
-
 ROOT = Path(__file__).parents[2]
 
 

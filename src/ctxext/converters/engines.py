@@ -70,8 +70,10 @@ _Row = tuple[str, ...]
 _TRUST = "--trust-remote-code"
 _BARE = " without redundant keys"
 _PLAIN, _TWO_LISTS, _FACTOR = "plain", " with two lists", " with attention_factor"
-_METHOD_OF: Mapping[str, str] = {"default": _PLAIN, "linear": "pi"}
+_METHOD_OF: Mapping[str, str] = {"default": _PLAIN, "linear": "pi", "proportional": "pi"}
 """Method by rope type, for rope types with another name than their method."""
+_MEASURED_AS: Mapping[str, str] = {"default": "ntk", "linear": "pi", "proportional": "pi", "length": "declare"}
+"""The method that tools/measure_families.py measures for a carrier, where it has another name."""
 
 
 @functools.cache
@@ -81,7 +83,8 @@ def read_measurements() -> Mapping[str, Any]:
     `prompts` are prompt lengths in tokens, `window` is the original context length, `greedy_of` the number of
     generated tokens, `versions` are package versions. `cells` has, by variant of a method and by engine, the
     `differences` of each prompt from transformers and the number of identical `greedy` tokens, or the error
-    (`refused`). `families` has the same for yarn in other families.
+    (`refused`). `families` has, by family, by one method per rope type and by engine, the `differences` or the error,
+    and the largest change of a log-probability by the schedule (`moved`).
     """
     return json.loads(files("ctxext.converters").joinpath("engines.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
@@ -103,11 +106,33 @@ def worst_difference(variant: str, engine: str) -> float | None:
     return max(read_measurements()["cells"].get(variant, {}).get(engine, {}).get("differences", ()), default=None)
 
 
-def tried_in(engine: str) -> set[str]:
-    """Return the families that an engine was tested with and runs correctly."""
-    rows = {name: cells.get(engine, {}).get("differences") for name, cells in read_measurements()["families"].items()}
-    right = {name for name, differences in rows.items() if differences and max(differences) <= TOLERANCE}
-    return right.union(_read_notes()["tried_in"].get(engine, _read_notes()["tried_families"]))
+def _of_family(model: ModelConfig, engine: str) -> _Row | None:
+    """Return an engine's status for a family, by the cell of its rope type; None if all schedules were tested there."""
+    family, carrier, notes = model.family, model.encoding.carrier, _read_notes()
+    families = read_measurements()["families"]
+    name = next((name for name in (family.model_type, family.text_type) if name in families), None)
+    cells = {method: row[engine] for method, row in families.get(name, {}).items() if engine in row}
+    if not cells:
+        tried = notes["tried_in"].get(engine, notes["tried_families"])
+        return None if family.model_type in tried else (UNKNOWN, "", f"{UNTRIED} {family.model_type}")
+    method = _MEASURED_AS.get(carrier, carrier)
+    if method not in cells:
+        return (UNKNOWN, "", f"{carrier} is {UNTRIED} {family.model_type}")
+    if not (problem := _find_problem(cells[method])):
+        return (EXACT, "", "")
+    if reason := notes["families"].get(name, {}).get(engine):
+        return (WRONG, "", reason)
+    if plain := _find_problem(cells.get(_PLAIN, {})):
+        return (UNKNOWN, "", f"{UNTRIED} {family.model_type}: without a schedule, {plain}")
+    return (WRONG, "", problem)
+
+
+def _find_problem(cell: Mapping[str, Any]) -> str:
+    """Return the problem of a measurement in words, or nothing."""
+    if "refused" in cell:
+        return str(cell["refused"])
+    worst = max(cell.get("differences", ()), default=0.0)
+    return f"log-probabilities differ by up to {worst:.2g}" if worst > TOLERANCE else ""
 
 
 def schedules_of(model: ModelConfig) -> tuple[str, ...]:
@@ -147,7 +172,7 @@ def _steps_of(model: ModelConfig) -> tuple[str, ...]:
 
 def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
     """Return the status of a checkpoint in each engine: the worst status of its schedules and code."""
-    order, family, steps = (EXACT, PARTLY, UNKNOWN, WRONG), model.family.model_type, _steps_of(model)
+    order, steps = (EXACT, PARTLY, UNKNOWN, WRONG), _steps_of(model)
     schedules = schedules_of(model) if isinstance(model.encoding, Rotary) else (model.encoding.carrier,)
     is_longrope = model.encoding.carrier == "longrope"
     numbers = {
@@ -168,8 +193,9 @@ def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
         status, _, remark = max(rows, key=lambda row: order.index(row[0]))
         arguments = " ".join(dict.fromkeys(row[1] for row in rows if row[1]))
         remark = remark or next((row[2] for row in rows if row[2]), "")
-        if engine != "transformers" and status not in (WRONG, UNKNOWN) and family not in tried_in(engine):
-            status, remark = UNKNOWN, f"{UNTRIED} {family}"
+        if engine != "transformers" and status not in (WRONG, UNKNOWN):
+            row = _of_family(model, engine) or (EXACT,)
+            status, remark = (status, remark) if row[0] == EXACT else (row[0], row[2])
         if engine == "SGLang" and status == EXACT:
             status, remark = UNKNOWN, "; ".join(part for part in (remark, BY_SOURCE) if part)
         if status == WRONG:
