@@ -22,30 +22,6 @@ class Stock:
         self.prefixes = [*getattr(self, "prefixes", ()), prefix]
 
 
-class Info:
-    """What vLLM knows of a multimodal processor."""
-
-    def __init__(self, context):
-        self.context = context
-
-
-class Whole(Stock):
-    """vLLM's transformers backend for multimodal models."""
-
-    _processor_factory = SimpleNamespace(processor="a processor", info=Info, dummy_inputs="its inputs")
-
-
-class Registry:
-    """vLLM's registry of processors."""
-
-    def register_processor(self, processor, *, info, dummy_inputs):
-        def register(model_class):
-            model_class._processor_factory = SimpleNamespace(processor=processor, info=info, dummy_inputs=dummy_inputs)
-            return model_class
-
-        return register
-
-
 @pytest.fixture
 def plugin(monkeypatch):
     """Import `ctxext.engines.vllm_models` as rank `rank` of `ranks`."""
@@ -53,16 +29,14 @@ def plugin(monkeypatch):
     backend = ModuleType("vllm.model_executor.models.transformers")
     backend.VLLM_ATTN_ATTR = "vllm_attention"
     for name in BACKEND:
-        setattr(backend, name, Whole if "MultiModal" in name else Stock)
-    multimodal = ModuleType("vllm.multimodal")
-    multimodal.MULTIMODAL_REGISTRY = Registry()
+        setattr(backend, name, Stock)
     distributed = ModuleType("vllm.distributed")
     distributed.get_tensor_model_parallel_rank = lambda: place.rank
     distributed.get_tensor_model_parallel_world_size = lambda: place.ranks
     models = ModuleType("vllm.model_executor.models")
     models.transformers = backend
     modules = {"vllm": ModuleType("vllm"), "vllm.model_executor": ModuleType("vllm.model_executor")}
-    modules |= {module.__name__: module for module in (distributed, models, backend, multimodal)}
+    modules |= {module.__name__: module for module in (distributed, models, backend)}
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.delitem(sys.modules, "ctxext.engines.vllm_models", raising=False)
@@ -199,21 +173,6 @@ def test_layers_are_bound_once_vllm_has_made_its_own(plugin):
         built._create_attention_instances("language_model")
         assert built.prefixes == ["language_model"]
         assert hasattr(one.self_attn.vllm_attention.impl, "ctxext_rows")
-
-
-@pytest.mark.parametrize("modality", ["image", "video", "audio"])
-def test_multimodal_models_refuse_all_but_text(modality, plugin):
-    """Tokens of an image have different positions on each axis, which maps do not know."""
-    for name in BACKEND[2:]:
-        factory = getattr(plugin.module, name)._processor_factory
-        assert (factory.processor, factory.dummy_inputs) == ("a processor", "its inputs")
-        info = factory.info("a context")
-        assert info.context == "a context"
-        assert info.get_supported_mm_limits()[modality] == 0
-        info.validate_num_items(modality, 0)
-        with pytest.raises(ValueError, match=f"support text only: remove the {modality}"):
-            info.validate_num_items(modality, 1)
-    assert Whole._processor_factory.info is Info
 
 
 def test_the_plugin_registers_a_class_for_each_name(monkeypatch):

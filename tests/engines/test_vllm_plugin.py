@@ -112,7 +112,25 @@ def test_a_hybrid_with_several_position_axes_is_served_as_in_transformers(name, 
 
 
 def test_ms_poe_is_refused_in_a_hybrid(qwen3_5, tmp_path):
-    step = {"method": "mspoe", "head_order": "fixed"}
+    step = {"method": "mspoe", "head_order": "fixed", "first_layer": 0}
     convert(str(qwen3_5), tmp_path / "mspoe", recipe_from_dict({"steps": [step]}, "mspoe"), check=False)
     with pytest.raises(CtxextError, match="supports relation maps only, not mspoe"):
         Engine(tmp_path / "mspoe", length=64, dtype="float32", trust=True, arguments=SMALL)
+
+
+@pytest.mark.parametrize("modality", ["image", "video"])
+def test_models_with_relation_maps_refuse_all_but_text(modality):
+    """Tokens of an image have different positions on each axis, which maps do not know."""
+    pytest.importorskip("torchvision", reason="vLLM's Qwen3.5 needs torchvision")
+    from ctxext.engines import vllm_hybrids
+
+    own, stock = (
+        module.Qwen3_5ForConditionalGeneration._processor_factory for module in (vllm_hybrids, vllm_hybrids.qwen3_5)
+    )
+    assert (own.processor, own.dummy_inputs) == (stock.processor, stock.dummy_inputs)
+    info = own.info(None)
+    assert info.supported_mm_limits[modality] == 0
+    info.validate_num_items(modality, 0)
+    with pytest.raises(ValueError, match=f"support text only: remove the {modality}"):
+        info.validate_num_items(modality, 1)
+    assert stock.info is not own.info

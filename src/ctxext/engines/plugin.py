@@ -1,6 +1,6 @@
 """The entry point `vllm.general_plugins`: vLLM calls it in every process, before it builds a model."""
 
-BACKEND = tuple(f"Transformers{kind}ForCausalLM" for kind in ("", "MoE", "MultiModal", "MultiModalMoE"))
+BACKEND = ("TransformersForCausalLM", "TransformersMoEForCausalLM")
 HYBRIDS = (
     "Qwen3NextForCausalLM",
     *(f"Qwen3_5{kind}For{task}" for kind in ("", "Moe") for task in ("CausalLM", "ConditionalGeneration")),

@@ -5,14 +5,16 @@ their full attention computes the rows of relation maps, which need no other cha
 """
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from transformers import AutoModel
 from vllm.model_executor.models import qwen3_5, qwen3_next
 from vllm.model_executor.models.transformers.utils import init_on_device_without_buffers
+from vllm.multimodal import MULTIMODAL_REGISTRY
 
-from ctxext.engines.vllm_models import accept_text_only, attach_maps
+from ctxext.engines.vllm_models import attach_maps
 
 
 class _Hybrid:
@@ -51,6 +53,24 @@ def restore_values(config: Any) -> None:
     config.rope_parameters = {**config.rope_parameters, **code["rope"], **code.get("held", {})}
     for name, value in code.get("hidden", {}).items():
         setattr(config, name, value)
+
+
+def accept_text_only(model_class: Any) -> Any:
+    """Let a multimodal model refuse images, videos and audio, whose tokens have different positions on each axis."""
+    factories = model_class._processor_factory
+
+    class TextOnly(factories.info):  # type: ignore[misc]
+        def get_supported_mm_limits(self) -> Mapping[str, int]:
+            return dict.fromkeys(("image", "video", "audio"), 0)
+
+        def validate_num_items(self, modality: str, num_items: int) -> None:
+            if num_items:
+                raise ValueError(f"The relation maps of this checkpoint support text only: remove the {modality}.")
+
+    registered = MULTIMODAL_REGISTRY.register_processor(
+        factories.processor, info=TextOnly, dummy_inputs=factories.dummy_inputs
+    )
+    return registered(model_class)
 
 
 class Qwen3NextForCausalLM(_Hybrid, qwen3_next.Qwen3NextForCausalLM):  # type: ignore[misc]

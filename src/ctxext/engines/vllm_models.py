@@ -1,11 +1,10 @@
 """vLLM's transformers backend with support for the relation maps of a checkpoint."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.model_executor.models import transformers as backend
-from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from ctxext.engines.row_wise import Rows, Step, make_row_wise
 
@@ -22,40 +21,12 @@ class _RowWise:
         )
 
 
-def accept_text_only(model_class: Any) -> Any:
-    """Let a multimodal model refuse images, videos and audio, whose tokens have different positions on each axis."""
-    factories = model_class._processor_factory
-
-    class TextOnly(factories.info):  # type: ignore[misc]
-        def get_supported_mm_limits(self) -> Mapping[str, int]:
-            return dict.fromkeys(("image", "video", "audio"), 0)
-
-        def validate_num_items(self, modality: str, num_items: int) -> None:
-            if num_items:
-                raise ValueError(f"The relation maps of this checkpoint support text only: remove the {modality}.")
-
-    registered = MULTIMODAL_REGISTRY.register_processor(
-        factories.processor, info=TextOnly, dummy_inputs=factories.dummy_inputs
-    )
-    return registered(model_class)
-
-
 class TransformersForCausalLM(_RowWise, backend.TransformersForCausalLM):  # type: ignore[misc]
     """Dense models."""
 
 
 class TransformersMoEForCausalLM(_RowWise, backend.TransformersMoEForCausalLM):  # type: ignore[misc]
     """Mixtures of experts."""
-
-
-@accept_text_only
-class TransformersMultiModalForCausalLM(_RowWise, backend.TransformersMultiModalForCausalLM):  # type: ignore[misc]
-    """Multimodal models."""
-
-
-@accept_text_only
-class TransformersMultiModalMoEForCausalLM(_RowWise, backend.TransformersMultiModalMoEForCausalLM):  # type: ignore[misc]
-    """Multimodal mixtures of experts."""
 
 
 def attach_maps(model: Any, modules: list[Any], attention_of: Callable[[Any], Any]) -> None:
