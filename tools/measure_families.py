@@ -188,7 +188,7 @@ def _cell(folder: Path, rows: list[dict[str, Any]], name: str) -> dict[str, Any]
         with closing(Engine(folder, length=1000, dtype="float32", arguments=arguments)) as served:
             scores = served.log_probabilities([row["ids"] for row in rows])
     except Exception as error:
-        return {"refused": _line(error)}
+        return {"refused": f"{type(error).__name__}: {_line(error)}"}
     worst = [_max_difference(given, row["given"]) for given, row in zip(scores, rows, strict=True)]
     return {"differences": [float(f"{number:.2g}") for number in worst]}
 

@@ -174,6 +174,17 @@ def test_what_vllm_does_with_schedules_of_new_families():
     assert (served.status, "always applies yarn" in served.remark) == (WRONG, True)
 
 
+def test_methods_with_code_and_linear_attention():
+    """vLLM's own models of these families run relation maps; its transformers backend cannot run the others."""
+    source = {"model_type": "qwen3_5_text", "hidden_size": 128, "num_hidden_layers": 4, "max_position_embeddings": 512}
+    source |= {"num_attention_heads": 2, "num_key_value_heads": 2, "architectures": ["Qwen3_5ForCausalLM"]}
+    model = model_config(source)
+    for step, status in ((step_of("self-extend"), EXACT), (step_of("mspoe", head_order="fixed"), WRONG)):
+        served = row(Recipe([step]).resolve(model).edit(model), "vLLM")
+        assert served.status == status
+        assert ("relation maps only" in served.remark) == (status == WRONG)
+
+
 def test_a_whole_model_has_the_cells_of_its_text_part():
     text = {"model_type": "gemma3_text", "hidden_size": 128, "num_hidden_layers": 6, "max_position_embeddings": 512}
     model = model_config({"model_type": "gemma3", "text_config": text})

@@ -109,7 +109,9 @@ def worst_difference(variant: str, engine: str) -> float | None:
 def _of_family(model: ModelConfig, engine: str) -> _Row | None:
     """Return an engine's status for a family, by the cell of its rope type; None if all schedules were tested there."""
     family, carrier, notes = model.family, model.encoding.carrier, _read_notes()
-    families = read_measurements()["families"]
+    families, hybrids = read_measurements()["families"], notes["linear_attention"]
+    if family.model_type in hybrids["families"] and not {*hybrids["methods"]}.isdisjoint(_steps_of(model)):
+        return tuple(hybrids.get(engine, (EXACT, "", "")))
     name = next((name for name in (family.model_type, family.text_type) if name in families), None)
     cells = {method: row[engine] for method, row in families.get(name, {}).items() if engine in row}
     if not cells:
