@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from ctxext.converters.engines import TOLERANCE
 from measure_engines import ROOT, _alone, _line, _max_difference, _read, _write
 
 LENGTHS = (40, 200, 400, 900)
@@ -157,7 +158,10 @@ def _score(folder: Path, prompts: list[Any], *, whole: bool) -> list[list[float]
 
 
 def vllm(work: Path, names: list[str]) -> None:
-    """Measure the families in vLLM, each cell in a process of its own, because an engine may crash."""
+    """Measure the families in vLLM, each cell in a process of its own, because an engine may crash.
+
+    Its transformers backend is measured as well if its own model is wrong.
+    """
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     sys.path.insert(0, str(ROOT / "tests/engines"))
@@ -169,18 +173,24 @@ def vllm(work: Path, names: list[str]) -> None:
             if not (work / name / f"{method}.json").exists():
                 continue
             rows = json.loads((work / name / f"{method}.json").read_text())
-            if not (process := os.fork()):
-                keep(name, method, _cell(work / name / method, rows, name), rows)
-                os._exit(0)
-            if status := os.waitpid(process, 0)[1]:
-                word = signal.Signals(status).name if os.WIFSIGNALED(status) else "an error"
-                keep(name, method, {"refused": f"vLLM crashes ({word})"}, rows)
+            for engine, backend in {"vLLM": "auto", "vLLM's transformers backend": "transformers"}.items():
+                if not (process := os.fork()):
+                    cell = _cell(work / name / method, rows, name, backend)
+                    keep(name, method, engine, cell, rows)
+                    os._exit(max(cell.get("differences", [1])) > TOLERANCE)
+                status = os.waitpid(process, 0)[1]
+                if os.WIFSIGNALED(status):
+                    word = signal.Signals(os.WTERMSIG(status)).name
+                    keep(name, method, engine, {"refused": f"vLLM crashes ({word})"}, rows)
+                if status == 0 or method == "plain":
+                    break
 
 
-def _cell(folder: Path, rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
+def _cell(folder: Path, rows: list[dict[str, Any]], name: str, backend: str) -> dict[str, Any]:
     from ctxext.engines.vllm import Engine
 
     arguments: dict[str, Any] = {"gpu_memory_utilization": 0.2, "enforce_eager": True, "enable_prefix_caching": False}
+    arguments["model_impl"] = backend
     if folder.name == "plain":
         longer = {"max_position_embeddings": 1024}
         arguments["hf_overrides"] = {"text_config": longer} if name in WHOLE else longer
@@ -193,14 +203,14 @@ def _cell(folder: Path, rows: list[dict[str, Any]], name: str) -> dict[str, Any]
     return {"differences": [float(f"{number:.2g}") for number in worst]}
 
 
-def keep(name: str, method: str, cell: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+def keep(name: str, method: str, engine: str, cell: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     """Write a cell of a family into the data file."""
     cell = {**cell, "moved": [float(f"{row['moved']:.2g}") for row in rows]}
     with _alone():
         data = _read()
-        data["families"].setdefault(name, {}).setdefault(method, {})["vLLM"] = cell
+        data["families"].setdefault(name, {}).setdefault(method, {})[engine] = cell
         _write(data)
-    print(f"{name:<20} {method:<10} {cell}", flush=True)
+    print(f"{name:<20} {method:<10} {engine:<28} {cell}", flush=True)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from ctxext.converters.engines import (
     read_measurements,
     schedules_of,
     serving_of,
+    source_commands,
+    vllm_arguments,
     worst_difference,
 )
 from ctxext.methods import AdjustedBase, Ntk, PositionInterpolation, Yarn
@@ -156,11 +158,11 @@ def test_every_measured_family_has_all_prompts(family):
     rows = read_measurements()["families"][family]
     assert "plain" in rows
     for cells in rows.values():
-        assert "refused" in cells["vLLM"] or len(cells["vLLM"]["differences"]) == 4
+        assert all("refused" in cell or len(cell["differences"]) == 4 for cell in cells.values())
 
 
-def test_what_vllm_does_with_schedules_of_new_families():
-    """Seen in its models: Gpt-oss has yarn in its code, Qwen3.5's position axes know yarn alone, Gemma 4 no factor."""
+def test_several_position_axes_in_vllm():
+    """Seen in its models: Qwen3.5's position axes know only yarn."""
     text = {"model_type": "qwen3_5_text", "hidden_size": 128, "num_hidden_layers": 2, "max_position_embeddings": 512}
     whole = {"model_type": "qwen3_5", "text_config": text}
     model = model_config(whole)
@@ -168,10 +170,22 @@ def test_what_vllm_does_with_schedules_of_new_families():
         served = row(Recipe([step]).resolve(model).edit(model), "vLLM")
         assert served.status == status
         assert ("several position axes" in served.remark) == (status == WRONG)
+
+
+def test_the_argument_for_a_family_whose_own_model_is_wrong():
+    """Gpt-oss has yarn in its code; the transformers backend is right, by every way to start vLLM."""
     plain = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
-    assert row(in_family("gpt_oss", Yarn(factor=4), **plain), "vLLM").status == EXACT
-    served = row(in_family("gpt_oss", PositionInterpolation(factor=4), **plain), "vLLM")
-    assert (served.status, "always applies yarn" in served.remark) == (WRONG, True)
+    for step, arguments in ((Yarn(factor=4), ""), (Ntk(factor=4), "--model-impl transformers")):
+        model = in_family("gpt_oss", step, **plain)
+        served = row(model, "vLLM")
+        assert (served.status, served.arguments) == (EXACT, arguments)
+        assert served.remark == ("without it, its own model always applies yarn" if arguments else "")
+        assert vllm_arguments(served) == ({"model_impl": "transformers"} if arguments else {})
+        assert source_commands("ORG/NAME", model, serving_of(model))["vLLM"].endswith(f"2048 {arguments}".rstrip())
+    assert vllm_arguments(None) == {}
+    quantized = in_family("gpt_oss", Ntk(factor=4), **plain, quantization_config={"quant_method": "mxfp4"})
+    served = row(quantized, "vLLM")
+    assert (served.status, served.remark) == (WRONG, "its own model always applies yarn")
 
 
 def test_methods_with_code_and_linear_attention():

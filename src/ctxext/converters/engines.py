@@ -68,6 +68,8 @@ _Row = tuple[str, ...]
 """A status, arguments and a remark."""
 
 _TRUST = "--trust-remote-code"
+_BACKEND, _IMPLEMENTATION = "'s transformers backend", "--model-impl transformers"
+"""The name of vLLM's other implementation of a family in engines.json, and the argument that chooses it."""
 _BARE = " without redundant keys"
 _PLAIN, _TWO_LISTS, _FACTOR = "plain", " with two lists", " with attention_factor"
 _METHOD_OF: Mapping[str, str] = {"default": _PLAIN, "linear": "pi", "proportional": "pi"}
@@ -122,7 +124,11 @@ def _of_family(model: ModelConfig, engine: str) -> _Row | None:
         return (UNKNOWN, "", f"{carrier} is {UNTRIED} {family.model_type}")
     if not (problem := _find_problem(cells[method])):
         return (EXACT, "", "")
-    if reason := notes["families"].get(name, {}).get(engine):
+    reason, other = notes["families"].get(name, {}).get(engine), families[name][method].get(f"{engine}{_BACKEND}")
+    quantized = (model.config.get("quantization_config") or {}).get("quant_method")
+    if other and not _find_problem(other) and quantized != "mxfp4":  # Which that backend does not read.
+        return (EXACT, _IMPLEMENTATION, f"without it, {reason or problem}")
+    if reason:
         return (WRONG, "", reason)
     if plain := _find_problem(cells.get(_PLAIN, {})):
         return (UNKNOWN, "", f"{UNTRIED} {family.model_type}: without a schedule, {plain}")
@@ -196,8 +202,9 @@ def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
         arguments = " ".join(dict.fromkeys(row[1] for row in rows if row[1]))
         remark = remark or next((row[2] for row in rows if row[2]), "")
         if engine != "transformers" and status not in (WRONG, UNKNOWN):
-            row = _of_family(model, engine) or (EXACT,)
-            status, remark = (status, remark) if row[0] == EXACT else (row[0], row[2])
+            row = _of_family(model, engine) or (EXACT, "", "")
+            arguments = " ".join(part for part in (arguments, row[1]) if part)
+            status, remark = (status, remark or row[2]) if row[0] == EXACT else (row[0], row[2])
         if engine == "SGLang" and status == EXACT:
             status, remark = UNKNOWN, "; ".join(part for part in (remark, BY_SOURCE) if part)
         if status == WRONG:
@@ -209,6 +216,11 @@ def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
         )
         served[0] = dataclasses.replace(served[0], remark=remark)
     return tuple(served)
+
+
+def vllm_arguments(serving: Serving | None) -> dict[str, str]:
+    """Return the arguments of `vllm.LLM` that a checkpoint needs, from its row for vLLM."""
+    return {"model_impl": "transformers"} if serving and _IMPLEMENTATION in serving.arguments else {}
 
 
 def limit_of_4x(model: ModelConfig) -> str:
@@ -298,8 +310,12 @@ def source_commands(source: str, model: ModelConfig, serving: Sequence[Serving])
     # vLLM accepts the same line for any family, with a nested override for multimodal ones.
     run |= {row.engine for row in serving if row.engine == "vLLM" and row.remark.startswith(UNTRIED)}
     changed, length = json.dumps(overrides(model)), str(model.encoding.context_length)
+    needs_backend = any(_IMPLEMENTATION in row.arguments for row in serving)
     flags = {
-        "vLLM": ["--hf-overrides", changed, "--max-model-len", length],
+        "vLLM": [
+            *("--hf-overrides", changed, "--max-model-len", length),
+            *(_IMPLEMENTATION.split() if needs_backend else []),
+        ],
         "SGLang": ["--json-model-override-args", changed, "--context-length", length],
         "llama.cpp": _llama_cpp(model),
     }
