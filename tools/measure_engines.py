@@ -51,7 +51,7 @@ STEPS: dict[str, dict[str, Any]] = {
     "cope": {},
 }
 """Options other than the factor, by variant of a method."""
-REDUNDANT = ("mscale", "short_mscale", "long_mscale")
+REDUNDANT = ("mscale", "mscale_all_dim", "short_mscale", "long_mscale")
 BARE = ("ntk-by-parts", "mrrope", "resonance", "cope")
 """Methods that are also measured without their redundant keys."""
 VARIANTS = ("plain", *STEPS, *(f"{name} without redundant keys" for name in BARE), "yarn in rope_parameters alone")

@@ -92,7 +92,9 @@ def test_a_method_that_nobody_measured_is_not_known(cells):
         assert row(model_of(step_of("mrrope")), engine).status == UNKNOWN
 
 
-@pytest.mark.parametrize(("name", "keys"), [("mrrope", ("short_mscale", "long_mscale")), ("ntk-by-parts", ("mscale",))])
+@pytest.mark.parametrize(
+    ("name", "keys"), [("mrrope", ("short_mscale", "long_mscale")), ("ntk-by-parts", ("mscale", "mscale_all_dim"))]
+)
 def test_without_the_redundant_keys(name, keys):
     engine = "MLX" if name == "ntk-by-parts" else "vLLM"
     assert row(model_of(step_of(name)), engine).status == EXACT
@@ -232,6 +234,14 @@ def test_what_was_only_read_in_sglangs_source_is_not_exact():
     served = row(model_of(Yarn(factor=4)), "SGLang")
     assert (served.status, served.remark) == (UNKNOWN, engines.BY_SOURCE)
     assert row(model_of(Yarn(factor=4)), "vLLM").status == EXACT
+
+
+def test_sglang_reads_the_temperature_of_ntk_by_parts_from_two_keys():
+    served = row(model_of(step_of("ntk-by-parts")), "SGLang")
+    assert (served.status, served.remark) == (UNKNOWN, engines.BY_SOURCE)
+    served = row(model_of(step_of("ntk-by-parts"), drop=("mscale_all_dim",)), "SGLang")
+    assert (served.status, "convert again" in served.remark) == (WRONG, True)
+    assert row(model_of(step_of("ntk-by-parts"), drop=("mscale_all_dim",)), "MLX").status == EXACT
 
 
 def test_an_attention_factor_of_1_alone_is_not_by_parts():

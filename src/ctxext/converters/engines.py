@@ -158,7 +158,8 @@ def schedules_of(model: ModelConfig) -> tuple[str, ...]:
         schedule = "ntk-by-parts" if is_parts else "yarn" + _FACTOR
         schedule += _BARE if is_parts and numbers.get("mscale") != 0 else ""
     # Each family with latent attention is measured with equal weights, its default.
-    is_default = model.family.scales_scores and numbers.get("mscale") == numbers.get("mscale_all_dim")
+    is_default = numbers.get("mscale") == numbers.get("mscale_all_dim")
+    is_default = is_default and (model.family.scales_scores or numbers.get("mscale") == 0)
     if parts == "yarn" and numbers.get("mscale_all_dim") is not None and not is_default:
         schedule += " with mscale_all_dim"
     if parts == "yarn" and numbers.get("truncate") is False:
@@ -237,7 +238,12 @@ def _of_schedule(variant: str, engine: str, model: ModelConfig) -> _Row:
     """Return an engine's status for a schedule, from its cell or, for SGLang, from its source code."""
     carrier, family = model.encoding.carrier, model.family.model_type
     arguments, remark = _read_notes()["started"].get(carrier, {}).get(engine, ("", ""))
-    if row := _find_row("schedules", variant, engine):
+    lacks = (
+        " without mscale_all_dim"
+        if variant == "ntk-by-parts" and "mscale_all_dim" not in model.encoding.numbers
+        else ""
+    )
+    if row := _find_row("schedules", variant + lacks, engine):
         return row
     if engine == "transformers":
         two = (PARTLY, "", "caching changes the result, as its two lists differ")
