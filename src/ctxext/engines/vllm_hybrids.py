@@ -26,7 +26,8 @@ class _Hybrid:
         restore_values(config.hf_text_config)
         super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
         self.vllm_config = vllm_config
-        layers = getattr(self, "language_model", self).model.layers  # type: ignore[attr-defined]
+        text: Any = getattr(self, "language_model", self)
+        layers = text.model.layers
         attach_maps(self, modules, lambda layer: layers[layer.ctxext_part.layer].self_attn.attn)
 
 
@@ -56,10 +57,10 @@ def restore_values(config: Any) -> None:
 
 
 def accept_text_only(model_class: Any) -> Any:
-    """Let a multimodal model refuse images, videos and audio, whose tokens have different positions on each axis."""
+    """Let a multimodal model refuse images, videos and audio: their positions differ between axes."""
     factories = model_class._processor_factory
 
-    class TextOnly(factories.info):  # type: ignore[misc]
+    class TextOnly(factories.info):  # type: ignore[misc,name-defined]
         def get_supported_mm_limits(self) -> Mapping[str, int]:
             return dict.fromkeys(("image", "video", "audio"), 0)
 

@@ -49,7 +49,8 @@ def attach_maps(model: Any, modules: list[Any], attention_of: Callable[[Any], An
     if model.vllm_config.cache_config.cache_dtype not in ("auto", "float16", "bfloat16", "float32"):
         raise ValueError("ctxext's vLLM plugin needs an unquantized cache: run with --kv-cache-dtype auto.")
     ranks, rank = get_tensor_model_parallel_world_size(), get_tensor_model_parallel_rank()
-    first_head = rank * model.model_config.hf_text_config.num_key_value_heads // ranks
+    text_config = model.model_config.hf_text_config
+    first_head = rank * text_config.num_key_value_heads // ranks
     step = Step()
     for layer in layers:
         part = layer.ctxext_part
