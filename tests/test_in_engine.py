@@ -205,7 +205,8 @@ def test_the_factor_that_llama_cpp_wants():
 def test_no_line_for_what_an_engine_does_not_serve():
     assert lines(MsPoE(head_order="fixed"))[0] == {}
     assert lines(DynamicNtk(factor=4))[0] == {}
-    assert "SGLang" not in lines(NtkByParts(factor=4))[0]
+    assert "SGLang" not in lines(Yarn(factor=4, attention_factor=1.2))[0]
+    assert "SGLang" in lines(NtkByParts(factor=4))[0]
     assert set(lines(Llama3(factor=4))[0]) == {"vLLM", "SGLang"}
     assert set(lines(LongRope(factor=4, long_factor=(2.0,) * 16))[0]) == {"vLLM", "SGLang"}
 

@@ -192,8 +192,8 @@ def test_the_argument_for_a_family_whose_own_model_is_wrong():
 
 def test_methods_with_code_and_linear_attention():
     """vLLM's own models of these families run relation maps; its transformers backend cannot run the others."""
-    source = {"model_type": "qwen3_5_text", "hidden_size": 128, "num_hidden_layers": 4, "max_position_embeddings": 512}
-    source |= {"num_attention_heads": 2, "num_key_value_heads": 2, "architectures": ["Qwen3_5ForCausalLM"]}
+    source = {"model_type": "qwen3_next", "hidden_size": 128, "num_hidden_layers": 4, "max_position_embeddings": 512}
+    source |= {"num_attention_heads": 2, "num_key_value_heads": 2, "architectures": ["Qwen3NextForCausalLM"]}
     model = model_config(source)
     for step, status in ((step_of("self-extend"), EXACT), (step_of("mspoe", head_order="fixed"), WRONG)):
         served = row(Recipe([step]).resolve(model).edit(model), "vLLM")
