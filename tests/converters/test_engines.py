@@ -130,6 +130,10 @@ FAMILY = {
         (UNKNOWN, "untested with seed_oss: without a schedule, log-probabilities differ by up to 2"),
     ),
     "off only without it": ({"plain": OFF, "yarn": RIGHT}, (EXACT, "")),
+    "off in its own model": (
+        {"plain": RIGHT, "yarn": OFF, "backend": RIGHT},
+        (EXACT, "its own model: log-probabilities differ by up to 2"),
+    ),
     "another rope type": ({"plain": RIGHT, "ntk": RIGHT}, (UNKNOWN, "yarn is untested with seed_oss")),
     "nothing": ({}, (UNKNOWN, "untested with seed_oss")),
 }
@@ -139,7 +143,9 @@ FAMILY = {
 def test_a_family_s_cell_for_the_rope_type_counts(name, monkeypatch):
     """Run tools/measure_families.py to add one."""
     measured, wanted = FAMILY[name]
-    rows = {method: {"vLLM": cell} for method, cell in measured.items()}
+    rows = {method: {"vLLM": cell} for method, cell in measured.items() if method != "backend"}
+    if "backend" in measured:
+        rows["yarn"]["vLLM's transformers backend"] = measured["backend"]
     data = {**read_measurements(), "families": {"seed_oss": rows}}
     monkeypatch.setattr(engines, "read_measurements", lambda: data)
     served = row(in_family("seed_oss", Yarn(factor=4)), "vLLM")
@@ -181,7 +187,7 @@ def test_the_argument_for_a_family_whose_own_model_is_wrong():
         model = in_family("gpt_oss", step, **plain)
         served = row(model, "vLLM")
         assert (served.status, served.arguments) == (EXACT, arguments)
-        assert served.remark == ("without it, its own model always applies yarn" if arguments else "")
+        assert served.remark == ("its own model always applies yarn" if arguments else "")
         assert vllm_arguments(served) == ({"model_impl": "transformers"} if arguments else {})
         assert source_commands("ORG/NAME", model, serving_of(model))["vLLM"].endswith(f"2048 {arguments}".rstrip())
     assert vllm_arguments(None) == {}

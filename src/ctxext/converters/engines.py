@@ -120,6 +120,8 @@ def _of_family(model: ModelConfig, engine: str) -> _Row | None:
         tried = notes["tried_in"].get(engine, notes["tried_families"])
         return None if family.model_type in tried else (UNKNOWN, "", f"{UNTRIED} {family.model_type}")
     method = _MEASURED_AS.get(carrier, carrier)
+    if method == "declare" and method not in cells:  # It changes only the length.
+        method = _PLAIN
     if method not in cells:
         return (UNKNOWN, "", f"{carrier} is {UNTRIED} {family.model_type}")
     if not (problem := _find_problem(cells[method])):
@@ -127,7 +129,7 @@ def _of_family(model: ModelConfig, engine: str) -> _Row | None:
     reason, other = notes["families"].get(name, {}).get(engine), families[name][method].get(f"{engine}{_BACKEND}")
     quantized = (model.config.get("quantization_config") or {}).get("quant_method")
     if other and not _find_problem(other) and quantized != "mxfp4":  # Which that backend does not read.
-        return (EXACT, _IMPLEMENTATION, f"without it, {reason or problem}")
+        return (EXACT, _IMPLEMENTATION, reason or f"its own model: {problem}")
     if reason:
         return (WRONG, "", reason)
     if plain := _find_problem(cells.get(_PLAIN, {})):
@@ -205,7 +207,8 @@ def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
         if engine != "transformers" and status not in (WRONG, UNKNOWN):
             row = _of_family(model, engine) or (EXACT, "", "")
             arguments = " ".join(part for part in (arguments, row[1]) if part)
-            status, remark = (status, remark or row[2]) if row[0] == EXACT else (row[0], row[2])
+            both = "; ".join(part for part in (remark, row[2]) if part)
+            status, remark = (status, both) if row[0] == EXACT else (row[0], row[2])
         if engine == "SGLang" and status == EXACT:
             status, remark = UNKNOWN, "; ".join(part for part in (remark, BY_SOURCE) if part)
         if status == WRONG:
