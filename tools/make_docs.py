@@ -221,6 +221,8 @@ a context of 131072 tokens.
 |---|---|---|---|"""
 
 _CELLS = ("<!-- cells: by make docs -->\n", "<!-- end of cells -->")
+_FAMILY_CELLS = ("<!-- cells of families: by make docs -->\n", "<!-- end of cells of families -->")
+_MEASURED = ("yarn", "pi", "ntk", "llama3", "longrope", "declare")
 _OF_OTHER_TOOLS = "without redundant keys"  # The page sums these up in a sentence.
 _ENGINES = ("vLLM", "llama.cpp", "llama.cpp with metadata", "MLX")
 
@@ -228,8 +230,6 @@ _ENGINES = ("vLLM", "llama.cpp", "llama.cpp with metadata", "MLX")
 def serving_page() -> str:
     """Return the text of docs/serving.md with its generated table of cells."""
     text, data = (DOCS / "serving.md").read_text(encoding="utf-8"), read_measurements()
-    before, _, rest = text.partition(_CELLS[0])
-    _, _, after = rest.partition(_CELLS[1])
     versions = ", ".join(f"{name} {number}" for name, number in sorted(data["versions"].items()))
     lines = [
         f"Versions: {versions}.",
@@ -240,7 +240,18 @@ def serving_page() -> str:
     for variant, cells in data["cells"].items():
         if not variant.endswith(_OF_OTHER_TOOLS):
             lines.append(f"| {variant} | {' | '.join(_cell(cells.get(engine)) for engine in _ENGINES)} |")
-    return before + _CELLS[0] + "\n".join(["", *lines, "", ""]) + _CELLS[1] + after
+    text = _replace_between(text, _CELLS, lines)
+    lines = [f"| family | engine | {' | '.join(_MEASURED)} |", "|---" * (len(_MEASURED) + 2) + "|"]
+    for family, rows in data["families"].items():
+        for engine in sorted({engine for row in rows.values() for engine in row}):
+            cells = (_cell(rows.get(method, {}).get(engine)) for method in _MEASURED)
+            lines.append(f"| {family} | {engine} | {' | '.join(cells)} |")
+    return _replace_between(text, _FAMILY_CELLS, lines)
+
+
+def _replace_between(text: str, marks: tuple[str, str], lines: list[str]) -> str:
+    before, _, rest = text.partition(marks[0])
+    return before + marks[0] + "\n".join(["", *lines, "", ""]) + marks[1] + rest.partition(marks[1])[2]
 
 
 def _cell(cell: dict[str, Any] | None) -> str:
@@ -250,7 +261,7 @@ def _cell(cell: dict[str, Any] | None) -> str:
         return f"✗ {cell['refused']}"
     largest = max(cell["differences"])
     shown = f"✓ {largest:.1e}" if largest <= TOLERANCE else f"✗ {largest:.2g}"
-    return f"{shown} ({cell['greedy']})"
+    return f"{shown} ({cell['greedy']})" if "greedy" in cell else shown
 
 
 PAGES = {

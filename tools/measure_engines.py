@@ -51,7 +51,7 @@ STEPS: dict[str, dict[str, Any]] = {
     "cope": {},
 }
 """Options other than the factor, by variant of a method."""
-REDUNDANT = ("mscale", "short_mscale", "long_mscale")
+REDUNDANT = ("mscale", "mscale_all_dim", "short_mscale", "long_mscale")
 BARE = ("ntk-by-parts", "mrrope", "resonance", "cope")
 """Methods that are also measured without their redundant keys."""
 VARIANTS = ("plain", *STEPS, *(f"{name} without redundant keys" for name in BARE), "yarn in rope_parameters alone")
@@ -264,7 +264,10 @@ def _write(data: dict[str, Any]) -> None:
     for name in order:
         cells = ",\n   ".join(f"{json.dumps(key)}: {json.dumps(cell)}" for key, cell in data["cells"][name].items())
         variants.append(f"{json.dumps(name)}: {{\n   {cells}\n  }}")
-    families = [f"{json.dumps(name)}: {json.dumps(cells)}" for name, cells in sorted(data["families"].items())]
+    families = []
+    for name, methods in sorted(data["families"].items()):
+        rows = ",\n   ".join(f"{json.dumps(method)}: {json.dumps(row)}" for method, row in methods.items())
+        families.append(f"{json.dumps(name)}: {{\n   {rows}\n  }}")
     parts = {"cells": variants, "families": families}
     lines += [f'"{part}": {{\n  ' + ",\n  ".join(entries) + "\n }" for part, entries in parts.items()]
     DATA.write_text("{\n " + ",\n ".join(lines) + "\n}\n")

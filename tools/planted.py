@@ -225,7 +225,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         "_LARGE",
         ("tests/gguf/test_gguf.py::test_copies_go_on_at_a_block",),
     ),
-    ("engines/vllm_models.py", "rank * model.text_config.num_key_value_heads // ranks", "rank", _SERVING),
+    ("engines/vllm_models.py", "rank * text_config.num_key_value_heads // ranks", "rank", _SERVING),
     (
         "portable/method.py",
         "count * (torch.distributed.get_rank() % ranks)",

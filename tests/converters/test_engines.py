@@ -15,9 +15,11 @@ from ctxext.converters.engines import (
     read_measurements,
     schedules_of,
     serving_of,
+    source_commands,
+    vllm_arguments,
     worst_difference,
 )
-from ctxext.methods import AdjustedBase, Ntk, Yarn
+from ctxext.methods import AdjustedBase, Ntk, PositionInterpolation, Yarn
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.registry import method_named
 
@@ -90,7 +92,9 @@ def test_a_method_that_nobody_measured_is_not_known(cells):
         assert row(model_of(step_of("mrrope")), engine).status == UNKNOWN
 
 
-@pytest.mark.parametrize(("name", "keys"), [("mrrope", ("short_mscale", "long_mscale")), ("ntk-by-parts", ("mscale",))])
+@pytest.mark.parametrize(
+    ("name", "keys"), [("mrrope", ("short_mscale", "long_mscale")), ("ntk-by-parts", ("mscale", "mscale_all_dim"))]
+)
 def test_without_the_redundant_keys(name, keys):
     engine = "MLX" if name == "ntk-by-parts" else "vLLM"
     assert row(model_of(step_of(name)), engine).status == EXACT
@@ -116,13 +120,98 @@ def test_mlx_says_what_to_take_instead():
     assert row(model_of(step_of("self-extend")), "MLX").status == WRONG
 
 
-def test_a_family_is_tried_where_its_cell_is_right(monkeypatch):
+RIGHT, OFF = {"differences": [1e-5, 9e-4]}, {"differences": [1e-5, 2.0]}
+FAMILY = {
+    "right": ({"plain": RIGHT, "yarn": RIGHT, "ntk": RIGHT}, (EXACT, "")),
+    "off": ({"plain": RIGHT, "yarn": OFF}, (WRONG, "log-probabilities differ by up to 2")),
+    "refused": ({"plain": RIGHT, "yarn": {"refused": "it is new"}}, (WRONG, "it is new")),
+    "off without it, too": (
+        {"plain": OFF, "yarn": OFF},
+        (UNKNOWN, "untested with seed_oss: without a schedule, log-probabilities differ by up to 2"),
+    ),
+    "off only without it": ({"plain": OFF, "yarn": RIGHT}, (EXACT, "")),
+    "off in its own model": (
+        {"plain": RIGHT, "yarn": OFF, "backend": RIGHT},
+        (EXACT, "its own model: log-probabilities differ by up to 2"),
+    ),
+    "another rope type": ({"plain": RIGHT, "ntk": RIGHT}, (UNKNOWN, "yarn is untested with seed_oss")),
+    "nothing": ({}, (UNKNOWN, "untested with seed_oss")),
+}
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_a_family_s_cell_for_the_rope_type_counts(name, monkeypatch):
     """Run tools/measure_families.py to add one."""
-    right, wrong = {"vLLM": {"differences": [1e-5, 9e-4]}}, {"vLLM": {"differences": [1e-5, 2e-3]}}
-    families = {"seed_oss": right, "apertus": wrong, "exaone4": {"vLLM": {"refused": "it is new"}}}
-    monkeypatch.setattr(engines, "read_measurements", lambda: {"families": families})
-    for engine, tried in (("vLLM", {"seed_oss"}), ("SGLang", set()), ("MLX", set())):
-        assert engines.tried_in(engine) & families.keys() == tried
+    measured, wanted = FAMILY[name]
+    rows = {method: {"vLLM": cell} for method, cell in measured.items() if method != "backend"}
+    if "backend" in measured:
+        rows["yarn"]["vLLM's transformers backend"] = measured["backend"]
+    data = {**read_measurements(), "families": {"seed_oss": rows}}
+    monkeypatch.setattr(engines, "read_measurements", lambda: data)
+    served = row(in_family("seed_oss", Yarn(factor=4)), "vLLM")
+    assert (served.status, served.remark) == wanted
+    assert row(in_family("seed_oss", Yarn(factor=4)), "MLX").remark == "untested with seed_oss"
+
+
+def in_family(model_type, *steps, **changes):
+    """A small model of another family under a recipe."""
+    config = {"model_type": model_type, "hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config |= {"head_dim": 64, "num_hidden_layers": 2, "max_position_embeddings": 512, **changes}
+    model = model_config(config)
+    return Recipe(steps).resolve(model).edit(model)
+
+
+@pytest.mark.parametrize("family", sorted(read_measurements()["families"]))
+def test_every_measured_family_has_all_prompts(family):
+    rows = read_measurements()["families"][family]
+    assert "plain" in rows
+    for cells in rows.values():
+        assert all("refused" in cell or len(cell["differences"]) == 4 for cell in cells.values())
+
+
+def test_several_position_axes_in_vllm():
+    """Seen in its models: Qwen3.5's position axes know only yarn."""
+    text = {"model_type": "qwen3_5_text", "hidden_size": 128, "num_hidden_layers": 2, "max_position_embeddings": 512}
+    whole = {"model_type": "qwen3_5", "text_config": text}
+    model = model_config(whole)
+    for step, status in ((Yarn(factor=4), EXACT), (Ntk(factor=4), EXACT), (PositionInterpolation(factor=4), WRONG)):
+        served = row(Recipe([step]).resolve(model).edit(model), "vLLM")
+        assert served.status == status
+        assert ("several position axes" in served.remark) == (status == WRONG)
+
+
+def test_the_argument_for_a_family_whose_own_model_is_wrong():
+    """Gpt-oss has yarn in its code; the transformers backend is right, by every way to start vLLM."""
+    plain = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    for step, arguments in ((Yarn(factor=4), ""), (Ntk(factor=4), "--model-impl transformers")):
+        model = in_family("gpt_oss", step, **plain)
+        served = row(model, "vLLM")
+        assert (served.status, served.arguments) == (EXACT, arguments)
+        assert served.remark == ("its own model always applies yarn" if arguments else "")
+        assert vllm_arguments(served) == ({"model_impl": "transformers"} if arguments else {})
+        assert source_commands("ORG/NAME", model, serving_of(model))["vLLM"].endswith(f"2048 {arguments}".rstrip())
+    assert vllm_arguments(None) == {}
+    quantized = in_family("gpt_oss", Ntk(factor=4), **plain, quantization_config={"quant_method": "mxfp4"})
+    served = row(quantized, "vLLM")
+    assert (served.status, served.remark) == (WRONG, "its own model always applies yarn")
+
+
+def test_methods_with_code_and_linear_attention():
+    """vLLM's own models of these families run relation maps; its transformers backend cannot run the others."""
+    source = {"model_type": "qwen3_next", "hidden_size": 128, "num_hidden_layers": 4, "max_position_embeddings": 512}
+    source |= {"num_attention_heads": 2, "num_key_value_heads": 2, "architectures": ["Qwen3NextForCausalLM"]}
+    model = model_config(source)
+    for step, status in ((step_of("self-extend"), EXACT), (step_of("mspoe", head_order="fixed"), WRONG)):
+        served = row(Recipe([step]).resolve(model).edit(model), "vLLM")
+        assert served.status == status
+        assert ("relation maps only" in served.remark) == (status == WRONG)
+
+
+def test_a_whole_model_has_the_cells_of_its_text_part():
+    text = {"model_type": "gemma3_text", "hidden_size": 128, "num_hidden_layers": 6, "max_position_embeddings": 512}
+    model = model_config({"model_type": "gemma3", "text_config": text})
+    assert "gemma3" not in read_measurements()["families"]
+    assert row(Recipe([Yarn(factor=4)]).resolve(model).edit(model), "vLLM").status == EXACT
 
 
 def test_what_vllm_reads_above_the_schedule():
@@ -151,6 +240,14 @@ def test_what_was_only_read_in_sglangs_source_is_not_exact():
     served = row(model_of(Yarn(factor=4)), "SGLang")
     assert (served.status, served.remark) == (UNKNOWN, engines.BY_SOURCE)
     assert row(model_of(Yarn(factor=4)), "vLLM").status == EXACT
+
+
+def test_sglang_reads_the_temperature_of_ntk_by_parts_from_two_keys():
+    served = row(model_of(step_of("ntk-by-parts")), "SGLang")
+    assert (served.status, served.remark) == (UNKNOWN, engines.BY_SOURCE)
+    served = row(model_of(step_of("ntk-by-parts"), drop=("mscale_all_dim",)), "SGLang")
+    assert (served.status, "convert again" in served.remark) == (WRONG, True)
+    assert row(model_of(step_of("ntk-by-parts"), drop=("mscale_all_dim",)), "MLX").status == EXACT
 
 
 def test_an_attention_factor_of_1_alone_is_not_by_parts():

@@ -308,6 +308,18 @@ def test_a_cache_with_other_strides_is_read_by_its_places():
         assert torch.equal(layout.blocks(other, part, numbers), layout.blocks(cache, part, numbers))
 
 
+@pytest.mark.parametrize("numbers", [[5], [5, 3]])
+def test_gathered_keys_have_contiguous_columns(numbers):
+    """A request within one block, too: on CPUs, attention reads other strides as if they were contiguous."""
+    engine, cache = Strided(), torch.randn(BLOCKS, GROUPS, TOKENS, 2 * SIZE)
+    layout, length = Layout(engine, None, cache), len(numbers) * TOKENS - 3
+    for part, gathered in enumerate(layout.gather(cache, numbers, length)):
+        assert gathered.shape == (1, GROUPS, length, SIZE)
+        assert gathered.stride(-1) == 1
+        blocks = layout.blocks(cache, part, numbers)
+        assert torch.equal(gathered[0, :, -1], blocks[-1, :, -4])
+
+
 def test_turned_keys_are_kept_if_those_of_all_layers_have_room(monkeypatch):
     engine, cache = Strided(), torch.randn(BLOCKS, GROUPS, TOKENS, 2 * SIZE)
     layout, name = Layout(engine, None, cache), next(iter(METHODS))

@@ -2,13 +2,17 @@
 
 import importlib
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
+from ctxext.engines.plugin import BACKEND, HYBRIDS, register
 from ctxext.portable import modeling_family  # noqa: F401  # A checkpoint's stub imports it.
 from relation_cases import made
+
+ROOT = Path(__file__).parents[2]
 
 
 class Stock:
@@ -24,7 +28,8 @@ def plugin(monkeypatch):
     place = SimpleNamespace(rank=0, ranks=1)
     backend = ModuleType("vllm.model_executor.models.transformers")
     backend.VLLM_ATTN_ATTR = "vllm_attention"
-    backend.TransformersForCausalLM = backend.TransformersMoEForCausalLM = Stock
+    for name in BACKEND:
+        setattr(backend, name, Stock)
     distributed = ModuleType("vllm.distributed")
     distributed.get_tensor_model_parallel_rank = lambda: place.rank
     distributed.get_tensor_model_parallel_world_size = lambda: place.ranks
@@ -59,16 +64,21 @@ def layer(number, layers=(0, 1)):
     return SimpleNamespace(ctxext_part=part, self_attn=attention)
 
 
+def attach(plugin, stock):
+    """Attach the maps to a model of vLLM, as its transformers backend does."""
+    attention_of = lambda layer: layer.self_attn.vllm_attention  # noqa: E731
+    plugin.module.attach_maps(stock, stock.model.modules(), attention_of)
+
+
 def model(*layers, **changes):
     """Create a model of vLLM with changed parts."""
     rotary = SimpleNamespace(ctxext_layouts={None: ([0], None)}, inv_freq=torch.ones(1))
-    parts = {"rotaries": [rotary], "uses_mrope": False, "cache_dtype": "auto", "heads": 8, **changes}
+    parts = {"rotaries": [rotary], "cache_dtype": "auto", "heads": 8, **changes}
     stock = Stock()
     stock.model = SimpleNamespace(modules=lambda: [SimpleNamespace(), *parts["rotaries"], *layers])
-    stock.model_config = SimpleNamespace(uses_mrope=parts["uses_mrope"])
-    stock.cache_config = SimpleNamespace(cache_dtype=parts["cache_dtype"])
-    stock.text_config = SimpleNamespace(num_key_value_heads=parts["heads"])
-    stock.vllm_config = SimpleNamespace(kv_transfer_config=parts.get("transfer"))
+    stock.model_config = SimpleNamespace(hf_text_config=SimpleNamespace(num_key_value_heads=parts["heads"]))
+    cache = SimpleNamespace(cache_dtype=parts["cache_dtype"])
+    stock.vllm_config = SimpleNamespace(cache_config=cache, kv_transfer_config=parts.get("transfer"))
     return stock
 
 
@@ -80,7 +90,7 @@ def test_every_rank_begins_with_its_own_heads(rank, ranks, heads, first, plugin)
     """With more ranks than KV heads, several ranks have the same head."""
     plugin.place.rank, plugin.place.ranks = rank, ranks
     one = layer(0)
-    plugin.module.attach_maps(model(one, heads=heads))
+    attach(plugin, model(one, heads=heads))
     attention = one.self_attn.vllm_attention.impl
     assert attention.ctxext_rows.first_head == first
     assert isinstance(attention, Attention)
@@ -103,13 +113,13 @@ def test_turned_keys_are_kept_where_all_writes_are_seen(writes_in_forward, share
     if writes_in_forward is not None:
         attention.attn_backend = SimpleNamespace(forward_includes_kv_cache_update=writes_in_forward)
     attention.kv_sharing_target_layer_name = shares
-    plugin.module.attach_maps(model(one, transfer=transfer))
+    attach(plugin, model(one, transfer=transfer))
     assert attention.impl.ctxext_rows.keeps_keys is keeps
 
 
 def test_layers_that_take_no_part_are_left_alone(plugin):
     acting, other = layer(0, layers=(0,)), layer(1, layers=(0,))
-    plugin.module.attach_maps(model(acting, other))
+    attach(plugin, model(acting, other))
     kinds = [type(one.self_attn.vllm_attention.impl) is Attention for one in (acting, other)]
     assert kinds == [False, True]
     assert all(one.ctxext_part.is_left_to_engine for one in (acting, other))
@@ -120,7 +130,7 @@ def test_layers_that_take_no_part_are_left_alone(plugin):
 def test_models_without_relation_maps_are_left_alone(plugin):
     one = layer(0)
     one.ctxext_part.methods = [SimpleNamespace(acts_on=lambda _number: True)]
-    plugin.module.attach_maps(model(one, rotaries=[], cache_dtype="fp8"))
+    attach(plugin, model(one, rotaries=[], cache_dtype="fp8"))
     assert not one.ctxext_part.is_left_to_engine
 
 
@@ -133,19 +143,18 @@ ROTARY = SimpleNamespace(ctxext_layouts={None: ([0], None)}, inv_freq=torch.ones
         ({"rotaries": []}, "one rotary embedding"),
         ({"rotaries": [ROTARY, ROTARY]}, "one rotary embedding"),
         ({"rotaries": [SimpleNamespace(ctxext_layouts={"full_attention": ([0], None)})]}, "one rotary embedding"),
-        ({"uses_mrope": True}, "one position per token"),
         ({"cache_dtype": "fp8"}, "--kv-cache-dtype auto"),
         ({"cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype auto"),
     ],
 )
 def test_what_was_not_worked_out_is_refused(changes, message, plugin):
     with pytest.raises(ValueError, match=message):
-        plugin.module.attach_maps(model(layer(0), **changes))
+        attach(plugin, model(layer(0), **changes))
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float16", "bfloat16", "float32"])
 def test_caches_that_hold_keys_as_they_are(dtype, plugin):
-    plugin.module.attach_maps(model(layer(0), cache_dtype=dtype))
+    attach(plugin, model(layer(0), cache_dtype=dtype))
 
 
 @pytest.mark.parametrize("attention", [None, SimpleNamespace(impl=SimpleNamespace())])
@@ -153,14 +162,33 @@ def test_an_attention_that_is_not_known_is_refused(attention, plugin):
     one = layer(3)
     one.self_attn.vllm_attention = attention
     with pytest.raises(ValueError, match="the attention of layer 3"):
-        plugin.module.attach_maps(model(one))
+        attach(plugin, model(one))
 
 
 def test_layers_are_bound_once_vllm_has_made_its_own(plugin):
     """The registered classes attach the maps."""
-    for kind in (plugin.module.TransformersForCausalLM, plugin.module.TransformersMoEForCausalLM):
-        one, built = layer(0), kind()
+    for name in BACKEND:
+        one, built = layer(0), getattr(plugin.module, name)()
         vars(built).update(vars(model(one)))
         built._create_attention_instances("language_model")
         assert built.prefixes == ["language_model"]
         assert hasattr(one.self_attn.vllm_attention.impl, "ctxext_rows")
+
+
+def test_the_plugin_registers_a_class_for_each_name(monkeypatch):
+    """A checkpoint with code names its class by the prefix; without it, a model of vLLM stays as it is."""
+    registered, configs = {}, {"Qwen3_5ForCausalLM": "settings of its cache"}
+    registry = SimpleNamespace(register_model=registered.__setitem__)
+    vllm, module = ModuleType("vllm"), ModuleType("vllm.model_executor.models.config")
+    vllm.ModelRegistry, module.MODELS_CONFIG_MAP = registry, configs
+    modules = [vllm, ModuleType("vllm.model_executor"), ModuleType("vllm.model_executor.models"), module]
+    for one in modules:
+        monkeypatch.setitem(sys.modules, one.__name__, one)
+    register()
+    register()
+    assert set(registered) == {*BACKEND, *(f"Ctxext{name}" for name in HYBRIDS)}
+    assert configs["CtxextQwen3_5ForCausalLM"] == "settings of its cache"
+    for target in registered.values():
+        place, _, name = target.partition(":")
+        source = (ROOT / f"src/{place.replace('.', '/')}.py").read_text()
+        assert f"\nclass {name}(" in source

@@ -1,14 +1,20 @@
-"""Relation maps in vLLM with ctxext installed, compared with transformers, for requests of several lengths at once."""
+"""Relation maps in vLLM with ctxext installed, compared with transformers, for requests of several lengths at once.
+
+Qwen3.5 is a hybrid of linear and full attention with several position axes; its linear attention runs in float32.
+"""
 
 from contextlib import closing
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+import float32_linear_attention
+import multimodal_models
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.convert import convert
 from ctxext.engines.vllm import Engine
+from ctxext.errors import CtxextError
 from ctxext.recipes.recipe import recipe_from_dict
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
@@ -73,3 +79,58 @@ def test_prompt_order_is_refused_beside_them_too(tmp_path):
     engine = Engine(tmp_path / "prompt", length=2048, dtype="float32", trust=True, arguments=SMALL)
     with closing(engine), pytest.raises(ValueError, match="needs whole sequences"):
         engine.write([prompts(2048)[1]], [2])
+
+
+LENGTHS = (40, 100, 250)
+
+
+@pytest.fixture(scope="module")
+def qwen3_5(tmp_path_factory):
+    """Save a random Qwen3.5 of two layers, with a context length of 64 and an image tower."""
+    pytest.importorskip("torchvision", reason="vLLM's Qwen3.5 needs torchvision")
+    float32_linear_attention.install()
+    return multimodal_models.save("qwen3_5", tmp_path_factory.mktemp("qwen3_5"))
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "heads"])
+def test_a_hybrid_with_several_position_axes_is_served_as_in_transformers(name, qwen3_5, tmp_path):
+    step = {"method": "string", "target_length": 77} if name == "string" else {"method": name, **FOUR}
+    convert(str(qwen3_5), tmp_path / name, recipe_from_dict({"steps": [step]}, name), check=False)
+    model = AutoModelForImageTextToText.from_pretrained(tmp_path / name, dtype=torch.float32, trust_remote_code=True)
+    longest, generator = 77 if name == "string" else 256, torch.Generator().manual_seed(0)
+    asked = [torch.randint(9, 128, (min(length, longest - NEW),), generator=generator).tolist() for length in LENGTHS]
+    chunked = {**CHUNKED, "max_num_batched_tokens": 64, "max_model_len": longest}
+    with closing(Engine(tmp_path / name, length=longest, dtype="float32", trust=True, arguments=chunked)) as engine:
+        scores, written = engine.log_probabilities(asked), engine.write(asked, [NEW] * len(asked))
+    for ids, scored, answer in zip(asked, scores, written, strict=True):
+        with torch.no_grad():
+            wanted = model.eval()(torch.tensor([ids])).logits[0].log_softmax(-1)[:-1]
+            greedy = model.generate(torch.tensor([ids]), max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False)
+        wanted = wanted.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+        assert (torch.tensor(scored) - wanted).abs().max() < 1e-4
+        assert answer == greedy[0, len(ids) :].tolist()
+
+
+def test_ms_poe_is_refused_in_a_hybrid(qwen3_5, tmp_path):
+    step = {"method": "mspoe", "head_order": "fixed", "first_layer": 0}
+    convert(str(qwen3_5), tmp_path / "mspoe", recipe_from_dict({"steps": [step]}, "mspoe"), check=False)
+    with pytest.raises(CtxextError, match="supports relation maps only, not mspoe"):
+        Engine(tmp_path / "mspoe", length=64, dtype="float32", trust=True, arguments=SMALL)
+
+
+@pytest.mark.parametrize("modality", ["image", "video"])
+def test_models_with_relation_maps_refuse_all_but_text(modality):
+    """Tokens of an image have different positions on each axis, which maps do not know."""
+    pytest.importorskip("torchvision", reason="vLLM's Qwen3.5 needs torchvision")
+    from ctxext.engines import vllm_hybrids
+
+    own, stock = (
+        module.Qwen3_5ForConditionalGeneration._processor_factory for module in (vllm_hybrids, vllm_hybrids.qwen3_5)
+    )
+    assert (own.processor, own.dummy_inputs) == (stock.processor, stock.dummy_inputs)
+    info = own.info(None)
+    assert info.supported_mm_limits[modality] == 0
+    info.validate_num_items(modality, 0)
+    with pytest.raises(ValueError, match=f"support text only: remove the {modality}"):
+        info.validate_num_items(modality, 1)
+    assert stock.info is not own.info

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters.convert import convert
 from ctxext.engines.vllm import Engine, engine_dtype
 from ctxext.errors import CtxextError
+from ctxext.evaluate import served
 from ctxext.evaluate.checkpoint_info import CheckpointInfo
 from ctxext.evaluate.model import Loading
 from ctxext.evaluate.served import check_served, load_served, serving_by_vllm
@@ -70,6 +72,16 @@ def test_the_same_cells_as_transformers(tmp_path):
     first, second = llm.calls[0][:2]
     assert first[:100] == second[:100]
     assert llm.ended
+
+
+def test_the_implementation_that_a_family_needs_is_started(monkeypatch):
+    """As `inspect` says: vLLM's own model of some families reads a schedule wrongly."""
+    row = served.serving_by_vllm(open_checkpoint("demo"))
+    for arguments, wanted in (("--model-impl transformers", "transformers"), ("", None)):
+        monkeypatch.setattr(served, "serving_by_vllm", lambda _, text=arguments: replace(row, arguments=text))
+        evaluate(["demo"], Settings(**SMALL), loading=ENGINE)
+        assert stub_vllm.made[-1].options.get("model_impl") == wanted
+        assert stub_vllm.made[-1].options["limit_mm_per_prompt"] == {"image": 0, "video": 0, "audio": 0}
 
 
 def test_engine_and_version_are_named(tmp_path):

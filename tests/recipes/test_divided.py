@@ -118,7 +118,7 @@ REDUNDANT = {
     "resonance": {"short_mscale": 0.1 * math.log(4) + 1, "long_mscale": 0.1 * math.log(4) + 1},
     "cope": {"short_mscale": 1.0, "long_mscale": 1.0},
     "longrope": {"short_mscale": 1.25, "long_mscale": 1.25},
-    "ntk-by-parts": {"mscale": 0.0},
+    "ntk-by-parts": {"mscale": 0.0, "mscale_all_dim": 0.0},
 }
 
 

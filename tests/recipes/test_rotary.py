@@ -4,6 +4,7 @@ import pytest
 
 from ctxext.checkpoint.families import FAMILIES
 from ctxext.errors import CtxextError
+from ctxext.methods import Ntk
 from ctxext.recipes.encodings.rotary import Rotary, is_readable, model_config, write_rotary
 
 SIZES = {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 128}
@@ -65,6 +66,16 @@ def gemma4(**schedule):
 def test_a_proportional_schedule_is_plain_where_it_slows_nothing(factor, rope_type):
     model = gemma4(factor=factor)
     assert (model.rope_type, model.dim, model.span) == (rope_type, 4, 16)
+
+
+def test_what_sliding_layers_would_read_too_stays_out_of_the_top_level():
+    """vLLM gives a `partial_rotary_factor` of the top level to every layer type: log-probabilities are off by 6."""
+    schedule = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
+    config = {"model_type": "gemma4_text", **SIZES, "rope_parameters": {"full_attention": schedule}}
+    model = model_config(config)
+    written = Ntk(factor=4).resolve(model.rotary).edit(model).config
+    assert written["rope_parameters"]["full_attention"]["partial_rotary_factor"] == 0.25
+    assert "partial_rotary_factor" not in written
 
 
 def test_only_the_family_s_own_plain_type_is_plain():

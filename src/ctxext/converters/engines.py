@@ -68,10 +68,14 @@ _Row = tuple[str, ...]
 """A status, arguments and a remark."""
 
 _TRUST = "--trust-remote-code"
+_BACKEND, _IMPLEMENTATION = "'s transformers backend", "--model-impl transformers"
+"""The name of vLLM's other implementation of a family in engines.json, and the argument that chooses it."""
 _BARE = " without redundant keys"
 _PLAIN, _TWO_LISTS, _FACTOR = "plain", " with two lists", " with attention_factor"
-_METHOD_OF: Mapping[str, str] = {"default": _PLAIN, "linear": "pi"}
+_METHOD_OF: Mapping[str, str] = {"default": _PLAIN, "linear": "pi", "proportional": "pi"}
 """Method by rope type, for rope types with another name than their method."""
+_MEASURED_AS: Mapping[str, str] = {"default": "ntk", "linear": "pi", "proportional": "pi", "length": "declare"}
+"""The method that tools/measure_families.py measures for a carrier, where it has another name."""
 
 
 @functools.cache
@@ -81,7 +85,8 @@ def read_measurements() -> Mapping[str, Any]:
     `prompts` are prompt lengths in tokens, `window` is the original context length, `greedy_of` the number of
     generated tokens, `versions` are package versions. `cells` has, by variant of a method and by engine, the
     `differences` of each prompt from transformers and the number of identical `greedy` tokens, or the error
-    (`refused`). `families` has the same for yarn in other families.
+    (`refused`). `families` has, by family, by one method per rope type and by engine, the `differences` or the error,
+    and the largest change of a log-probability by the schedule (`moved`).
     """
     return json.loads(files("ctxext.converters").joinpath("engines.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
@@ -103,11 +108,41 @@ def worst_difference(variant: str, engine: str) -> float | None:
     return max(read_measurements()["cells"].get(variant, {}).get(engine, {}).get("differences", ()), default=None)
 
 
-def tried_in(engine: str) -> set[str]:
-    """Return the families that an engine was tested with and runs correctly."""
-    rows = {name: cells.get(engine, {}).get("differences") for name, cells in read_measurements()["families"].items()}
-    right = {name for name, differences in rows.items() if differences and max(differences) <= TOLERANCE}
-    return right.union(_read_notes()["tried_in"].get(engine, _read_notes()["tried_families"]))
+def _of_family(model: ModelConfig, engine: str) -> _Row | None:
+    """Return an engine's status for a family, by the cell of its rope type; None if all schedules were tested there."""
+    family, carrier, notes = model.family, model.encoding.carrier, _read_notes()
+    families, hybrids = read_measurements()["families"], notes["linear_attention"]
+    if family.model_type in hybrids["families"] and not {*hybrids["methods"]}.isdisjoint(_steps_of(model)):
+        return tuple(hybrids.get(engine, (EXACT, "", "")))
+    name = next((name for name in (family.model_type, family.text_type) if name in families), None)
+    cells = {method: row[engine] for method, row in families.get(name, {}).items() if engine in row}
+    if not cells:
+        tried = notes["tried_in"].get(engine, notes["tried_families"])
+        return None if family.model_type in tried else (UNKNOWN, "", f"{UNTRIED} {family.model_type}")
+    method = _MEASURED_AS.get(carrier, carrier)
+    if method == "declare" and method not in cells:  # It changes only the length.
+        method = _PLAIN
+    if method not in cells:
+        return (UNKNOWN, "", f"{carrier} is {UNTRIED} {family.model_type}")
+    if not (problem := _find_problem(cells[method])):
+        return (EXACT, "", "")
+    reason, other = notes["families"].get(name, {}).get(engine), families[name][method].get(f"{engine}{_BACKEND}")
+    quantized = (model.config.get("quantization_config") or {}).get("quant_method")
+    if other and not _find_problem(other) and quantized != "mxfp4":  # Which that backend does not read.
+        return (EXACT, _IMPLEMENTATION, reason or f"its own model: {problem}")
+    if reason:
+        return (WRONG, "", reason)
+    if plain := _find_problem(cells.get(_PLAIN, {})):
+        return (UNKNOWN, "", f"{UNTRIED} {family.model_type}: without a schedule, {plain}")
+    return (WRONG, "", problem)
+
+
+def _find_problem(cell: Mapping[str, Any]) -> str:
+    """Return the problem of a measurement in words, or nothing."""
+    if "refused" in cell:
+        return str(cell["refused"])
+    worst = max(cell.get("differences", ()), default=0.0)
+    return f"log-probabilities differ by up to {worst:.2g}" if worst > TOLERANCE else ""
 
 
 def schedules_of(model: ModelConfig) -> tuple[str, ...]:
@@ -125,7 +160,8 @@ def schedules_of(model: ModelConfig) -> tuple[str, ...]:
         schedule = "ntk-by-parts" if is_parts else "yarn" + _FACTOR
         schedule += _BARE if is_parts and numbers.get("mscale") != 0 else ""
     # Each family with latent attention is measured with equal weights, its default.
-    is_default = model.family.scales_scores and numbers.get("mscale") == numbers.get("mscale_all_dim")
+    is_default = numbers.get("mscale") == numbers.get("mscale_all_dim")
+    is_default = is_default and (model.family.scales_scores or numbers.get("mscale") == 0)
     if parts == "yarn" and numbers.get("mscale_all_dim") is not None and not is_default:
         schedule += " with mscale_all_dim"
     if parts == "yarn" and numbers.get("truncate") is False:
@@ -147,7 +183,7 @@ def _steps_of(model: ModelConfig) -> tuple[str, ...]:
 
 def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
     """Return the status of a checkpoint in each engine: the worst status of its schedules and code."""
-    order, family, steps = (EXACT, PARTLY, UNKNOWN, WRONG), model.family.model_type, _steps_of(model)
+    order, steps = (EXACT, PARTLY, UNKNOWN, WRONG), _steps_of(model)
     schedules = schedules_of(model) if isinstance(model.encoding, Rotary) else (model.encoding.carrier,)
     is_longrope = model.encoding.carrier == "longrope"
     numbers = {
@@ -168,8 +204,11 @@ def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
         status, _, remark = max(rows, key=lambda row: order.index(row[0]))
         arguments = " ".join(dict.fromkeys(row[1] for row in rows if row[1]))
         remark = remark or next((row[2] for row in rows if row[2]), "")
-        if engine != "transformers" and status not in (WRONG, UNKNOWN) and family not in tried_in(engine):
-            status, remark = UNKNOWN, f"{UNTRIED} {family}"
+        if engine != "transformers" and status not in (WRONG, UNKNOWN):
+            row = _of_family(model, engine) or (EXACT, "", "")
+            arguments = " ".join(part for part in (arguments, row[1]) if part)
+            both = "; ".join(part for part in (remark, row[2]) if part)
+            status, remark = (status, both) if row[0] == EXACT else (row[0], row[2])
         if engine == "SGLang" and status == EXACT:
             status, remark = UNKNOWN, "; ".join(part for part in (remark, BY_SOURCE) if part)
         if status == WRONG:
@@ -181,6 +220,11 @@ def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
         )
         served[0] = dataclasses.replace(served[0], remark=remark)
     return tuple(served)
+
+
+def vllm_arguments(serving: Serving | None) -> dict[str, str]:
+    """Return the arguments of `vllm.LLM` that a checkpoint needs, from its row for vLLM."""
+    return {"model_impl": "transformers"} if serving and _IMPLEMENTATION in serving.arguments else {}
 
 
 def limit_of_4x(model: ModelConfig) -> str:
@@ -197,7 +241,12 @@ def _of_schedule(variant: str, engine: str, model: ModelConfig) -> _Row:
     """Return an engine's status for a schedule, from its cell or, for SGLang, from its source code."""
     carrier, family = model.encoding.carrier, model.family.model_type
     arguments, remark = _read_notes()["started"].get(carrier, {}).get(engine, ("", ""))
-    if row := _find_row("schedules", variant, engine):
+    lacks = (
+        " without mscale_all_dim"
+        if variant == "ntk-by-parts" and "mscale_all_dim" not in model.encoding.numbers
+        else ""
+    )
+    if row := _find_row("schedules", variant + lacks, engine):
         return row
     if engine == "transformers":
         two = (PARTLY, "", "caching changes the result, as its two lists differ")
@@ -270,8 +319,12 @@ def source_commands(source: str, model: ModelConfig, serving: Sequence[Serving])
     # vLLM accepts the same line for any family, with a nested override for multimodal ones.
     run |= {row.engine for row in serving if row.engine == "vLLM" and row.remark.startswith(UNTRIED)}
     changed, length = json.dumps(overrides(model)), str(model.encoding.context_length)
+    needs_backend = any(_IMPLEMENTATION in row.arguments for row in serving)
     flags = {
-        "vLLM": ["--hf-overrides", changed, "--max-model-len", length],
+        "vLLM": [
+            *("--hf-overrides", changed, "--max-model-len", length),
+            *(_IMPLEMENTATION.split() if needs_backend else []),
+        ],
         "SGLang": ["--json-model-override-args", changed, "--context-length", length],
         "llama.cpp": _llama_cpp(model),
     }

@@ -7,6 +7,7 @@ from typing import Any
 
 from ctxext.checkpoint.loading import choose_device, load_checkpoint
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
+from ctxext.converters.engines import serving_of, vllm_arguments
 from ctxext.engines.vllm import Engine
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.code.staging import stage_checkpoint
@@ -65,14 +66,15 @@ def compare_in_engine(
         arguments: Arguments of `vllm.LLM` for all checkpoints; `max_model_len` limits the longest prompt.
     """
     arguments = dict(arguments or {})
-    rotary, foreign = model_config(checkpoint.config).rotary, trust_remote_code and not runs_only_own_code(checkpoint)
+    model, foreign = model_config(checkpoint.config), trust_remote_code and not runs_only_own_code(checkpoint)
+    rotary, needed = model.rotary, vllm_arguments(next(row for row in serving_of(model) if row.engine == "vLLM"))
     reach = min(rotary.context_length, arguments.pop("max_model_len", rotary.context_length))
     lengths = _lengths(min(rotary.trained_length, reach), reach)
     prompts = [_prompt(length, checkpoint.config) for length in lengths.values()]
     by_name: dict[str, list[list[float]]] = {}
     for name, (folder, engine_options) in served.items():
         with stage_checkpoint(open_checkpoint(str(folder)), foreign=foreign) as stage:
-            options = {**engine_options, **arguments}
+            options = {**needed, **engine_options, **arguments}
             engine = Engine(stage.folder, length=reach, dtype="float32", trust=stage.trust, arguments=options)
         try:
             by_name[name] = engine.log_probabilities(prompts)

@@ -101,6 +101,8 @@ class Layout:
         key, value = (
             self.blocks(cache, part, numbers).transpose(0, 1).flatten(1, 2)[None, :, :length] for part in (0, 1)
         )
+        # A single block is a view with any strides, but attention on CPUs silently requires contiguous columns.
+        key, value = (states if states.stride(-1) == 1 else states.contiguous() for states in (key, value))
         return key, value
 
 

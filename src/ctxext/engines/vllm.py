@@ -78,6 +78,7 @@ class Engine:
             "trust_remote_code": trust,
             "enable_prefix_caching": True,
             "skip_tokenizer_init": True,
+            "limit_mm_per_prompt": dict.fromkeys(("image", "video", "audio"), 0),
             **(arguments or {}),
         }
         try:

@@ -8,7 +8,7 @@ import torch
 
 from ctxext.checkpoint.families import family_of, text_config
 from ctxext.checkpoint.opening import Checkpoint
-from ctxext.converters.engines import EXACT, WRONG, Serving, serving_of
+from ctxext.converters.engines import EXACT, WRONG, Serving, serving_of, vllm_arguments
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Prompt
 from ctxext.engines.llama_cpp import LlamaCpp, LlamaTokenizer, llama_cpp_version
@@ -157,15 +157,15 @@ def load_served(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]) 
         encoder = Encoder(LlamaTokenizer(llama), chat_template=loading.chat_template)
         return ServedModel(info.name, llama, encoder, False)
     encoder = Encoder(load_tokenizer(info, loading), chat_template=loading.chat_template)
+    row = serving_by_vllm(info.checkpoint)
     with stage_checkpoint(info.checkpoint, foreign=runs_foreign_code(info, loading)) as stage:
         engine = Engine(
             stage.folder,
             length=max(lengths),
             dtype=engine_dtype(info.checkpoint.config, loading.dtype),
             trust=stage.trust,
-            arguments={**_make_overrides(info, max(lengths)), **loading.engine_arguments},
+            arguments={**vllm_arguments(row), **_make_overrides(info, max(lengths)), **loading.engine_arguments},
         )
-    row = serving_by_vllm(info.checkpoint)
     remark = row.remark if row is not None and row.status != EXACT else ""
     return ServedModel(info.name, engine, encoder, False, ends=_read_ends(info.checkpoint), remark=remark)
 

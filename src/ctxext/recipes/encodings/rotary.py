@@ -461,7 +461,8 @@ def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
     above = family.partial_key or "partial_rotary_factor"
     if not usual or above in text or "partial_rotary_factor" in _full_attention_parameters(text, family):
         parameters["partial_rotary_factor"] = partial
-        text.setdefault(above, partial)
+        if family.rope_scaling:  # vLLM would also apply it to the sliding layers of Gemma 4 (docs/traps.md, 27).
+            text.setdefault(above, partial)
     write_length(text, family, rotary.claimed_length)
     if family.rope_scaling or family.local_theta_key:
         text.update(dict.fromkeys([family.theta_key, *(_COPIES & text.keys())], rotary.theta))

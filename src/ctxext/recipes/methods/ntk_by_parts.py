@@ -72,10 +72,10 @@ class NtkByParts(Scaling):
         """Return the schedule's parameters as transformers names them.
 
         The rope type is `yarn`, with its temperature switched off. mlx-lm does not read attention_factor; a weight of
-        zero for ln(factor) gives it the same 1 (docs/traps.md, trap 27). `mscale_all_dim` would change the attention of
-        DeepSeek's family, so it is left out.
+        zero for ln(factor) gives it the same 1 (docs/traps.md, trap 27). SGLang reads it only next to `mscale_all_dim`,
+        which scales all scores of DeepSeek's family unless it is zero.
         """
-        return {**self.ramp(rotary), "attention_factor": 1.0, "mscale": 0.0}
+        return {**self.ramp(rotary), "attention_factor": 1.0, "mscale": 0.0, "mscale_all_dim": 0.0}
 
     def ramp(self, rotary: Rotary) -> Mapping[str, Any]:
         """Return the parameters of the ramp.
