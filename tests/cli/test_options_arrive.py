@@ -51,7 +51,7 @@ EVAL = (
 URL = "http://127.0.0.1:1/v1"
 SERVER = ("--server", URL, "--model", "it", "--api-key", TOKEN, "--timeout", "9")
 EVAL_SERVER = ("eval", "one", *SERVER, "--num-concurrent", "3", "--max-retries", "7", "--out", "there")
-VERIFY_SERVER = ("verify", "out", *SERVER, "--minutes", "3", "--trust-remote-code", *HUB)
+VERIFY_SERVER = ("verify", "out", *SERVER, "--minutes", "5", "--trust-remote-code", *HUB)
 OF_SERVER = {"server": URL, "model": "it", "api_key": TOKEN, "timeout": 9.0}
 _ENGINE = ("--allow-beyond", "--engine", "vllm", "--engine-args", '{"seed": 2}')
 _ASKED = tuple(word for word in EVAL[3:] if word not in _ENGINE)
@@ -361,11 +361,11 @@ def test_verify_of_a_server(arrived, monkeypatch):
     opened = []
     monkeypatch.setattr("ctxext.cli.verify.open_checkpoint", lambda name, **more: opened.append((name, more)) or name)
     (checkpoint, server, minutes, _), named = arrived(VERIFY_SERVER, "ctxext.cli.verify_server.verify_server")
-    assert (checkpoint, server, minutes) == ("out", ServerOptions(**OF_SERVER), 3)
+    assert (checkpoint, server, minutes) == ("out", ServerOptions(**OF_SERVER), 5)
     assert opened == [("out", GIVEN)]
     assert named == {"trust_remote_code": True}
     (_, _, minutes, _), _ = arrived(("verify", "out", "--server", URL), "ctxext.cli.verify_server.verify_server")
-    assert minutes == 10
+    assert minutes == 3
 
 
 def test_merge(arrived):
