@@ -27,7 +27,7 @@ from ctxext.recipes.registry import METHODS
 
 EXACT, PARTLY, WRONG, UNKNOWN = "exact", "with care", "not", "not known"
 MARKS: Mapping[str, str] = {EXACT: "✓", PARTLY: "~", WRONG: "✗", UNKNOWN: "?"}
-BY_SOURCE = "should work (untested)"
+BY_SOURCE = "untested, but should work"
 """Remark for combinations that are correct by the source code of the engine but untested."""
 UNTRIED = "untested with"
 """Beginning of the remark on a family that was tested only in transformers."""
