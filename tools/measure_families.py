@@ -1,7 +1,8 @@
-"""Measure whether vLLM's CPU build reads schedules as transformers does, family by family.
+"""Measure whether vLLM's CPU build and MLX read schedules as transformers does, family by family.
 
     python tools/measure_families.py prepare WORK    # needs ctxext and transformers: checkpoints, references
     python tools/measure_families.py vllm WORK       # needs vLLM: its own models
+    python tools/measure_families.py mlx WORK        # needs mlx-lm
 
 Names after WORK select families; the default is all of them. The models are random, with two layers, heads of 64
 dimensions (supported by vLLM's kernels) and a context length of 256; each is converted by one method per rope type that
@@ -199,6 +200,35 @@ def _cell(folder: Path, rows: list[dict[str, Any]], name: str, backend: str) -> 
             scores = served.log_probabilities([row["ids"] for row in rows])
     except Exception as error:
         return {"refused": f"{type(error).__name__}: {_line(error)}"}
+    return _compare(scores, rows)
+
+
+def mlx(work: Path, names: list[str]) -> None:
+    """Measure the families in mlx-lm, on the CPU."""
+    import mlx.core as mx
+    from mlx_lm.utils import load_model
+
+    mx.set_default_device(mx.cpu)
+    for name in names:
+        for method in METHODS:
+            if not (work / name / f"{method}.json").exists():
+                continue
+            rows = json.loads((work / name / f"{method}.json").read_text())
+            try:
+                model, _ = load_model(work / name / method)
+                model.set_dtype(mx.float32)
+                scores = []
+                for row in rows:
+                    logits = model(mx.array([row["ids"]]))[0].astype(mx.float32)
+                    known = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+                    scores.append([known[at, token].item() for at, token in enumerate(row["ids"][1:])])
+                cell = _compare(scores, rows)
+            except Exception as error:
+                cell = {"refused": f"{type(error).__name__}: {_line(error)}"}
+            keep(name, method, "MLX", cell, rows)
+
+
+def _compare(scores: list[list[float]], rows: list[dict[str, Any]]) -> dict[str, Any]:
     worst = [_max_difference(given, row["given"]) for given, row in zip(scores, rows, strict=True)]
     return {"differences": [float(f"{number:.2g}") for number in worst]}
 
@@ -215,4 +245,4 @@ def keep(name: str, method: str, engine: str, cell: dict[str, Any], rows: list[d
 
 if __name__ == "__main__":
     command, folder, *chosen = sys.argv[1:]
-    {"prepare": prepare, "vllm": vllm}[command](Path(folder), chosen or list(FAMILIES))
+    {"prepare": prepare, "vllm": vllm, "mlx": mlx}[command](Path(folder), chosen or list(FAMILIES))
