@@ -123,7 +123,8 @@ def _of_family(model: ModelConfig, engine: str) -> _Row | None:
     if method == "declare" and method not in cells:  # It changes only the length.
         method = _PLAIN
     if method not in cells:
-        return (UNKNOWN, "", f"{carrier} is {UNTRIED} {family.model_type}")
+        schedule = "a changed base" if carrier == "default" else carrier
+        return (UNKNOWN, "", f"{schedule} is {UNTRIED} {family.model_type}")
     if not (problem := _find_problem(cells[method])):
         return (EXACT, "", "")
     reason, other = notes["families"].get(name, {}).get(engine), families[name][method].get(f"{engine}{_BACKEND}")
