@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import math
 
 import pytest
 import torch
@@ -14,9 +15,10 @@ from ctxext.converters.convert import convert
 from ctxext.data.encoding import Encoder
 from ctxext.engines.in_server import check_server
 from ctxext.engines.server import Server
-from ctxext.engines.server_probes import TOKENS, probes_of
+from ctxext.engines.server_probes import TOKENS, Probe, probes_of
 from ctxext.engines.server_readings import (
     CONVERTED,
+    CUT,
     DEFAULT_TEMPERATURE,
     LINEAR,
     NO_TEMPERATURE,
@@ -24,7 +26,7 @@ from ctxext.engines.server_readings import (
     UNMODIFIED,
     readings_of,
 )
-from ctxext.engines.server_verdict import FAULT, SERVED, UNDECIDED
+from ctxext.engines.server_verdict import FAULT, SERVED, UNDECIDED, find_cut
 from ctxext.errors import CtxextError
 from ctxext.methods import DynamicNtk, Ntk, NtkByParts, PositionInterpolation, SelfExtend, Yarn
 from ctxext.recipes.encodings.rotary import model_config
@@ -113,6 +115,13 @@ def test_prompts_that_are_cut(served, check, counts):
     kept = 512 - TOKENS
     assert report.verdict == f"It silently cuts prompts to their last {kept} tokens. It serves {CONVERTED}."
     assert report.fix == "Start it with --max-model-len 1024."
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_reading_that_is_not_finite_does_not_hide_a_cut_prompt(order):
+    """Its mean error compares with no other."""
+    errors = {UNMODIFIED: [[math.nan], [1.0]], CONVERTED: [[1.0], [2.0]], f"{CUT} 512": [[0.0], [0.01]]}
+    assert find_cut(Probe("near the end", [], "", errors=dict(list(errors.items())[::order]))) == 512
 
 
 def test_prompts_that_are_refused(served, check):

@@ -36,8 +36,8 @@ def check_server(
         checkpoint: The converted checkpoint.
         server: The server.
         trust_remote_code: Run modeling code that this version did not write.
-        minutes: Time limit of transformers, without that of the server. Long prompts that would exceed it are omitted;
-            the shortest one never is.
+        minutes: Time limit of the computation in transformers; the time of the server does not count. Long prompts
+            that would exceed it are omitted; the shortest one never is.
         progress: Called with the name of a stage, the work done and the total work.
 
     Raises:
@@ -96,10 +96,10 @@ def _compute(
     probes = [probe for probe in sent if probe.evidence is not None]
     began, rates, done = time.monotonic(), list[float](), 0
     others = [name for name in readings if name != CONVERTED]
-    rounds = [(others, probes[:1]), ([CONVERTED], probes), (others, probes[1:])]
-    for number, (names, given) in enumerate(rounds):
+    rounds = [(others, probes[:1], False), ([CONVERTED], probes, False), (others, probes[1:], True)]
+    for names, given, stops in rounds:
         for name in names:
-            if number == 2 and is_settled(probes):
+            if stops and is_settled(probes):
                 return
             progress(f"computing {name}", done, len(readings) + len(others))
             done += 1
@@ -109,7 +109,7 @@ def _compute(
                     # The first passes are slower, so the fastest one counts.
                     if probe is not probes[0] and now - began + min(rates) * work > seconds:
                         break
-                    if number == 2 and (CONVERTED not in probe.errors or is_settled(probes)):
+                    if stops and (CONVERTED not in probe.errors or is_settled(probes)):
                         break
                     probe.errors[name] = measure_errors(head, probe)
                     rates.append((time.monotonic() - now) / work)

@@ -169,11 +169,8 @@ def _compare_readings(probes: Sequence[Probe]) -> tuple[str, list[str]]:
 
 def _find_misfit(probes: Sequence[Probe], reading: str) -> Probe | None:
     """Return the first prompt from which a reading is too far to fit."""
-    return next((probe for probe in probes if reading in probe.errors and _is_off(probe, reading)), None)
-
-
-def _is_off(probe: Probe, reading: str) -> bool:
-    return not _compute_mean([probe], reading) <= _MOST_OFF  # True for NaN.
+    computed = (probe for probe in probes if reading in probe.errors)
+    return next((probe for probe in computed if _compute_mean([probe], reading) > _MOST_OFF), None)
 
 
 def _is_clear(probes: Sequence[Probe], one: str, other: str) -> bool:
@@ -183,33 +180,33 @@ def _is_clear(probes: Sequence[Probe], one: str, other: str) -> bool:
     several standard errors, which are robust against noise that is correlated within a generated token.
     """
     rows = _pair_errors(probes, one, other)
-    moves = [[a - b for a, b in row] for row in rows]
-    total = sum(move**2 for row in moves for move in row)
+    total = sum(move**2 for row in rows for _, move in row)
     if len(rows) < 2 or not total or _measure_distance(probes, one, other) < _LEAST:
         return False
-    place = sum(a * (a - b) for row in rows for a, b in row) / total
-    scores = [sum((a - b) * (a - place * (a - b)) for a, b in row) for row in rows]
+    place = sum(error * move for row in rows for error, move in row) / total
+    scores = [sum(move * (error - place * move) for error, move in row) for row in rows]
     variance = sum(score**2 for score in scores) * len(rows) / (len(rows) - 1) / total**2
     return place + _CLEAR * math.sqrt(variance) < 0.5
 
 
 def _pair_errors(probes: Sequence[Probe], one: str, other: str) -> list[list[tuple[float, float]]]:
-    """Return the errors of two readings for the same tokens, by generated token."""
+    """Return the errors of a reading and its differences from another reading, by generated token."""
     shared = [probe.errors for probe in probes if {one, other} <= probe.errors.keys()]
-    pairs = (zip(errors[one], errors[other], strict=True) for errors in shared)
-    return [list(zip(*rows, strict=True)) for pair in pairs for rows in pair if rows[0]]
+    pairs = [pair for errors in shared for pair in zip(errors[one], errors[other], strict=True)]
+    return [[(a, a - b) for a, b in zip(first, second, strict=True)] for first, second in pairs if first]
 
 
 def _measure_distance(probes: Sequence[Probe], one: str, other: str) -> float:
     """Return the mean difference between two readings in nats."""
-    distances = [abs(a - b) for row in _pair_errors(probes, one, other) for a, b in row]
+    distances = [abs(move) for row in _pair_errors(probes, one, other) for _, move in row]
     return sum(distances) / len(distances) if distances else math.inf
 
 
 def _compute_mean(probes: Sequence[Probe], reading: str) -> float:
-    """Return the mean absolute error of a reading in nats."""
+    """Return the mean absolute error of a reading in nats; infinity if it has none or is not finite."""
     errors = [abs(error) for probe in probes for row in probe.errors[reading] for error in row]
-    return sum(errors) / len(errors) if errors else math.nan
+    mean = sum(errors) / len(errors) if errors else math.inf
+    return mean if math.isfinite(mean) else math.inf
 
 
 def find_cut(probe: Probe) -> int | None:
