@@ -218,16 +218,21 @@ def mlx(work: Path, names: list[str]) -> None:
         model.set_dtype(mx.float32)
         differences, written = [], []
         for row in rows:
-            logits = model(mx.array([row["ids"]]))[0].astype(mx.float32)
-            scores = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-            given = [scores[at, token].item() for at, token in enumerate(row["ids"][1:])]
-            differences.append(
-                max(_max_difference(given, row["given"]), _max_difference(scores[-1].tolist(), row["next"]))
-            )
+            given, scores = score_in_mlx(model, row["ids"])
+            differences.append(max(_max_difference(given, row["given"]), _max_difference(scores, row["next"])))
             steps = generate_step(mx.array(row["ids"]), model, max_tokens=NEW)
             written.append([int(token) for token, _ in steps])
         _keep(name, "MLX", _cell(differences, written, rows))
     _keep_versions("mlx-lm", "mlx")
+
+
+def score_in_mlx(model: Any, ids: list[int]) -> tuple[list[float], list[float]]:
+    """Return the log-probability of every token except the first, and those of all tokens after the last."""
+    import mlx.core as mx
+
+    logits = model(mx.array([ids]))[0].astype(mx.float32)
+    scores = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    return [scores[at, token].item() for at, token in enumerate(ids[1:])], scores[-1].tolist()
 
 
 def _max_difference(scores: list[float], wanted: list[float]) -> float:

@@ -4,9 +4,9 @@
     python tools/measure_families.py vllm WORK       # needs vLLM: its own models
     python tools/measure_families.py mlx WORK        # needs mlx-lm
 
-Names after WORK select families; the default is all of them. The models are random, with two layers, heads of 64
-dimensions (supported by vLLM's kernels) and a context length of 256; each is converted by one method per rope type that
-its class reads, factor 4, or by `declare`. Qwen's linear attention is computed in float32, for which vLLM has no CPU
+Names after WORK select families; the default is all of them, for MLX those of `IN_MLX`. The models are random, with two
+layers, heads of 64 dimensions (supported by vLLM's kernels) and a context length of 256; each is converted by one
+method per rope type that its class reads, factor 4, or by `declare`. Qwen's linear attention is computed in float32, for which vLLM has no CPU
 kernel. For every prompt of random tokens, "families" of src/ctxext/converters/engines.json receives the largest
 difference of a log-probability, and for scale `moved`, the largest change of one by the schedule.
 """
@@ -23,13 +23,15 @@ from typing import Any
 from unittest import mock
 
 from ctxext.converters.engines import TOLERANCE
-from measure_engines import ROOT, _alone, _line, _max_difference, _read, _write
+from measure_engines import ROOT, _alone, _line, _max_difference, _read, _write, score_in_mlx
 
 LENGTHS = (40, 200, 400, 900)
 METHODS = ("plain", "yarn", "pi", "ntk", "llama3", "longrope", "declare")
 FAMILIES = ("smollm3", "granite", "mistral", "olmo3", "ministral3", "hunyuan_v1_dense", "qwen3_moe", "glm4_moe")
 FAMILIES += ("gpt_oss", "gemma3_text", "gemma4_text", "deepseek_v3", "granitemoehybrid")
 FAMILIES += ("qwen3_next", "qwen3_5_text", "qwen3_5", "qwen3_5_moe_text", "qwen3_5_moe")
+IN_MLX = ("smollm3", "olmo3", "deepseek_v3", "glm4_moe", "hunyuan_v1_dense")
+"""Families whose files mlx-lm loads as transformers 5 saves them, and whose layers it has."""
 WHOLE = ("qwen3_5", "qwen3_5_moe")
 """Multimodal models, measured with text. Others have the cells of their text part."""
 SIZES: dict[str, Any] = {
@@ -210,19 +212,17 @@ def mlx(work: Path, names: list[str]) -> None:
 
     mx.set_default_device(mx.cpu)
     for name in names:
-        for method in METHODS:
+        for method in METHODS[1:]:  # A plain file of transformers 5 lacks keys that mlx-lm's classes read.
             if not (work / name / f"{method}.json").exists():
                 continue
             rows = json.loads((work / name / f"{method}.json").read_text())
             try:
                 model, _ = load_model(work / name / method)
                 model.set_dtype(mx.float32)
-                scores = []
-                for row in rows:
-                    logits = model(mx.array([row["ids"]]))[0].astype(mx.float32)
-                    known = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-                    scores.append([known[at, token].item() for at, token in enumerate(row["ids"][1:])])
-                cell = _compare(scores, rows)
+                cell = _compare([score_in_mlx(model, row["ids"])[0] for row in rows], rows)
+            except TypeError as error:  # The same.
+                print(f"{name} {method}: {error}", flush=True)
+                continue
             except Exception as error:
                 cell = {"refused": f"{type(error).__name__}: {_line(error)}"}
             keep(name, method, "MLX", cell, rows)
@@ -245,4 +245,6 @@ def keep(name: str, method: str, engine: str, cell: dict[str, Any], rows: list[d
 
 if __name__ == "__main__":
     command, folder, *chosen = sys.argv[1:]
-    {"prepare": prepare, "vllm": vllm, "mlx": mlx}[command](Path(folder), chosen or list(FAMILIES))
+    {"prepare": prepare, "vllm": vllm, "mlx": mlx}[command](
+        Path(folder), chosen or list(IN_MLX if command == "mlx" else FAMILIES)
+    )
