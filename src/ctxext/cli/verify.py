@@ -60,7 +60,8 @@ def verify(
         float | None,
         typer.Option(
             "--minutes",
-            help="Time limit without that of the server; long prompts that would exceed it are omitted. Default: 3.",
+            help="Time limit, not counting the server's time; long prompts that would exceed it are omitted. "
+            "Default: 3.",
             min=0,
             rich_help_panel="Server",
         ),
