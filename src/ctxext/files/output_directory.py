@@ -172,20 +172,21 @@ def _error_number_and_file(error: Exception) -> tuple[int, str]:
 
 
 @contextlib.contextmanager
-def lock_output(out: Path) -> Iterator[None]:
+def lock_output(out: Path, wait: float = 0.1) -> Iterator[None]:
     """Prevent other processes and threads from writing an output until the block ends.
 
     The lock is `.NAME.ctxext-lock` next to the output and is removed afterwards. The same thread may acquire it again.
 
     Args:
         out: The folder or file to write; its parent folder must exist.
+        wait: Seconds to wait for another process. Not 0: filelock retries a lock that is removed while it is opened.
     """
     out = out.resolve()
     path = out.parent / f".{short_name(out.name)}.ctxext-lock"
     lock = FileLock(path, is_singleton=True)
     is_first = not lock.is_locked
     try:
-        lock.acquire(timeout=0.1)  # Not 0: filelock retries a lock that is removed while it is opened.
+        lock.acquire(timeout=wait)
     except Timeout as error:
         raise CtxextError(
             f'Another process is writing "{out}"{_holder(path)}.',

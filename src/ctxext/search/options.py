@@ -1,6 +1,7 @@
 """Options of a search, and the place of its study: a SQLite file, or a database or journal shared by machines."""
 
 import contextlib
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,8 +12,17 @@ from ctxext.data.records import check_place
 from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import even_depths
 from ctxext.files.length import format_length, read_words
+from ctxext.files.output_directory import lock_output
 from ctxext.options import check_numbers, option, original_length_option, target_length_option, with_documented_options
 from ctxext.redaction import redact, remember
+from ctxext.search.storage import (
+    LOCK_SECONDS,
+    choose_driver,
+    has_studies,
+    lock_database,
+    open_database,
+    open_journal,
+)
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -118,6 +128,9 @@ _SCHEME = re.compile(r"((?:[A-Za-z][\w+.-]+:/|(?:postgresql|mysql|mariadb|mssql|
 _DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, AssertionError, ArithmeticError, RuntimeError)
 """Errors of a file that is damaged or not a study."""
 
+CREATED = "created"
+"""Attribute of a study: when it was created, in seconds since 1970."""
+
 
 @dataclass(frozen=True)
 class StudyPlace:
@@ -145,18 +158,24 @@ class StudyPlace:
         return str(self.path) if self.path else f"{self.name} in {redact_storage(self.storage or '')}"
 
     def open(self) -> "BaseStorage":
-        """Open the storage; create it if it does not exist."""
+        """Open the storage; create it if it does not exist, for which the lock must be held."""
         import optuna
-        from optuna.storages import JournalStorage, RDBStorage
-        from optuna.storages.journal import JournalFileBackend
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        if self.path is not None:
-            return RDBStorage(f"sqlite:///{self.path}", engine_kwargs={"connect_args": {"timeout": 60}})
-        assert self.storage is not None, "a place has a path or a storage"
-        if "://" in self.storage:
-            return RDBStorage(self.storage, engine_kwargs={"pool_pre_ping": True})
-        return JournalStorage(JournalFileBackend(self.storage))
+        url = self._database
+        return open_database(url) if url is not None else open_journal(Path(self.storage or ""))
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Let one process at a time create, replace or begin a study in the storage; not reentrant."""
+        with self.explain_errors():
+            if self.file is not None:
+                with lock_output(self.file, wait=LOCK_SECONDS):
+                    yield
+            else:
+                assert self._database is not None, "a place without a file is a database"
+                with lock_database(self._database):
+                    yield
 
     @contextlib.contextmanager
     def explain_errors(self) -> Iterator[None]:
@@ -166,56 +185,99 @@ class StudyPlace:
 
         try:
             yield
-        except ImportError as error:
-            raise CtxextError(
-                "The storage of the study needs a database driver that is not installed.",
-                hint="pip install psycopg2-binary for postgresql+psycopg2://..., or pymysql for mysql+pymysql://...",
-            ) from error
         except (*_DAMAGED, SQLAlchemyError, StorageInternalError) as error:
             hint = "Choose another file with --study." if self.path else "Check --storage and the connection."
-            first = (str(error).splitlines() or [""])[0]
-            reason = first if isinstance(error, SQLAlchemyError | OSError) else f"{type(error).__name__}: {first}"
+            cause = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ else error
+            first = (str(cause).splitlines() or [""])[0]
+            reason = first if isinstance(cause, SQLAlchemyError | OSError) else f"{type(cause).__name__}: {first}"
             raise CtxextError(f'The study "{self}" cannot be used: {reason}', hint=hint) from error
 
     @property
+    def _database(self) -> "URL | None":
+        """URL of the database; None for a journal."""
+        from sqlalchemy.engine import URL
+
+        if self.path is not None:
+            return URL.create("sqlite", database=str(self.path))
+        url = _url(self.storage or "")
+        return choose_driver(url) if url is not None else None
+
+    @property
     def file(self) -> Path | None:
-        """File or journal of the study; None for a database."""
-        return self.path or (Path(self.storage) if self.storage and "://" not in self.storage else None)
+        """SQLite file or journal of the study; None for a database on a server."""
+        if self.path is not None:
+            return self.path
+        url = _url(self.storage or "")
+        if url is None:
+            return Path(self.storage or "")
+        in_file = url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:")
+        return Path(url.database or "") if in_file else None
 
     @property
     def exists(self) -> bool:
         """Whether the study exists."""
-        import optuna
+        with self.lock():
+            return self.created() is not None
 
-        if self.file is not None and (self.path or not self.file.exists()):
-            return self.file.exists()
-        with self.explain_errors():
-            return self.name in optuna.get_all_study_names(self.open())
+    def created(self) -> float | None:
+        """Return when the study was created, in seconds since 1970; None if it does not exist.
+
+        The result is 0 for studies of earlier versions, and for a file that is not a study. The lock must be held.
+        """
+        if self.file is not None and not self.file.exists():
+            return None
+        absent = None if self.path is None else 0.0
+        try:
+            with self.explain_errors():
+                if self._database is not None and not has_studies(self._database):
+                    return absent
+                studies = {study.study_name: study.user_attrs for study in self.open().get_all_studies()}
+                return float(studies[self.name].get(CREATED, 0.0)) if self.name in studies else absent
+        except CtxextError:
+            if self.path is None:
+                raise
+            return 0.0
 
     def clear(self) -> None:
-        """Delete the study, if it exists."""
+        """Delete the study, if it exists; the lock must be held."""
         import optuna
 
         if self.path is not None:
-            self.path.unlink(missing_ok=True)
-        elif self.exists:
+            for suffix in ("", "-journal"):  # SQLite would apply the journal of a killed process to the new file.
+                Path(f"{self.path}{suffix}").unlink(missing_ok=True)
+        elif self.created() is not None:
             optuna.delete_study(study_name=self.name, storage=self.open())
 
-    def check(self, *, resume: bool, overwrite: bool) -> None:
-        """Raise if a new study exists already, or one to resume does not exist."""
+    def check(self, *, resume: bool, overwrite: bool, began: float = math.inf) -> float | None:
+        """Raise if a new study exists already, or one to resume does not exist.
+
+        A study that was created after `began` belongs to a search that was started at the same time, which is joined.
+
+        Args:
+            resume: Whether to continue the study.
+            overwrite: Whether to replace it.
+            began: Beginning of the search, in seconds since 1970.
+
+        Returns:
+            When the study to replace was created; None if there is none.
+        """
         if self.file is not None and not (folder := self.file.resolve().parent).is_dir():
             raise CtxextError(
                 f'The folder "{folder}" for the study does not exist.', hint="Create it, or choose another place."
             )
         if self.file is not None and self.file.exists() and not self.file.is_file():
             raise CtxextError(f'"{self.file}" is not a regular file.', hint="Choose another place for the study.")
-        exists = self.exists
-        if exists and not (resume or overwrite):
+        with self.lock():
+            created = self.created()
+        if resume and created is None:
+            raise CtxextError(f'The study "{self}" does not exist.', hint="Remove --resume.")
+        if resume or created is None or created >= began:
+            return None
+        if not overwrite:
             raise CtxextError(
                 f'The study "{self}" exists already.', hint="Continue with --resume, or start over with --overwrite."
             )
-        if resume and not exists:
-            raise CtxextError(f'The study "{self}" does not exist.', hint="Remove --resume.")
+        return created
 
 
 def default_study(out: Path) -> StudyPlace:

@@ -90,7 +90,7 @@ def search(
     Raises:
         CtxextError: The source, an option or a place is invalid; nothing is written.
     """
-    started = time.monotonic()
+    started, began_at = time.monotonic(), time.time()
     require("optuna", "A search")
     source, out = str(source), None if out is None else Path(out)
     revision, token = (loading.revision, loading.token) if loading else (None, None)
@@ -103,6 +103,8 @@ def search(
     options.list_lengths(trained_length)
     if out is not None:
         check_recipe_place(out, overwrite=overwrite or resume)
+    place = study or (default_study(out) if out and not options.gradient else None)
+    replaces = place.check(resume=resume, overwrite=overwrite, began=began_at) if place else None
 
     # These modules import torch, which takes seconds.
     from ctxext.evaluate.model import Loading, load_model
@@ -123,15 +125,11 @@ def search(
     watch = watch or (lambda standing: None)
     end = started + options.seconds
     with tempfile.TemporaryDirectory() as folder:
-        default = default_study(out) if out and not options.gradient else None
-        place = study or default or StudyPlace(path=Path(folder) / "study.db")
-        place.check(resume=resume, overwrite=overwrite)
+        place = place or StudyPlace(path=Path(folder) / "study.db")
         watch(Standing("loading the model", end=end))
         stock = load_model(info, loading or Loading())
         trial_set, final_set, unseen = make_eval_sets(stock.encoder, options, trained_length)
         bench = Workbench(stock, checkpoint, Path(folder) / Path(folder).name)
-        if not resume:
-            place.clear()
         watch(Standing("estimating the time", end=end))
         _check_time(info, stock, trial_set, options, end)
         watch(Standing("measuring the unmodified model", end=end))
@@ -142,9 +140,8 @@ def search(
         if options.gradient:
             standing = run_gradient_search(ground)
         else:
-            standing = try_recipes(
-                ground, space, place, _make_header(checkpoint, info.digest, options, trained_length, stock)
-            )
+            header = _make_header(checkpoint, info.digest, options, trained_length, stock)
+            standing = try_recipes(ground, space, place, header, replaces)
         points = standing.points
         if not points:
             raise_without_points(standing.trials, options.seconds / 60)

@@ -28,7 +28,7 @@ from ctxext.files.content import keys_that_differ
 from ctxext.files.output_directory import is_running
 from ctxext.recipes.recipe import Recipe, recipe_from_dict
 from ctxext.search.measurement import EvalSet, Measurement, measure, read_measurement
-from ctxext.search.options import SearchOptions, StudyPlace
+from ctxext.search.options import CREATED, SearchOptions, StudyPlace
 from ctxext.search.space import Parameters, Space
 
 _RANDOM_AT_FIRST = 10
@@ -289,22 +289,35 @@ def _explain_errors(method: Callable[..., _Result]) -> Callable[..., _Result]:
     """Wrap a method that reads the study, to report a damaged file or one that is not a study."""
 
     @functools.wraps(method)
-    def wrapper(self: "Study", *arguments: Any) -> _Result:
+    def wrapper(self: "Study", *arguments: Any, **named: Any) -> _Result:
         with self.place.explain_errors():
-            return method(self, *arguments)
+            return method(self, *arguments, **named)
 
     return wrapper
 
 
 class Study:
-    """A study in one of optuna's storages."""
+    """A study in one of optuna's storages.
 
-    def __init__(self, place: StudyPlace, space: Space, seed: int, keep_short: float) -> None:
+    Args:
+        place: The storage. A study that does not exist is created; several processes may do so at once.
+        space: The recipes.
+        seed: Seed of the search.
+        keep_short: The bound.
+        replaces: When the study to replace was created, as `StudyPlace.check` returns it; a newer one is joined.
+    """
+
+    def __init__(
+        self, place: StudyPlace, space: Space, seed: int, keep_short: float, replaces: float | None = None
+    ) -> None:
         self.place, self.space = place, space
         self.keep_short = keep_short
         self._starts = space.starts()
         self._seen = 0.0
-        with place.explain_errors():
+        with place.lock():
+            if replaces is not None and place.created() == replaces:
+                _raise_if_used(place)
+                place.clear()
             self._storage = place.open()
             self._study = optuna.create_study(
                 storage=self._storage,
@@ -313,17 +326,20 @@ class Study:
                 study_name=place.name,
                 load_if_exists=True,
             )
+            if not self._study.user_attrs:
+                self._study.set_user_attr(CREATED, time.time())
 
-    @_explain_errors
     def begin(self, header: Mapping[str, Any]) -> None:
         """Write the header of a new study and queue published recipes; raise if an existing study differs."""
-        earlier = self._study.user_attrs.get("header")
-        if earlier is None:
-            for method, parameters in self._starts:
-                published = method.name if method.is_published else ""
-                self._study.enqueue_trial(parameters, user_attrs={"published": published})
-            self._study.set_user_attr("header", dict(header))
-            return
+        with self.place.lock():
+            earlier = self._study.user_attrs.get("header")
+            if earlier is None:
+                # A process that was killed here may have queued some of them.
+                for method, parameters in self._starts[len(self._study.get_trials(deepcopy=False)) :]:
+                    published = method.name if method.is_published else ""
+                    self._study.enqueue_trial(parameters, user_attrs={"published": published})
+                self._study.set_user_attr("header", dict(header))
+                return
         if different := keys_that_differ(earlier, header):
             raise CtxextError(
                 f'"{self.place}" cannot be continued because of different settings: '
@@ -335,10 +351,16 @@ class Study:
     @_explain_errors
     def rescue(self) -> None:
         """Requeue the trials of processes that have ended, with the same parameters."""
-        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            if not _is_alive(trial):
-                self.put_back(trial)
+        if self._list_abandoned():
+            with self.place.lock():  # Another process may have requeued them and begun to work on one.
+                for trial in self._list_abandoned():
+                    self.put_back(trial)
 
+    def _list_abandoned(self) -> list[FrozenTrial]:
+        running = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        return [trial for trial in running if not _is_alive(trial)]
+
+    @_explain_errors
     def put_back(self, trial: optuna.trial.Trial | FrozenTrial) -> None:
         """Requeue a trial, for example one that ran out of time."""
         study_id = self._storage.get_study_id_from_name(self.place.name)
@@ -362,6 +384,7 @@ class Study:
         self.sign(trial, force=True)
         return trial, self.space.draw(trial)
 
+    @_explain_errors
     def sign(self, trial: optuna.trial.Trial, *, force: bool = False) -> None:
         """Send heartbeats while this process works on a trial."""
         if force or time.monotonic() - self._seen > _SEEN_EVERY:
@@ -369,6 +392,7 @@ class Study:
             with contextlib.suppress(UpdateFinishedTrialError):
                 trial.set_user_attr("owner", [socket.gethostname(), os.getpid(), time.time()])
 
+    @_explain_errors
     def record(
         self,
         trial: optuna.trial.Trial,
@@ -413,6 +437,20 @@ class Study:
         return trials
 
 
+def _raise_if_used(place: StudyPlace) -> None:
+    """Raise if another process of this machine works on a study: without its file it would damage the next one."""
+    trials: Sequence[FrozenTrial] = ()
+    with contextlib.suppress(CtxextError), place.explain_errors():  # A file that is not a study is not used.
+        trials = optuna.load_study(study_name=place.name, storage=place.open()).get_trials(deepcopy=False)
+    for trial in trials:
+        host, process, _ = trial.user_attrs.get("owner") or ("", 0, 0)
+        if trial.state == TrialState.RUNNING and host == socket.gethostname() and is_running(int(process)):
+            raise CtxextError(
+                f'The study "{place}" cannot be replaced: process {process} works on it.',
+                hint="Wait until it has finished, or choose another --study.",
+            )
+
+
 def _is_alive(trial: FrozenTrial) -> bool:
     """Return whether a process works on a trial: by its id on this machine, by its heartbeat on another."""
     owner = trial.user_attrs.get("owner")
@@ -427,10 +465,12 @@ class _TimeIsUp(Exception):
     """The time is up before a recipe is completely measured."""
 
 
-def try_recipes(ground: Ground, space: Space, place: StudyPlace, header: Mapping[str, Any]) -> Standing:
-    """Try recipes while enough time is left for the final evaluation."""
+def try_recipes(
+    ground: Ground, space: Space, place: StudyPlace, header: Mapping[str, Any], replaces: float | None = None
+) -> Standing:
+    """Try recipes while enough time is left for the final evaluation; `replaces` is that of `Study`."""
     options = ground.options
-    study = Study(place, space, options.seed, options.keep_short)
+    study = Study(place, space, options.seed, options.keep_short, replaces)
     study.begin(header)
     while True:
         study.rescue()
@@ -455,6 +495,11 @@ def try_recipes(ground: Ground, space: Space, place: StudyPlace, header: Mapping
         except _TimeIsUp:
             study.put_back(trial)
             return standing
+        except (KeyboardInterrupt, Exception):
+            # Other processes, also those on other machines, need not wait until this one counts as dead.
+            with contextlib.suppress(CtxextError):
+                study.put_back(trial)
+            raise
 
 
 def _try_recipe(
