@@ -2,6 +2,7 @@
 # make test   the same set-up, then the quick tests
 # make check  what CI runs: linters, types, quick tests
 # make engines  the tests that need vLLM and llama.cpp, which it installs into an environment of their own
+# make database  the searches that share a study, also in a PostgreSQL of its own; as root it installs Debian's
 # make pythons  demo and quick tests under each Python that is promised, timed; uv brings the Pythons
 # make lowest  the quick tests of convert, eval, finetune and search with the lowest versions that are allowed
 # make newest  the quick tests with the newest release of every package but torch; make newer runs it only if tools/newest.py finds one
@@ -20,7 +21,7 @@ SPREAD := -n $(WORKERS) --dist worksteal
 # Each test process computes on one thread, so that the workers do not fight for the cores.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: demo test check newest newer bench-gpu fuzz slow engines story golden affected test-transformers-4 environment-transformers-4 lint docs pythons lowest docs-site clean
+.PHONY: demo test check newest newer bench-gpu fuzz slow engines database story golden affected test-transformers-4 environment-transformers-4 lint docs pythons lowest docs-site clean
 
 demo: $(VENV)/installed
 	$(BIN)/ctxext demo
@@ -64,6 +65,14 @@ $(ENGINES)/installed: pyproject.toml
 		--dest $(ENGINES) $(LLAMA_CPP_SOURCES)
 	cd $(ENGINES) && tar -xzf llama_cpp_python-*.tar.gz && rm -rf llama.cpp && mv llama_cpp_python-*/vendor/llama.cpp llama.cpp
 	touch $@
+
+# The server runs on a free port of 127.0.0.1 while the tests do. With CTXEXT_DATABASE they fail where it is missing.
+DATABASE_DRIVERS ?= psycopg[binary]==3.3.9 psycopg2-binary==2.9.13
+database: $(VENV)/installed
+	command -v initdb /usr/lib/postgresql/*/bin/initdb > /dev/null || test "$$(id -u)" -ne 0 \
+		|| { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends postgresql > /dev/null; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) $(foreach driver,$(DATABASE_DRIVERS),"$(driver)")
+	CTXEXT_DATABASE=1 $(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) -m database tests/search
 
 story: $(VENV)/installed
 	rm -rf .venv-story && $(PYTHON) -m venv .venv-story

@@ -16,6 +16,7 @@ case $1 in
   story) echo $$ > "$STORY_PROCESS"; sleep ${STORY_SECONDS:-0}; echo "the story ends"; exit ${STORY:-0} ;;
   lint) exit ${LINT:-0} ;;
   test) exit ${QUICK:-0} ;;
+  database) exit ${DATABASE:-0} ;;
   newer) exit ${NEWER:-0} ;;
 esac
 """
@@ -58,6 +59,7 @@ def test_every_step_runs_and_is_shown(ci):
         "make lint",
         "make docs-site",
         "make test",
+        "make database",
         "make newer",
         "make story",
         "make golden",
@@ -73,6 +75,7 @@ def test_every_step_runs_and_is_shown(ci):
         ({"LINT": "3"}, "make lint"),
         ({"QUICK": "4"}, "make test"),
         ({"TESTS": "5"}, "tests"),
+        ({"DATABASE": "8"}, "make database"),
         ({"NEWER": "7"}, "make newer"),
         ({"STORY": "6"}, "the story ends"),
     ],

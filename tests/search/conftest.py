@@ -1,5 +1,8 @@
 """Fixtures: a tiny checkpoint with a tokenizer, with a short original context, so that longer prompts are short too."""
 
+import importlib.util
+import os
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -9,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.evaluate.model import make_ready
 from ctxext.evaluate.workbench import Workbench
+from databases import Postgres, find_programs, run_postgres
 from hand_made import make_tokenizer, tiny_llama
 
 TRAINED = 320
@@ -36,3 +40,15 @@ def bench(source, tmp_path_factory) -> Workbench:
     """The same model, for trying recipes."""
     stock = make_ready("tiny", AutoModelForCausalLM.from_pretrained(source), make_tokenizer())
     return Workbench(stock, open_checkpoint(str(source)), tmp_path_factory.mktemp("bench") / "bench")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL server. With CTXEXT_DATABASE, as `make database` sets it, a test fails where there is none."""
+    programs = find_programs()
+    missing = [] if programs else ["PostgreSQL (apt-get install postgresql)"]
+    missing += [name for name in ("psycopg", "psycopg2") if importlib.util.find_spec(name) is None]
+    if missing:
+        (pytest.fail if os.environ.get("CTXEXT_DATABASE") else pytest.skip)(f"not installed: {', '.join(missing)}")
+    with run_postgres(programs) as server:
+        yield server
