@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
+import optuna
 import pytest
 import torch
 import yaml
@@ -389,6 +390,24 @@ def test_every_second_recipe_comes_of_a_good_one():
     chosen = {parent(number, 0, finished) for number in range(20, 200, 2)}
     assert chosen == {0, 1, 5}, "two of a kind, and only those that nearly keep the bound"
     assert {parent(4, seed, [tried(3, 0.9), tried(4, 0.1), tried(5, 0.1)]) for seed in (0, 1)} == {3}, "not later ones"
+
+
+def test_a_draw_keeps_its_parent_while_other_processes_finish_better_ones():
+    """Parameters drawn from another recipe than the one whose distributions were taken raised a KeyError."""
+    shared = optuna.create_study(directions=["minimize", "minimize"], sampler=study.SteadySampler(0, 1))
+
+    first = {"params": {"first": 0.5}, "distributions": {"first": FloatDistribution(0, 1)}}
+    shared.add_trial(optuna.trial.create_trial(**first, values=[0.5, 0.0], user_attrs={"is_near": True}))
+    late = shared.ask()  # Number 1; it finishes while number 2 is drawn.
+    late.suggest_float("second", 0, 1)
+    late.set_user_attr("is_near", True)
+    sampler, trial = shared.sampler, optuna.trial.create_trial(values=[1.0, 1.0])
+    trial.number = 2
+    space = sampler.infer_relative_search_space(shared, trial)
+    shared.tell(late, [0.1, 0.0])
+    for seed in range(10):
+        sampler.seed = seed
+        assert set(sampler.sample_relative(shared, trial, space)) == {"first"}
 
 
 def test_signs_of_life(monkeypatch):

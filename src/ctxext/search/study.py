@@ -216,6 +216,7 @@ class SteadySampler(TPESampler):
 
     def __init__(self, seed: int, num_known: int) -> None:
         self.seed, self.num_known = seed, num_known
+        self._parent: FrozenTrial | None = None
         self._begin(0)
 
     def _begin(self, number: int) -> None:
@@ -238,14 +239,15 @@ class SteadySampler(TPESampler):
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Return the parameters that are drawn together."""
-        parent = self._choose_parent(study, trial.number)
-        return parent.distributions if parent else super().infer_relative_search_space(study, trial)
+        # Kept for the draw: another process may finish a better recipe before it.
+        self._parent = self._choose_parent(study, trial.number)
+        return self._parent.distributions if self._parent else super().infer_relative_search_space(study, trial)
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """Draw the parameters together."""
-        parent = self._choose_parent(study, trial.number)
+        parent = self._parent
         if parent is None:
             return super().sample_relative(study, trial, search_space)
         rng = self._make_random(trial.number)
