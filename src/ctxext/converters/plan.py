@@ -25,7 +25,7 @@ from ctxext.files.tensor_files import NewTensor
 from ctxext.recipes.code.own_code import CODE_FILES, runs_by_itself
 from ctxext.recipes.encodings.base import Encoding
 from ctxext.recipes.encodings.rotary import ModelConfig, model_config, provenance
-from ctxext.recipes.recipe import Recipe, describe_step, plain_config, recipe_from_dict
+from ctxext.recipes.recipe import Recipe, describe_step, plain_config, recipe_from_dict, starting_model
 from ctxext.version import __version__
 
 _LOG = logging.getLogger(__name__)
@@ -160,7 +160,8 @@ def _find_start(
     source: Checkpoint, before: ModelConfig, recipe: Recipe, *, replace_scaling: bool
 ) -> tuple[ModelConfig, Recipe, Mapping[str, Any]]:
     """Return the configuration to start from, the recipe with inherited parameters, and those parameters."""
-    if not before.code and not (before.encoding.is_scaled and recipe.replaces_encoding):
+    start = starting_model(before, recipe)
+    if start is before:
         return before, recipe, {}
     if not replace_scaling:
         raise already_extended(source, before.encoding)
@@ -170,9 +171,6 @@ def _find_start(
             f'The recipe of "{source.name}" changed weights, which cannot be restored.',
             hint=f'Start from its source "{record.get("source")}".',
         )
-    start = plain_config(before)
-    if start.encoding.is_scaled and recipe.replaces_encoding:
-        start = plain_config(start)  # Without ctxext's code, the source still has its schedule.
     _check_original(source, before.encoding, start.encoding)
     return start, *recipe.take_over(before)
 
