@@ -10,8 +10,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import tiny_models
 from ctxext import Recipe, convert, verify
 from ctxext.checkpoint.opening import open_checkpoint
+from ctxext.converters.convert import card_of
 from ctxext.converters.engines import serving_of, source_commands
 from ctxext.converters.inspection import inspect_checkpoint
+from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
 from ctxext.methods import Declare, Yarn
 from ctxext.recipes.encodings.rotary import model_config
@@ -98,6 +100,32 @@ def test_a_family(name, tmp_path):
         convert(str(out), tmp_path / "again", Recipe([Declare(target_length=2 * NEW)]))
 
 
+WINDOWS = {"cohere2": "sliding_window", "exaone4": "sliding_window", "exaone_moe": "sliding_window"}
+WINDOWS |= {"afmoe": "sliding_window", "lara_mini": "sliding_window", "beam": "sliding_window"}
+WINDOWS |= {"llama4_text": "attention_chunk_size"}
+
+
+@pytest.mark.parametrize("name", [name for name in WINDOWS if name in CONFIG_MAPPING])
+@pytest.mark.parametrize("window", [OLD - 1, OLD, OLD + 1, 8 * OLD, None])
+def test_a_window_beyond_the_original_length_is_named(name, window, tmp_path):
+    """Its layers rotate, so that they see distances that were never trained: in convert, card and inspect."""
+    source = save(name, tmp_path / "source")
+    config = read_json(source / "config.json")
+    if window is not None:
+        config[WINDOWS[name]] = window
+    (source / "config.json").write_text(json.dumps(config))
+    if name == "exaone4" and window is None:
+        config[WINDOWS[name]] = 16
+    plan = make_plan(open_checkpoint(str(source)), Recipe([Declare(factor=4)]))
+    words = f"their window of {window} tokens covers distances that they were not trained on"
+    is_wide = window is not None and window > OLD
+    assert any(words in caution for caution in plan.cautions) == is_wide
+    assert (words in card_of(plan)) == is_wide
+    assert (words in inspect_checkpoint(open_checkpoint(str(source))).caution) == is_wide
+    advice = [caution for caution in plan.cautions if "first set the window to" in caution]
+    assert not advice, "a wider window would be beyond the original length"
+
+
 @pytest.mark.parametrize("name", ["jamba", "cohere2", "llama4_text"])
 def test_verify_loads_it_and_compares_the_rotation(name, tmp_path):
     source, out = save(name, tmp_path / "source"), tmp_path / "out"
@@ -114,7 +142,7 @@ def test_verify_finds_another_rotation_and_another_length(tmp_path):
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
     for more, checks in (
         ({"max_position_embeddings": 2 * OLD}, {"files", "configuration", "lengths"}),
-        ({"rope_parameters": rope, "rope_scaling": rope}, {"files"}),
+        ({"rope_parameters": rope, "rope_scaling": rope}, {"files", "configuration"}),
     ):
         (out / "config.json").write_text(json.dumps({**config, **more}))
         assert {finding.check for finding in verify(out, load=False) if finding.status == "failed"} == checks

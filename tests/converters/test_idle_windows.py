@@ -41,6 +41,22 @@ def test_a_schedule_warns(model_type, tmp_path):
     assert WORDS not in " ".join(make_plan(open_checkpoint(str(source)), Recipe([Ntk(factor=1)])).cautions)
 
 
+@pytest.mark.parametrize("window", [LENGTH // 2, LENGTH, 2 * LENGTH, 8 * LENGTH])
+@pytest.mark.parametrize("step", [Yarn(factor=4), SelfExtend(factor=4)], ids=lambda step: step.name)
+@pytest.mark.parametrize("model_type", ["gemma3_text", "gemma2", "olmo3"])
+def test_layers_that_keep_their_rotation_behind_a_wide_window(model_type, step, window, tmp_path):
+    """A schedule of Gemma 2 changes its sliding layers too; in all other cases they keep theirs."""
+    place = tiny_models.save(model_type, tmp_path / "source")
+    config = {**json.loads((place / "config.json").read_text()), "sliding_window": window}
+    config |= {"max_position_embeddings": LENGTH, "layer_types": ["full_attention", "sliding_attention"]}
+    (place / "config.json").write_text(json.dumps(config))
+    cautions = " ".join(make_plan(open_checkpoint(str(place)), Recipe([step])).cautions)
+    keeps = model_type != "gemma2" or step.name == "self-extend"
+    assert ("distances that they were not trained on" in cautions) == (keeps and window > LENGTH)
+    assert ("first set the window to" in cautions) == (not keeps and LENGTH <= window < 4 * LENGTH)
+    assert ("use the same schedule as the other layers" in cautions) == (not keeps)
+
+
 @pytest.mark.parametrize("step", MAPS, ids=lambda step: step.name)
 @pytest.mark.parametrize("model_type", ["mistral", "phi3"])
 def test_a_map_raises_the_window(model_type, step, tmp_path):

@@ -508,6 +508,21 @@ def test_packed_sequences_are_read_apart_or_refused(models, name):
     torch.testing.assert_close(together, expected, rtol=0, atol=TOLERANCE * float(expected.abs().max()))
 
 
+@torch.no_grad()
+def test_packed_sequences_with_a_mask_of_tokens_are_refused_with_what_works(models):
+    """transformers separates texts by `position_ids` only if there is neither a cache nor a mask."""
+    model, parts = named(models, "self-extend"), texts(40, 37)
+    ids, positions = torch.cat(parts, 1), packed([part.shape[1] for part in parts])
+    with pytest.raises(ValueError, match=r"pass use_cache=False and no mask, or a 4D mask\.$"):
+        model(ids, position_ids=positions, attention_mask=torch.ones_like(ids), use_cache=False)
+    text = torch.arange(77)[None] >= 40
+    pairs = ((text == text.T) & torch.ones(77, 77).tril().bool())[None, None]
+    expected = torch.cat([model(part, use_cache=False).logits for part in parts], 1)
+    for mask, use_cache in ((None, False), (pairs, False), (pairs, True)):
+        together = model(ids, position_ids=positions, attention_mask=mask, use_cache=use_cache).logits
+        torch.testing.assert_close(together, expected, rtol=0, atol=TOLERANCE * float(expected.abs().max()))
+
+
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_packed_sequences_with_a_cache_are_one_text_or_refused(models, name):

@@ -166,29 +166,33 @@ def test_a_configuration_that_lacks_what_the_recipe_makes(originals, key):
     ("changes", "named"),
     [
         ({"AutoModelForCausalLM": "evil.Model"}, True),
-        ({"AutoModelForTokenClassification": "other.Class"}, False),
+        ({"AutoModelForTokenClassification": "other.Class"}, True),
+        ({"AutoModelForTokenClassification": None}, False),
         ({"AutoConfig": "evil.Config"}, True),
     ],
 )
 def test_classes_of_heads_may_differ_by_version_and_no_others(originals, changes, named):
     config = read_json(originals["mspoe"] / "config.json")
-    config["auto_map"] = {**config["auto_map"], **changes}
-    finding = file_checks.check_configuration(Subject(Checkpoint("out", originals["mspoe"], config)))
+    named_classes = {**config["auto_map"], **changes}
+    config["auto_map"] = {auto: place for auto, place in named_classes.items() if place is not None}
+    subject = Subject(Checkpoint("out", originals["mspoe"], config))
+    finding = file_checks.check_configuration(subject)
+    assert f'"auto_map.{next(iter(changes))}" is' in finding.detail  # The record names all classes.
+    vars(subject)["manifest"] = {}
+    finding = file_checks.check_configuration(subject)
     assert ("auto_map" in finding.detail) == (finding.status == "failed") == named
 
 
-@pytest.mark.parametrize("name", ["max_position_embeddings", "rope_parameters", "rope_scaling", "hidden_size"])
-def test_nested_configurations_are_compared_key_by_key(llama_source, name):
-    """Only differences in the language model of a multimodal model are reported, by their key."""
-    plain = read_json(llama_source / "config.json")
-    source = Checkpoint("source", llama_source, {"model_type": "gemma3", "text_config": {**plain, "model_type": "x"}})
-    expected = {**source.config, "text_config": dict(source.config["text_config"])}
-    assert file_checks._differences(source.config, expected, "text_config") == []
-    expected["text_config"][name] = "other"
-    assert file_checks._differences(source.config, expected, "text_config") == [f"text_config.{name}"]
-    del expected["text_config"]
-    assert file_checks._differences(source.config, expected, "text_config") == ["text_config"]
-    assert file_checks._differences({"a": 1, "b": None}, {"c": 2}, None) == ["a", "c"]
+def test_configurations_are_compared_key_by_key():
+    """Differences are reported by their key at any depth; a missing key is no null, and true is no 1."""
+    config = {"a": {"b": {"c": 1, "d": [1, 2]}}, "e": None, "f": True, "g": float("nan")}
+    assert file_checks._differences(config, json.loads(json.dumps(config))) == {}
+    changed = {"a": {"b": {"c": 2, "d": [2, 1]}, "x": "y" * 99}, "f": 1, "g": 0.5}
+    different = file_checks._differences(changed, config)
+    assert list(different) == ["a.b.c", "a.b.d", "a.x", "f", "g", "e"]
+    line = file_checks._format(different)
+    assert line.startswith('"a.b.c" is 2, not 1; "a.b.d" is [2, 1], not [1, 2]; "a.x" is "yyyy')
+    assert line.endswith('…, not missing; "f" is 1, not true; "g" is 0.5, not NaN and 1 more')
 
 
 @pytest.mark.parametrize(("length", "status"), [(512, "passed"), (512.0, "failed"), (512.5, "failed")])

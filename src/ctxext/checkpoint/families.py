@@ -305,7 +305,38 @@ def _apply_switches(config: Mapping[str, Any], family: Family) -> Family:
         return dataclasses.replace(family, positions="none")
     if family.rotated != "all" and not family.reason and not rotated_layers(config, family):
         return dataclasses.replace(family, reason=NOTHING_TO_EXTEND)
+    if family.positions == "rotary" and not family.reason:
+        try:
+            for key in _ONE_FOR_ALL:
+                read(config, family, key)
+        except DifferentLayersError as error:
+            return dataclasses.replace(family, reason=error.message)
     return family
+
+
+_ONE_FOR_ALL = ("rope_theta", "head_dim", "qk_rope_head_dim")
+"""Values of the full-attention layers that a schedule is computed from."""
+
+
+class DifferentLayersError(CtxextError):
+    """Layers that a method changes together have different values of a key."""
+
+
+def single_value(values: Iterable[Any], key: str) -> Any:
+    """Return the value that several layers share; None if there are no layers.
+
+    No value of a single layer is taken for all in any other place.
+
+    Raises:
+        DifferentLayersError: the values differ.
+    """
+    distinct = list(dict.fromkeys(values))
+    if len(distinct) > 1:
+        listed = ", ".join(json.dumps(value) for value in distinct[:5])
+        raise DifferentLayersError(
+            f'its full-attention layers have different values of "{key}" ({listed}), and methods change one value'
+        )
+    return distinct[0] if distinct else None
 
 
 def bidirectional_key(config: Mapping[str, Any], family: Family) -> str:
@@ -368,14 +399,18 @@ def read(config: Mapping[str, Any], family: Family, key: str) -> Any:
     """
     text = text_config(config, family)
     if key in ("rope_theta", family.theta_key):
-        return _layer_theta(text, family, rotated_layers(config, family)) or _theta(text, family)
+        bases = _layer_thetas(text, family, rotated_layers(config, family))
+        return single_value(bases, str(family.layer_theta_key)) or _theta(text, family)
     if key in ("local_rope_theta", family.local_theta_key):
-        return _layer_theta(text, family, sliding_layers(config, family)) or _local_theta(text, family)
+        bases = _layer_thetas(text, family, sliding_layers(config, family))
+        return single_value(bases, str(family.layer_theta_key)) or _local_theta(text, family)
     if key == "partial_rotary_factor":
         return _partial(config, text, family)
     if key == "head_dim":
         return _head_dim(config, text, family)
     value = plain_value(text, family, key)
+    if key == "qk_rope_head_dim" and family.shared_rotary_key:
+        return value_of_layers(config, family, key, full_attention_layers(config, family)) or value
     if key == "max_position_embeddings" and family.model_type == "zamba2" and text.get("use_long_context"):
         return _LONG_CONTEXT_LENGTH
     if key == "num_hidden_layers" and value:
@@ -405,10 +440,8 @@ _ABSENT: Any = object()
 
 def _head_dim(config: Mapping[str, Any], text: Mapping[str, Any], family: Family) -> Any:
     """Return the head size of the full-attention layers; sliding layers may have another one (Gemma 4)."""
-    if text.get("per_layer_config"):
-        for index in full_attention_layers(config, family):
-            if size := own_config(text, index).get("head_dim"):
-                return size
+    if size := value_of_layers(config, family, "head_dim", full_attention_layers(config, family)):
+        return size
     value = plain_value(text, family, "global_head_dim") or plain_value(text, family, "head_dim")
     hidden, heads = plain_value(text, family, "hidden_size"), plain_value(text, family, "num_attention_heads")
     return value or (family.defaults.get("head_dim_multiple", 1) * hidden // heads if hidden and heads else None)
@@ -417,6 +450,15 @@ def _head_dim(config: Mapping[str, Any], text: Mapping[str, Any], family: Family
 def own_config(text: Mapping[str, Any], layer: int) -> Mapping[str, Any]:
     """Return the entries of config.json for a single layer."""
     return (text.get("per_layer_config") or {}).get(str(layer)) or {}
+
+
+def value_of_layers(config: Mapping[str, Any], family: Family, key: str, layers: Sequence[int]) -> Any:
+    """Return the value of a key that config.json has for single layers; None if it has none for these layers."""
+    text = text_config(config, family)
+    if not text.get("per_layer_config"):
+        return None
+    own = [own_config(text, layer).get(key) for layer in layers]
+    return single_value((value or plain_value(text, family, key) for value in own), key) if any(own) else None
 
 
 def schedule_keys(text: Mapping[str, Any], family: Family) -> tuple[str, ...]:
@@ -480,13 +522,19 @@ def has_null_theta(text: Mapping[str, Any], family: Family) -> bool:
     return next(_stated_thetas(text, family), 0) is None or local is None
 
 
-def _layer_theta(text: Mapping[str, Any], family: Family, layers: list[int]) -> Any:
-    """Return the first nonzero base of some layers, if config.json lists one per layer (Granite with windows)."""
+def _layer_thetas(text: Mapping[str, Any], family: Family, layers: Sequence[int]) -> list[Any]:
+    """Return the nonzero bases of some layers, if config.json lists one per layer (Granite with windows)."""
     thetas = text.get(family.layer_theta_key) if family.layer_theta_key else None
-    if not thetas:
-        return None
-    listed = [_entry(thetas, index, str(family.layer_theta_key)) for index in layers]
-    return next((theta for theta in listed if theta), None)
+    listed = [_entry(thetas, index, str(family.layer_theta_key)) for index in layers] if thetas else []
+    return [theta for theta in listed if theta]
+
+
+def base_of_module(config: Mapping[str, Any], family: Family, module: str) -> float | None:
+    """Return the base of a rotary embedding in a model with one for each base, in ascending order; None in others."""
+    number = module.rpartition(".")[2]
+    layers = range(read(config, family, "num_hidden_layers") or 0) if family.layer_theta_key else ()
+    bases = sorted(set(_layer_thetas(text_config(config, family), family, layers)))
+    return float(bases[int(number)]) if number.isdigit() and int(number) < len(bases) else None
 
 
 def _local_theta(text: Mapping[str, Any], family: Family) -> Any:
@@ -595,22 +643,47 @@ def sliding_layers(config: Mapping[str, Any], family: Family) -> list[int]:
 
 def idle_window(config: Mapping[str, Any], family: Family, length: int) -> int | None:
     """Return the window in tokens that takes effect only at a longer context length, or None."""
-    text, present = text_config(config, family), read(config, family, "max_position_embeddings")
-    types = layer_types(config, family, length)
+    present = read(config, family, "max_position_embeddings")
+    windows = _windows(config, family, length)
+    return next((window for window in windows if present and present <= window < length), None)
+
+
+def distance_beyond(config: Mapping[str, Any], family: Family, trained: int, length: int) -> int | None:
+    """Return the window in tokens if rotated sliding layers see farther than in training, or None.
+
+    Args:
+        config: The content of config.json.
+        family: Its family.
+        trained: The original context length in tokens.
+        length: The new one.
+    """
+    if family.positions != "rotary":
+        return None
+    text, layers = text_config(config, family), sliding_layers(config, family)
+    if family.layer_theta_key and text.get(family.layer_theta_key) and not _layer_thetas(text, family, layers):
+        return None  # Their base is 0, so they do not rotate.
+    return next((window for window in _windows(config, family, length) if min(window, length) > trained), None)
+
+
+def _windows(config: Mapping[str, Any], family: Family, length: int) -> list[int]:
+    """Return the sizes in tokens of the windows and chunks that layers have at a context length."""
+    text, types = text_config(config, family), layer_types(config, family, length)
     if family.model_type == "gpt_neo":
         is_local = "local" in json.dumps(text.get("attention_types", text.get("attention_layers", "local")))
         windows = [text.get("window_size", _GPT_NEO_WINDOW)] if is_local else []
     else:
         windows = [read(config, family, "attention_chunk_size")] if "chunked_attention" in types else []
         windows += [read(config, family, "sliding_window")] if SLIDING_TYPES.intersection(types) else []
-    return next((window for window in windows if window and present and present <= window < length), None)
+    return [window for window in windows if window]
 
 
 _GPT_NEO_WINDOW = 256
 
 
 def serves_sliding(config: Mapping[str, Any], family: Family, module: str, layer_type: str = "") -> bool:
-    """Return whether a rotary embedding serves sliding layers only, by its name, its layer type, or its layer."""
+    """Return whether a rotary embedding serves sliding layers only, by its name, layer type, layer or base."""
+    if (base := base_of_module(config, family, module)) is not None:
+        return bool(base != read(config, family, "rope_theta"))
     if any(word in f"{module}.{layer_type}" for word in ("local", *family.sliding_types)):
         return True
     layer = re.search(r"layers\.(\d+)\.", module) if family.local_theta_key else None  # ModernBERT under 4.57.

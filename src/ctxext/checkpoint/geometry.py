@@ -71,7 +71,9 @@ def check_sizes(config: Mapping[str, Any], name: str) -> None:
             f'"{name}": "{stated[0]}" is null, but the model has sliding layers.',
             hint="Set the window that the model was trained with, or give these layers the type full_attention.",
         )
-    check_schema({key: read(config, family, key) for key in _DERIVED}, CONFIG, name)
+    # Sliding layers with a base for each keep them.
+    derived = [key for key in _DERIVED if not (family.layer_theta_key and key.startswith("local"))]
+    check_schema({key: read(config, family, key) for key in derived}, CONFIG, name)
     dim = rotary_dim(config, family)
     if dim < 4 or dim % 2:
         raise CtxextError(f'"{name}": each head rotates "{dim}" dimensions, expected an even number of at least 4.')

@@ -105,6 +105,7 @@ def inspection_data(source: str, inspection: Inspection) -> dict[str, Any]:
         "default_length": inspection.default_length,
         "attention": dict(inspection.attention),
         "cache_bytes": {str(length): size for length, size in inspection.cache_bytes.items()},
+        "caution": inspection.caution,
         "methods": {name: {"applies": not reason, "reason": reason} for name, reason in inspection.methods.items()},
         "recipe": inspection.recipe,
         "serving": [row.to_dict() for row in inspection.serving],
@@ -141,6 +142,8 @@ def _rows(inspection: Inspection) -> dict[str, str]:
     if inspection.recipe:
         rows["recipe"] = ", ".join(describe_step(step) for step in inspection.recipe["steps"])
         rows["engines"] = serving_line(inspection.serving)
+    if inspection.caution:
+        rows["caution"] = inspection.caution
     experimental = experimental_names()
     able = [name for name, reason in inspection.methods.items() if not reason]
     rows["methods"] = " ".join(name for name in able if name not in experimental) or "-"

@@ -265,6 +265,7 @@ def _write(plan: Plan, work: Path, options: SaveOptions, progress: Progress | No
         "source": {"name": source.public_name, "revision": source.revision, **origin},
         "recipe": plan.recipe.to_dict(),
         "versions": {name: installed_version(name) for name in _RECORDED_PACKAGES},
+        "config": plan.model.config,
         "files": dict(sorted(files.items())),
         "weights": dict(sorted(weights.items())),
         **({"rewritten": {tensor.name: list(tensor.shape) for tensor in plan.rewritten}} if plan.rewritten else {}),

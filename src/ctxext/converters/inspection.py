@@ -20,9 +20,17 @@ from ctxext.checkpoint.geometry import cache_numbers, default_length
 from ctxext.checkpoint.opening import Checkpoint, claimed_lengths
 from ctxext.checkpoint.other_files import SentencePipeline, read_pipeline
 from ctxext.converters.engines import Serving, serving_of, source_commands
+from ctxext.converters.plan import beyond_training
 from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
-from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, is_readable, model_config, provenance
+from ctxext.recipes.encodings.rotary import (
+    ModelConfig,
+    Rotary,
+    is_readable,
+    model_config,
+    provenance,
+    sliding_layers_follow,
+)
 from ctxext.recipes.registry import METHODS
 
 _BY_ENCODING: Mapping[str, str] = {
@@ -61,6 +69,7 @@ def bound_of(config: Mapping[str, Any], family: Family) -> str:
     return sentence.format_map({**_DEFAULTS, **text_config(config, family)})
 
 
+_ANY_LENGTH = 1 << 31
 _CACHE_LENGTHS = (8192, 32768, 131072)
 _BYTES_PER_NUMBER = 2
 
@@ -81,6 +90,7 @@ class Inspection:
         cache_bytes: Size of the keys and values of one sequence in 16 bits, by length in tokens.
         num_parameters: Counted from the safetensors headers; None if there are none.
         methods: For every method the reason why it does not apply; empty if it does.
+        caution: The warning if sliding layers would see distances beyond their training; empty if not.
         recipe: The recipe that ctxext applied to it, as in a recipe file, or None.
         serving: Status in each engine, if ctxext created the checkpoint.
         source_commands: By engine the command that serves its unconverted source with the recipe on the command line.
@@ -98,6 +108,7 @@ class Inspection:
     cache_bytes: Mapping[int, int]
     num_parameters: int | None
     methods: Mapping[str, str]
+    caution: str
     recipe: Mapping[str, Any] | None
     serving: tuple[Serving, ...]
     source_commands: Mapping[str, str]
@@ -130,6 +141,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
     record = provenance(config)
     recipe = record.get("recipe")
     serving = serving_of(model) if recipe and model else ()
+    keeps_sliding = model and not sliding_layers_follow(config, family, model.encoding)
     is_copy = recipe and model and not record.get("finetune")
     return Inspection(
         family=family,
@@ -153,6 +165,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         else {},
         num_parameters=checkpoint.num_parameters,
         methods=methods,
+        caution=beyond_training(model, _ANY_LENGTH) if model and keeps_sliding else "",
         recipe=recipe,
         serving=serving,
         source_commands=source_commands(str(record.get("source")), model, serving) if is_copy and model else {},

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.families import idle_window, read, text_config
+from ctxext.checkpoint.families import distance_beyond, idle_window, read, text_config
 from ctxext.checkpoint.geometry import default_length
 from ctxext.checkpoint.loading import hub_kernels
 from ctxext.checkpoint.opening import Checkpoint
@@ -24,8 +24,8 @@ from ctxext.files.strict import parse_json
 from ctxext.files.tensor_files import NewTensor
 from ctxext.recipes.code.own_code import CODE_FILES, runs_by_itself
 from ctxext.recipes.encodings.base import Encoding
-from ctxext.recipes.encodings.rotary import ModelConfig, model_config, provenance
-from ctxext.recipes.recipe import Recipe, describe_step, plain_config, recipe_from_dict
+from ctxext.recipes.encodings.rotary import ModelConfig, model_config, provenance, sliding_layers_follow
+from ctxext.recipes.recipe import Recipe, describe_step, plain_config, recipe_from_dict, starting_model
 from ctxext.version import __version__
 
 _LOG = logging.getLogger(__name__)
@@ -160,7 +160,8 @@ def _find_start(
     source: Checkpoint, before: ModelConfig, recipe: Recipe, *, replace_scaling: bool
 ) -> tuple[ModelConfig, Recipe, Mapping[str, Any]]:
     """Return the configuration to start from, the recipe with inherited parameters, and those parameters."""
-    if not before.code and not (before.encoding.is_scaled and recipe.replaces_encoding):
+    start = starting_model(before, recipe)
+    if start is before:
         return before, recipe, {}
     if not replace_scaling:
         raise already_extended(source, before.encoding)
@@ -170,9 +171,6 @@ def _find_start(
             f'The recipe of "{source.name}" changed weights, which cannot be restored.',
             hint=f'Start from its source "{record.get("source")}".',
         )
-    start = plain_config(before)
-    if start.encoding.is_scaled and recipe.replaces_encoding:
-        start = plain_config(start)  # Without ctxext's code, the source still has its schedule.
     _check_original(source, before.encoding, start.encoding)
     return start, *recipe.take_over(before)
 
@@ -285,15 +283,18 @@ def cautions_of(source: Checkpoint, recipe: Recipe, model: ModelConfig) -> tuple
     family = model.family
     cautions = [f"{step.name}: {caution}" for step in recipe.steps if (caution := step.caution_for(model))]
     scales = any(step.kind == "schedule" for step in recipe.steps)
-    cautions += model.encoding.cautions(source.config, family, is_changed=scales)
+    cautions += model.encoding.cautions(source.config, family, is_changed=recipe.changes_frequencies)
     length = max(model.encoding.usable_length, model.encoding.claimed_length)
+    sliding_follow = recipe.changes_frequencies and sliding_layers_follow(source.config, family, model.encoding)
     window = idle_window(source.config, family, length)
     if window is not None and (read(model.config, family, "sliding_window") or 0) < length:
+        widen = f": to avoid this, first set the window to {length} in the source's config.json" * sliding_follow
         cautions.append(
             f"the sliding window of {window} tokens has no effect up to "
-            f"{read(source.config, family, 'max_position_embeddings')} tokens, but limits its layers beyond: to avoid "
-            f"this, first set the window to {length} in the source's config.json."
+            f"{read(source.config, family, 'max_position_embeddings')} tokens, but limits its layers beyond{widen}."
         )
+    if not sliding_follow and (beyond := beyond_training(model)):
+        cautions.append(beyond)
     factor = model.encoding.usable_length / model.encoding.trained_length
     if scales and factor > _FARTHEST:
         cautions.append(
@@ -327,6 +328,23 @@ def cautions_of(source: Checkpoint, recipe: Recipe, model: ModelConfig) -> tuple
             "result is loaded; ctxext did not run it."
         )
     return tuple(cautions)
+
+
+def beyond_training(model: ModelConfig, length: int = 0) -> str:
+    """Return the warning for sliding layers that keep their rotation but see farther than in training, or "".
+
+    `length` is the context length in tokens, by default the model's.
+    """
+    trained = model.encoding.trained_length
+    length = length or max(model.encoding.usable_length, model.encoding.claimed_length)
+    window = distance_beyond(model.config, model.family, trained, length)
+    if window is None:
+        return ""
+    return (
+        f"its sliding-window layers keep their rotary embedding, and beyond {trained} tokens their window of {window} "
+        f"tokens covers distances that they were not trained on: set the window to {trained} in the source's "
+        "config.json, or measure the result with ctxext eval."
+    )
 
 
 def is_new_only(model: ModelConfig) -> bool:

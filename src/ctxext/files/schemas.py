@@ -231,7 +231,7 @@ MANIFEST = Schema(
         "ctxext": WORD,
         **_all(_SOURCE.kind, "source", "base"),
         "recipe": _RECIPE.kind,
-        "finetune": _OBJECT,
+        **_all(_OBJECT, "finetune", "config"),
         "files": _dict(_DIGEST),
         "weights": _dict(_or_null(_DIGEST)),
         "stamps": _dict(_PAIR),

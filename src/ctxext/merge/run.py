@@ -332,6 +332,7 @@ def write_merged(
         "ctxext": __version__,
         "base": {"name": checkpoint.public_name, "revision": checkpoint.revision},
         "finetune": dict(notes),
+        "config": config,
         "files": {path.relative_to(work).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in small},
         "weights": weights,
     }

@@ -161,8 +161,8 @@ class Relation(Method):
             return Inside()
         if begins_again(m, mask, base):
             raise ValueError(
-                f"{self.name}: positions restart within a sequence, but no mask separates the texts; "
-                "with a cache, transformers creates none. Pass use_cache=False, or a mask."
+                f"{self.name}: positions restart within a sequence, but no mask separates the texts. Without a cache "
+                "and an attention_mask, transformers creates one: pass use_cache=False and no mask, or a 4D mask."
             )
         changed = m >= rules.first
         first = int(changed.any(0).long().argmax())

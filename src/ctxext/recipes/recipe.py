@@ -236,11 +236,26 @@ def plain_config(model: ModelConfig) -> ModelConfig:
     config = {key: value for key, value in without_code(model.config).items() if key != "ctxext"}
     if isinstance(model.encoding, Rotary) and steps and all(method.needs_code() for method in steps):
         length, declared = record.get("source_length") or model.rotary.trained_length, record.get("declared_length")
-        plain = ModelConfig(config, model.family, model.rotary).with_context_length(int(declared or length))
+        plain = ModelConfig(config, model.family, model.rotary)
+        if (theta := record.get("source_theta")) and theta != model.rotary.theta:
+            plain = plain.with_encoding(dataclasses.replace(model.rotary, theta=theta))
+        plain = plain.with_context_length(int(declared or length))
         rotary = dataclasses.replace(plain.rotary, context_length=int(length), declared_length=declared)
         return dataclasses.replace(plain, encoding=rotary)
     encoding = model.encoding.restore_source(record)
     return ModelConfig(config, model.family, encoding).with_encoding(encoding)
+
+
+def starting_model(model: ModelConfig, recipe: Recipe) -> ModelConfig:
+    """Return the configuration to which a recipe applies: without code, and without a schedule that it replaces.
+
+    It is `model` itself if nothing has to be removed.
+    """
+    if not model.code and not (model.encoding.is_scaled and recipe.replaces_encoding):
+        return model
+    start = plain_config(model)
+    # Without ctxext's code, the source still has its schedule.
+    return plain_config(start) if start.encoding.is_scaled and recipe.replaces_encoding else start
 
 
 def step_from_dict(entry: Any, place: str) -> Method:

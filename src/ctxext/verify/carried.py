@@ -5,6 +5,7 @@ is built from the configuration, and its rotary embeddings are compared with the
 embeddings, which are small, are in memory; the rest of the model is on the meta device, so models of any size fit.
 """
 
+import dataclasses
 import inspect
 import math
 import traceback
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.families import Family, find_family, serves_sliding
+from ctxext.checkpoint.families import Family, base_of_module, find_family, serves_sliding
 from ctxext.checkpoint.loading import forbid_downloads, hub_backbones, quiet_transformers, stock_class
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Method
@@ -77,11 +78,15 @@ def check_stock_rotation(
     before, after = rotations(source, lengths), rotations(stock.config, lengths)
     for length in lengths:
         expected = expected_rotation(recipe, plain, stock, length)
-        was = {(entry.module, entry.layer_type): entry for entry in before[length]}
+        was = {_identity(entry, source, family): entry for entry in before[length]}
         for entry in after[length]:
-            unscaled = was.get((entry.module, entry.layer_type))
+            unscaled = was.get(_identity(entry, stock.config, family))
             change = math.inf if unscaled is None else difference(entry, unscaled.frequencies, unscaled.scaling)
-            if _is_sliding(entry, source, family, change):
+            if serves_sliding(stock.config, family, entry.module, entry.layer_type):
+                base = base_of_module(stock.config, family, entry.module)
+                if change > TOLERANCE and base is not None and family.sliding_follows:
+                    own = expected_rotation(recipe, _with_base(plain, base), _with_base(stock, base), length)
+                    change = difference(entry, *own)
                 if change > TOLERANCE:
                     raise _unsupported_error(family, f"{entry.module} of its sliding layers would change too")
                 continue
@@ -180,11 +185,14 @@ def reference_error(names: Sequence[str], detail: str) -> CtxextError:
     )
 
 
-def _is_sliding(entry: Rotation, config: Mapping[str, Any], family: Family, change: float) -> bool:
-    """Return whether a rotary embedding serves layers with a sliding window, which keep their frequencies."""
-    if family.layer_theta_key and entry.module.rpartition(".")[2].isdigit():  # One for each base, by number.
-        return change < TOLERANCE
-    return serves_sliding(config, family, entry.module, entry.layer_type)
+def _identity(entry: Rotation, config: Mapping[str, Any], family: Family) -> tuple[Any, str]:
+    """Return what a rotary embedding has in common with that of another configuration: its name, or its base."""
+    base = base_of_module(config, family, entry.module)
+    return entry.module if base is None else base, entry.layer_type
+
+
+def _with_base(model: ModelConfig, base: float) -> ModelConfig:
+    return dataclasses.replace(model, encoding=dataclasses.replace(model.rotary, theta=base))
 
 
 def difference(entry: Rotation, expected: Sequence[float], scaling: float) -> float:

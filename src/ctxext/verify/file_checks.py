@@ -1,20 +1,22 @@
 """Checks that only read files: record, digests, configuration, modeling code, and weights against the source."""
 
 import hashlib
+import json
 import pickle
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.families import read, text_config
 from ctxext.checkpoint.opening import Checkpoint, claimed_lengths, is_loadable
-from ctxext.checkpoint.other_files import LENGTHS
+from ctxext.checkpoint.other_files import LENGTHS, VERSIONED
 from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST, Progress, has_stamp, same_value, sha256_of
 from ctxext.files.tensor_files import format_tensor_names, read_tensors
-from ctxext.recipes.code.layout import HEADS
-from ctxext.recipes.code.own_code import CODE_FILES
-from ctxext.recipes.encodings.rotary import is_readable, provenance
+from ctxext.recipes.code.layout import HEADS, PREFIX, STUB_FILE
+from ctxext.recipes.code.own_code import CODE_FILES, explain_broken_config
+from ctxext.recipes.encodings.rotary import is_readable, model_config, provenance
+from ctxext.recipes.recipe import starting_model
 from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, quote_names, training_of
 
 CARD = "README.md"
@@ -114,37 +116,72 @@ def _is_touched(subject: Subject, name: str) -> bool:
 
 
 def check_configuration(subject: Subject) -> Finding:
-    """Check whether applying the recipe again gives the same configuration, for transformers 4 and 5."""
-    name = "configuration"
+    """Check whether config.json is as recorded, and as applying the recipe again gives it, for transformers 4 and 5.
+
+    Records of ctxext 0.3.0 and earlier do not contain config.json; then only the values of the recipe are compared.
+    """
+    name, recorded = "configuration", subject.manifest.get("config")
+    if recorded is not None and (different := _differences(subject.checkpoint.config, recorded)):
+        return Finding(name, FAILED, f'"config.json" differs from the record: {_format(different)}')
     if not subject.has_recipe:
-        return Finding(name, SKIPPED, '"config.json" has no recipe')
-    actual, expected = (
-        {key: value for key, value in config.items() if key != "ctxext"}
-        for config in (subject.model.config, subject.expected_model.config)
+        return Finding(name, SKIPPED, '"config.json" has no recipe' + ("" if recorded is None else _AS_RECORDED))
+    if different := _compare(subject.model.config, subject.expected_model.config):
+        return Finding(name, FAILED, f'"config.json" differs from the recipe: {_format(different)}')
+    note = f"; {_NOT_COMPARED}" if recorded is None else ""
+    return Finding(name, PASSED, f"config matches the recipe (v4 and v5 formats){note}")
+
+
+_AS_RECORDED = "; all values are as recorded"
+_NOT_COMPARED = f"values outside the recipe are not compared: {MANIFEST} does not record them (--against SOURCE does)"
+
+
+def _compare(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the differences of two configurations, apart from the record and from classes that depend on versions."""
+    first, second = (
+        {key: value for key, value in config.items() if key not in ("ctxext", VERSIONED)}
+        for config in (actual, expected)
     )
-    different = [key for key in _differences(actual, expected, subject.family.text_config) if key != "auto_map"]
-    if not _same_but_heads(actual.get("auto_map"), expected.get("auto_map")):
-        different.append("auto_map")
-    if different:
-        return Finding(name, FAILED, f'"config.json" differs from the recipe: {quote_names(different)}')
-    return Finding(name, PASSED, "config matches the recipe (v4 and v5 formats)")
+    return {key: pair for key, pair in _differences(first, second).items() if not _is_other_head(key, pair)}
 
 
-def _same_but_heads(actual: Any, expected: Any) -> bool:
-    """Return whether two `auto_map` agree, except in heads that not every version of transformers has."""
-    heads = {f"AutoModelFor{head}" for head in HEADS}
-    return {k: v for k, v in (actual or {}).items() if k not in heads} == {
-        k: v for k, v in (expected or {}).items() if k not in heads
-    }
+_HEADS = frozenset(f"auto_map.AutoModelFor{head}" for head in HEADS)
+_OURS = f"{Path(STUB_FILE).stem}.{PREFIX}"
 
 
-def _differences(config: Mapping[str, Any], expected: Mapping[str, Any], nested: str | None) -> list[str]:
-    keys: Iterable[str] = {**config, **expected}
-    different = [key for key in keys if not same_value(config.get(key), expected.get(key))]
-    if nested in different and isinstance(config.get(nested), dict) and isinstance(expected.get(nested), dict):
-        different.remove(nested)
-        different += [f"{nested}.{key}" for key in _differences(config[nested], expected[nested], None)]
+def _is_other_head(key: str, pair: tuple[Any, Any]) -> bool:
+    """Return whether only one of two configurations has a head of ctxext's: not every transformers has the same."""
+    present = [value for value in pair if value is not _ABSENT]
+    return key in _HEADS and len(present) == 1 and str(present[0]).startswith(_OURS)
+
+
+_ABSENT: Any = object()
+
+
+def _differences(actual: Any, expected: Any, place: str = "") -> dict[str, tuple[Any, Any]]:
+    """Return the values of two configurations that differ, by dotted key; `_ABSENT` for a missing key."""
+    if not (isinstance(actual, Mapping) and isinstance(expected, Mapping)):
+        is_same = same_value(actual, expected) and isinstance(actual, bool) == isinstance(expected, bool)
+        return {} if is_same else {place: (actual, expected)}
+    different: dict[str, tuple[Any, Any]] = {}
+    for key in {**actual, **expected}:
+        inside = f"{place}.{key}" if place else key
+        different |= _differences(actual.get(key, _ABSENT), expected.get(key, _ABSENT), inside)
     return different
+
+
+def _format(different: Mapping[str, tuple[Any, Any]]) -> str:
+    """Format differences on one line: the first five keys with both values, and the number of the others."""
+
+    def show(value: Any) -> str:
+        text = "missing" if value is _ABSENT else json.dumps(value)
+        return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+    named = [f'"{key}" is {show(actual)}, not {show(expected)}' for key, (actual, expected) in different.items()]
+    return "; ".join(named[:_MOST]) + (f" and {len(named) - _MOST} more" if len(named) > _MOST else "")
+
+
+_SHOWN, _MOST = 60, 5
+"""Number of characters of a value, and of differences, in a line."""
 
 
 def check_lengths(subject: Subject) -> Finding:
@@ -194,10 +231,34 @@ _Tensor = tuple[str, tuple[int, ...], str]
 
 
 def check_against(subject: Subject) -> Finding | None:
-    """Check whether the weights equal the source's, or only training changed them."""
-    name, source = "against", subject.source
+    """Check whether the weights and the configuration are the source's, or only recipe and training changed them."""
+    source = subject.source
     if source is None:
         return None
+    finding = _compare_tensors(subject, source)
+    if finding.status == PASSED and (different := _compare_source(subject, source)):
+        detail = f'"config.json" differs from "{source.name}" with the recipe: {_format(different)}'
+        return Finding(finding.check, FAILED, detail)
+    return finding
+
+
+def _compare_source(subject: Subject, source: Checkpoint) -> dict[str, tuple[Any, Any]]:
+    """Return the differences of config.json from the source's, after applying the recipe to that."""
+    expected, record = source.config, provenance(subject.checkpoint.config)
+    # The source of a trained checkpoint may already have the recipe.
+    if subject.has_recipe and provenance(expected).get("recipe") != record["recipe"]:
+        with explain_broken_config():
+            before = model_config(expected, record.get("trained_length"))
+            expected = subject.recipe.edit(starting_model(before, subject.recipe)).config
+    different = _compare(subject.checkpoint.config, expected)
+    # Merging trained embeddings unties them.
+    untied = ("tie_word_embeddings", f"{subject.family.text_config}.tie_word_embeddings")
+    return {key: pair for key, pair in different.items() if not (key in untied and training_of(subject))}
+
+
+def _compare_tensors(subject: Subject, source: Checkpoint) -> Finding:
+    """Compare the weights with the source's."""
+    name = "against"
     mine, theirs = _weight_files(subject.checkpoint), _weight_files(source)
     shared = {path for path in mine.keys() & theirs.keys() if mine[path].samefile(theirs[path])}
     if shared == mine.keys() == theirs.keys():

@@ -190,7 +190,8 @@ class Rotary(Encoding):
         They concern sliding-window layers.
         """
         warnings = []
-        if family.sliding_follows and sliding_layers(config, family) and is_changed:
+        follow = is_changed and sliding_layers_follow(config, family, self)
+        if family.sliding_follows and sliding_layers(config, family) and follow:
             warnings.append(SLIDING_FOLLOWS)
         if not rotated_layers(config, family):
             window = read(config, family, "sliding_window")
@@ -198,6 +199,13 @@ class Rotary(Encoding):
                 f"all layers have a sliding window of {window} tokens, which a longer schedule does not widen."
             )
         return tuple(warnings)
+
+
+def sliding_layers_follow(config: Config, family: Family, after: Encoding) -> bool:
+    """Return whether a changed base or schedule changes the sliding layers too, if a model has some."""
+    has_bases = family.layer_theta_key and text_config(config, family).get(family.layer_theta_key)
+    is_shared = not (family.nested_rope or family.local_theta_key or (has_bases and after.carrier == "default"))
+    return family.encoding == "rotary" and is_shared
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from ctxext.checkpoint.families import Family, read, rotated_layers
+from ctxext.checkpoint.families import DifferentLayersError, Family, read, rotated_layers, single_value
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.tensor_files import BITS, NewTensor
@@ -47,7 +47,13 @@ class DistanceAware(CodeMethod):
 
         The family must be able to carry the weights.
         """
-        return super().refusal(config, family) or _UNNAMED.get(family.model_type, "")
+        if reason := super().refusal(config, family) or _UNNAMED.get(family.model_type, ""):
+            return reason
+        try:
+            num_heads(config, family)
+        except DifferentLayersError as error:
+            return error.message
+        return ""
 
     def settings(self, model: ModelConfig) -> dict[str, Any]:
         """Return the parameters that the portable class reads, as plain JSON.
@@ -56,7 +62,7 @@ class DistanceAware(CodeMethod):
         """
         return {
             "layers": rotated_layers(model.config, model.family),
-            "num_heads": read(model.config, model.family, "num_attention_heads"),
+            "num_heads": num_heads(model.config, model.family),
             "original_length": model.rotary.trained_length,
         }
 
@@ -83,3 +89,11 @@ class DistanceAware(CodeMethod):
                 raise CtxextError(f"Layer {layer} has {problem}.", hint="Choose another method.")
             tensors.append(NewTensor(f"{names[0]}.{_WEIGHT}", home, "F32", None, (2, count), lambda _: iter([zeros])))
         return tuple(tensors)
+
+
+def num_heads(config: Config, family: Family) -> int:
+    """Return the number of heads of each layer that the method changes; Laguna has one number per layer."""
+    key = "num_attention_heads_per_layer"
+    if listed := read(config, family, key):
+        return int(single_value((listed[layer] for layer in rotated_layers(config, family)), key))
+    return int(read(config, family, "num_attention_heads"))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-from ctxext.checkpoint.families import Family, rotated_layers
+from ctxext.checkpoint.families import Family, rotated_layers, value_of_layers
 from ctxext.errors import CtxextError
 from ctxext.recipes.code.method import PORTABLE, CodeMethod
 from ctxext.recipes.encodings.base import Encoding
@@ -266,4 +266,6 @@ def num_kv_heads(model: ModelConfig) -> int:
         return 1 if multi_query else int(model.read("num_attention_heads"))
     if model.read("attention_k_eq_v") and model.read("num_global_key_value_heads"):
         return int(model.read("num_global_key_value_heads"))
-    return int(model.read("num_key_value_heads"))
+    layers = rotated_layers(model.config, model.family)
+    own = value_of_layers(model.config, model.family, "num_key_value_heads", layers)
+    return int(own or model.read("num_key_value_heads"))
