@@ -69,7 +69,7 @@ $(ENGINES)/installed: pyproject.toml
 # The server runs on a free port of 127.0.0.1 while the tests do. With CTXEXT_DATABASE they fail where it is missing.
 DATABASE_DRIVERS ?= psycopg[binary]==3.3.9 psycopg2-binary==2.9.13
 database: $(VENV)/installed
-	command -v initdb /usr/lib/postgresql/*/bin/initdb > /dev/null || test "$$(id -u)" -ne 0 \
+	{ command -v initdb || ls /usr/lib/postgresql/*/bin/initdb; } > /dev/null 2>&1 || test "$$(id -u)" -ne 0 \
 		|| { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends postgresql > /dev/null; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) $(foreach driver,$(DATABASE_DRIVERS),"$(driver)")
 	CTXEXT_DATABASE=1 $(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) -m database tests/search
