@@ -39,8 +39,8 @@ _PADDED = 32
 """Tokens by which texts of one batch differ, at most."""
 _WORK = 6 * 10**10
 """Square of the tokens of a text times the width of its queries, at most: seconds on one core."""
-_SLOW = 3000
-"""Tokens of a text with a reference that computes each angle, at most."""
+_LONGEST, _SLOW = 9000, 3000
+"""Tokens of a text, at most, and of one with a reference that computes each angle."""
 _PIECE = 131072
 """Values that Ms-PoE rotates at once on a CPU."""
 _BYTES_PER_PARAMETER = 4
@@ -154,6 +154,14 @@ class Verification:
     forms: tuple[str, ...] = ()
     length: int = 0
 
+    @property
+    def coverage(self) -> str:
+        """The forms in a few words, for one line of output."""
+        pairs = [form.removesuffix(")").split(" (") for form in self.forms]
+        calls, ways = (", ".join(dict.fromkeys(names)) for names in zip(*pairs, strict=True)) if pairs else ("", "")
+        shorter = f"; lengths in proportion to an original length of {self.length} tokens" if self.length else ""
+        return f"{len(pairs)} forms of attention ({calls}; {ways}{shorter})" if pairs else ""
+
 
 def compare_logits(
     folder: Path,
@@ -248,9 +256,9 @@ def _texts(
     width = heads * int(model.read("head_dim") or (model.read("hidden_size") or 0) // heads or 128)
     longest = max((step.get("original_length", 0) for step in settings), default=0)
     if not longest:  # No rule depends on a length. On a CPU states are rotated in pieces of about as many values.
-        return [{"prompt": min(max(2 * max(_PIECE // width, 32) + 37, 300), 4200), "steps": settings, "marks": []}], 0
+        return [{"prompt": min(max(2 * max(_PIECE // width, 32) + 37, 300), 2100), "steps": settings, "marks": []}], 0
     slow = [step for step in steps if not _is_quick(step, settings)]
-    room = max(min(math.isqrt(_WORK // width), _SLOW if slow else _WORK) - _BEYOND, 1024)
+    room = max(min(math.isqrt(_WORK // width), _SLOW if slow else _LONGEST) - _BEYOND, 1024)
     own, length = settings, min(longest, room)
     if length < longest:
         own = [_scaled_settings(step, settings, length / longest) for step in steps]

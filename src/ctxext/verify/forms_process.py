@@ -24,6 +24,7 @@ LARGE = 2600  # Number of tokens from which a text is run in the form of most us
 PADDING = 13  # On the left of the second row of a padded batch.
 GAP = 7  # Between positions, before the last tokens.
 NUM_LAYERS = 2  # Layers with the methods that are compared; of the second text only the first.
+PRECISE = 2000  # Number of tokens up to which rounded angles do not count: float32 rounds positions in proportion.
 FEW = 12  # Number of rows of a call that are compared, with a few in between.
 EDGES = (0, 1, 63, 64, 65, 127, 128, 129, 255, 256, 257)  # Of tiles and blocks, counted from their first query.
 # The name of each call after the prompt, and the number of tokens: more than 16, whose rotations are computed together,
@@ -44,6 +45,7 @@ class Way:
         padding: The padding of the second.
         calls: The name and number of tokens of each call.
         dtype: The type of attention.
+        trains: Whether gradients are recorded.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Way:
     batch: int = 1
     padding: int = 0
     dtype: torch.dtype = torch.float32
+    trains: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,11 +106,20 @@ class Text:
         if self.is_large:
             return ways
         ways += [Way(f"{backend}, padded", backend, calls, batch=2, padding=PADDING)] if takes_positions else []
-        ways += [] if self.is_ordered_by_prompt else [Way(f"{backend}, batch", backend, calls, batch=2)]
         ways += [Way("eager", "eager", calls)] if backend != "eager" else []
-        if backend == "sdpa" and self.layers and not self.is_ordered_by_prompt:  # As float16, which is rounded more.
-            ways.append(Way("sdpa, float64", backend, calls, dtype=torch.float64))
+        if self.is_ordered_by_prompt:
+            return ways
+        early = [("one call", self.early), *FEWER]  # Rotated keys then need longer room before a level ends.
+        ways.append(Way(f"{backend}, batch", backend, early, batch=2))
+        if self.layers and backend == "sdpa":
+            ways.append(Way("sdpa, training", backend, early, trains=True))
+            ways.append(Way("sdpa, float64", backend, early, dtype=torch.float64))  # As float16, which is rounded more.
         return ways
+
+    @property
+    def early(self) -> int:
+        """Number of tokens of a shorter prompt: a call continues it to the end of the long one."""
+        return max(self.prompt - CALLS[1][1], 1)
 
     def rows(self, number: int) -> list[int]:
         """Return the tokens of text `number` whose outputs are compared: every decoded one, others at edges."""
@@ -123,6 +135,7 @@ class Text:
             if count <= FEW or (count < 2 * FEW and not self.is_large):
                 rows |= set(range(start, stop))
             start = stop
+        rows |= set(range(self.early - 1, self.early + 4))
         if number == 1:  # Those of a padded text are as many tokens before.
             rows = {row - PADDING for row in sorted(rows)[::2] if row >= PADDING} | set(sorted(rows)[::3])
         return sorted(rows)
@@ -237,7 +250,8 @@ def run_way(model: Any, samples: Samples, text: Text, way: Way, calls: Any, form
             samples.begin(token[:, first:last])
             ids = torch.zeros(way.batch, last - first, dtype=torch.long)
             with hook_attentions(model, enter=see_cache):
-                forward = functools.partial(model, ids, use_cache=True, **cache, **given)
+                forward: Any = functools.partial(model, ids, use_cache=True, **cache, **given)
+                forward = torch.enable_grad()(forward) if way.trains else forward
                 outputs = run_and_record(model, forward, limit=limit)[1]
             for row in range(way.batch):
                 lost = first - way.padding * row
@@ -245,7 +259,7 @@ def run_way(model: Any, samples: Samples, text: Text, way: Way, calls: Any, form
                 here = at - lost
                 shown = numbers[: 1 if row else None]
                 kept = forms.setdefault(f"{name} ({way.name})", [])
-                kept += [(row, number, at, outputs[number][row, here].clone()) for number in shown if len(at)]
+                kept += [(row, number, at, outputs[number][row, here].detach().clone()) for number in shown if len(at)]
         start += count
 
 
@@ -271,14 +285,19 @@ def expected_outputs(expected: Expected, text: Text, num_texts: int) -> dict[tup
     return found
 
 
-def compare_forms(forms: dict[str, Any], expected: dict[tuple[int, int, int], Any]) -> dict[str, float]:
-    """Return the largest difference in each form, relative to the largest value of the expected output of a row."""
+def compare_forms(
+    forms: dict[str, Any], expected: dict[tuple[int, int, int], Any], length: int = 0
+) -> dict[str, float]:
+    """Return the largest difference in each form, relative to the largest value of the expected output of a row.
+
+    If the text's `length` is over `PRECISE` tokens, it is less by as many times.
+    """
     differences = {}
     for name, parts in forms.items():
         each = []
         for text, call, rows, outputs in parts:
             right = torch.stack([expected[text, call, row] for row in rows.tolist()])
-            scale = right.abs().amax(-1).clamp(min=1e-30)
+            scale = right.abs().amax(-1).clamp(min=1e-30) * max(length / PRECISE, 1.0)
             each.append(((outputs - right).abs().amax(-1) / scale).max())
         if each:
             differences[name] = torch.stack(each).max().item()  # Python's max would lose NaN.
