@@ -106,8 +106,9 @@ def test_a_script_s_other_faults_are_its_own():
 
 def test_a_reference_is_asked_again_in_each_layer():
     expected = clean_process.Expected.__new__(clean_process.Expected)
-    expected.positions, expected.angles = [0, 1], {}
+    expected.positions, expected.angles, expected.rows = [0, 1], {}, None
     asked = SimpleNamespace(relation=lambda settings, layer, m, n, w: ([float(layer)], [0.0]))
     for layer in (0, 1, 0):
         expected.layer = layer
-        assert expected.pairs({}, asked, (1.0,))[1].unique().tolist() == [float(layer)]
+        ((_, _, angles, _),) = expected.pairs({}, asked, (1.0,))
+        assert angles.unique().tolist() == [float(layer)]

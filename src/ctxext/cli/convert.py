@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from ctxext.checkpoint.auto_class import auto_class
 from ctxext.checkpoint.opening import open_checkpoint
@@ -153,6 +154,8 @@ def convert(
         difference = f"largest difference {verification.difference:.0e}" if verification.difference else "identical"
         text = f"verified: {subject} match the method ({difference})"
         checks = [mark_line("✓", "green", text)]
+        if verification.forms:
+            checks.append(Text(f"  compared {verification.coverage}", "dim"))
     lines: list[RenderableType] = [
         done_line(done.out, f"{plan.recipe.summary()}   {lengths}   weights {written.how}   {seconds:.2f} s"),
         *checks,

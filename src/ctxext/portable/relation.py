@@ -335,7 +335,7 @@ class Relation(Method):
         changed = output[:, first:].transpose(1, 2)
         total = changed if changed.dtype == torch.float32 else torch.empty_like(changed, dtype=torch.float32)
         total, sums = total.unflatten(1, (groups, -1)), total.new_empty(*total.shape[:3]).unflatten(1, (groups, -1))
-        origin, written, bands = plan.base + first, set(), {}
+        origin, done, bands = plan.base + first, 0, {}  # Queries before `done` have a result, by the tiles so far.
         for rung, end, tiles in plan.stages:
             far_key = self.far_keys(call, plan, key, rung, end, plan.base and rung == plan.stages[-1][0])
             for part, start, stop, low, high, form in tiles:
@@ -346,8 +346,8 @@ class Relation(Method):
                 for i in range(batch):
                     tile = (parts[part][i, :, :, span], keys[i, :, low:high], value[i, :, low:high])
                     more = attend_tile(*tile, form, bias, scale)
-                    merge(total[i, :, :, span], sums[i, :, :, span], *more, start not in written)
-                written.add(start)
+                    merge(total[i, :, :, span], sums[i, :, :, span], *more, start >= done)
+                done = max(done, stop)
         if changed.dtype != torch.float32:
             changed.copy_(total.flatten(1, 2))
         return output

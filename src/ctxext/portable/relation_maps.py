@@ -31,8 +31,9 @@ class Beyond(NamedTuple):
     at_middle: torch.Tensor | None = None  # The position of the query for middle keys, or None without any.
 
 
-# Queries of equal level with borders that are constant or move by one per query: numbers of queries and keys.
-Run = namedtuple("Run", ["rung", "start", "stop", "far", "middle", "near", "far_moves", "near_moves"])
+# Queries of equal level that read the same parts, with borders that are constant or move by one per query: numbers of
+# queries, and for each border the key of the first query and whether it moves.
+Run = namedtuple("Run", ["rung", "start", "stop", "far", "middle", "near"])
 
 
 class Map:
@@ -108,15 +109,20 @@ def runs(rules, start, stop):
     """Yield Runs of the queries start to stop, at positions of the same numbers. All must be at least `first`."""
     m = torch.arange(start, stop, device="cpu")[None]
     rows = rules.rows(m, m)
-    lines = [rows.rung[0], *(border[0] for border in (rows.far, rows.middle, rows.near))]
+    rungs, borders = rows.rung[0], [border[0] for border in (rows.far, rows.middle, rows.near)]
     cuts = torch.zeros(stop - start, dtype=torch.bool, device="cpu")
-    for line, step in zip(lines, (0, 1, 1, 1), strict=True):
-        cuts[1:] |= line.diff().abs() > step
+    cuts[1:] = rungs.diff() != 0
+    for border in borders:
+        step = border.diff()
+        cuts[1:] |= (step < 0) | (step > 1) | ((step == 1) & (border[:-1] == 0))  # A band begins before its first key.
+    for low, high in itertools.pairwise([*borders[1:], m[0] + 1]):  # All queries of a run read the same parts.
+        cuts[1:] |= (low == high).diff()
+    for border in borders:  # A border that stops or starts to move, unless a run begins there anyway.
+        cuts[2:] |= (border.diff().diff() != 0) & ~cuts[1:-1]
     edges = [0, *cuts.nonzero().flatten().tolist(), stop - start]
     for a, b in itertools.pairwise(edges):
-        rung, far, middle, near = (int(line[a]) for line in lines)
-        moves = [b - a > 1 and int(line[a + 1] - line[a]) == 1 for line in (lines[1], lines[3])]
-        yield Run(rung, start + a, start + b, far, middle, near, *moves)
+        moving = [(int(border[a]), b - a > 1 and int(border[a + 1] - border[a]) == 1) for border in borders]
+        yield Run(int(rungs[a]), start + a, start + b, *moving)
 
 
 def tiles(run):
@@ -125,22 +131,29 @@ def tiles(run):
     A "full" tile hides nothing, in a "causal" square query i sees the keys to i, and in a "band" those after i, as many
     as there are more keys than queries.
     """
-    start, stop, width = run.start, run.stop, run.start - run.near + 1
-    step = 64 if width < 512 else 256
-    if run.near_moves and width > 0:
-        for row in range(start, stop, step):
+    end = run.start + 1, run.stop - run.start > 1
+    yield from covered("near", run.start, run.stop, run.near, end)
+    yield from covered("middle", run.start, run.stop, run.middle, run.near)
+    yield from covered("far", run.start, run.stop, (0, False), run.far)
+
+
+def covered(part, start, stop, low, high):
+    """Yield tiles of the keys between two borders, each the key of the first query and whether it moves."""
+    (low, low_moves), (high, high_moves) = low, high
+    if low_moves and high_moves:
+        width = high - low
+        step = 64 if width < 512 else 256
+        for row in range(start, stop, step) if width > 0 else ():
             end = min(row + step, stop)
-            yield "near", row, end, row - width, end, "band"
-    elif stop - start == 1:
-        yield "near", start, stop, run.near, stop, "full"
-    elif not run.near_moves:
-        yield "near", start, stop, run.near, start, "full"
-        yield "near", start, stop, start, stop, "causal"
-    if not run.near_moves:
-        yield "middle", start, stop, run.middle, run.near, "full"
-    yield "far", start, stop, 0, run.far - int(run.far_moves), "full"
-    if run.far_moves:
-        yield "far", start, stop, run.far - 1, run.far - 1 + stop - start, "causal"
+            first = low - 1 + row - start
+            yield part, row, end, first, first + width + end - row, "band"
+    elif low_moves:
+        for row in range(start, stop):
+            yield part, row, row + 1, low + row - start, high, "full"
+    else:
+        yield part, start, stop, low, high - int(high_moves), "full"
+        if high_moves:
+            yield part, start, stop, high - 1, high - 1 + stop - start, "causal"
 
 
 def stages(rules, start, stop):

@@ -36,11 +36,13 @@ def load_stock(out: Path, config: dict[str, Any], **options: Any) -> Any:
 @contextlib.contextmanager
 def replace_functions(space: dict[str, Any], functions: dict[str, Any]) -> Iterator[None]:
     """Replace functions in a module's namespace, by name, for the duration of the context."""
-    before = {name: space.get(name) for name in functions}
+    before = {name: space[name] for name in functions if name in space}
     space.update(functions)
     try:
         yield
     finally:
+        for name in functions.keys() - before.keys():
+            space.pop(name, None)
         space.update(before)
 
 

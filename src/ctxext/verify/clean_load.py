@@ -31,6 +31,18 @@ SCRIPT = Path(__file__).with_name("clean_process.py")
 TOLERANCE = 1e-4
 """Largest relative difference of logits, and of attention, from the references."""
 _NUM_TOKENS = 64
+_MORE = 300
+"""Tokens of a prompt beyond the original context length."""
+_BEYOND = 800
+"""Tokens of a text after that length, at most (see `forms_process.py`)."""
+_PADDED = 32
+"""Tokens by which texts of one batch differ, at most."""
+_WORK = 6 * 10**10
+"""Square of the tokens of a text times the width of its queries, at most: seconds on one core."""
+_LONGEST, _SLOW = 9000, 3000
+"""Tokens of a text, at most, and of one with a reference that computes each angle."""
+_PIECE = 131072
+"""Values that Ms-PoE rotates at once on a CPU."""
 _BYTES_PER_PARAMETER = 4
 
 
@@ -131,12 +143,24 @@ class Verification:
         difference: Largest difference from the method's reference: of a logit or of an output of attention, relative to
             the largest one, or of a frequency relative to itself.
         change: Largest change of a logit against the source.
+        forms: The forms of attention that were compared with the reference, such as "decoded (sdpa)".
+        length: The original context length at which they were, in tokens, if the checkpoint's is too long; otherwise 0.
     """
 
     of: str = "logits"
     skipped: str = ""
     difference: float = 0.0
     change: float = 0.0
+    forms: tuple[str, ...] = ()
+    length: int = 0
+
+    @property
+    def coverage(self) -> str:
+        """The forms in a few words, for one line of output."""
+        pairs = [form.removesuffix(")").split(" (") for form in self.forms]
+        calls, ways = (", ".join(dict.fromkeys(names)) for names in zip(*pairs, strict=True)) if pairs else ("", "")
+        shorter = f"; lengths in proportion to an original length of {self.length} tokens" if self.length else ""
+        return f"{len(pairs)} forms of attention ({calls}; {ways}{shorter})" if pairs else ""
 
 
 def compare_logits(
@@ -159,7 +183,7 @@ def compare_logits(
     needed = 2 * _BYTES_PER_PARAMETER * num_parameters
     if needed > 0.8 * psutil.virtual_memory().available:
         return Verification(skipped=f"two copies of the model need {needed / 2**30:.1f} GiB of memory")
-    steps = [step for step in recipe.steps if step.needs_code()]
+    steps, length = [step for step in recipe.steps if step.needs_code()], 0
     if stock.family.layer_theta_key:  # The base of its first rotary embedding, which no layer uses, may be another.
         stock = stock.with_encoding(stock.encoding)
     task: dict[str, Any] = {"stock": without_hub(stock.config), "steps": model.code["steps"]}
@@ -168,6 +192,7 @@ def compare_logits(
         task |= {"check": "logits", "full_types": list(model.family.full_types), "theta": rotary.theta}
         task["positions"] = _positions(recipe, rotary, model.code["steps"])
         task["decoding"] = [_shorten_settings(step, model.code["steps"]) for step in steps]
+        task["forms"], length = _texts(steps, model, task["decoding"])
     else:
         length = max(model.encoding.context_length, _NUM_TOKENS)
         task["stock"] = without_hub(stock.with_context_length(length).config)
@@ -203,15 +228,87 @@ def compare_logits(
                 f"The {quantity} of the converted model differ from the reference by {relative:.1e}.",
                 hint="Please report this with the output of ctxext env. --no-verify converts without this check.",
             )
+    for form, relative in report.get("forms", {}).items():
+        if isinstance(relative, str) or not relative <= TOLERANCE:
+            raise CtxextError(
+                f"The attention outputs of the converted model differ from the reference by {relative:.1e}: {form}."
+                if not isinstance(relative, str)
+                else f"The converted model fails in one form of attention: {form}: {relative}.",
+                hint="Please report this with the output of ctxext env. --no-verify converts without this check.",
+            )
     if report["decoding"]:
         raise CtxextError(
             f"The converted model decodes incorrectly from its cache: {report['decoding']}.",
             hint=f"Tested: transformers {' and '.join(TESTED)}. --no-verify converts without this check.",
         )
-    return Verification(difference=max(differences.values()), change=report["change"])
+    by_form: dict[str, float] = report.get("forms", {})
+    worst = max([*differences.values(), *by_form.values()])
+    return Verification(difference=worst, change=report["change"], forms=tuple(by_form), length=length)
 
 
-def _shorten_settings(step: Method, steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _texts(
+    steps: Sequence[Method], model: ModelConfig, short: list[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], int]:
+    """Return the texts for every form of attention, and their original context length if the checkpoint's is too long.
+
+    The first has the checkpoint's settings, or these made shorter in proportion. If they have lengths, the second has
+    those of a very short original length, so that levels change often.
+    """
+    settings, heads = model.code["steps"], int(model.read("num_attention_heads") or 1)
+    width = heads * int(model.read("head_dim") or (model.read("hidden_size") or 0) // heads or 128)
+    longest = max((step.get("original_length", 0) for step in settings), default=0)
+    if not longest:  # No rule depends on a length. On a CPU states are rotated in pieces of about as many values.
+        return [{"prompt": min(max(2 * max(_PIECE // width, 32) + 37, 300), 2100), "steps": settings, "marks": []}], 0
+    slow = [step for step in steps if not _is_quick(step, settings)]
+    room = max(min(math.isqrt(_WORK // width), _SLOW if slow else _LONGEST) - _BEYOND, 1024)
+    own, length = settings, min(longest, room)
+    if length < longest:
+        own = [_scaled_settings(step, settings, length / longest) for step in steps]
+    prompts = [length + _MORE, LENGTH + _MORE]
+    if isinstance(model.encoding, Rotary) and model.encoding.rope_type in ("longrope", "dynamic"):
+        trained = model.encoding.trained_length  # Their frequencies change there, and not within a text.
+        prompts = [max(prompt, trained + _PADDED) if trained < prompt + _BEYOND else prompt for prompt in prompts]
+    texts = list[dict[str, Any]]()
+    for prompt, entries in zip(prompts, (own, short), strict=True):
+        marks = dict[int, None]()
+        for step, entry in ((step, next(each for each in entries if each["method"] == step.name)) for step in steps):
+            if places := getattr(reference_of(step), "places", None):
+                with report_reference_errors(step):
+                    marks |= dict.fromkeys(places(entry, prompt + _BEYOND))
+        texts.append({"prompt": prompt, "steps": entries, "marks": list(marks)})
+    return texts, 0 if length == longest else length
+
+
+def _is_quick(step: Method, settings: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the reference of a step gives one position for a pair, not an angle for each frequency."""
+    reference, entry = reference_of(step), next(each for each in settings if each["method"] == step.name)
+    if not hasattr(reference, "relation") or hasattr(reference, "factor"):
+        return not hasattr(reference, "factor")
+    m = 2 * entry["original_length"]
+    try:
+        return len((reference.relation(entry, entry["layers"][0], m, m - 1, (1.0,)) or ("",))[0]) <= 1
+    except (ValueError, IndexError):
+        return False
+
+
+def _scaled_settings(step: Method, settings: Sequence[Mapping[str, Any]], ratio: float) -> dict[str, Any]:
+    """Return the settings of a step with all lengths times a ratio, such that the same form computes them."""
+    entry = dict(next(each for each in settings if each["method"] == step.name))
+    if ratio == 1 or "original_length" not in entry:
+        return entry
+    length = round(entry["original_length"] * ratio)
+    names, options = {"original_length", "target_length"} & entry.keys(), dict[str, Any]()
+    if isinstance(step, Relation):
+        options = {name: entry[name] for name in step.defaults(length) if name in entry}
+    # Tiles are wider from 512 keys on.
+    options = {name: max(round(value * ratio), min(value, 512)) for name, value in options.items()}
+    entry |= {**options, **{name: round(entry[name] * ratio) for name in names}}
+    if options and dataclasses.replace(step, **options).problem(length, entry["target_length"]):
+        return _shorten_settings(step, settings, length)
+    return entry
+
+
+def _shorten_settings(step: Method, steps: Sequence[Mapping[str, Any]], short: int = LENGTH) -> dict[str, Any]:
     """Return the settings of a step for a very short original context length, so that short texts exceed it.
 
     Settings that do not depend on this length are unchanged.
@@ -222,10 +319,10 @@ def _shorten_settings(step: Method, steps: Sequence[Mapping[str, Any]]) -> dict[
     if isinstance(step, Relation):
         length = settings["original_length"]
         unset: dict[str, Any] = {name: None for name in step.defaults(length) if hasattr(step, name)}
-        lengths = dataclasses.replace(step, **unset).defaults(LENGTH)
+        lengths = dataclasses.replace(step, **unset).defaults(short)
         settings |= {name: value for name, value in lengths.items() if name in settings}
-        settings["target_length"] = max(2 * LENGTH, round(settings["target_length"] / length * LENGTH))
-    return {**settings, "original_length": LENGTH}
+        settings["target_length"] = max(2 * short, round(settings["target_length"] / length * short))
+    return {**settings, "original_length": short}
 
 
 def _positions(recipe: Recipe, rotary: Rotary, steps: list[dict[str, Any]]) -> list[int]:

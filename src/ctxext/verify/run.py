@@ -171,7 +171,9 @@ def check_logits(subject: Subject) -> Finding | None:
         return Finding("logits", FAILED, error.message)
     if report.skipped:
         return Finding("logits", SKIPPED, report.skipped)
-    return Finding("logits", PASSED, f"match the reference (largest relative difference {report.difference:.0e})")
+    forms = f" in {report.coverage}" if report.forms else ""
+    difference = f"largest relative difference {report.difference:.0e}"
+    return Finding("logits", PASSED, f"match the reference{forms} ({difference})")
 
 
 def check_buckets(subject: Subject) -> Finding | None:

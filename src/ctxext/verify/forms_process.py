@@ -1,0 +1,304 @@
+"""Run every form of attention that users run, for the check in a process without ctxext (see `clean_process.py`).
+
+The portable code computes one attention in several forms: a prompt in one call, tokens after those in a cache, one
+token at a time, positions with gaps, padded batches, and each by the backend that is used and by eager attention. All
+of them are the same function of the tokens, so all are compared with one expectation, on states of known spread
+(`Samples`). A text is longer than the original context length. The references compute pair by pair, so they are asked
+for some rows only (`rows_of`), each with all of its keys.
+"""
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .checks_process import cache_argument, replace_functions
+from .expected_process import APPLY, Expected, Samples, code_of, hook_attentions, run_and_record
+
+SPREAD = 1.25  # Standard deviation of scores: in a long text every key has a share that would be missed.
+LARGE = 2600  # Number of tokens from which a text is run in the form of most users only, and one layer compared.
+PADDING = 13  # On the left of the second row of a padded batch.
+GAP = 7  # Between positions, before the last tokens.
+NUM_LAYERS = 2  # Layers with the methods that are compared; of the second text only the first.
+PRECISE = 2000  # Number of tokens up to which rounded angles do not count: float32 rounds positions in proportion.
+FEW = 12  # Number of rows of a call that are compared, with a few in between.
+EDGES = (0, 1, 63, 64, 65, 127, 128, 129, 255, 256, 257)  # Of tiles and blocks, counted from their first query.
+# The name of each call after the prompt, and the number of tokens: more than 16, whose rotations are computed together,
+# are decoded, and more than 256 follow those for which the rotated keys first have room.
+CALLS = (("decoded", 3), ("continued", 280), ("decoded", 20))
+FEWER = (*CALLS[:-1], ("decoded", 3))
+GAPS = (("continued after a gap", 150), ("decoded after a gap", 3))
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of running a text.
+
+    Attributes:
+        name: As in the result.
+        backend: The attention implementation.
+        batch: The number of texts.
+        padding: The padding of the second.
+        calls: The name and number of tokens of each call.
+        dtype: The type of attention.
+        trains: Whether gradients are recorded.
+    """
+
+    name: str
+    backend: str
+    calls: Sequence[tuple[str, int]]
+    batch: int = 1
+    padding: int = 0
+    dtype: torch.dtype = torch.float32
+    trains: bool = False
+
+
+@dataclass(frozen=True)
+class Text:
+    """The text of a check.
+
+    Attributes:
+        prompt: The number of tokens of the first call.
+        steps: The settings of each method.
+        marks: Positions where the rules of a method change.
+    """
+
+    prompt: int
+    steps: list[dict[str, Any]]
+    marks: list[int]
+
+    @property
+    def length(self) -> int:
+        """Number of tokens."""
+        return self.prompt + sum(count for _, count in (*CALLS, *GAPS))
+
+    @property
+    def positions(self) -> Any:
+        """Position of each token: there is a gap before the last ones."""
+        positions = torch.arange(self.length)
+        positions[self.length - sum(count for _, count in GAPS) :] += GAP
+        return positions
+
+    @property
+    def is_large(self) -> bool:
+        """Whether running it in all ways would take too long."""
+        return self.length > LARGE
+
+    @property
+    def layers(self) -> set[int]:
+        """Layers in which a method takes part."""
+        return {layer for step in self.steps for layer in step.get("layers", ())}
+
+    @property
+    def is_ordered_by_prompt(self) -> bool:
+        """Whether the prompt orders the heads, for which each of the layers must run."""
+        return any(step["method"] == "mspoe" and not {"ranks", "heads"} & step.keys() for step in self.steps)
+
+    def ways(self, backend: str, *, takes_positions: bool) -> list[Way]:
+        """Return the ways of running this text on a model that uses a backend by default."""
+        prompt = "one call", self.prompt
+        calls = [prompt, *FEWER]
+        ways = [Way(backend, backend, [prompt, *CALLS, *(GAPS if takes_positions else ())])]
+        if self.is_large:
+            return ways
+        ways += [Way(f"{backend}, padded", backend, calls, batch=2, padding=PADDING)] if takes_positions else []
+        ways += [Way("eager", "eager", calls)] if backend != "eager" else []
+        if self.is_ordered_by_prompt:
+            return ways
+        early = [("one call", self.early), *FEWER]  # Rotated keys then need longer room before a level ends.
+        ways.append(Way(f"{backend}, batch", backend, early, batch=2))
+        if self.layers and backend == "sdpa":
+            ways.append(Way("sdpa, training", backend, early, trains=True))
+            ways.append(Way("sdpa, float64", backend, early, dtype=torch.float64))  # As float16, which is rounded more.
+        return ways
+
+    @property
+    def early(self) -> int:
+        """Number of tokens of a shorter prompt: a call continues it to the end of the long one."""
+        return max(self.prompt - CALLS[1][1], 1)
+
+    def rows(self, number: int) -> list[int]:
+        """Return the tokens of text `number` whose outputs are compared: every decoded one, others at edges."""
+        start, rows = 0, set[int]()
+        lengths = sorted({value for step in self.steps for value in step.values() if isinstance(value, int)})
+        for _, count in (("one call", self.prompt), *CALLS, *GAPS):
+            stop = start + count
+            firsts = [start] if start else [length for length in lengths if start < length < stop][-3:]
+            edges = [first + edge for edge in EDGES for first in reversed(firsts)]
+            edges = [start, stop - 1, *edges, *self.marks, *(length - 1 for length in lengths)]
+            inside = [row for row in dict.fromkeys(edges) if start <= row < stop]
+            rows |= {*inside[:FEW], *(start + count * at // 5 for at in range(1, 5))}
+            if count <= FEW or (count < 2 * FEW and not self.is_large):
+                rows |= set(range(start, stop))
+            start = stop
+        rows |= set(range(self.early - 1, self.early + 4))
+        if number == 1:  # Those of a padded text are as many tokens before.
+            rows = {row - PADDING for row in sorted(rows)[::2] if row >= PADDING} | set(sorted(rows)[::3])
+        return sorted(rows)
+
+
+@contextlib.contextmanager
+def sampled(model: Any, samples: Samples) -> Iterator[None]:
+    """Replace the states of a loaded checkpoint by samples."""
+    spaces = {id(space): space for space in (code_of(module).__globals__ for module in samples.attentions)}
+
+    def use_samples(rotate: Any, is_complex: bool) -> Any:
+        def apply(*args: Any, **kwargs: Any) -> Any:
+            count = 2 if torch.is_tensor(args[1]) and args[1].ndim == 4 else 1  # Keys, or already cos.
+            axis = 2 if is_complex else kwargs.get("unsqueeze_dim", 1)
+            return rotate(*samples.states(args[:count], axis), *args[count:], **kwargs)
+
+        return apply
+
+    with contextlib.ExitStack() as stack:
+        for space in spaces.values():
+            functions = {name: use_samples(space[name], name == APPLY[1]) for name in APPLY if name in space}
+            stack.enter_context(replace_functions(space, functions))
+        stack.enter_context(samples.used())
+        yield
+
+
+def layer_calls(model: Any) -> list[int | None]:
+    """Return the layer of each call of an attention in one forward."""
+    layers = list[int | None]()
+
+    def enter(attention: Any, _: Any, named: dict[str, Any]) -> None:
+        own = getattr(attention, "layer_idx", getattr(attention, "block_idx", None))
+        layers.append(named.get("layer_idx", own))
+
+    with hook_attentions(model, enter=enter), torch.no_grad():
+        model(torch.zeros(1, 2, dtype=torch.long), use_cache=False)
+    return layers
+
+
+def compared_calls(model: Any, text: Text) -> tuple[list[int], int | None]:
+    """Return the numbers of the attention calls that are compared, and how many calls a forward needs."""
+    acting = [number for number, layer in enumerate(layer_calls(model)) if layer in text.layers]
+    if text.is_ordered_by_prompt:
+        return acting, None
+    acting = acting[: 1 if text.is_large else NUM_LAYERS]
+    return acting, acting[-1] + 1 if acting else None
+
+
+def run_forms(model: Any, text: Text) -> dict[str, Any]:
+    """Run a text in every way on a loaded checkpoint.
+
+    Returns the outputs of the compared rows by the name of the form, each with the number of the text, the call and
+    the rows; or an error, text.
+    """
+    samples = Samples(model, 2 * text.length, SPREAD)
+    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+    default, forms = model.config.get_text_config()._attn_implementation or "eager", dict[str, Any]()
+    calls = compared_calls(model, text)
+    with sampled(model, samples):
+        for way in text.ways(default, takes_positions=takes_positions):
+            try:
+                model.set_attn_implementation(way.backend)
+                with converted(samples.attentions, way.dtype):
+                    run_way(model, samples, text, way, calls, forms)
+            except Exception as error:  # Any exception of the model or its cache is the result.
+                forms[way.name] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            finally:
+                model.set_attn_implementation(default)
+    return forms
+
+
+@contextlib.contextmanager
+def converted(attentions: Sequence[Any], dtype: torch.dtype) -> Iterator[None]:
+    """Compute attentions in another type: their inputs are samples, and their outputs are cast back."""
+    if dtype == torch.float32:
+        yield
+        return
+    cast = lambda _, __, output: (output[0].float(), *output[1:])  # noqa: E731
+    hooks = [attention.to(dtype).register_forward_hook(cast) for attention in attentions]
+    try:
+        yield
+    finally:
+        for hook, attention in zip(hooks, attentions, strict=True):
+            hook.remove()
+            attention.float()
+
+
+def run_way(model: Any, samples: Samples, text: Text, way: Way, calls: Any, forms: dict[str, Any]) -> None:
+    """Run a text in one way, and add the outputs of its calls to `forms`."""
+    numbers, limit = calls
+    end, start, cache = sum(count for _, count in way.calls), 0, dict[str, Any]()
+    place = torch.arange(end)[None] - torch.tensor([0, way.padding][: way.batch])[:, None]
+    token = place.clamp(min=0) + text.length * torch.arange(way.batch)[:, None]
+    rows = [text.rows(number) for number in range(way.batch)]
+
+    def see_cache(_: Any, args: Any, named: dict[str, Any]) -> None:
+        found = next((value for value in (*named.values(), *args) if hasattr(value, "get_seq_length")), None)
+        if found is not None:
+            cache[cache_argument(model)] = found
+
+    for name, count in way.calls:
+        for first, last in (
+            [(at, at + 1) for at in range(start, start + count)] if "decoded" in name else [(start, start + count)]
+        ):
+            given: dict[str, Any] = {}
+            if way.padding:
+                given["attention_mask"] = (place[:, :last] >= 0).long()
+            elif way.batch > 1:
+                given["attention_mask"] = torch.ones(way.batch, last, dtype=torch.long)
+            if way.padding or "gap" in name:
+                given["position_ids"] = text.positions[place.clamp(min=0)][:, first:last]
+            samples.begin(token[:, first:last])
+            ids = torch.zeros(way.batch, last - first, dtype=torch.long)
+            with hook_attentions(model, enter=see_cache):
+                forward: Any = functools.partial(model, ids, use_cache=True, **cache, **given)
+                forward = torch.enable_grad()(forward) if way.trains else forward
+                outputs = run_and_record(model, forward, limit=limit)[1]
+            for row in range(way.batch):
+                lost = first - way.padding * row
+                at = torch.tensor([r for r in rows[row] if lost <= r < lost + last - first])
+                here = at - lost
+                shown = numbers[: 1 if row else None]
+                kept = forms.setdefault(f"{name} ({way.name})", [])
+                kept += [(row, number, at, outputs[number][row, here].detach().clone()) for number in shown if len(at)]
+        start += count
+
+
+def expected_outputs(expected: Expected, text: Text, num_texts: int) -> dict[tuple[int, int, int], Any]:
+    """Return the expected output of each compared row, by the numbers of its text, its call and its token."""
+    model = expected.model
+    samples, found = Samples(model, 2 * text.length, SPREAD), dict[tuple[int, int, int], Any]()
+    numbers, limit = compared_calls(model, text)
+    expected.use(text.steps)
+    for number in range(num_texts):
+        if number == 1:
+            numbers = numbers[:1]
+            limit = limit and numbers[0] + 1
+        rows = text.rows(number)
+        expected.rows = rows
+        if text.is_ordered_by_prompt:
+            expected.prompt = text.prompt - PADDING * number
+        samples.begin(torch.arange(text.length)[None] + number * text.length)
+        outputs = expected.outputs(samples, text.positions[None], limit)
+        found |= {(number, call, row): outputs[call][0, row] for call in numbers for row in rows}
+        expected.angles.clear()
+    expected.rows = expected.prompt = None
+    return found
+
+
+def compare_forms(
+    forms: dict[str, Any], expected: dict[tuple[int, int, int], Any], length: int = 0
+) -> dict[str, float]:
+    """Return the largest difference in each form, relative to the largest value of the expected output of a row.
+
+    If the text's `length` is over `PRECISE` tokens, it is less by as many times.
+    """
+    differences = {}
+    for name, parts in forms.items():
+        each = []
+        for text, call, rows, outputs in parts:
+            right = torch.stack([expected[text, call, row] for row in rows.tolist()])
+            scale = right.abs().amax(-1).clamp(min=1e-30) * max(length / PRECISE, 1.0)
+            each.append(((outputs - right).abs().amax(-1) / scale).max())
+        if each:
+            differences[name] = torch.stack(each).max().item()  # Python's max would lose NaN.
+    return differences
