@@ -216,7 +216,12 @@ class LoadedModel:
 
     @torch.inference_mode()
     def _decode(self, ids: torch.Tensor, num_new: int) -> list[list[int]]:
-        from transformers import GenerationConfig
+        from transformers import GenerationConfig, LogitsProcessorList
+
+        def check_step(_ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+            # Some families mask unused words with minus infinity; the largest number is still finite.
+            self.check_finite(logits.amax(1))
+            return logits
 
         config = self.model.generation_config
         # The checkpoint's settings may include penalties and sampling, unlike greedy decoding.
@@ -225,20 +230,18 @@ class LoadedModel:
         )
         forget_longer_prompts(self.model)
         try:
-            output = self.model.generate(
+            # `output_logits` would keep float32 logits of every step: 18 GiB for 32 rows of 1,024 tokens.
+            sequences = self.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=num_new,
                 do_sample=False,
                 pad_token_id=next((token for token in (config.pad_token_id, *self.ends) if token is not None), 0),
-                return_dict_in_generate=True,
-                output_logits=True,
+                logits_processor=LogitsProcessorList([check_step]),
             )
         finally:
             self.model.generation_config = config
-        for logits in output.logits:
-            self.check_finite(logits.amax(1))
-        return [row.tolist() for row in output.sequences[:, ids.shape[1] :]]
+        return [row.tolist() for row in sequences[:, ids.shape[1] :]]
 
     def check_finite(self, values: torch.Tensor) -> None:
         """Raise if a value is NaN or infinite."""
