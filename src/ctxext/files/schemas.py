@@ -256,7 +256,9 @@ def _check_losses(state: dict[str, Any]) -> dict[str, Any]:
 TRAINER_STATE = Schema(
     {
         **_all(_OFFSET, "global_step", "max_steps"),
-        "epoch": NUMBER,
+        **_all(NUMBER, "epoch", "best_metric", "total_flos", "logging_steps", "eval_steps", "save_steps"),
+        **_all(_OFFSET, "best_global_step", "num_input_tokens_seen", "train_batch_size", "num_train_epochs"),
+        "best_model_checkpoint": WORD,
         "log_history": _list(_LOGGED.kind),
         "stateful_callbacks": _dict(_OBJECT),
     },

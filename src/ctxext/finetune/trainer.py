@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import SequentialSampler
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.training_args import OptimizerNames
 from transformers.utils import logging
 
@@ -27,15 +27,12 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.needle import Needle
 from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
-from ctxext.files.content import as_json
 from ctxext.files.processes import Terminated, peak_memory, raise_terminated
-from ctxext.files.schemas import read_json_object
 from ctxext.finetune.batches import Reading, Sequences, collate
 from ctxext.finetune.data import HELD_OUT, DataReport
 from ctxext.finetune.loss import PositionLosses
 from ctxext.finetune.options import Reporter, TrainingOptions
-
-STATE = "trainer_state.json"
+from ctxext.finetune.saves import adapt_state, clear_save
 
 STEPS = "steps.jsonl"
 """Log with one line per step: loss, learning rate, gradient norm, speed, memory."""
@@ -97,7 +94,8 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
         """Start the clock, and remove logged steps after the save that the run resumes from."""
         self.started, self.first_step = time.perf_counter(), state.global_step
         if state.is_world_process_zero:
-            lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.is_file() else []
+            text = self.path.read_text(encoding="utf-8", errors="replace") if self.path.is_file() else ""
+            lines = text.removeprefix("\ufeff").split("\n")
             earlier = [line for line in lines if _read_step(line) <= self.first_step]
             self.path.write_text("".join(f"{line}\n" for line in earlier), encoding="utf-8")
 
@@ -269,6 +267,11 @@ class OrderedTrainer(Trainer):  # type: ignore[misc]
         with _explain_load_errors(checkpoint, "random state"):
             super()._load_rng_state(checkpoint)
 
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        if self.args.should_save:
+            clear_save(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
+        super()._save_checkpoint(*args, **kwargs)
+
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> SequentialSampler:
         return SequentialSampler(self.train_dataset)
 
@@ -400,7 +403,7 @@ def train(ready: Prepared, folder: Path, reporter: Reporter, last_save: Path | N
     data, stop = Sequences(folder, options, ready.reading), StopAfterStep()
     trainer = OrderedTrainer(ready.model, arguments, train_dataset=data, eval_dataset=held_out, callbacks=[live, stop])
     if last_save:
-        _update_micro_batch(last_save / STATE, arguments)
+        adapt_state(last_save, arguments)
     with stop:
         trainer.train(resume_from_checkpoint=str(last_save) if last_save else None)
     atexit.register(_leave_processes)
@@ -423,35 +426,3 @@ def _leave_processes() -> None:
     if group.is_available() and group.is_initialized() and group.get_backend() == "gloo":
         group.destroy_process_group()
         time.sleep(0.1)
-
-
-def _update_micro_batch(state: Path, arguments: TrainingArguments) -> None:
-    """Write this run's micro-batch to the save it resumes from: transformers 4 would use the old one."""
-    with arguments.main_process_first(local=False):
-        content = read_json_object(state)
-        if content.get("train_batch_size") != arguments.train_batch_size:
-            new = state.with_name(f"{state.name}.new")
-            new.write_text(as_json({**content, "train_batch_size": arguments.train_batch_size}), encoding="utf-8")
-            new.replace(state)
-
-
-def find_newest_save(folder: Path, steps: int) -> Path | None:
-    """Return the newest complete save with at most `steps` steps; the Trainer writes its state last."""
-    known = {field.name for field in dataclasses.fields(TrainerState)}
-    saves = {int(path.name.rsplit("-", 1)[1]): path for path in folder.glob("checkpoint-*")}
-    later = 0
-    for step, save in sorted(saves.items(), reverse=True):
-        try:
-            state = read_json_object(save / STATE)
-        except CtxextError:
-            continue
-        if state.keys() <= known and state["global_step"] == step:
-            if step <= steps:
-                return save
-            later = step
-    if later:
-        raise CtxextError(
-            f"The run is already at step {later}, beyond --steps {steps}.",
-            hint="Raise --steps, or start over with --overwrite.",
-        )
-    return None
