@@ -236,7 +236,9 @@ def test_greedy_decoding_takes_none_of_the_checkpoint_s_settings_but_its_tokens(
 
 def test_no_logits_of_an_earlier_step_are_kept():
     """32 steps of 4 rows with 151,936 words: one step's float32 logits take 2 MiB, those of all steps 74 MiB."""
-    model = tiny_llama(vocab_size=151_936, hidden_size=8, intermediate_size=8, num_attention_heads=1, num_key_value_heads=1)
+    model = tiny_llama(
+        vocab_size=151_936, hidden_size=8, intermediate_size=8, num_attention_heads=1, num_key_value_heads=1
+    )
     loaded = loaded_with(model)
     loaded._decode(tokens(4, 6), 2)  # Buffers of the first call.
     if not forget_peak(loaded.device):
