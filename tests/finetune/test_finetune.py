@@ -41,7 +41,9 @@ def test_it_learns_and_reports(base, tmp_path):
     long = [loss for step, loss in done.losses if step % 5]
     assert sum(long[-5:]) / 5 < sum(long[:5]) / 5 - 0.2
     assert lines[0] == "data: 24 documents, 3,120 tokens → 48 sequences of 64; 48 tokens dropped"
-    assert lines[1:] == ["      and 48 of 32 tokens", "      each sequence is used 2.0 times"]
+    assert lines[1:-1] == ["      and 48 of 32 tokens", "      each sequence is used 2.0 times"]
+    assert lines[-1] == "training on cpu in fp32"
+    assert (done.device, done.dtype) == ("cpu", "fp32")
     assert [state[1] for state in steps if "loss" in state[0]] == list(range(1, 31))
     assert "tokens/s" in steps[0][0]
     report = json.loads((out / "finetune.json").read_text())

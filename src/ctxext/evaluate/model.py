@@ -3,7 +3,6 @@
 import functools
 import importlib
 import importlib.util
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +35,7 @@ from ctxext.evaluate.scoring.prefix_cache import (
     new_cache,
     sharing_works,
 )
+from ctxext.files.processes import total_memory
 from ctxext.recipes.code.own_code import carries_code, check_pinned, needs_code, runs_only_own_code
 from ctxext.recipes.code.staging import stage_checkpoint
 
@@ -180,7 +180,7 @@ class LoadedModel:
         )
         per_token = self.model.dtype.itemsize * (cached + _STATES * hidden + 3 * size("intermediate_size", 4 * hidden))
         weights = sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
-        room = _SHARE * (_read_memory(self.device) - weights)
+        room = _SHARE * (total_memory(self.device) - weights)
         return int(min(_MAX_ROWS, max(1, room // (per_token * length))))
 
     def questions_at_once(self, length: int, num_depths: int) -> int:
@@ -278,12 +278,6 @@ class GeneratingModel(LoadedModel):
     def close(self) -> None:
         """Close the connection to the program, or shut it down."""
         self.model.close()
-
-
-def _read_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def make_ready(

@@ -24,7 +24,7 @@ from ctxext.finetune.batches import Reading, make_masker
 from ctxext.finetune.data import HELD_OUT, DataReport, read_report, write_sequences
 from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.loss import PositionLosses, use_chunked_loss
-from ctxext.finetune.models import load_base, load_source
+from ctxext.finetune.models import choose_precision, load_base, load_source
 from ctxext.finetune.options import MASKED_SHARE, TrainingOptions
 from ctxext.finetune.trainer import NeedleProbe, Prepared, make_training_arguments
 from ctxext.merge.tensors import add_shares, check_type, find_shares, find_stored_name, read_shapes
@@ -231,7 +231,9 @@ def prepare(
             assert options.length is not None, "the options are resolved"
             with contextlib.suppress(CtxextError):
                 needle = NeedleProbe(head, tokenizer, options.length, options.seed)
-    return Prepared(trained, arguments, options, report, held_out, (by_position, needle), reading, *counts)
+    precision = choose_precision(options)
+    report_line(str(precision))
+    return Prepared(trained, arguments, options, report, held_out, (by_position, needle), reading, *counts, precision)
 
 
 def _can_restart(base: Base, options: TrainingOptions, model: Any, first_index: int | None) -> bool:

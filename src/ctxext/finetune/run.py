@@ -53,6 +53,8 @@ class Finetuned:
         num_trained: Number of trained parameters.
         num_parameters: Number of all parameters.
         seconds: Duration of the training, since the last resume.
+        device: Type of the device.
+        dtype: Type of the computation.
     """
 
     folder: Path
@@ -62,6 +64,8 @@ class Finetuned:
     num_trained: int
     num_parameters: int
     seconds: float
+    device: str
+    dtype: str
 
     def __repr__(self) -> str:
         """Return a summary with the folder, the number of steps, the last loss and the duration."""
@@ -245,7 +249,10 @@ def _train(
     logged = (entry for entry in trainer.state.log_history if entry.get("loss") is not None)
     losses = tuple((entry["step"], entry["loss"]) for entry in logged)
     seconds = round(time.perf_counter() - started, 2)
-    return Finetuned(folder, ready.options, ready.report, losses, ready.num_trained, ready.num_parameters, seconds)
+    counts, precision = (ready.num_trained, ready.num_parameters), ready.precision
+    return Finetuned(
+        folder, ready.options, ready.report, losses, *counts, seconds, precision.device.type, precision.dtype
+    )
 
 
 def _write(base: Base, folder: Path, result: Finetuned, work: Path, data: Mapping[str, Any]) -> None:

@@ -31,6 +31,7 @@ from ctxext.files.processes import Terminated, peak_memory, raise_terminated
 from ctxext.finetune.batches import Reading, Sequences, collate
 from ctxext.finetune.data import HELD_OUT, DataReport
 from ctxext.finetune.loss import PositionLosses
+from ctxext.finetune.models import Precision, choose_precision
 from ctxext.finetune.options import Reporter, TrainingOptions
 from ctxext.finetune.saves import adapt_state, clear_save
 
@@ -203,16 +204,16 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Keep the random state, for a save of the step before."""
         self._random = {"cpu": torch.get_rng_state()}
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            self._random["cuda"] = torch.cuda.get_rng_state()
+        if args.device.type != "cpu":
+            self._random["device"] = torch.get_device_module(args.device).get_rng_state()
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Abandon the step if a signal was received, and save the one before."""
         if not self._is_stopping(args):
             return
         torch.set_rng_state(self._random["cpu"])
-        if "cuda" in self._random:
-            torch.cuda.set_rng_state(self._random["cuda"])
+        if "device" in self._random:
+            torch.get_device_module(args.device).set_rng_state(self._random["device"])
         control.should_training_stop = True
         control.should_save = state.global_step > self._saved_step
 
@@ -281,7 +282,7 @@ def _explain_load_errors(save: str | None, part: str) -> Iterator[None]:
     """Report the error of an unreadable save in one line."""
     try:
         yield
-    except (CtxextError, MemoryError, torch.cuda.OutOfMemoryError):
+    except (CtxextError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         if save is None:
@@ -318,7 +319,8 @@ def make_training_arguments(
             hint=f"Use a multiple of {at_once}.",
         )
     logging.set_verbosity_error()
-    on_cpu = options.device == "cpu" or not torch.cuda.is_available()
+    precision = choose_precision(options)
+    kind = precision.device.type
     schedule = "constant_with_warmup" if options.schedule == "constant" else options.schedule
     if options.rate_floor:
         schedule = "cosine_with_min_lr"
@@ -348,11 +350,11 @@ def make_training_arguments(
         gradient_checkpointing_kwargs={"use_reentrant": False},
         report_to=options.report_to,
         disable_tqdm=True,
-        use_cpu=on_cpu,
-        bf16=not on_cpu and options.dtype in ("auto", "bf16") and torch.cuda.is_bf16_supported(),
-        fp16=not on_cpu and options.dtype == "fp16",
+        use_cpu=kind == "cpu",
+        bf16=precision.autocast == "bf16",
+        fp16=precision.autocast == "fp16",
         remove_unused_columns=False,
-        dataloader_pin_memory=not on_cpu,
+        dataloader_pin_memory=kind not in ("cpu", "mps"),
         ddp_find_unused_parameters=False,
         ddp_timeout=_PATIENCE,
     )
@@ -380,6 +382,9 @@ class Prepared:
         held_out: Counts of the evaluation data.
         measures: Sums of the loss by position, and the needle evaluation.
         reading: Inputs that the model needs for its sequences.
+        num_trained: Number of trained parameters.
+        num_parameters: Number of all parameters.
+        precision: The device, and the types of the computation.
     """
 
     model: Any
@@ -391,6 +396,7 @@ class Prepared:
     reading: Reading
     num_trained: int
     num_parameters: int
+    precision: Precision
 
 
 def train(ready: Prepared, folder: Path, reporter: Reporter, last_save: Path | None) -> Trainer:
