@@ -32,6 +32,8 @@ class ResultsLog:
 
     def begin(self, header: dict[str, Any], *, resume: bool, overwrite: bool) -> None:
         """Start a new log, or resume an existing one."""
+        if resume and overwrite:
+            raise CtxextError("--resume cannot be combined with --overwrite.", hint="Remove one of them.")
         if self.folder is None:
             return
         existing = sorted(self.folder.glob(_PATTERN)) if self.folder.is_dir() else []

@@ -203,6 +203,8 @@ class StudyPlace:
 
     def check(self, *, resume: bool, overwrite: bool) -> None:
         """Raise if a new study exists already, or one to resume does not exist."""
+        if resume and overwrite:
+            raise CtxextError("--resume cannot be combined with --overwrite.", hint="Remove --resume or --overwrite.")
         if self.file is not None and not (folder := self.file.resolve().parent).is_dir():
             raise CtxextError(
                 f'The folder "{folder}" for the study does not exist.', hint="Create it, or choose another place."
