@@ -178,6 +178,7 @@ def test_a_conversion_is_shown(tmp_path):
 
 def test_other_results_are_shown():
     options = {"options": None, "data": None, "losses": ((1, 3.0), (2, 2.5)), "num_trained": 4, "num_parameters": 9}
+    options |= {"device": "cpu", "dtype": "fp32"}
     shown = {
         "Finetuned('<i>': 2 steps, loss 2.500, 60 s)": Finetuned(folder=Path("<i>"), seconds=60.0, **options),
         "Found(yarn ×4)": Found(Recipe(Yarn(factor=4)), None, None, (Path("<i>.yaml"),)),

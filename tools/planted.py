@@ -877,7 +877,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("data/prose.py", "        start = 0\n", "        pass\n", _TEXTS),
     ("data/prose.py", "rng.randrange(len(text))", "0", _TEXTS),
     ("data/prose.py", '_ARTICLE.sub(r"\\1n ", filled)', "filled", _TEXTS),
-    ("checkpoint/loading.py", "% torch.cuda.device_count()", "% 1", _LOADING),
+    ("checkpoint/loading.py", "% count", "% 1", _LOADING),
     ("checkpoint/loading.py", 'device.type != "cpu" or model', 'device.type == "cuda" or model', _LOADING),
     ("checkpoint/loading.py", "        logging.set_verbosity(level)\n", "", _LOADING),
     ("checkpoint/loading.py", ">= rows\n\n", "> rows\n\n", _LOADING),

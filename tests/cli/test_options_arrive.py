@@ -73,7 +73,7 @@ VERIFY = (
 MERGE = ("merge", "some", "adapter", "out", "--overwrite", "--overwrite-anything", *HUB)
 INSPECT = ("inspect", "some", "--original-length", "4k", *HUB)
 CONVERT = (
-    *("convert", "some", "out", "-m", "yarn", "--factor", "4", "--overwrite", "--overwrite-anything"),
+    *("convert", "some", "out", "-m", "mspoe", "--head-order", "calibrated", "--overwrite", "--overwrite-anything"),
     *("--replace-scaling", "--allow-shorter", "--original-length", "4k", "--link", "hard", "--digest"),
     *("--no-verify", "--calibration-text", "me/texts", "--device", "cpu", "--dtype", "fp32", *HUB),
 )
@@ -83,7 +83,7 @@ AUTO = (
 )
 TRAININGS = (
     {
-        **{"length": 512, "start_length": 64, "original_length": 128, "learn": "all", "steps": 7, "epochs": 2.0},
+        **{"length": 512, "start_length": 64, "original_length": 128, "learn": "all", "epochs": 2.0},
         **{"batch_size": 6, "pack": "run-on", "short_share": 0.3, "positions": "pose", "window": 256, "rank": 3},
         **{"alpha": 5.0, "dropout": 0.1, "targets": ("q_proj", "v_proj")},
         **{"train_norms": True, "train_embeddings": True, "micro_batch": 3},
@@ -92,7 +92,7 @@ TRAININGS = (
         **{"keep_best": True, "report_to": "tensorboard", "quantize": "4bit"},
         **{"device": "cpu", "dtype": "bf16", "rate_floor": 0.1, "serve_factor": 4.0},
     },
-    {"full": True, "keep_short": True},
+    {"full": True, "keep_short": True, "steps": 7},
 )
 """What options of a training make; in two parts, as some cannot stand together."""
 
@@ -384,7 +384,7 @@ def test_inspect(arrived):
 
 def test_convert(arrived):
     (source, out, recipe), named = arrived(CONVERT, "ctxext.cli.convert.run")
-    assert (source, out, recipe.to_dict()) == ("some", Path("out"), Recipe([Yarn(factor=4)]).to_dict())
+    assert (source, out, recipe.to_dict()) == ("some", Path("out"), Recipe([MsPoE(head_order="calibrated")]).to_dict())
     assert callable(named.pop("progress"))
     assert callable(named.pop("tell"))
     options = ConvertOptions(
@@ -400,7 +400,7 @@ def test_convert(arrived):
     )
     assert named == {**GIVEN, "options": options}
     (source, out, recipe), named = arrived((*CONVERT, "--dry-run"), "ctxext.cli.convert.plan_conversion")
-    assert (source, out, recipe.to_dict()) == ("some", Path("out"), Recipe([Yarn(factor=4)]).to_dict())
+    assert (source, out, recipe.to_dict()) == ("some", Path("out"), Recipe([MsPoE(head_order="calibrated")]).to_dict())
     assert callable(named.pop("tell"))
     assert named == {**GIVEN, "options": options}
     unlinked = [word for word in CONVERT if word not in ("--link", "hard")]

@@ -13,6 +13,7 @@ from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.scoring import answers
 from ctxext.evaluate.scoring.answers import answer_losses, are_exact, run, run_as_written, score_depths
 from ctxext.evaluate.scoring.prefix_cache import new_cache
+from ctxext.files.processes import forget_peak, peak_memory
 from hand_made import tiny_llama
 
 LENGTH, ANSWER, WINDOW = 24, 2, 16
@@ -207,8 +208,10 @@ class Writer:
 
     def generate(self, ids, **asked):
         self.asked = asked | {"settings": self.generation_config}
+        for logits in self.logits:
+            assert asked["logits_processor"](ids, logits) is logits
         new = torch.tensor([[7, 8]] * len(ids))
-        return SimpleNamespace(sequences=torch.cat([ids, new], dim=1), logits=self.logits)
+        return torch.cat([ids, new], dim=1)
 
 
 @pytest.mark.parametrize(
@@ -229,6 +232,39 @@ def test_greedy_decoding_takes_none_of_the_checkpoint_s_settings_but_its_tokens(
     logits[0, 1] = torch.nan
     with pytest.raises(CtxextError, match="NaN or infinite"):
         loaded_with(writer)._decode(tokens(2, 6), 2)
+
+
+def test_no_logits_of_an_earlier_step_are_kept():
+    """32 steps of 4 rows with 151,936 words: one step's float32 logits take 2 MiB, those of all steps 74 MiB."""
+    model = tiny_llama(
+        vocab_size=151_936, hidden_size=8, intermediate_size=8, num_attention_heads=1, num_key_value_heads=1
+    )
+    loaded = loaded_with(model)
+    loaded._decode(tokens(4, 6), 2)  # Buffers of the first call.
+    if not forget_peak(loaded.device):
+        pytest.skip("the peak memory cannot be reset here")
+    before = peak_memory(loaded.device)
+    assert [len(row) for row in loaded._decode(tokens(4, 6), 32)] == [32] * 4
+    assert peak_memory(loaded.device) - before < 40 << 20
+
+
+def test_a_step_that_is_not_finite_ends_the_writing(monkeypatch):
+    """The later steps are not computed, and the checkpoint's settings are restored."""
+    model = tiny_llama()
+    settings, forward, runs = model.generation_config, model.forward, []
+
+    def failing(*given, **options):
+        output = forward(*given, **options)
+        runs.append(len(runs))
+        if len(runs) == 3:
+            output.logits[1, -1, 5] = torch.nan
+        return output
+
+    monkeypatch.setattr(model, "forward", failing)
+    with pytest.raises(CtxextError, match="NaN or infinite"):
+        loaded_with(model)._decode(tokens(2, 6), 12)
+    assert len(runs) == 3
+    assert model.generation_config is settings
 
 
 def test_what_is_written_hangs_on_no_prompt_before_it(monkeypatch):

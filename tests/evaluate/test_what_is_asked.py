@@ -164,6 +164,76 @@ def test_each_process_has_a_file_and_all_of_them_are_read(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["cells.jsonl"]
 
 
+WHOLE = {
+    "kv": {},
+    "perplexity": {"correct": ..., "depth": None, "width": 8, "buckets": [[1.5, 8]], "lengths": {"64": [9.5, 63]}},
+    "longppl": {"correct": ..., "depth": None, "loss": [2.5], "key_tokens": [3], "of": [9], "evaluator": "it"},
+}
+"""Changes of a line that make one of another task; ... removes a key."""
+
+
+def line_of(kind, changes=()):
+    values = line("one", 0) | {"task": kind} | WHOLE[kind] | dict(changes)
+    return {key: value for key, value in values.items() if value is not ...}
+
+
+def is_read(tmp_path, text):
+    log = ResultsLog(tmp_path)
+    log.begin(HEADER, resume=False, overwrite=True)
+    with (tmp_path / "cells.jsonl").open("a") as file:
+        file.write(text + "\n")
+    log.done("one")
+    return (len(log.records()), log.num_skipped)
+
+
+@pytest.mark.parametrize(
+    ("task", "key", "values"),
+    [
+        ("kv", "task", ([], {}, None, 1, True)),
+        ("kv", "model", ([], {}, None, 1)),
+        ("kv", "length", ("64", 64.5, -1, True, None, [64], float("nan"))),
+        ("kv", "depth", ("0.5", [0.5], -1, 2, float("nan"), ...)),
+        ("kv", "samples", ("0", [], [[0]], [True], [0.5], [None], [-1], None, {})),
+        ("kv", "seconds", ("1", None, [1], -1, float("inf"), float("nan"))),
+        ("kv", "correct", (None, "1", [], [1, 1], ["1"], [float("nan")], [2], [None], ...)),
+        ("kv", "texts", (None, [], ["0"], [0, 1])),
+        ("perplexity", "buckets", (None, [1], [[1]], [["1", 8]], [[float("nan"), 8]], {})),
+        ("perplexity", "lengths", (None, [], {"64": 1}, {"64": [1]}, {"64": [1, None]})),
+        ("perplexity", "width", (None, 0, "8", [8])),
+        ("longppl", "loss", (None, [], ["2"], [None], 2.5, [1, 2])),
+        ("longppl", "key_tokens", (None, [], ["3"], [-1])),
+    ],
+)
+def test_a_record_with_a_value_of_another_type_is_skipped(task, key, values, tmp_path):
+    assert is_read(tmp_path, json.dumps(line_of(task))) == (1, 0)
+    for value in values:
+        assert is_read(tmp_path, json.dumps(line_of(task, {key: value}))) == (0, 1), (key, value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *('{"model": "one", "facts": []}', '{"model": "one", "facts": {"peak_memory": "1"}}', '{"model": []}'),
+        *('{"model": "one", "harness": {"ruler": [1]}}', '{"header": []}', "[]", "1", '"task"', "null", "\ufeff{"),
+    ],
+)
+def test_a_line_about_a_model_has_objects(text, tmp_path):
+    assert is_read(tmp_path, '{"model": "one", "facts": {"peak_memory": 1}, "unknown": 1}') == (1, 0)
+    assert is_read(tmp_path, text) == (0, 1)
+
+
+def test_results_without_their_settings_are_not_resumed(tmp_path):
+    log = ResultsLog(tmp_path)
+    log.begin(HEADER, resume=False, overwrite=False)
+    whole = (tmp_path / "cells.jsonl").read_bytes()
+    (tmp_path / "cells.jsonl").write_bytes(b"\xef\xbb\xbf" + whole)
+    log.begin(HEADER, resume=True, overwrite=False)
+    for damaged in (whole[1:], whole[:-9] + b"\n", b"", whole.replace(b'"header"', b'"other"')):
+        (tmp_path / "cells.jsonl").write_bytes(damaged)
+        with pytest.raises(CtxextError, match=r"the first line of cells\.jsonl, with its settings, is missing"):
+            log.begin(HEADER, resume=True, overwrite=False)
+
+
 def test_what_a_kill_tore_is_dropped_and_nothing_else(tmp_path):
     log = ResultsLog(tmp_path)
     log.begin(HEADER, resume=False, overwrite=False)

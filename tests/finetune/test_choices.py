@@ -27,10 +27,10 @@ from ctxext.finetune.loss import PositionLosses
 from ctxext.finetune.options import CHANGEABLE, Reporter, TrainingOptions
 from ctxext.finetune.prepare import add_adapter, count_tokens, format_data_lines
 from ctxext.finetune.run import _collect_settings, _make_notes, draw_losses, smooth_losses
+from ctxext.finetune.saves import Saves, find_newest_save
 from ctxext.finetune.trainer import (
     LiveLine,
     StopAfterStep,
-    find_newest_save,
     format_duration,
     make_training_arguments,
     open_held_out,
@@ -415,8 +415,9 @@ def test_the_newest_save_that_is_whole(tmp_path):
     """By its number, for any number of steps of the earlier run; a save beyond the run is an error."""
 
     def saved(step, text):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(text)
+        save = tmp_path / f"checkpoint-{step}"
+        (save / "global_step1").mkdir(parents=True)  # As of DeepSpeed, whose other files are not read.
+        (save / "trainer_state.json").write_text(text)
 
     for step, last in ((8, 20), (9, 20), (10, 20), (11, 30)):
         log = [{"step": n, "loss": 1.0} for n in range(1, step + 1)]
@@ -426,11 +427,16 @@ def test_the_newest_save_that_is_whole(tmp_path):
     for step, text in enumerate([*map(json.dumps, (*broken, whole)), "{}", '{"half'], start=12):
         saved(step, text)
     (tmp_path / "checkpoint-20").mkdir()
-    assert find_newest_save(tmp_path, 40).name == "checkpoint-11"
-    assert find_newest_save(tmp_path, 10).name == "checkpoint-10"
+    saves = find_newest_save(tmp_path, 40)
+    assert saves.newest.name == "checkpoint-12"
+    assert saves.notes[-1] == "ignored in checkpoint-12: eval_st[] of another version of transformers"
+    assert [note.partition(":")[0] for note in saves.notes[:-1]] == [
+        f"skipped checkpoint-{n}" for n in (20, 16, 15, 14, 13)
+    ]
+    assert find_newest_save(tmp_path, 10).newest.name == "checkpoint-10"
     with pytest.raises(CtxextError, match="already at step 8, beyond --steps 7"):
         find_newest_save(tmp_path, 7)
-    assert find_newest_save(tmp_path / "empty", 7) is None
+    assert find_newest_save(tmp_path / "empty", 7) == Saves(None, ())
 
 
 def test_what_is_held_out_is_read_once_at_the_full_length(tmp_path):

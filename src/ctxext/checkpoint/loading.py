@@ -81,22 +81,52 @@ _BF16_FLAGS = ("amx_bf16", "avx512_bf16")
 """Linux's names for a processor's bf16 matrix instructions."""
 
 
+def find_accelerator() -> str:
+    """Return the type of this machine's accelerator, such as cuda, xpu or mps; empty if there is none."""
+    import torch
+
+    known = {"cuda": torch.cuda.is_available, "xpu": torch.xpu.is_available, "mps": torch.backends.mps.is_available}
+    if kind := next((kind for kind, is_available in known.items() if is_available()), ""):
+        return kind
+    # Backends outside torch, such as those of NPUs, register there.
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return "" if accelerator is None else accelerator.type
+
+
 def choose_device(name: str) -> "torch.device":
     """Return the device for a name; "auto" selects an accelerator if available, a separate one for each process."""
     import torch
 
+    kind = find_accelerator()
+    count = max(1, torch.get_device_module(kind).device_count()) if kind else 0
     if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+        return torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")) % count) if kind else torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise CtxextError(f'"{name}" is not a device.', hint="Choose auto, cpu, cuda or mps.") from error
-    is_available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}.get(device.type, True)
-    if not is_available:
-        raise CtxextError(f'torch finds no device "{name}" on this machine.', hint="Choose --device auto or cpu.")
+        raise CtxextError(f'"{name}" is not a device.', hint="Choose auto, cpu, cuda, xpu or mps.") from error
+    if device.type != "cpu" and (device.type != kind or (device.index or 0) >= count):
+        there = f"auto, {kind} or cpu" if kind else "auto or cpu"
+        raise CtxextError(f'torch finds no device "{name}" on this machine.', hint=f"Choose --device {there}.")
     return device
+
+
+def is_bf16_native(device: "torch.device") -> bool:
+    """Return whether a device computes in bf16 without emulation, which is slower than float32.
+
+    GPUs before compute capability 8 (T4, V100) emulate it. For MPS, torch does not report it.
+    """
+    import torch
+
+    if device.type == "cpu":
+        return fast_cpu_dtype() == torch.bfloat16
+    is_supported = getattr(torch.get_device_module(device), "is_bf16_supported", None)
+    if is_supported is None:
+        return False
+    try:
+        return bool(is_supported(including_emulation=False))
+    except TypeError:  # Only torch's own backends have the argument.
+        return bool(is_supported())
 
 
 def choose_dtype(name: str) -> "torch.dtype | str":

@@ -32,7 +32,7 @@ from ctxext.files.output_directory import check_out
 from ctxext.files.packages import is_installed, untested_notice
 from ctxext.files.tensor_files import format_tensor_names
 from ctxext.gguf import is_gguf
-from ctxext.options import HubOptions, option, option_name
+from ctxext.options import HubOptions, flag_of, option, option_name
 from ctxext.recipes.recipe import Recipe, recipe_from_dict
 
 _AUTO = "auto"
@@ -43,6 +43,7 @@ _NOT_BETTER = "No recipe is significantly better than the unmodified model. Writ
 _LEAST = 0.1
 """Minimum time for a comparison, in minutes."""
 _PANEL = "Search of --method auto"
+_UNSET = vars(Calibration())
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def convert(
         raise CtxextError(f"--copy cannot be combined with --link {options.link}.", hint="Remove one of them.")
     options = replace(options, calibration=calibration, link="copy" if copy else options.link)
     values = {name: value for name, value in parameters.items() if value is not None}
-    if _wants_search(method or [], budget):
+    if _wants_search(method or [], recipe, budget, options):
         if is_gguf(source):
             raise CtxextError(
                 "--method auto does not support GGUF files.",
@@ -121,9 +122,19 @@ def convert(
             for step in steps.steps:
                 if step.difference:
                     output.note(f"{step.name}: {step.difference}")
+        if calibration != Calibration() and not steps.needs_calibration:
+            flag = next(
+                flag_of(Calibration, name) for name, value in vars(calibration).items() if value != _UNSET[name]
+            )
+            raise CtxextError(
+                f"{flag} has no effect: no step of the recipe measures a head order.",
+                hint=f"Remove {flag}, or use a method with --head-order calibrated.",
+            )
     if is_gguf(source):
         from ctxext.cli.gguf import convert_file
 
+        if hub.revision is not None:
+            raise CtxextError("--revision does not support GGUF files.", hint="Remove --revision.")
         convert_file(source, out, steps, options, output, dry_run=dry_run)
         return
     if dry_run:
@@ -171,13 +182,22 @@ def convert(
         output.next_step("ctxext", "verify", done.out, "--against", source)
 
 
-def _wants_search(methods: Sequence[str], budget: Budget) -> bool:
+def _wants_search(methods: Sequence[str], recipe: str | None, budget: Budget, options: ConvertOptions) -> bool:
     """Return whether the recipe comes from a search; raise if the options contradict each other."""
-    if _AUTO in methods and len(methods) > 1:
-        raise CtxextError("--method auto cannot be combined with another method.")
-    if _AUTO not in methods and budget != Budget():
-        raise CtxextError("--trials and --minutes require --method auto.")
-    return _AUTO in methods
+    if _AUTO not in methods:
+        if budget != Budget():
+            raise CtxextError("--trials and --minutes require --method auto.")
+        return False
+    others = {
+        "another method": len(methods) > 1,
+        "--recipe": recipe is not None,
+        # A search starts from an unscaled model, and measures head orders on the text of the package.
+        "--replace-scaling": options.replace_scaling,
+        "--calibration-text": options.calibration.text is not None,
+    }
+    if other := next((name for name, is_given in others.items() if is_given), None):
+        raise CtxextError(f"--method auto cannot be combined with {other}.", hint="Remove one of them.")
+    return True
 
 
 def _search_recipe(

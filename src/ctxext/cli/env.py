@@ -2,9 +2,11 @@
 
 import os
 import platform
+from typing import Any
 
 from rich.table import Table
 
+from ctxext.checkpoint.loading import find_accelerator
 from ctxext.cli.options import takes_options
 from ctxext.cli.output import Output, bold
 from ctxext.files.packages import TESTED, installed_version, untested_notice
@@ -26,8 +28,11 @@ def env(*, output: Output) -> None:
     import torch
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    accelerators = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    accelerators += ["mps"] if torch.backends.mps.is_available() else []
+    kind = find_accelerator()
+    module: Any = torch.get_device_module(kind) if kind else None
+    accelerators = [kind] if kind else []
+    if hasattr(module, "get_device_name"):
+        accelerators = [module.get_device_name(index) for index in range(module.device_count())]
     facts = {
         "ctxext": __version__,
         "python": platform.python_version(),

@@ -54,7 +54,8 @@ def print_plan(output: Output, plan: "Plan") -> None:
         f"trained    {plan.num_trained:,} parameters ({share:.1f} %)",
         f"memory     about {peak:.1f} of {available:.1f} GiB at the peak{verdict}",
         f"time       about {plan.seconds_per_step:.1f} s per step, {format_duration(plan.seconds)} in total",
-        f"           measured at {plan.measured_length // 2:,} and {plan.measured_length:,} tokens",
+        f"           on {plan.device} in {plan.dtype}, measured at {plan.measured_length // 2:,} and "
+        f"{plan.measured_length:,} tokens",
     )
     if not plan.fits:
         for remedy in plan.remedies:
@@ -74,7 +75,8 @@ def print_result(output: Output, done: "Finetuned", model: str, out: Path, *, me
     output.result(
         {**done.to_dict(), "out": str(out), "evaluation": report},
         done_line(out, f"{kind}   {done.num_trained:,} parameters trained ({share:.1f} %)"),
-        f"  loss {first:.3f} → {last:.3f} in {done.options.steps} steps   {done.seconds:.0f} s   {curve}",
+        f"  loss {first:.3f} → {last:.3f} in {done.options.steps} steps   {done.seconds:.0f} s on {done.device} in "
+        f"{done.dtype}   {curve}",
     )
     if not merge:
         output.next_step("ctxext", "merge", model, out / "adapter", "MERGED", why="Create a full checkpoint")

@@ -30,6 +30,9 @@ def convert_file(
             f"--link {options.link} does not support GGUF files, which contain schedule and weights together.",
             hint="Remove --link.",
         )
+    if options.digest or not options.check:
+        flag, reason = ("--digest", "record no digests") if options.digest else ("--no-verify", "are always verified")
+        raise CtxextError(f"{flag} does not support GGUF files, which {reason}.", hint=f"Remove {flag}.")
     if dry_run:
         plan = plan_gguf(source, recipe, options=options)
         table = Table.grid(padding=(0, 2))

@@ -120,6 +120,7 @@ def _hardware(device: str) -> str:
 
     import torch
 
-    if device.startswith("cuda"):
-        return torch.cuda.get_device_name(torch.device(device))
+    module: Any = None if device == "cpu" else torch.get_device_module(device)
+    if hasattr(module, "get_device_name"):
+        return str(module.get_device_name(torch.device(device)))
     return f"{device}, {platform.machine()}"

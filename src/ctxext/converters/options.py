@@ -54,7 +54,7 @@ class Calibration:
         flags=("--calibration-text",),
         panel=_CALIBRATION,
     )
-    device: str = option("auto", help="auto, cpu, cuda or mps.", panel=_CALIBRATION)
+    device: str = option("auto", help="auto, cpu, cuda, xpu or mps.", panel=_CALIBRATION)
     dtype: str = option(
         "auto", help="auto (as saved, or the fastest type on a CPU), bf16, fp16, fp32.", panel=_CALIBRATION
     )

@@ -232,23 +232,33 @@ def _describe_replaced(source: Checkpoint, before: ModelConfig, after: Encoding,
     return f"--replace-scaling removed {removed}: {lengths}{remaining}."
 
 
-def already_extended(source: Checkpoint, encoding: Encoding) -> CtxextError:
-    """Return the error for a second scaling (docs/traps.md, trap 10), with a hint for replacing the first."""
+def already_extended(source: Checkpoint, encoding: Encoding, *, can_replace: bool = True) -> CtxextError:
+    """Return the error for a second scaling (docs/traps.md, trap 10), with a hint for replacing the first.
+
+    Args:
+        source: The checkpoint.
+        encoding: Its encoding.
+        can_replace: Whether the command has --replace-scaling.
+    """
     record = provenance(source.config)
     steps = (record.get("recipe") or {}).get("steps", [])
+    removal = "ctxext convert MODEL OUT --method NAME --replace-scaling"
     if steps:
         origin = record.get("source")
-        replace = "replace the schedule with --replace-scaling."
+        replace = "replace the schedule with --replace-scaling." if can_replace else f"replace the recipe: {removal}"
         return CtxextError(
             f'"{source.name}" is already extended: {", ".join(map(describe_step, steps))} from '
             f"{encoding.trained_length} tokens.",
             hint=f'Start from its source "{origin}", or {replace}' if origin else replace.capitalize(),
         )
     start = "the unscaled model" if encoding.lacks_original else f"{encoding.trained_length} tokens"
+    hint = (
+        "Choose a method that keeps the schedule, such as mspoe, self-extend, dca or adaptive, or remove it with "
+        f"--replace-scaling (may hurt a model trained with it) and start from {start}."
+    )
     return CtxextError(
         f'"{source.name}" already has a schedule for {encoding.usable_length} tokens: {encoding.schedule_summary}.',
-        hint="Choose a method that keeps the schedule, such as mspoe, self-extend, dca or adaptive, or remove it with "
-        f"--replace-scaling (may hurt a model trained with it) and start from {start}.",
+        hint=hint if can_replace else f"Replace it without a search (may hurt a model trained with it): {removal}",
     )
 
 

@@ -34,7 +34,7 @@ class Loading(HubOptions):
     engine is "server", and the checkpoint is only read for its tokenizer and lengths.
     """
 
-    device: str = option("auto", help="auto, cpu, cuda or mps.")
+    device: str = option("auto", help="auto, cpu, cuda, xpu or mps.")
     dtype: str = option("auto", help="auto (as saved, or the fastest type on a CPU), bf16, fp16 or fp32.")
     chat_template: bool = option(
         True, help="Use the chat template, if any.", flags=("--chat-template/--no-chat-template",), panel=_RUN

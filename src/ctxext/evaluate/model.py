@@ -3,7 +3,6 @@
 import functools
 import importlib
 import importlib.util
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +35,7 @@ from ctxext.evaluate.scoring.prefix_cache import (
     new_cache,
     sharing_works,
 )
+from ctxext.files.processes import total_memory
 from ctxext.recipes.code.own_code import carries_code, check_pinned, needs_code, runs_only_own_code
 from ctxext.recipes.code.staging import stage_checkpoint
 
@@ -180,7 +180,7 @@ class LoadedModel:
         )
         per_token = self.model.dtype.itemsize * (cached + _STATES * hidden + 3 * size("intermediate_size", 4 * hidden))
         weights = sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
-        room = _SHARE * (_read_memory(self.device) - weights)
+        room = _SHARE * (total_memory(self.device) - weights)
         return int(min(_MAX_ROWS, max(1, room // (per_token * length))))
 
     def questions_at_once(self, length: int, num_depths: int) -> int:
@@ -216,7 +216,12 @@ class LoadedModel:
 
     @torch.inference_mode()
     def _decode(self, ids: torch.Tensor, num_new: int) -> list[list[int]]:
-        from transformers import GenerationConfig
+        from transformers import GenerationConfig, LogitsProcessorList
+
+        def check_step(_ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+            # Some families mask unused words with minus infinity; the largest number is still finite.
+            self.check_finite(logits.amax(1))
+            return logits
 
         config = self.model.generation_config
         # The checkpoint's settings may include penalties and sampling, unlike greedy decoding.
@@ -225,20 +230,18 @@ class LoadedModel:
         )
         forget_longer_prompts(self.model)
         try:
-            output = self.model.generate(
+            # `output_logits` would keep float32 logits of every step: 18 GiB for 32 rows of 1,024 tokens.
+            sequences = self.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=num_new,
                 do_sample=False,
                 pad_token_id=next((token for token in (config.pad_token_id, *self.ends) if token is not None), 0),
-                return_dict_in_generate=True,
-                output_logits=True,
+                logits_processor=LogitsProcessorList([check_step]),
             )
         finally:
             self.model.generation_config = config
-        for logits in output.logits:
-            self.check_finite(logits.amax(1))
-        return [row.tolist() for row in output.sequences[:, ids.shape[1] :]]
+        return [row.tolist() for row in sequences[:, ids.shape[1] :]]
 
     def check_finite(self, values: torch.Tensor) -> None:
         """Raise if a value is NaN or infinite."""
@@ -275,12 +278,6 @@ class GeneratingModel(LoadedModel):
     def close(self) -> None:
         """Close the connection to the program, or shut it down."""
         self.model.close()
-
-
-def _read_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def make_ready(

@@ -9,6 +9,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.report.report import explain_malformed
 from ctxext.evaluate.tasks.base import Key, Record, keys_of
 from ctxext.files.content import keys_that_differ, open_regular
+from ctxext.files.schemas import MODEL_RECORD, RECORD, check_schema
 from ctxext.files.strict import parse_json
 
 _NAME = "cells.jsonl"
@@ -31,6 +32,8 @@ class ResultsLog:
 
     def begin(self, header: dict[str, Any], *, resume: bool, overwrite: bool) -> None:
         """Start a new log, or resume an existing one."""
+        if resume and overwrite:
+            raise CtxextError("--resume cannot be combined with --overwrite.", hint="Remove one of them.")
         if self.folder is None:
             return
         existing = sorted(self.folder.glob(_PATTERN)) if self.folder.is_dir() else []
@@ -97,33 +100,43 @@ def _read_lines(path: Path) -> tuple[list[Record], int]:
     with open_regular(path) as file:
         lines = file.read().split(b"\n")[:-1]
     for number, line in enumerate(lines, 1):
+        if not line:
+            continue
         try:
-            record = parse_json(line.decode("utf-8"), f"{path}, line {number}", constants=False) if line else None
+            record = parse_json(line.decode("utf-8"), f"{path}, line {number}", constants=False)
         except (UnicodeDecodeError, CtxextError):
-            record = line
+            record = None
         if _is_record(record):
             records.append(record)
         else:
-            num_skipped += record is not None
+            num_skipped += 1
     return records, num_skipped
 
 
-_NEEDED = {"model": str, "length": int, "depth": float | int | None, "samples": list, "seconds": float | int}
-
-
 def _is_record(line: Any) -> TypeGuard[Record]:
-    """Return whether a line is a header or a record of a model; a measurement needs the fields of every task."""
+    """Return whether a line is a header or a record of a model."""
     if not isinstance(line, dict):
         return False
-    if "task" not in line:
-        return isinstance(line.get("header"), dict) or isinstance(line.get("model"), str)
-    is_whole = all(key in line and isinstance(line[key], kind) for key, kind in _NEEDED.items())
-    return is_whole and all(isinstance(sample, int) for sample in line["samples"])
+    if "header" in line:
+        return isinstance(line["header"], dict)
+    try:
+        check_schema(line, RECORD if "task" in line else MODEL_RECORD, _NAME)
+    except CtxextError:
+        return False
+    # A schema's null means a missing key; here only a depth and an evaluator may be null.
+    return ("task" not in line or "depth" in line) and not any(
+        value is None for key, value in line.items() if key not in ("depth", "evaluator")
+    )
 
 
 def _check_header(folder: Path, header: dict[str, Any]) -> None:
     lines = _read_lines(folder / _NAME)[0] if (folder / _NAME).is_file() else []
-    old: dict[str, Any] = next((line["header"] for line in lines if "header" in line), {})
+    old: dict[str, Any] | None = next((line["header"] for line in lines if "header" in line), None)
+    if old is None:
+        raise CtxextError(
+            f'"{folder}" cannot be resumed: the first line of {_NAME}, with its settings, is missing or damaged.',
+            hint="Use another --out, or replace the results with --overwrite.",
+        )
     mismatches = [mismatch for part in _COMPARED for mismatch in _list_differences(part, old, header)]
     if mismatches:
         raise CtxextError(

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -47,12 +47,18 @@ def run_alone() -> Iterator[None]:
         os.environ.update(before)
 
 
-def forget_peak(device: "torch.device") -> bool:
-    """Reset the peak memory of a device, or of this process for the CPU; return whether this is possible."""
+def _memory_of(device: "torch.device") -> Any:
+    """Return torch's module of an accelerator that counts its memory; None for a CPU and MPS."""
     import torch
 
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    module = None if device.type == "cpu" else torch.get_device_module(device)
+    return module if hasattr(module, "max_memory_allocated") else None
+
+
+def forget_peak(device: "torch.device") -> bool:
+    """Reset the peak memory of a device, or of this process for the CPU; return whether this is possible."""
+    if (module := _memory_of(device)) is not None:
+        module.reset_peak_memory_stats(device)
         return True
     try:
         _CLEAR.write_text(_PEAK, encoding="ascii")
@@ -63,10 +69,8 @@ def forget_peak(device: "torch.device") -> bool:
 
 def peak_memory(device: "torch.device") -> int:
     """Return the peak memory in bytes since `forget_peak`, or since the process began."""
-    import torch
-
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
+    if (module := _memory_of(device)) is not None:
+        return int(module.max_memory_allocated(device))
     if not _STATUS.exists():
         import resource
 
@@ -74,6 +78,13 @@ def peak_memory(device: "torch.device") -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     lines = _STATUS.read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
+
+
+def total_memory(device: "torch.device") -> int:
+    """Return the memory of an accelerator, or of this machine, in bytes."""
+    if (module := _memory_of(device)) is not None:
+        return int(module.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 TERMINATED = 128 + signal.SIGTERM

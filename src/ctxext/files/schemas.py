@@ -256,13 +256,54 @@ def _check_losses(state: dict[str, Any]) -> dict[str, Any]:
 TRAINER_STATE = Schema(
     {
         **_all(_OFFSET, "global_step", "max_steps"),
-        "epoch": NUMBER,
+        **_all(NUMBER, "epoch", "best_metric", "total_flos", "logging_steps", "eval_steps", "save_steps"),
+        **_all(_OFFSET, "best_global_step", "num_input_tokens_seen", "train_batch_size", "num_train_epochs"),
+        "best_model_checkpoint": WORD,
         "log_history": _list(_LOGGED.kind),
         "stateful_callbacks": _dict(_OBJECT),
     },
     required=["global_step", "max_steps", "epoch", "log_history", "stateful_callbacks"],
     check=_check_losses,
 )
+
+_SUM = _list(NUMBER, min_length=2, max_length=2)
+"""A sum, and the number of its values."""
+
+
+def _check_samples(record: dict[str, Any]) -> dict[str, Any]:
+    """Raise if there is no result, or if a list with an entry for each sample has another length."""
+    lists = [record[key] for key in ("texts", "correct", "loss", "tokens", "key_tokens", "of") if key in record]
+    has_result = not record.keys().isdisjoint(("correct", "loss", "buckets"))
+    if has_result and all(entries is not None and len(entries) == len(record["samples"]) for entries in lists):
+        return record
+    from pydantic_core import PydanticCustomError
+
+    raise PydanticCustomError("other_samples", "one entry for each sample")
+
+
+RECORD = Schema(
+    {
+        **_all(WORD, "model", "task", "text", "evaluator"),
+        **_all(_LENGTH, "length", "width"),
+        "depth": {"type": "float", "ge": 0, "le": 1},
+        "seconds": {**NUMBER, "ge": 0},
+        "samples": _list(_OFFSET, min_length=1),
+        **_all(_list(_OFFSET), "texts", "tokens", "key_tokens", "of"),
+        "correct": _list({"type": "float", "ge": 0, "le": 1}),
+        "loss": _list(NUMBER),
+        "buckets": _list(_SUM),
+        **_all(_dict(_SUM), "lengths", "sliding"),
+    },
+    required=["model", "task", "length", "samples", "seconds"],
+    check=_check_samples,
+)
+"""The measurements of a cell in cells.jsonl."""
+
+MODEL_RECORD = Schema(
+    {"model": WORD, "facts": Schema({"peak_memory": _OFFSET}).kind, "harness": _dict(_dict(NUMBER))},
+    required=["model"],
+)
+"""A line of cells.jsonl about a model."""
 
 SCHEMAS: Mapping[str, Schema] = {
     "config.json": CONFIG,

@@ -149,13 +149,22 @@ def _make_empty_error(report: DataReport, num_kept: int, longest: int, length: i
     return CtxextError(f"The data is too short for a sequence of {length} tokens: {size}.", hint=hint)
 
 
-def read_report(folder: Path) -> DataReport | None:
-    """Read the counts of sequences that already exist; None if they are incomplete."""
-    path = folder / COUNTS
+def read_report(folder: Path, length: int) -> DataReport | None:
+    """Read the counts of existing sequences, `length` the full length in tokens; None if they are incomplete."""
+    path, hint = folder / COUNTS, "Start over with --overwrite."
+    if not path.is_file():
+        return None
     try:
-        return TypeAdapter(DataReport).validate_json(path.read_bytes()) if path.is_file() else None
+        report = TypeAdapter(DataReport).validate_json(path.read_bytes())
+        counts = {length: report.num_sequences, **{int(size): count for size, count in report.num_shorter.items()}}
     except ValueError as error:
-        raise CtxextError(f'"{path}" is damaged.', hint="Start over with --overwrite.") from error
+        raise CtxextError(f'"{path}" is damaged.', hint=hint) from error
+    for size, count in counts.items():
+        file = sequence_file(folder, size)
+        # Other sequences would change the order of all, without an error.
+        if (file.stat().st_size if file.is_file() else 0) != 4 * size * count:
+            raise CtxextError(f'"{file}" is missing or does not contain {count:,} sequences.', hint=hint)
+    return report
 
 
 class _Rows:

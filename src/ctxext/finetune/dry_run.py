@@ -20,7 +20,7 @@ import torch
 from transformers import TrainerCallback
 
 from ctxext.checkpoint.head import positions_at_once
-from ctxext.files.processes import forget_peak, peak_memory
+from ctxext.files.processes import forget_peak, peak_memory, total_memory
 from ctxext.finetune.base import open_model
 from ctxext.finetune.batches import Tensors
 from ctxext.finetune.data import DataReport
@@ -60,6 +60,8 @@ class Plan:
         seconds_per_step: Duration of a step at the full length.
         seconds: Duration of all steps.
         measured_length: Tokens of the longer measured sequences.
+        device: Type of the device.
+        dtype: Type of the computation.
     """
 
     options: TrainingOptions
@@ -72,6 +74,8 @@ class Plan:
     seconds_per_step: float
     seconds: float
     measured_length: int
+    device: str
+    dtype: str
 
     @property
     def fits(self) -> bool:
@@ -142,20 +146,20 @@ class StepMeasurements:
 class _Clock(TrainerCallback):  # type: ignore[misc]
     """Callback that records the time and peak memory of every step."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.began = device, 0.0
+    def __init__(self) -> None:
+        self.began = 0.0
         self.seconds: list[float] = []
         self.peaks: list[int] = []
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        forget_peak(self.device)
+        forget_peak(args.device)
         self.began = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if torch.cuda.is_available():  # CUDA kernels run asynchronously.
-            torch.cuda.synchronize()
+        if args.device.type != "cpu":  # Accelerators run asynchronously.
+            torch.get_device_module(args.device).synchronize()
         self.seconds.append(time.perf_counter() - self.began)
-        self.peaks.append(peak_memory(self.device))
+        self.peaks.append(peak_memory(args.device))
 
 
 def _row(length: int, ready: Prepared, cost: Cost) -> Tensors:
@@ -173,15 +177,16 @@ def _row(length: int, ready: Prepared, cost: Cost) -> Tensors:
 def _measure(ready: Prepared, lengths: tuple[int, int], cost: Cost, folder: Path) -> StepMeasurements:
     """Train a few steps on random sequences of two lengths; this changes the model's weights."""
     model, options, world = ready.model, ready.options, ready.arguments.world_size
-    before = peak_memory(model.device)
-    if model.device.type == "cpu":
+    device = ready.arguments.device  # The Trainer moves the model there.
+    before = peak_memory(device)
+    if device.type == "cpu":
         _return_blocks()
     short_options = dataclasses.replace(
         options, steps=_STEPS * len(lengths), batch_size=options.micro_batch * world, report_to="none", save_every=10**9
     )
     arguments = make_training_arguments(short_options, folder, world)
     arguments.save_strategy = "no"
-    clock = _Clock(model.device)
+    clock = _Clock()
     rows = [_row(length, ready, cost) for length in lengths for _ in range(_STEPS * options.micro_batch)]
     OrderedTrainer(model, arguments, train_dataset=rows, callbacks=[clock]).train()
     return StepMeasurements(
@@ -200,12 +205,12 @@ def _return_blocks() -> None:
             ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _BLOCK)
 
 
-def _available_memory() -> int:
+def _available_memory(device: torch.device) -> int:
     """Return the bytes available to this process, including its present use."""
     import psutil
 
-    if torch.cuda.is_available():
-        return int(torch.cuda.get_device_properties(0).total_memory)
+    if device.type not in ("cpu", "mps"):  # Those share the memory of the machine.
+        return total_memory(device)
     return int(psutil.virtual_memory().available + psutil.Process().memory_info().rss)
 
 
@@ -245,8 +250,10 @@ def plan_training(
         ready.num_trained,
         ready.num_parameters,
         measured.peak_at(full, cost),
-        _available_memory(),
+        _available_memory(ready.arguments.device),
         per_step.get(full, max(per_step.values())),
         sum(per_step[options.length_of_step(step)] for step in range(options.steps)),
         longer,
+        ready.precision.device.type,
+        ready.precision.dtype,
     )

@@ -10,11 +10,14 @@ from transformers import BitsAndBytesConfig
 from ctxext.checkpoint.auto_class import CAUSAL
 from ctxext.checkpoint.head import Head
 from ctxext.checkpoint.loading import (
+    DTYPES,
     check_device,
+    choose_device,
     choose_dtype,
     explain_loading_errors,
     forbid_downloads,
     guard_vocabulary,
+    is_bf16_native,
     load_checkpoint,
     quiet_transformers,
     rename,
@@ -30,16 +33,55 @@ from ctxext.recipes.encodings.rotary import provenance
 from ctxext.recipes.recipe import plain_config
 
 
+@dataclass(frozen=True)
+class Precision:
+    """The device of a training, and the types that it computes in.
+
+    Attributes:
+        device: The device of this process.
+        weights: The type of the loaded weights; "auto" for the saved type.
+        autocast: bf16 or fp16 if matrices are multiplied in that type; empty otherwise.
+    """
+
+    device: torch.device
+    weights: "torch.dtype | str"
+    autocast: str
+
+    @property
+    def dtype(self) -> str:
+        """The type of the computation by its name on the command line."""
+        return self.autocast or next(name for name, of in DTYPES.items() if self.weights == getattr(torch, of))
+
+    def __str__(self) -> str:
+        text = f"training on {self.device.type} in {self.dtype}"
+        if self.device.type != "cpu" and self.dtype != "fp16" and not is_bf16_native(self.device):
+            text += f"; {self.device.type} has no native bf16 here, --dtype fp16 may be faster"
+        return text
+
+
+def choose_precision(options: TrainingOptions) -> Precision:
+    """Choose the device, and with --dtype auto the type: bf16 on accelerators that compute in it, otherwise float32.
+
+    On those, frozen weights keep the saved type.
+    """
+    device = choose_device(options.device)
+    on_accelerator, name = device.type != "cpu", options.dtype
+    has_bf16 = on_accelerator and is_bf16_native(device)
+    weights = torch.float32 if name == "auto" and (options.full or not has_bf16) else choose_dtype(name)
+    if has_bf16 and name in ("auto", "bf16"):
+        return Precision(device, weights, "bf16")
+    return Precision(device, weights, "fp16" if on_accelerator and name == "fp16" else "")
+
+
 def load_base(base: Base, options: TrainingOptions, *, config: Any = None) -> tuple[Any, Any]:
     """Load the model and the tokenizer; with `config`, load the weights into transformers' class with that config."""
-    on_cpu = options.device == "cpu" or not torch.cuda.is_available()
-    is_widened = options.dtype == "auto" and (on_cpu or options.full)
-    dtype = torch.float32 if is_widened else choose_dtype(options.dtype)
+    precision = choose_precision(options)
+    dtype = precision.weights
     extra: dict[str, Any] = {} if config is None else {"config": config}
     if options.quantize == "4bit":
         extra["quantization_config"] = _make_4bit_config(dtype)
     else:
-        check_device(base.checkpoint, "cpu" if on_cpu else "cuda")
+        check_device(base.checkpoint, precision.device.type)
     with stage_checkpoint(base.checkpoint) as stage:
         with explain_loading_errors(f'"{base.checkpoint.name}" cannot be loaded'):
             tokenizer = rename(open_tokenizer(stage.folder), base.checkpoint)

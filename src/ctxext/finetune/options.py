@@ -35,6 +35,7 @@ _AT_LEAST_ONE = (
     *("short_length", "original_length", "piece"),
 )
 _SHARES = ("short_share", "warmup", "rate_floor", "dropout", "weight_decay", "beta2")
+_OF_LORA = ("rank", "alpha", "dropout", "targets", "train_norms", "train_embeddings")
 _MANY = 1000
 MASKED_SHARE = 0.15
 """Share of masked tokens in the training of an encoder."""
@@ -188,8 +189,20 @@ class TrainingOptions:
         """Raise if options contradict each other."""
         if self.batch_size % self.micro_batch:
             raise CtxextError(f"--batch-size {self.batch_size} is not a multiple of --micro-batch {self.micro_batch}.")
-        if self.full and self.targets:
-            raise CtxextError("--full cannot be combined with --targets, which is for LoRA.")
+        for name in _OF_LORA if self.full else ():
+            # Resolved options contain the default of alpha.
+            usual = (getattr(TrainingOptions, name), 2.0 * self.rank if name == "alpha" else None)
+            if getattr(self, name) not in usual:
+                flag = option_name(name)
+                raise CtxextError(
+                    f"--full cannot be combined with {flag}, which is for LoRA.",
+                    hint=f"Remove one of them. If {flag} comes from a preset, add --without {flag[2:]}.",
+                )
+        if self.epochs and self.steps != TrainingOptions.steps:
+            raise CtxextError(
+                "--epochs cannot be combined with --steps.",
+                hint="Remove one of them. If it comes from a preset, add --without steps.",
+            )
         if self.full and self.quantize != "none":
             raise CtxextError("--full cannot be combined with --quantize, which is for LoRA.")
         if self.rate_floor and self.schedule != "cosine":

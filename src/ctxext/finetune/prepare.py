@@ -24,7 +24,7 @@ from ctxext.finetune.batches import Reading, make_masker
 from ctxext.finetune.data import HELD_OUT, DataReport, read_report, write_sequences
 from ctxext.finetune.documents import DocumentReader
 from ctxext.finetune.loss import PositionLosses, use_chunked_loss
-from ctxext.finetune.models import load_base, load_source
+from ctxext.finetune.models import choose_precision, load_base, load_source
 from ctxext.finetune.options import MASKED_SHARE, TrainingOptions
 from ctxext.finetune.trainer import NeedleProbe, Prepared, make_training_arguments
 from ctxext.merge.tensors import add_shares, check_type, find_shares, find_stored_name, read_shapes
@@ -202,12 +202,13 @@ def prepare(
     if merge and is_first:
         check_mergeable(base, trained)
     with arguments.main_process_first(local=False, desc="reading the data"):
-        report = read_report(folder)
+        full = options.sequence_length
+        report = read_report(folder, full)
         if report is None and is_first:
             report = _read(folder, read_documents, options.count_sequences(), options, tokenizer)
-        if read_held_out is not None and read_report(folder / HELD_OUT) is None and is_first:
+        if read_held_out is not None and read_report(folder / HELD_OUT, full) is None and is_first:
             (folder / HELD_OUT).mkdir(exist_ok=True)
-            _read(folder / HELD_OUT, read_held_out, {options.sequence_length: _NUM_HELD_OUT}, options, tokenizer)
+            _read(folder / HELD_OUT, read_held_out, {full: _NUM_HELD_OUT}, options, tokenizer)
     if report is None:
         raise CtxextError(
             f'The sequences that the first process wrote to "{folder}" are not visible to this process.',
@@ -222,7 +223,7 @@ def prepare(
             "      with --pack restart this model builds an attention mask of length × length, "
             f"{options.sequence_length**2 / 2**30:.2g} GiB or more, not counted by --dry-run"
         )
-    held_out, needle = read_report(folder / HELD_OUT), None
+    held_out, needle = read_report(folder / HELD_OUT, full), None
     if held_out is not None:
         report_line(f"evaluation on {held_out.num_sequences:,} sequences every {options.save_every:,} steps")
         # Skip it if no prompt fits, or if processes may hold parts of the model.
@@ -230,7 +231,9 @@ def prepare(
             assert options.length is not None, "the options are resolved"
             with contextlib.suppress(CtxextError):
                 needle = NeedleProbe(head, tokenizer, options.length, options.seed)
-    return Prepared(trained, arguments, options, report, held_out, (by_position, needle), reading, *counts)
+    precision = choose_precision(options)
+    report_line(str(precision))
+    return Prepared(trained, arguments, options, report, held_out, (by_position, needle), reading, *counts, precision)
 
 
 def _can_restart(base: Base, options: TrainingOptions, model: Any, first_index: int | None) -> bool:

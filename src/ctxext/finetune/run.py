@@ -53,6 +53,8 @@ class Finetuned:
         num_trained: Number of trained parameters.
         num_parameters: Number of all parameters.
         seconds: Duration of the training, since the last resume.
+        device: Type of the device.
+        dtype: Type of the computation.
     """
 
     folder: Path
@@ -62,6 +64,8 @@ class Finetuned:
     num_trained: int
     num_parameters: int
     seconds: float
+    device: str
+    dtype: str
 
     def __repr__(self) -> str:
         """Return a summary with the folder, the number of steps, the last loss and the duration."""
@@ -228,20 +232,27 @@ def _train(
 ) -> Finetuned:
     """Load the model, read the data, train, and save the trained weights as the folder `final`."""
     from ctxext.finetune.prepare import prepare
-    from ctxext.finetune.trainer import find_newest_save, train
+    from ctxext.finetune.saves import Saves, find_newest_save
+    from ctxext.finetune.trainer import train
 
     tell = reporter.tell
     ready = prepare(base, folder, readers[0], options, merge=run.merge, tell=tell, read_held_out=readers[1])
-    last_save = find_newest_save(folder, ready.options.steps) if run.resume else None
+    saves = find_newest_save(folder, ready.options.steps, ready.model) if run.resume else Saves(None, ())
     if run.resume and tell is not None:
-        tell(f"resuming after step {last_save.name.rsplit('-', 1)[1]}" if last_save else "nothing saved yet")
+        for note in saves.notes:
+            tell(note)
+        step = saves.newest.name.rsplit("-", 1)[1] if saves.newest else ""
+        tell(f"resuming after step {step}" if step else "nothing saved yet: starting at step 1")
     started = time.perf_counter()
-    trainer = train(ready, folder, reporter, last_save)
+    trainer = train(ready, folder, reporter, saves.newest)
     trainer.save_model(str(folder / FINAL))
     logged = (entry for entry in trainer.state.log_history if entry.get("loss") is not None)
     losses = tuple((entry["step"], entry["loss"]) for entry in logged)
     seconds = round(time.perf_counter() - started, 2)
-    return Finetuned(folder, ready.options, ready.report, losses, ready.num_trained, ready.num_parameters, seconds)
+    counts, precision = (ready.num_trained, ready.num_parameters), ready.precision
+    return Finetuned(
+        folder, ready.options, ready.report, losses, *counts, seconds, precision.device.type, precision.dtype
+    )
 
 
 def _write(base: Base, folder: Path, result: Finetuned, work: Path, data: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import SequentialSampler
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.training_args import OptimizerNames
 from transformers.utils import logging
 
@@ -27,15 +27,13 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.needle import Needle
 from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
-from ctxext.files.content import as_json
 from ctxext.files.processes import Terminated, peak_memory, raise_terminated
-from ctxext.files.schemas import read_json_object
 from ctxext.finetune.batches import Reading, Sequences, collate
 from ctxext.finetune.data import HELD_OUT, DataReport
 from ctxext.finetune.loss import PositionLosses
+from ctxext.finetune.models import Precision, choose_precision
 from ctxext.finetune.options import Reporter, TrainingOptions
-
-STATE = "trainer_state.json"
+from ctxext.finetune.saves import adapt_state, clear_save
 
 STEPS = "steps.jsonl"
 """Log with one line per step: loss, learning rate, gradient norm, speed, memory."""
@@ -97,7 +95,8 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
         """Start the clock, and remove logged steps after the save that the run resumes from."""
         self.started, self.first_step = time.perf_counter(), state.global_step
         if state.is_world_process_zero:
-            lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.is_file() else []
+            text = self.path.read_text(encoding="utf-8", errors="replace") if self.path.is_file() else ""
+            lines = text.removeprefix("\ufeff").split("\n")
             earlier = [line for line in lines if _read_step(line) <= self.first_step]
             self.path.write_text("".join(f"{line}\n" for line in earlier), encoding="utf-8")
 
@@ -205,16 +204,16 @@ class StopAfterStep(TrainerCallback):  # type: ignore[misc]
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Keep the random state, for a save of the step before."""
         self._random = {"cpu": torch.get_rng_state()}
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            self._random["cuda"] = torch.cuda.get_rng_state()
+        if args.device.type != "cpu":
+            self._random["device"] = torch.get_device_module(args.device).get_rng_state()
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Abandon the step if a signal was received, and save the one before."""
         if not self._is_stopping(args):
             return
         torch.set_rng_state(self._random["cpu"])
-        if "cuda" in self._random:
-            torch.cuda.set_rng_state(self._random["cuda"])
+        if "device" in self._random:
+            torch.get_device_module(args.device).set_rng_state(self._random["device"])
         control.should_training_stop = True
         control.should_save = state.global_step > self._saved_step
 
@@ -269,6 +268,11 @@ class OrderedTrainer(Trainer):  # type: ignore[misc]
         with _explain_load_errors(checkpoint, "random state"):
             super()._load_rng_state(checkpoint)
 
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        if self.args.should_save:
+            clear_save(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
+        super()._save_checkpoint(*args, **kwargs)
+
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> SequentialSampler:
         return SequentialSampler(self.train_dataset)
 
@@ -278,7 +282,7 @@ def _explain_load_errors(save: str | None, part: str) -> Iterator[None]:
     """Report the error of an unreadable save in one line."""
     try:
         yield
-    except (CtxextError, MemoryError, torch.cuda.OutOfMemoryError):
+    except (CtxextError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         if save is None:
@@ -315,7 +319,8 @@ def make_training_arguments(
             hint=f"Use a multiple of {at_once}.",
         )
     logging.set_verbosity_error()
-    on_cpu = options.device == "cpu" or not torch.cuda.is_available()
+    precision = choose_precision(options)
+    kind = precision.device.type
     schedule = "constant_with_warmup" if options.schedule == "constant" else options.schedule
     if options.rate_floor:
         schedule = "cosine_with_min_lr"
@@ -345,11 +350,11 @@ def make_training_arguments(
         gradient_checkpointing_kwargs={"use_reentrant": False},
         report_to=options.report_to,
         disable_tqdm=True,
-        use_cpu=on_cpu,
-        bf16=not on_cpu and options.dtype in ("auto", "bf16") and torch.cuda.is_bf16_supported(),
-        fp16=not on_cpu and options.dtype == "fp16",
+        use_cpu=kind == "cpu",
+        bf16=precision.autocast == "bf16",
+        fp16=precision.autocast == "fp16",
         remove_unused_columns=False,
-        dataloader_pin_memory=not on_cpu,
+        dataloader_pin_memory=kind not in ("cpu", "mps"),
         ddp_find_unused_parameters=False,
         ddp_timeout=_PATIENCE,
     )
@@ -377,6 +382,9 @@ class Prepared:
         held_out: Counts of the evaluation data.
         measures: Sums of the loss by position, and the needle evaluation.
         reading: Inputs that the model needs for its sequences.
+        num_trained: Number of trained parameters.
+        num_parameters: Number of all parameters.
+        precision: The device, and the types of the computation.
     """
 
     model: Any
@@ -388,6 +396,7 @@ class Prepared:
     reading: Reading
     num_trained: int
     num_parameters: int
+    precision: Precision
 
 
 def train(ready: Prepared, folder: Path, reporter: Reporter, last_save: Path | None) -> Trainer:
@@ -400,7 +409,7 @@ def train(ready: Prepared, folder: Path, reporter: Reporter, last_save: Path | N
     data, stop = Sequences(folder, options, ready.reading), StopAfterStep()
     trainer = OrderedTrainer(ready.model, arguments, train_dataset=data, eval_dataset=held_out, callbacks=[live, stop])
     if last_save:
-        _update_micro_batch(last_save / STATE, arguments)
+        adapt_state(last_save, arguments)
     with stop:
         trainer.train(resume_from_checkpoint=str(last_save) if last_save else None)
     atexit.register(_leave_processes)
@@ -423,35 +432,3 @@ def _leave_processes() -> None:
     if group.is_available() and group.is_initialized() and group.get_backend() == "gloo":
         group.destroy_process_group()
         time.sleep(0.1)
-
-
-def _update_micro_batch(state: Path, arguments: TrainingArguments) -> None:
-    """Write this run's micro-batch to the save it resumes from: transformers 4 would use the old one."""
-    with arguments.main_process_first(local=False):
-        content = read_json_object(state)
-        if content.get("train_batch_size") != arguments.train_batch_size:
-            new = state.with_name(f"{state.name}.new")
-            new.write_text(as_json({**content, "train_batch_size": arguments.train_batch_size}), encoding="utf-8")
-            new.replace(state)
-
-
-def find_newest_save(folder: Path, steps: int) -> Path | None:
-    """Return the newest complete save with at most `steps` steps; the Trainer writes its state last."""
-    known = {field.name for field in dataclasses.fields(TrainerState)}
-    saves = {int(path.name.rsplit("-", 1)[1]): path for path in folder.glob("checkpoint-*")}
-    later = 0
-    for step, save in sorted(saves.items(), reverse=True):
-        try:
-            state = read_json_object(save / STATE)
-        except CtxextError:
-            continue
-        if state.keys() <= known and state["global_step"] == step:
-            if step <= steps:
-                return save
-            later = step
-    if later:
-        raise CtxextError(
-            f"The run is already at step {later}, beyond --steps {steps}.",
-            hint="Raise --steps, or start over with --overwrite.",
-        )
-    return None

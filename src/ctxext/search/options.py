@@ -261,6 +261,8 @@ class StudyPlace:
         Returns:
             When the study to replace was created; None if there is none.
         """
+        if resume and overwrite:
+            raise CtxextError("--resume cannot be combined with --overwrite.", hint="Remove --resume or --overwrite.")
         if self.file is not None and not (folder := self.file.resolve().parent).is_dir():
             raise CtxextError(
                 f'The folder "{folder}" for the study does not exist.', hint="Create it, or choose another place."

@@ -98,7 +98,7 @@ def search(
     checkpoint = info.checkpoint
     space = build_space(checkpoint, options.target_length, options.methods)
     if model_config(checkpoint.config, checkpoint.original_length).is_extended:
-        raise already_extended(checkpoint, space.rotary)
+        raise already_extended(checkpoint, space.rotary, can_replace=False)
     trained_length = space.rotary.trained_length
     options.list_lengths(trained_length)
     if out is not None:

@@ -68,9 +68,13 @@ def answer_losses(
     for depth, ids, logits in _run_all(loaded, questions, set(range(len(questions[0])))):
         counts = _count_answers(questions, depth)
         correct = are_exact(loaded, logits, ids, counts)
-        scores = logits[:, :-1].float().log_softmax(-1)
-        losses = -scores.gather(-1, ids[:, -scores.shape[1] :, None])[..., 0].double()
-        yield depth, [float(losses[row, -count:].mean()) for row, count in enumerate(counts)], correct
+        yield depth, [_mean_loss(logits[row], ids[row], count) for row, count in enumerate(counts)], correct
+
+
+def _mean_loss(logits: torch.Tensor, ids: torch.Tensor, num_answer: int) -> float:
+    """Return the mean loss of one answer: float32 scores of all answers at once would take gigabytes."""
+    scores = logits[-num_answer - 1 : -1].float().log_softmax(-1)
+    return float(-scores.gather(-1, ids[-num_answer:, None]).double().mean())
 
 
 def _run_all(
