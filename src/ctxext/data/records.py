@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from ctxext.errors import CtxextError
 from ctxext.files.content import open_regular
 from ctxext.files.packages import require
-from ctxext.files.strict import check_characters
+from ctxext.files.strict import parse_entry
 
 Record = Mapping[str, Any]
 FIELD = "text"
@@ -251,26 +251,14 @@ def _read_json(path: Path) -> Iterator[tuple[str, Record]]:
             if not line.strip():
                 continue
             if is_first and line.lstrip().startswith("["):
-                records = _parse_json(line + _read_rest(file, path), f'"{path}"')
+                records = parse_entry(line + _read_rest(file, path), f'"{path}"')
                 for number, record in enumerate(records, start=1):
                     yield f'Record {number} of "{path}"', record if isinstance(record, dict) else {}
                 return
             is_first, place = False, f'Line {number} of "{path}"'
             # A line that is not an object has no fields; reading a field then fails.
-            record = _parse_json(line, place)
+            record = parse_entry(line, place)
             yield place, record if isinstance(record, dict) else {}
-
-
-def _parse_json(text: str, place: str) -> Any:
-    try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise CtxextError(f"{place} is not valid JSON: {error.msg}.") from error
-    except (RecursionError, ValueError) as error:  # Too many brackets, or a number of thousands of digits.
-        raise CtxextError(f"{place} is not a record: {str(error).splitlines()[0]}.") from error
-    if "\\u" in text:  # UTF-8 itself has no lone surrogates.
-        check_characters(content, place)
-    return content
 
 
 def _read_csv(path: Path, delimiter: str = ",") -> Iterator[tuple[str, Record]]:
