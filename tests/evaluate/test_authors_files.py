@@ -321,4 +321,4 @@ def test_what_is_missing_is_told_with_the_command_that_downloads_it(books, facts
     assert "uses --repeat-question" in refusal(("nolima",), nolima=books, repeat_question=True)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "needle_set.json").write_text('[{"questions": {"onehop": "Who?"}, "needle": ""}]')
-    assert "is not a needle set of NoLiMa" in refusal(("nolima",), nolima=tmp_path / "other")
+    assert 'lacks "0.id"' in refusal(("nolima",), nolima=tmp_path / "other")

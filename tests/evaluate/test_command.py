@@ -87,7 +87,7 @@ BAD = {
     "broken documents": (
         ["--task", "documents", "--documents", "broken.jsonl"],
         None,
-        'Line 2 of "broken.jsonl" has no field',
+        'Line 2 of "broken.jsonl" lacks "answers"',
     ),
     "broken data": (["--task", "perplexity", "--data", "data.jsonl"], None, 'Line 2 of "data.jsonl" is not valid JSON'),
     "no text in data": (["--task", "short", "--data", "broken.jsonl"], None, "Line 1"),

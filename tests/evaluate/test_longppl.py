@@ -122,7 +122,7 @@ def test_an_evaluator_of_another_tokenizer_and_its_file(checkpoint, letters, tok
     other = refusal(evaluator=str(checkpoint))
     assert other == '"/keys.jsonl" contains key tokens of "letters", not of "tiny".'
     file.write_text(file.read_text() + '{"spans": [[1, 2]]}\n')
-    assert refusal() == 'Line 3 of "/keys.jsonl" does not contain key tokens.'
+    assert refusal().startswith('Line 3 of "/keys.jsonl"')
     assert refusal(key_tokens=tmp_path / "none") == 'The task "longppl" needs an evaluator.'
 
 

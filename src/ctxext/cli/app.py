@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from ctxext.cli.help import Command, print_help, read_plainly
+from ctxext.cli.hints import fit_hint
 from ctxext.cli.interrupts import INTERRUPTED
 from ctxext.cli.output import in_one_line, print_error, visible
 from ctxext.errors import CtxextError
@@ -216,7 +217,7 @@ def main() -> None:
             with explain_disk_errors(Path("OUT")):
                 raise
     except CtxextError as error:
-        print_error(error)
+        print_error(_fit(error))
         sys.exit(1)
     except SystemExit as ended:
         if ended.code == INTERRUPTED:
@@ -230,6 +231,17 @@ def main() -> None:
     except BaseException as error:  # A panic in a Rust library does not derive from Exception.
         print_fault(error)
         sys.exit(1)
+
+
+def options_of(name: str) -> set[str]:
+    """Return the options of a command."""
+    return {option for parameter in _command(name).params for option in (*parameter.opts, *parameter.secondary_opts)}
+
+
+def _fit(error: CtxextError) -> CtxextError:
+    """Return an error with the part of its hint that the running command supports."""
+    name = next((word for word in sys.argv[1:] if word in SUMMARIES), None)
+    return CtxextError(error.message, fit_hint(error.hint, name, options_of, SUMMARIES)) if name else error
 
 
 def _make_streams_safe() -> None:

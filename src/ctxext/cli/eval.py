@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,6 +107,16 @@ def resumable(out: Path, output: Output) -> Iterator[None]:
         raise
 
 
+def warn_of_thoughts(models: Iterable[tuple[str, str | None]], output: Output) -> None:
+    """Warn of models whose prompts end within a thought."""
+    for name, mark in models:
+        if mark:
+            output.warning(
+                f'The prompts of {name} end within "{mark}", so thoughts are scored as answers. '
+                "Use --no-chat-template, or a chat template that can disable thinking."
+            )
+
+
 def _print_report(report: "Report", out: Path, models: Sequence[str], output: Output) -> None:
     """Print warnings, the tables, findings, and the next step."""
     from rich.text import Text
@@ -116,6 +126,9 @@ def _print_report(report: "Report", out: Path, models: Sequence[str], output: Ou
 
     if report.get("skipped_lines"):
         output.warning(f"Skipped {report['skipped_lines']} lines of {out} that are incomplete or from another run.")
+    warn_of_thoughts(
+        ((model["name"], model.get("open_thought")) for model in report["models"] if model["cells"]), output
+    )
     for model in report["models"]:
         if model.get("mind"):
             output.warning(f"{model['name']} in {model['engine']}: {model['mind']}.")

@@ -12,6 +12,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ctxext.cli.eval import warn_of_thoughts
 from ctxext.cli.interrupts import exit_on_interrupt
 from ctxext.cli.options import SourceArgument, takes_options
 from ctxext.cli.output import Output, done_line, resuming_command
@@ -166,6 +167,7 @@ def search_(
         "",
         verdict(result, options),
     ]
+    warn_of_thoughts([(source, result.open_thought)], output)
     output.result(result_data(result, options), *lines)
     if result.recipe is not None:
         output.note(done_line(out, result.recipe.summary()))
@@ -242,6 +244,7 @@ def result_data(result: Found, options: SearchOptions) -> dict[str, Any]:
         "recipe": result.recipe.to_dict() if result.recipe else None,
         "verdict": verdict(result, options),
         "trials": len(result.standing.trials),
+        **({"open_thought": result.open_thought} if result.open_thought else {}),
         "front": [point_data(point) for point in find_pareto_front(points)],
         "published": [point_data(point) for point in points if point.trial.published],
         "checked": {

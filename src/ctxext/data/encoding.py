@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ctxext.data.chat_template import render_chat
+from ctxext.data.chat_template import find_open_thought, render_chat
 from ctxext.data.turns import PLAIN_TURNS, TurnLayout, read_turn_layout
 from ctxext.errors import CtxextError
 
@@ -227,6 +227,20 @@ class Encoder:
             if both[: len(before)] == before:
                 return both[len(before) :]
         return encode(text)
+
+    @functools.cached_property
+    def open_thought(self) -> str:
+        """The mark of a thought within which prompts end, although thinking is disabled; empty if there is none."""
+        if not self.uses_chat:
+            return ""
+        messages = [{"role": "user", "content": _MARK}]
+        text = render_chat(self.tokenizer, messages, add_generation_prompt=True, enable_thinking=False)
+        return find_open_thought(text.rpartition(_MARK)[2])
+
+    def facts(self) -> dict[str, str]:
+        """Return whether prompts use the chat template, and the open thought in which they end, for the report."""
+        used = {"chat_template": "yes" if self.uses_chat else "no"}
+        return {**used, "open_thought": self.open_thought} if self.open_thought else used
 
     @functools.cached_property
     def turn_layout(self) -> TurnLayout:

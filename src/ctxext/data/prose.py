@@ -99,9 +99,23 @@ def sentences_of(text: str) -> tuple[str, ...]:
 
 def read_haystack(path: Path) -> tuple[str, ...]:
     """Read a text file as sentences, to be joined by spaces."""
-    units = sentences_of(read_text(path))
+    units = split_sentences(read_text(path), path)
     if not units:
         raise CtxextError(f'The haystack "{path}" is empty.', hint="Use a text file with some pages of prose.")
+    return units
+
+
+_LONGEST = 1 << 18
+"""Maximum number of characters of a sentence, which the tokenizer reads at once."""
+
+
+def split_sentences(text: str, path: Path) -> tuple[str, ...]:
+    """Split the text of a file at the ends of sentences and paragraphs; raise if a sentence is too long to tokenize."""
+    units = sentences_of(text.removeprefix("\ufeff"))
+    if (longest := max(map(len, units), default=0)) > _LONGEST:
+        raise CtxextError(
+            f'"{path}" has a sentence of {longest} characters.', hint="Use prose with full stops or lines."
+        )
     return units
 
 

@@ -4,16 +4,18 @@ import contextlib
 import csv
 import io
 import json
+import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TextIO
 
 from ctxext.errors import CtxextError
+from ctxext.files.content import open_regular
 from ctxext.files.packages import require
-from ctxext.files.strict import check_characters
+from ctxext.files.strict import parse_entry
 
 Record = Mapping[str, Any]
 FIELD = "text"
@@ -67,19 +69,36 @@ def files_of(folder: Path, splits: Sequence[str]) -> list[Path]:
     their names. If no name contains "train", these files are the train split.
     """
     require("datasets", "Reading a folder of data")
-    from datasets.data_files import DataFilesDict, EmptyDatasetError, get_data_patterns
+    from datasets import data_files
+    from fsspec.utils import glob_translate  # type: ignore[import-untyped]
+
+    names = [name for name in _list_files(folder) if PurePosixPath(name).name not in data_files.FILES_TO_IGNORE]
+
+    def match(pattern: str) -> list[str]:
+        """Match names in the folder; the search of datasets would read the folder's own name as a pattern too."""
+        expression = re.compile(glob_translate(pattern))
+        return [name for name in names if expression.match(name)]
 
     try:
-        data_files = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
-    except EmptyDatasetError as error:
+        patterns = data_files._get_data_files_patterns(match)
+    except FileNotFoundError as error:
         raise CtxextError(f'The folder "{folder}" contains no data files.') from error
-    by_split = {str(split): [Path(file) for file in files] for split, files in data_files.items()}
+    by_split = {str(split): [name for each in of for name in match(each)] for split, of in patterns.items()}
     if "train" not in by_split:
-        named = {file for files in by_split.values() for file in files}
-        everything = DataFilesDict.from_patterns({"train": ["**"]}, base_path=str(folder))["train"]
-        if rest := [Path(file) for file in everything if Path(file) not in named]:
+        named = {name for of_split in by_split.values() for name in of_split}
+        if rest := [name for name in names if name not in named]:
             by_split["train"] = rest
-    return by_split[_choose(str(folder), splits, list(by_split))]
+    return [folder / name for name in dict.fromkeys(by_split[_choose(str(folder), splits, list(by_split))])]
+
+
+def _list_files(folder: Path) -> list[str]:
+    """Return the paths of a folder's files within it, without hidden ones and those in folders such as __pycache__."""
+    found = []
+    for root, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith((".", "__"))]
+        paths = (Path(root, name) for name in files if not name.startswith("."))
+        found += [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
+    return sorted(found)
 
 
 def open_data_set(data: str, splits: Sequence[str]) -> Any:
@@ -113,7 +132,12 @@ def check_place(data: str) -> None:
         )
     if path.exists() and not path.is_file() and not path.is_dir():
         raise CtxextError(f'"{data}" is neither a file nor a folder.', hint="Copy its content to a file.")
-    name = data.partition(":")[0]
+    name, configuration = data.partition(":")[::2]
+    if configuration and not path.exists() and Path(name).exists():
+        raise CtxextError(
+            f'There is no file "{data}", and "{name}" is on this machine, so it is not the id of a data set.',
+            hint="Use the name of a file or folder without a configuration.",
+        )
     is_name = kind_of(Path(name)) in (*_READERS, *_TEXTS) or name.startswith((".", "/", "~"))
     if not path.exists() and (is_name or not _ID.fullmatch(data)):
         raise CtxextError(f'There is no file "{data}".', hint="Check its path; data sets are named NAME or USER/NAME.")
@@ -175,12 +199,18 @@ def _read_file(path: Path) -> Iterator[tuple[str, Record]]:
         raise CtxextError(f'"{path}" cannot be decompressed: {error}.', hint="Check that it is complete.") from error
 
 
-def _open(path: Path) -> TextIO:
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[TextIO]:
     """Open a file as text, decompressed by its suffix, without a byte-order mark."""
-    import fsspec  # type: ignore[import-untyped]
+    from fsspec.compression import compr  # type: ignore[import-untyped]
+    from fsspec.utils import infer_compression
 
-    opened: TextIO = fsspec.open(str(path), "rt", encoding="utf-8-sig", compression="infer", newline="").open()
-    return opened
+    kind = infer_compression(path.name)
+    if kind is None and path.suffix.lower() in _COMPRESSED:
+        raise ValueError(f'a package for "{path.suffix}" is missing')
+    # `fsspec.open` would parse the name: "simplecache::a.jsonl" is another file there.
+    with open_regular(path) as raw, compr[kind](raw, mode="rb") as file:
+        yield io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
 
 
 def _read_text(path: Path) -> Iterator[tuple[str, Record]]:
@@ -221,26 +251,14 @@ def _read_json(path: Path) -> Iterator[tuple[str, Record]]:
             if not line.strip():
                 continue
             if is_first and line.lstrip().startswith("["):
-                records = _parse_json(line + _read_rest(file, path), f'"{path}"')
+                records = parse_entry(line + _read_rest(file, path), f'"{path}"')
                 for number, record in enumerate(records, start=1):
                     yield f'Record {number} of "{path}"', record if isinstance(record, dict) else {}
                 return
             is_first, place = False, f'Line {number} of "{path}"'
             # A line that is not an object has no fields; reading a field then fails.
-            record = _parse_json(line, place)
+            record = parse_entry(line, place)
             yield place, record if isinstance(record, dict) else {}
-
-
-def _parse_json(text: str, place: str) -> Any:
-    try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise CtxextError(f"{place} is not valid JSON: {error.msg}.") from error
-    except (RecursionError, ValueError) as error:  # Too many brackets, or a number of thousands of digits.
-        raise CtxextError(f"{place} is not a record: {str(error).splitlines()[0]}.") from error
-    if "\\u" in text:  # UTF-8 itself has no lone surrogates.
-        check_characters(content, place)
-    return content
 
 
 def _read_csv(path: Path, delimiter: str = ",") -> Iterator[tuple[str, Record]]:
@@ -263,10 +281,11 @@ def _read_table(path: Path) -> Iterator[tuple[str, Record]]:
 
     number = 0
     try:
-        if kind == "parquet":
-            batches = parquet.ParquetFile(path).iter_batches(batch_size=64)
-        else:
-            batches = ipc.open_stream(memory_map(str(path)))
+        # `ParquetFile` would parse a name such as "file:a.parquet" as a URL.
+        mapped = memory_map(str(path))
+        batches = (
+            parquet.ParquetFile(mapped).iter_batches(batch_size=64) if kind == "parquet" else ipc.open_stream(mapped)
+        )
         for batch in batches:
             for record in batch.to_pylist():
                 number += 1

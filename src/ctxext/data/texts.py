@@ -24,9 +24,9 @@ def kinds_of_text(data: str | None) -> dict[str, str | None]:
     """
     if data is None:
         return {"": None}
-    places = [place.strip() for place in data.split(",")]
-    if not all(places) and not (data.strip() and Path(data).exists()):
-        message = f'--data "{data}" contains an empty name.' if any(places) else "--data is empty."
+    places = [place if Path(place).exists() else place.strip() for place in data.split(",")]
+    if not all(map(str.strip, places)) and not (data.strip() and Path(data).exists()):
+        message = f'--data "{data}" contains an empty name.' if data.strip(" ,") else "--data is empty."
         raise CtxextError(message, hint="Use a text, JSON lines or parquet file, or leave out --data.")
     if len(places) < 2 or Path(data).exists():
         return {"": data}

@@ -136,7 +136,7 @@ class LoadedModel:
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "device": self.device.type,
             "attention": str(getattr(self.model.config, "_attn_implementation", None)),
-            "chat_template": "yes" if self.encoder.uses_chat else "no",
+            **self.encoder.facts(),
         }
 
     def first_pace(self, longest: int) -> tuple[int, float]:

@@ -34,7 +34,7 @@ class RemoteModel(GeneratingModel):
         return {
             "engine": self.model.label,
             "served_model": self.model.model,
-            "chat_template": "yes" if self.encoder.uses_chat else "no",
+            **self.encoder.facts(),
             "prompts": "token ids" if self.model.takes_ids else "text",
         }
 

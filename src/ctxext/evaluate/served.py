@@ -50,7 +50,7 @@ class ServedModel(GeneratingModel):
             "dtype": self.model.dtype,
             "device": self.model.device,
             "attention": self.model.attention,
-            "chat_template": "yes" if self.encoder.uses_chat else "no",
+            **self.encoder.facts(),
             "engine": engine,
         }
         return {**facts, "mind": self.remark} if self.remark else facts

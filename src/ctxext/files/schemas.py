@@ -5,7 +5,8 @@ core is imported, because importing pydantic takes a third of the time of `ctxex
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from ctxext.files.length import LONGEST
 from ctxext.files.strict import parse_json, read_text
 
 if TYPE_CHECKING:
-    from pydantic_core import SchemaValidator
+    from pydantic_core import SchemaValidator, ValidationError
 
 Kind = dict[str, Any]
 """A type in the form of a pydantic schema."""
@@ -350,17 +351,29 @@ def check_schema(
     try:
         schema.validator.validate_python(content, strict=True)
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-    else:
-        return
-    place = [part for part in fault["loc"] if part not in (_ARM, "[key]")]
-    key = prefix + ".".join((aliases or {}).get(str(part), str(part)) for part in place)
+        names = aliases or {}
+        message = describe_fault(error, f'"{name}"', lambda part: names.get(part, part), prefix)
+        raise CtxextError(message) from None
+
+
+def describe_fault(error: "ValidationError", place: str, rename: Callable[[str], str] = str, prefix: str = "") -> str:
+    """Return the first error of a validation as a sentence.
+
+    Args:
+        error: The errors.
+        place: The file, or the place in it, as the sentence begins.
+        rename: Returns the name in the file of a key in the schema.
+        prefix: The path of the content in the file.
+    """
+    fault = error.errors(include_url=False)[0]
+    key = prefix + ".".join(rename(str(part)) for part in fault["loc"] if part not in (_ARM, "[key]"))
     if fault["type"] == "missing":
-        raise CtxextError(f'"{name}" lacks "{key}".')
+        return f'{place} lacks "{key}".'
     limits = fault.get("ctx", {})
     limits = {name: f"{limit:g}" if isinstance(limit, float) else limit for name, limit in limits.items()}
     expected = _EXPECTED.get(fault["type"], fault["msg"].removeprefix("Input should be ")).format(**limits)
-    raise CtxextError(f'"{name}": "{key}" is {_quote_value(fault["input"])}, expected {expected}.')
+    subject = f'{place}: "{key}"' if key else place
+    return f"{subject} is {_quote_value(fault['input'])}, expected {expected}."
 
 
 def check_config(config: Mapping[str, Any], name: str = "config.json") -> None:
@@ -392,6 +405,28 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return content
 
 
+_SHOWN = 60
+"""Maximum number of displayed characters of a value."""
+
+
 def _quote_value(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return f'"{text if len(text) <= 60 else text[:60] + "…"}"'
+    text = " ".join("".join(islice(_write(value), _SHOWN + 1)).split())
+    return f'"{text if len(text) <= _SHOWN else text[:_SHOWN] + "…"}"'
+
+
+def _write(value: Any) -> Iterator[str]:
+    """Yield the `repr` of a value in parts: an untrusted file may contain lists of any length."""
+    if isinstance(value, str):
+        yield repr(value[: _SHOWN + 1])
+    elif isinstance(value, dict):
+        for number, (key, entry) in enumerate(value.items()):
+            yield from (", " if number else "{", *_write(key), ": ")
+            yield from _write(entry)
+        yield "}" if value else "{}"
+    elif isinstance(value, list):
+        for number, entry in enumerate(value):
+            yield ", " if number else "["
+            yield from _write(entry)
+        yield "]" if value else "[]"
+    else:
+        yield repr(value)

@@ -49,22 +49,30 @@ def parse_json(text: str, name: str, *, constants: bool = True) -> Any:
         name: Its name in errors.
         constants: Whether NaN and Infinity are accepted, although they are not valid JSON.
     """
+    return _parse(text, f'"{name}"', constants=constants)
 
+
+def parse_entry(text: str, place: str) -> Any:
+    """Parse a JSON text in a file; errors begin with its place."""
+    return _parse(text, place, shows_line=False)
+
+
+def _parse(text: str, place: str, *, constants: bool = True, shows_line: bool = True) -> Any:
     def reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         content = dict(pairs)
         if len(content) < len(pairs):
             duplicate = _first_duplicate([key for key, _ in pairs])
-            raise CtxextError(f'"{name}" has the key "{duplicate}" twice.', hint="Remove one of them.")
+            raise CtxextError(f'{place} has the key "{duplicate}" twice.', hint="Remove one of them.")
         return content
 
     def parse_digits(digits: str) -> int:
         if len(digits) > _MAX_DIGITS:
-            raise CtxextError(f'"{name}" contains a number with {len(digits)} digits.')
+            raise CtxextError(f"{place} contains a number with {len(digits)} digits.")
         return int(digits)
 
     def parse_constant(word: str) -> float:
         if not constants:
-            raise CtxextError(f'"{name}" is not valid JSON: {word} is not a JSON number.')
+            raise CtxextError(f"{place} is not valid JSON: {word} is not a JSON number.")
         return float(word)
 
     try:
@@ -75,11 +83,12 @@ def parse_json(text: str, name: str, *, constants: bool = True) -> Any:
             parse_constant=parse_constant,
         )
     except json.JSONDecodeError as error:
-        raise CtxextError(f'"{name}" is not valid JSON: {error.msg} in line {error.lineno}.') from error
+        line = f" in line {error.lineno}" if shows_line else ""
+        raise CtxextError(f"{place} is not valid JSON: {error.msg}{line}.") from error
     except RecursionError as error:
-        raise _too_deep(f'"{name}"') from error
+        raise _too_deep(place) from error
     if "\\u" in text or text.count("[") + text.count("{") > _MAX_DEPTH:
-        check_characters(content, f'"{name}"')
+        check_characters(content, place)
     return content
 
 

@@ -23,6 +23,17 @@ _INTRODUCTION = (
 )
 
 
+_OLD_CALL = "function_call"
+"""Field of a call before `tool_calls`, which few templates support; its result has the role "function"."""
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+_REFUSAL, _CALL_ID = "refusal", "tool_call_id"
+_TYPES: Mapping[str, type] = {**dict.fromkeys(("name", _CALL_ID, _REFUSAL, *_THOUGHTS), str), _OLD_CALL: dict}
+"""Types of the fields that chat templates render as they are."""
+_CONTENT = "content"
+_UNREAD = "unread fields of messages"
+"""Key of a converted record with the names of fields that were dropped."""
+
+
 class BadRecord(ValueError):
     """A record that cannot be trained on; the message follows its place: "has no …".
 
@@ -55,9 +66,33 @@ class Format:
         return all(isinstance(record.get(name), kind) for name, kind in self.fields.items())
 
 
+_FLAGS: Mapping[str, bool] = {
+    **dict.fromkeys(("weight", "train", "loss", "loss_scale", "loss_mask", "train_on_turn", "trainable"), True),
+    "masked": False,
+}
+"""Fields that select the messages to learn, each with the value of a learned message.
+
+`weight`: OpenAI, Mistral, Together. `train`: Axolotl. `loss`, `loss_scale`: ms-swift. `loss_mask`: VeRL.
+`train_on_turn`: Axolotl's `message_field_training`. `masked`: torchtune.
+"""
+
+
+def _read_weight(fields: dict[str, Any], number: int) -> int:
+    """Remove the flags from a message's fields; return 1 to learn the message, else 0."""
+    weights = {}
+    for name in [name for name in _FLAGS if name in fields]:
+        value = fields.pop(name)
+        if value not in (0, 1):
+            raise BadRecord(f'has a {name} of "{value}" in message {number}; use 1 or true, or 0 or false')
+        weights[name] = int(bool(value) == _FLAGS[name])
+    if len({*weights.values()}) > 1:
+        raise BadRecord(f"has contradictory {', '.join(weights)} in message {number}; keep one of them")
+    return next(iter(weights.values()), 1)
+
+
 def _read_messages(record: Record, name: str, role: str, content: str) -> Record:
     """Convert messages to the roles and weights that chat templates and the loss use."""
-    messages = []
+    messages, unread = [], set[str]()
     for number, message in enumerate(record[name], start=1):
         if not isinstance(message, Mapping) or not isinstance(message.get(role), str):
             raise BadRecord(f'has no "{role}" in message {number}')
@@ -65,33 +100,51 @@ def _read_messages(record: Record, name: str, role: str, content: str) -> Record
         if known not in _KNOWN_ROLES:
             raise BadRecord(f'has an unknown role "{message[role]}" in message {number}; use {", ".join(_KNOWN_ROLES)}')
         others = {key: value for key, value in message.items() if key not in (role, content) and value is not None}
-        if message.get(content) is None and not others.keys() - {"name", "weight", "train"}:
+        unread |= others.keys() & {"role", _CONTENT}
+        if known != "assistant":  # Only answers are learned.
+            unread |= {name for name in others.keys() & _FLAGS if bool(others[name]) == _FLAGS[name]}
+        weight = _read_weight(others, number)
+        written = message.get(content)
+        if written is None:
+            written = others.pop(_REFUSAL, None)
+        if written is None and not others.keys() & {CALLS, _OLD_CALL, _CALL_ID, *_THOUGHTS}:
             raise BadRecord(f'has no "{content}" in message {number}')
-        weight = others.pop("weight", others.pop("train", 1))
-        if weight not in (0, 1):
-            raise BadRecord(f'has a weight of "{weight}" in message {number}; use 1 to learn the message, or 0')
+        for key, kind in _TYPES.items():
+            if not isinstance(others.get(key, kind()), kind):
+                raise BadRecord(f'has a {key} of type "{type(others[key]).__name__}" in message {number}')
         if CALLS in others:
             others[CALLS] = [
                 _convert_call(call, number) for call in _read_list(others[CALLS], f"{CALLS} of message {number}")
             ]
-        text = _read_text(message.get(content), number)
-        messages.append({**others, "role": known, "content": text, "weight": int(weight)})
+        text, unread_in_parts = _read_text(written, number)
+        unread |= unread_in_parts
+        messages.append({**others, "role": known, "content": text, "weight": weight})
     tools = {TOOLS: _read_list(record[TOOLS], TOOLS)} if record.get(TOOLS) else {}
-    return {MESSAGES: messages, **tools}
+    return {MESSAGES: messages, **tools, _UNREAD: sorted(unread)}
 
 
-def _read_text(content: Any, number: int) -> str:
-    """Return the text of a message's content, which may be a list of parts; raise if a part is not text."""
+_TEXT_PARTS = ("text", "input_text", "output_text", _REFUSAL)
+"""Types of content parts with text to render, in chat completions and in the Responses API."""
+
+
+def _read_text(content: Any, number: int) -> tuple[str, set[str]]:
+    """Return the text of a message's content, which may be a list of parts, and the names of unread fields of parts.
+
+    Raises:
+        BadRecord: A part is not text.
+    """
     if content is None or isinstance(content, str):
-        return content or ""
-    texts = []
+        return content or "", set()
+    texts, unread = [], set[str]()
     for part in content if isinstance(content, list) else [content]:
-        text = part.get("text") if isinstance(part, Mapping) else part
-        if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        fields = part if isinstance(part, Mapping) else {"type": type(part).__name__}
+        text = part if isinstance(part, str) else fields.get(_REFUSAL if fields.get("type") == _REFUSAL else "text")
+        if not isinstance(text, str) or (fields is part and fields.get("type", "text") not in _TEXT_PARTS):
+            kind = fields.get("type")
             raise BadRecord(f'has content of type "{kind}" in message {number}; only text can be learned')
         texts.append(text)
-    return "".join(texts)
+        unread |= {key for key, value in fields.items() if value is not None} - {"type", "text", _REFUSAL}
+    return "".join(texts), unread
 
 
 def _read_list(value: Any, name: str) -> list[Any]:
@@ -183,8 +236,8 @@ class RecordReader:
         except BadRecord as error:
             self.refuse(f"{place} {error}.", error.hint)
             return None
-        self.unused.update(set(record) - set(chosen.fields) - set(chosen.also))
-        return read
+        self.unused.update({*record} - {*chosen.fields, *chosen.also} | {*map(name_field, read.get(_UNREAD, ()))})
+        return {key: value for key, value in read.items() if key != _UNREAD}
 
     def refuse(self, message: str, hint: str | None = None) -> None:
         """Count a bad record, or raise if bad records are not skipped."""
@@ -229,17 +282,18 @@ def _list_fields(record: Record) -> str:
     return ", ".join(f'"{name}"' for name in record) or "no fields"
 
 
+def name_field(name: str) -> str:
+    """Return the name of a message's field in the list of ignored fields."""
+    return f"{name} of messages"
+
+
 Messages = list[dict[str, Any]]
 Span = tuple[int, int]
 """Start and end of an answer in a text, in characters."""
 
-_CONTENT = "content"
 _OTHER = "⁂"
 """Placeholder content that no template writes."""
 
-_OLD_CALL = "function_call"
-"""Field of a call before `tool_calls`, which few templates support; its result has the role "function"."""
-_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 
 
@@ -275,6 +329,7 @@ class ChatReader:
         num_turns_left_out: Number of answers that are not learned, because the template renders them differently
             before other messages: some templates drop the thinking of all answers except the last.
         left_out: Kinds of content that the template does not render, with the number of conversations that have them.
+        unread: Other fields of messages that the template does not render, with the number of conversations.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -282,6 +337,7 @@ class ChatReader:
         self._has_template = bool(getattr(tokenizer, "chat_template", None))
         self.num_turns_left_out = 0
         self.left_out: Counter[str] = Counter()
+        self.unread: Counter[str] = Counter()
         added = tokenizer.added_tokens_decoder.values()
         self._special = {*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)}
         self._undivided = {*self._special, *map(str, added)}
@@ -336,6 +392,8 @@ class ChatReader:
         if not spans:
             raise BadRecord("has no answer that the chat template renders the same as during generation")
         self.left_out.update(missing)
+        names = {name for message in messages for name in message} - {"role", _CONTENT, CALLS, _OLD_CALL, *_THOUGHTS}
+        self.unread.update(map(name_field, self._find_unread(sorted(names), text, (messages, more))))
         self.num_turns_left_out += len(learned) - len(spans)
         parts, done = [], 0
         for start, end in _join_spans(span for some in spans.values() for span in some):
@@ -365,6 +423,15 @@ class ChatReader:
             return changed != original and self._render(*changed) == text
         except CtxextError:
             return False
+
+    def _find_unread(self, names: list[str], text: str, original: tuple[Messages, Record]) -> list[str]:
+        """Return the fields without which the rendered text is the same, by halving the list."""
+        if not names or self._omits(text, original, lambda messages, more: (_drop_keys(messages, *names), more)):
+            return names
+        if len(names) == 1:
+            return []
+        half = len(names) // 2
+        return [*self._find_unread(names[:half], text, original), *self._find_unread(names[half:], text, original)]
 
     def _assign_spans(
         self, learned: Sequence[int], marked: Sequence[Span], messages: Messages, more: Record

@@ -39,7 +39,7 @@ class DataReport:
         num_bad: Skipped records.
         first_bad: The problem of the first of them.
         num_used: Documents used for sequences.
-        unused_fields: Ignored fields, with the number of records that have them.
+        unused_fields: Ignored fields of records and messages, with the number of records that have them.
         num_turns_left_out: Answers that are not learned (`ChatReader.num_turns_left_out`).
         left_out: Content that the chat template does not render, with the number of conversations that have it.
     """
@@ -117,7 +117,8 @@ def write_sequences(
         if not report.num_documents and reader.num_bad:
             raise CtxextError(f"All {reader.num_bad:,} records were skipped. The first: {reader.first_bad}")
         report.num_in_all, report.num_tokens_in_all = documents.num_in_all, documents.num_tokens_in_all
-        report.num_bad, report.first_bad, report.unused_fields = reader.num_bad, reader.first_bad, dict(reader.unused)
+        report.num_bad, report.first_bad = reader.num_bad, reader.first_bad
+        report.unused_fields = dict(reader.unused + chats.unread)
         report.num_turns_left_out, report.left_out = chats.num_turns_left_out, dict(chats.left_out)
     report.num_sequences = rows[full].count
     report.num_shorter = {str(length): kind.count for length, kind in rows.items() if length != full}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,7 @@ _BASE_UNCHANGED = (True, False, None, "gaussian", "eva", "orthogonal")
 _MOST_CHOICES = 3
 """Maximum number of repetitions and alternatives in a pattern; each one raises the exponent of the matching time."""
 BEFORE_QUANTIZING = "If it is quantized, use the original checkpoint, or keep the adapter separate with --no-merge."
+_OTHER_VOCABULARY = "Its base has another number of tokens: pass that base, with its embeddings resized to {} rows."
 _BY_PEFT = "Train it without that option, or merge it with peft's merge_and_unload()."
 
 
@@ -173,6 +174,12 @@ def read_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
             hint="Save it with transformers, or keep the adapter separate with --no-merge.",
         )
     return shapes
+
+
+def _explain_shape(trained: Sequence[int], stored: Sequence[int]) -> str:
+    """Return the hint for a tensor of another shape: other rows alone are another vocabulary."""
+    is_resized = len(trained) == len(stored) == 2 and trained[1] == stored[1]
+    return _OTHER_VOCABULARY.format(trained[0]) if is_resized else BEFORE_QUANTIZING
 
 
 def check_type(name: str, dtype: str) -> None:
@@ -316,7 +323,7 @@ class AdapterChanges:
             if tuple(part.shape) != tuple(expected):
                 raise CtxextError(
                     f'"{folder}" does not fit: "{name}" has shape {tuple(part.shape)}, expected {expected}.',
-                    hint=BEFORE_QUANTIZING,
+                    hint=_explain_shape(part.shape, expected),
                 )
             parts[name] = part
         return parts

@@ -44,12 +44,14 @@ class Found:
         standing: All trials.
         check: Final evaluation on unseen prompts.
         files: The written files.
+        open_thought: The mark of a thought within which prompts end; empty if there is none.
     """
 
     recipe: Recipe | None
     standing: "Standing"
     check: "Check"
     files: tuple[Path, ...]
+    open_thought: str = ""
 
     def __repr__(self) -> str:
         return f"Found({self._summary()})"
@@ -150,7 +152,8 @@ def search(
         finalists = rank_finalists(bench, final_set, points, options.keep_short, halfway)
         watch(dataclasses.replace(standing, stage="evaluating on unseen prompts"))
         checked = check(bench, unseen, points, finalists, options.keep_short, end - WRITING)
-    return _write_result(standing, checked, out, checkpoint, options)
+    found = _write_result(standing, checked, out, checkpoint, options)
+    return dataclasses.replace(found, open_thought=stock.encoder.open_thought)
 
 
 def _check_time(

@@ -35,7 +35,8 @@ LABELS: Mapping[str, tuple[str, ...]] = {
 """All answers of each task in lower case (`TASK_LABELS` in babilong/metrics.py)."""
 
 _SUFFIXES = (".json", ".jsonl", ".parquet", ".arrow")
-_PARTS = ("instruction", "examples", "post_prompt")
+_LARGEST_PROMPTS = 1_000_000
+"""Maximum number of bytes of prompts.py, which Python parses."""
 
 
 class Row(NamedTuple):
@@ -141,10 +142,13 @@ def name_length(length: int) -> str:
 @functools.lru_cache(maxsize=2)
 def _read_rows(folder: Path, task: str, length: str) -> tuple[Row, ...]:
     """Read the rows of a task at a length; its files have both names in their path, as qa1/4k-00000.parquet."""
+    from ctxext.evaluate.tasks.entries import FACTS_ROW, check_entry
+
     files = sorted(
         (path.parent, path.suffix, path)
         for path in folder.rglob("*")
         if path.suffix in _SUFFIXES
+        and path.is_file()
         and {task, length} <= {*path.relative_to(folder).parts[:-1], *re.split(r"[.-]", path.name)}
     )
     if not files:
@@ -154,29 +158,30 @@ def _read_rows(folder: Path, task: str, length: str) -> tuple[Row, ...]:
     rows = []
     for _, _, path in first:
         for place, record in read_records(str(path)):
-            try:
-                rows.append(Row(record["input"], record["question"], record["target"]))
-            except KeyError as error:
-                raise CtxextError(f"{place} has no field {error}.", hint=Babilong.download) from error
+            row = check_entry(record, FACTS_ROW, place, Babilong.download)
+            rows.append(Row(row["input"], row["question"], row["target"]))
     return tuple(rows)
 
 
 @functools.cache
 def _read_prompts(file: Path, task: str) -> list[str]:
     """Read the instruction, examples and post prompt of a task from the authors' file, without running it."""
+    from ctxext.evaluate.tasks.entries import FACTS_PROMPT, check_entry
+
     try:
         assigned = {
             target.id: node.value
-            for node in ast.parse(read_text(file)).body
+            for node in ast.parse(read_text(file, _LARGEST_PROMPTS)).body
             if isinstance(node, ast.Assign)
             for target in node.targets
             if isinstance(target, ast.Name)
         }
-        prompt = ast.literal_eval(assigned["DEFAULT_PROMPTS"])[task]
-        return [str(prompt[part]) for part in _PARTS]
-    except (SyntaxError, ValueError, KeyError, TypeError, RecursionError) as error:
+        content = ast.literal_eval(assigned["DEFAULT_PROMPTS"])[task]
+    except (SyntaxError, ValueError, KeyError, TypeError, IndexError, RecursionError, MemoryError) as error:
         fault = f"{type(error).__name__}: {error}"
         raise CtxextError(f'"{file}" contains no prompts of {task} ({fault}).', hint=Babilong.download) from error
+    prompt = check_entry(content, FACTS_PROMPT, f'"{file}": "{task}"', Babilong.download)
+    return [prompt["instruction"], prompt["examples"], prompt["post_prompt"]]
 
 
 BABILONG = tuple(

@@ -1,22 +1,24 @@
 """Multi-document question answering, with the gold document moved through the positions."""
 
 import dataclasses
+import functools
 import itertools
-import json
 import random
 import re
 import string
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ctxext.data import prose
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Pieces, Prompt, QuestionText
 from ctxext.errors import CtxextError
 from ctxext.evaluate.tasks.base import RetrievalTask, leaves_room
-from ctxext.files.strict import read_text
+
+if TYPE_CHECKING:
+    from ctxext.evaluate.tasks.entries import DocumentQuestion
 
 OPENING = (
     "Write a high-quality answer for the given question using only the provided search results "
@@ -196,10 +198,15 @@ def random_document(
 def best_subspan_match(text: str, answers: Iterable[str]) -> bool:
     """Return whether the text contains an answer, scored as in the Lost in the Middle release.
 
-    Case, punctuation, articles and extra spaces are ignored.
+    Case, punctuation, articles and extra spaces are ignored. Unlike there, an answer of nothing else never matches.
     """
     normalized = _normalize(text)
-    return any(_normalize(answer) in normalized for answer in answers)
+    return any(answer in normalized for answer in _normalize_all(tuple(answers)))
+
+
+@functools.lru_cache(maxsize=1024)
+def _normalize_all(answers: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(filter(None, map(_normalize, answers)))
 
 
 def _normalize(text: str) -> str:
@@ -213,33 +220,32 @@ def read_questions(path: Path) -> tuple[Question, ...]:
     The fields are `question`, `answers`, and `ctxs` with `title`, `text` and optionally `isgold` or `hasanswer`.
     Without these, the gold document is the first one that contains an answer.
     """
-    lines = read_text(path).splitlines()
-    questions = tuple(_parse(path, number, line) for number, line in enumerate(lines, start=1) if line.strip())
+    from ctxext.evaluate.tasks.entries import DOCUMENT_QUESTION, read_entries
+
+    entries = read_entries(path, DOCUMENT_QUESTION, _FORM)
+    questions = tuple(_make_question(place, entry) for place, entry in entries)
     if not questions:
         raise CtxextError(f'"{path}" contains no questions.', hint="Use a file with one JSON object per line.")
     return questions
 
 
-def _parse(path: Path, number: int, line: str) -> Question:
-    hint = "Each line is a JSON object with question, answers (a list) and ctxs (a list of title, text)."
-    try:
-        record = json.loads(line)
-        answers = tuple(str(answer) for answer in record["answers"])
-        contexts: list[dict[str, Any]] = record["ctxs"]
-        marks = [bool(context.get("isgold")) for context in contexts]
-        if not any(marks):
-            marks = [bool(context.get("hasanswer")) for context in contexts]
-        if not any(marks):
-            marks = [best_subspan_match(context["text"], answers) for context in contexts]
-        gold = marks.index(True)
-        documents = tuple(Passage(c["title"], c["text"], index == gold) for index, c in enumerate(contexts))
-        if not answers or not isinstance(record["question"], str):
-            raise ValueError("answers is empty or question is not a text")
-    except KeyError as error:
-        raise CtxextError(f'Line {number} of "{path}" has no field {error}.', hint=hint) from error
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise CtxextError(f'Line {number} of "{path}" is not a valid question: {error}.', hint=hint) from error
-    return Question(record["question"], answers, documents)
+_FORM = "Each line is a JSON object with question, answers (a list) and ctxs (a list of title, text)."
+
+
+def _make_question(place: str, entry: "DocumentQuestion") -> Question:
+    answers, contexts = tuple(entry["answers"]), entry["ctxs"]
+    if not _normalize_all(answers):
+        raise CtxextError(f'{place} has only articles and punctuation in its "answers".', hint=_FORM)
+    marks: list[bool] = []
+    for mark in ("isgold", "hasanswer"):
+        marks = marks if any(marks) else [bool(context.get(mark)) for context in contexts]
+    if not any(marks):
+        marks = [best_subspan_match(context["text"], answers) for context in contexts]
+    if not any(marks):
+        raise CtxextError(f'{place} has no document with an answer in "ctxs".', hint='Mark one with "isgold": true.')
+    gold = marks.index(True)
+    documents = (Passage(c["title"], c["text"], index == gold) for index, c in enumerate(contexts))
+    return Question(entry["question"], answers, tuple(documents))
 
 
 def _draw_documents(rng: random.Random, without: Collection[str]) -> Iterator[Passage]:

@@ -11,11 +11,10 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ctxext.errors import CtxextError
 from ctxext.evaluate.tasks.base import Key, Reading, Record, Task, Work
-from ctxext.files.strict import read_text
 
 if TYPE_CHECKING:
     from ctxext.data.encoding import Encoder
@@ -259,17 +258,10 @@ def _find_spans(source: str, device: str, text: str, key: KeyText, file: Path | 
 
 
 def _read_file(file: Path) -> list[KeyText]:
-    lines = []
-    for number, line in enumerate(read_text(file).splitlines(), start=1):
-        try:
-            fields: dict[str, Any] = json.loads(line)
-            spans = tuple((int(begin), int(end)) for begin, end in fields.pop("spans"))
-            lines.append(KeyText(**fields, spans=spans))
-        except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
-            raise CtxextError(
-                f'Line {number} of "{file}" does not contain key tokens.',
-                hint="Use a file that was written with --key-tokens, or delete this line.",
-            ) from error
-    if not lines:
+    from ctxext.evaluate.tasks.entries import KEY_TOKENS, read_entries
+
+    hint = "Use a file that was written with --key-tokens, or delete this line."
+    entries = [entry for _, entry in read_entries(file, KEY_TOKENS, hint)]
+    if not entries:
         raise CtxextError(f'"{file}" is empty.', hint="Delete it, and find key tokens with --evaluator.")
-    return lines
+    return [KeyText(**entry) for entry in entries]

@@ -1,19 +1,21 @@
 """NoLiMa, https://arxiv.org/abs/2502.05167: a needle that shares no word with its question, in shuffled books."""
 
 import functools
-import json
 import random
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Pieces, Prompt
 from ctxext.errors import CtxextError
 from ctxext.evaluate.tasks.published import PublishedTask
 from ctxext.files.strict import read_text
+
+if TYPE_CHECKING:
+    from ctxext.evaluate.tasks.entries import NeedleArguments, NeedleSet
 
 TEMPLATE = (
     "You will answer a question based on the following book snippet:\n\n{haystack}\n\nUse the information provided in "
@@ -26,7 +28,7 @@ TEMPLATE = (
 SYSTEM = "You are a helpful assistant"
 """The system message of every prompt (evaluation/async_api_connector.py)."""
 
-_SEED = 42
+_SEED, _SEEDS = 42, 1 << 32
 _CHARACTER = "{CHAR}"
 _MARGIN = 16
 """More tokens than may be added where the needle divides the text."""
@@ -91,7 +93,7 @@ class NoLiMa(PublishedTask):
         return replace(self, length=length)
 
     @property
-    def _tests(self) -> tuple[NeedleTest, ...]:
+    def _tests(self) -> tuple["_Question", ...]:
         return _read_tests(self.find(f"{self.needles}.json")[0])
 
     @property
@@ -109,7 +111,7 @@ class NoLiMa(PublishedTask):
             message = f'"{self.find_folder()}" contains {len(tests)} questions and {num_books} books for "{self.name}".'
             raise CtxextError(message, hint=f"Use --samples {len(tests) * num_books} or fewer.")
         order = random.Random(self.seed).sample(range(len(tests)), len(tests))
-        test = tests[order[self.number_text(sample)]]
+        test = _make_test(*tests[order[self.number_text(sample)]])
         return NeedlePieces("", iter(()), (test.needle,), (), test=test, book=sample // len(tests))
 
     def pieces(self, rng: random.Random) -> Pieces:
@@ -131,7 +133,10 @@ class NoLiMa(PublishedTask):
         assert isinstance(pieces, NeedlePieces)
         import numpy
 
-        test, draws = pieces.test, numpy.random.RandomState(_SEED + self.seed + pieces.test.seed + pieces.book)
+        test, draws = (
+            pieces.test,
+            numpy.random.RandomState((_SEED + self.seed + pieces.test.seed + pieces.book) % _SEEDS),
+        )
         prompts = []
         for depth in depths:
             name = str(draws.choice(test.characters)) if _CHARACTER in test.needle else ""
@@ -175,39 +180,43 @@ def _encode_book(encoder: Encoder, book: Path) -> tuple[list[int], list[int]]:
     return ids, [0, *(place for place, token in enumerate(ids) if token in breaks)]
 
 
+_Question = tuple["NeedleSet", str, "NeedleArguments"]
+"""A needle with one of its questions and one of its tests."""
+
+
 @functools.lru_cache(maxsize=8)
-def _read_tests(file: Path) -> tuple[NeedleTest, ...]:
+def _read_tests(file: Path) -> tuple[_Question, ...]:
     """Read a needle set: every question of every needle with every set of arguments (evaluation/run_tests.py)."""
-    try:
-        sets: list[dict[str, Any]] = json.loads(read_text(file))
-        tests = tuple(
-            _make_test(needles, question, test)
-            for needles in sets
-            for question in needles["questions"].values()
-            for test in needles["tests"].values()
-        )
-    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
-        fault = f"{type(error).__name__}: {error}"
-        raise CtxextError(f'"{file}" is not a needle set of NoLiMa ({fault}).', hint=NoLiMa.download) from error
-    if not tests:
-        raise CtxextError(f'"{file}" contains no needles.', hint=NoLiMa.download)
-    return tests
+    from ctxext.evaluate.tasks.entries import NEEDLE_SETS, check_entry, read_json
+
+    sets = check_entry(read_json(file), NEEDLE_SETS, f'"{file}"', f"Use a needle set of NoLiMa: {NoLiMa.download}")
+    for needles in sets:
+        name = f'"{file}": the needle "{needles["id"]}"'
+        if needles.get("distractors") is not None:
+            raise CtxextError(f"{name} has distractors, which are unsupported.", hint="Use another needle set.")
+        is_named = _CHARACTER in needles["needle"]
+        lacks_answer = any(not test.get("gold_answers") for test in needles["tests"].values())
+        if not needles.get("character_set") if is_named else lacks_answer:
+            field = "character_set" if is_named else "gold_answers"
+            raise CtxextError(f'{name} has no answer: "{field}" is missing.', hint=NoLiMa.download)
+    return tuple(
+        (needles, question, test)
+        for needles in sets
+        for question in needles["questions"].values()
+        for test in needles["tests"].values()
+    )
 
 
-def _make_test(needles: dict[str, Any], question: str, test: dict[str, Any]) -> NeedleTest:
-    if "distractors" in needles:
-        raise ValueError("distractors are not supported")
-    needle, filled = str(needles["needle"]), question
+def _make_test(needles: "NeedleSet", question: str, test: "NeedleArguments") -> NeedleTest:
+    needle, filled = needles["needle"], question
     for number, argument in enumerate(test["input_args"], start=1):
         mark = f"{{{number}}}"
         needle = needle.replace(mark, argument)
         # As in the authors' code, only the last argument in a question is filled in.
         filled = question.replace(mark, argument) if mark in question else filled
-    answers, template = test.get("gold_answers", ()), needles.get("task_template", TEMPLATE)
-    characters = tuple(needles.get("character_set", ()))
-    if not (characters if _CHARACTER in needle else answers):
-        raise ValueError("a needle has no answer")
-    return NeedleTest(needle, filled, tuple(answers), characters, template, int(needles["id"][:4]))
+    answers, characters = test.get("gold_answers") or (), needles.get("character_set") or ()
+    template, seed = needles.get("task_template") or TEMPLATE, int(needles["id"][:4])
+    return NeedleTest(needle, filled, tuple(answers), tuple(characters), template, seed)
 
 
 _DESCRIPTION = (

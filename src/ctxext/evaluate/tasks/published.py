@@ -66,6 +66,10 @@ def digest_of(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
-        if path.suffix in (".json", ".jsonl", ".parquet", ".arrow", ".txt", ".py") and name.parts[0][0] != ".":
+        if (
+            path.is_file()
+            and path.suffix in (".json", ".jsonl", ".parquet", ".arrow", ".txt", ".py")
+            and name.parts[0][0] != "."
+        ):
             digest.update(f"{name.as_posix()}\0{sha256_of(path)}\n".encode())
     return digest.hexdigest()

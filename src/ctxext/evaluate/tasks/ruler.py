@@ -487,7 +487,8 @@ class RulerQuestions(Documents):
         known = self.question_set
         chosen = known.questions[self.sample % len(known.questions)]
         count, used = len(known.documents), {*chosen.documents, *chosen.related}
-        yield from rng.sample(chosen.related, len(chosen.related))
+        related = [index for index in chosen.related if index not in chosen.documents]
+        yield from rng.sample(related, len(related))
         others = [index for index in range(count) if index not in used]
         yield from rng.sample(others, len(others))
         while True:
