@@ -13,6 +13,7 @@ from typing import Any
 from ctxext.data.chat_template import render_chat
 from ctxext.data.turns import PLAIN_TURNS, TurnLayout, read_turn_layout
 from ctxext.errors import CtxextError
+from ctxext.redaction import shorten
 
 _PANIC = "PanicException"
 """Name of the class that Rust libraries raise instead of an Exception; it cannot be imported."""
@@ -98,7 +99,7 @@ def tokenize(tokenizer: Any, text: str | list[str], **more: Any) -> Any:
 
 def no_tokens(text: str) -> CtxextError:
     """Return the error for a tokenizer that returns no token for a text."""
-    return CtxextError(f'The tokenizer returns no tokens for "{text[:40]}".', hint=_HINT)
+    return CtxextError(f'The tokenizer returns no tokens for "{shorten(text, 40)}".', hint=_HINT)
 
 
 class Encoder:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ctxext.errors import CtxextError
 from ctxext.files.length import LONGEST
 from ctxext.files.strict import parse_json, read_text
+from ctxext.redaction import shorten
 
 if TYPE_CHECKING:
     from pydantic_core import SchemaValidator
@@ -352,5 +353,4 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def _quote_value(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return f'"{text if len(text) <= 60 else text[:60] + "…"}"'
+    return f'"{shorten(repr(value), 60)}"'
