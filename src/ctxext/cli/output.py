@@ -38,7 +38,8 @@ class SafeConsole(Console):
     @property
     def file(self) -> IO[str]:
         """The stream for text with styles, which is escaped otherwise."""
-        return styled(super().file)
+        stream: IO[str] = styled(super().file)
+        return stream
 
     @file.setter
     def file(self, stream: IO[str]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ctxext.errors import CtxextError
+from ctxext.files.offline import forbid_network
 from ctxext.files.packages import require
 from ctxext.files.strict import check_characters
 
@@ -67,8 +68,8 @@ def files_of(folder: Path, splits: Sequence[str]) -> list[Path]:
     their names. If no name contains "train", these files are the train split.
     """
     require("datasets", "Reading a folder of data")
-    from datasets.data_files import DataFilesDict, EmptyDatasetError, get_data_patterns
-
+    with forbid_network():
+        from datasets.data_files import DataFilesDict, EmptyDatasetError, get_data_patterns
     try:
         data_files = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
     except EmptyDatasetError as error:
@@ -85,9 +86,9 @@ def files_of(folder: Path, splits: Sequence[str]) -> list[Path]:
 def open_data_set(data: str, splits: Sequence[str]) -> Any:
     """Stream a data set of the Hub."""
     require("datasets", f'"{data}" is not a file; reading it as a data set of the Hub')
-    import datasets
-    from datasets.exceptions import DatasetsError
-
+    with forbid_network():
+        import datasets
+        from datasets.exceptions import DatasetsError
     name, _, configuration = data.partition(":")
     try:
         data_set = datasets.load_dataset(name, configuration or None, streaming=True)

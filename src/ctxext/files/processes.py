@@ -11,6 +11,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from ctxext.files.offline import forbid_network
+
 if TYPE_CHECKING:
     import torch
 
@@ -32,7 +34,8 @@ def num_processes() -> int:
 def wait_for_everyone(device: str) -> None:
     """Wait until every process has called this function; a process may take hours longer."""
     if num_processes() > 1:
-        from accelerate import PartialState
+        with forbid_network():
+            from accelerate import PartialState
 
         PartialState(cpu=device == "cpu", timeout=datetime.timedelta(days=30)).wait_for_everyone()
 

@@ -11,6 +11,7 @@ from ctxext.data.records import check_place
 from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import even_depths
 from ctxext.files.length import format_length, read_words
+from ctxext.files.offline import forbid_network
 from ctxext.options import check_numbers, option, original_length_option, target_length_option, with_documented_options
 from ctxext.redaction import redact, remember
 
@@ -146,9 +147,10 @@ class StudyPlace:
 
     def open(self) -> "BaseStorage":
         """Open the storage; create it if it does not exist."""
-        import optuna
-        from optuna.storages import JournalStorage, RDBStorage
-        from optuna.storages.journal import JournalFileBackend
+        with forbid_network():
+            import optuna
+            from optuna.storages import JournalStorage, RDBStorage
+            from optuna.storages.journal import JournalFileBackend
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         if self.path is not None:
@@ -161,7 +163,8 @@ class StudyPlace:
     @contextlib.contextmanager
     def explain_errors(self) -> Iterator[None]:
         """Report errors of the storage in one line."""
-        from optuna.exceptions import StorageInternalError
+        with forbid_network():
+            from optuna.exceptions import StorageInternalError
         from sqlalchemy.exc import SQLAlchemyError
 
         try:
@@ -185,7 +188,8 @@ class StudyPlace:
     @property
     def exists(self) -> bool:
         """Whether the study exists."""
-        import optuna
+        with forbid_network():
+            import optuna
 
         if self.file is not None and (self.path or not self.file.exists()):
             return self.file.exists()
@@ -194,7 +198,8 @@ class StudyPlace:
 
     def clear(self) -> None:
         """Delete the study, if it exists."""
-        import optuna
+        with forbid_network():
+            import optuna
 
         if self.path is not None:
             self.path.unlink(missing_ok=True)

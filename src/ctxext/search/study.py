@@ -16,20 +16,22 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
-import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
-from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
-from optuna.samplers import TPESampler
-from optuna.trial import FrozenTrial, TrialState
-
 from ctxext.errors import CtxextError
 from ctxext.evaluate.workbench import Workbench
 from ctxext.files.content import keys_that_differ
+from ctxext.files.offline import forbid_network
 from ctxext.files.output_directory import is_running
 from ctxext.recipes.recipe import Recipe, recipe_from_dict
 from ctxext.search.measurement import EvalSet, Measurement, measure, read_measurement
 from ctxext.search.options import SearchOptions, StudyPlace
 from ctxext.search.space import Parameters, Space
+
+with forbid_network():
+    import optuna
+    from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+    from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
+    from optuna.samplers import TPESampler
+    from optuna.trial import FrozenTrial, TrialState
 
 _RANDOM_AT_FIRST = 10
 _NUM_PARENTS = 6

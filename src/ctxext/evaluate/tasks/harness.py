@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ctxext.errors import CtxextError
+from ctxext.files.offline import forbid_network
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel
@@ -59,7 +60,8 @@ def check_harness(tasks: Sequence[str], lengths: Sequence[int] = ()) -> None:
         raise CtxextError(
             "--harness needs lm-evaluation-harness, which is not installed.", hint='pip install "ctxext[harness]"'
         )
-    from lm_eval.tasks import TaskManager
+    with forbid_network():
+        from lm_eval.tasks import TaskManager
 
     known = TaskManager().all_tasks
     for task in expand_groups(tasks):
@@ -103,9 +105,9 @@ def run_harness(
 def _run(
     loaded: "LoadedModel", tasks: Sequence[str], lengths: Sequence[int], samples: int
 ) -> dict[str, dict[str, float]]:
-    import lm_eval
-    from lm_eval.models.huggingface import HFLM
-
+    with forbid_network():
+        import lm_eval
+        from lm_eval.models.huggingface import HFLM
     longest = max(lengths)
     rows = loaded.rows_that_fit(longest)
     model = HFLM(pretrained=loaded.model, tokenizer=loaded.encoder.tokenizer, max_length=longest, batch_size=rows)
