@@ -11,10 +11,10 @@ from urllib.parse import quote, quote_plus, unquote
 
 _TOKEN_MARKS = ("hf_", "api_org_", "sk-", "gh", "github_pat_", "glpat-", "Bearer", "asic ")
 _TOKEN = re.compile(
-    r"((?<![A-Za-z0-9]_)hf_(?!token\b)|hf_(?=[A-Za-z0-9]{20})|api_org_|(?<!\w)(?:sk-|gh[oprsu]_|github_pat_|glpat-)(?=[\w-]{16})"
+    r"((?<![A-Za-z0-9]_)hf_(?=\w{0,40}?[A-Z0-9])|hf_(?=[A-Za-z0-9]{20})|api_org_|(?<!\w)(?:sk-|gh[oprsu]_|github_pat_|glpat-)(?=[\w-]{16})"
     r"|Bearer\s++|(?i:authorization[\\\"']*+:[\s\\\"']*+basic\s++))[^\s'\"\\)]++"
 )
-"""A token: 34 letters and digits after its prefix. File names such as convert_hf_to_gguf.py contain "hf" as a word."""
+"""A token: 34 letters and digits after its prefix. Names such as convert_hf_to_gguf.py contain only words."""
 
 _WORD = re.compile(r"(?<![^\s'\"])[^\s'\"@]*+@[^\s'\"]*+")
 _USER = re.compile(r"(?:(?<![\w+.\-])[\w+.\-]++:/{0,3}|(?:^|(?<=\())/{0,2})[^/:@\[]*:(?!//)")

@@ -24,7 +24,7 @@ _HINT = "Check that its files are complete and belong to this model."
 
 def open_tokenizer(folder: Path | str, **more: Any) -> Any:
     """Load the tokenizer of a checkpoint, as `from_pretrained` of transformers does, and test it on a few words."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
     with _silence_panics():
         try:
@@ -33,6 +33,8 @@ def open_tokenizer(folder: Path | str, **more: Any) -> Any:
             if type(error).__name__ != _PANIC:
                 raise
             raise _tokenizer_error("The tokenizer cannot be loaded", error) from error
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):  # RagTokenizer has two tokenizers.
+            raise CtxextError(f'"{type(tokenizer).__name__}" is not the tokenizer of one model.', hint=_HINT)
         with explain_tokenizer_errors("The tokenizer fails"):
             tokenizer(_TRIAL, verbose=False)
     return tokenizer

@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from ctxext.files.offline import forbid_network
 if TYPE_CHECKING:
     import torch
 
+_BOOT, _PROCESS_IDS = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+"""Linux's id of each start, and of the namespace of process ids (pid_namespaces(7))."""
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _PEAK = "5"
 """Value that resets the peak on Linux (proc(5))."""
@@ -77,6 +80,19 @@ def peak_memory(device: "torch.device") -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     lines = _STATUS.read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
+
+
+def machine_id() -> str:
+    """Return a name of the machine and, in a container, of its process ids: other containers have the same numbers.
+
+    A restart of the machine changes it too, as it ends all processes.
+    """
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        parts.append(_BOOT.read_text(encoding="ascii").strip())
+    with contextlib.suppress(OSError):
+        parts.append(str(_PROCESS_IDS.readlink()))
+    return " ".join(parts)
 
 
 TERMINATED = 128 + signal.SIGTERM

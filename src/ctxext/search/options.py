@@ -13,7 +13,7 @@ from ctxext.evaluate.settings import even_depths
 from ctxext.files.length import format_length, read_words
 from ctxext.files.offline import forbid_network
 from ctxext.options import check_numbers, option, original_length_option, target_length_option, with_documented_options
-from ctxext.redaction import redact, remember
+from ctxext.redaction import redact, remember, remember_arguments
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -116,6 +116,10 @@ class SearchOptions:
 
 _SCHEME = re.compile(r"((?:[A-Za-z][\w+.-]+:/|(?:postgresql|mysql|mariadb|mssql|oracle|sqlite)[\w+]*:))")
 
+_URL = re.compile(r"[A-Za-z][\w+.\-]*://")
+_NO_PATH = re.compile(r"\s*[{\[\"']|.*…", re.DOTALL)
+"""JSON, or text with a redacted secret, such as the settings `host=... password=...`."""
+
 _DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, AssertionError, ArithmeticError, RuntimeError)
 """Errors of a file that is damaged or not a study."""
 
@@ -135,6 +139,12 @@ class StudyPlace:
     storage: str | None = None
 
     def __post_init__(self) -> None:
+        remember_arguments([self.storage or ""])
+        if self.storage and not _URL.match(self.storage) and _NO_PATH.match(redact(self.storage)):
+            raise CtxextError(  # Not shown, as any part may be a password.
+                "--storage is neither a database URL nor the path of a journal file.",
+                hint="Use the form postgresql+psycopg2://USER:PASSWORD@HOST:PORT/NAME, or a path.",
+            )
         scheme = _SCHEME.match(self.storage or "")
         if self.storage and scheme and _url(self.storage) is None:
             raise CtxextError(  # Parts that may be a password are not shown.
