@@ -186,3 +186,28 @@ def test_the_tests_of_a_file_are_those_that_import_it(file, among, not_among):
     found = {path.relative_to(TESTS).as_posix() for path in find_affected_tests([PACKAGE / file])}
     assert among in found
     assert not_among not in found
+
+
+MAY_FETCH = {"accelerate", "bitsandbytes", "datasets", "kernels", "lm_eval", "optuna", "peft", "sentence_transformers"}
+"""Packages that fetch, or import one that fetches: bitsandbytes takes a native kernel from the Hub."""
+
+
+def unguarded_imports(node: ast.AST, *, is_guarded: bool = False) -> list[str]:
+    """The imports of such packages outside of `with forbid_network()` and of what is only for types."""
+    if isinstance(node, ast.With):
+        is_guarded = is_guarded or any(ast.unparse(item.context_expr) == "forbid_network()" for item in node.items)
+    if isinstance(node, ast.If):
+        is_guarded = is_guarded or ast.unparse(node.test) == "TYPE_CHECKING"
+    modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+    modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+    if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        modules += [ast.unparse(node.args[0]).strip("'\"")]
+    found = [module for module in modules if not is_guarded and module.split(".")[0] in MAY_FETCH]
+    children = ast.iter_child_nodes(node)
+    return found + [module for child in children for module in unguarded_imports(child, is_guarded=is_guarded)]
+
+
+def test_what_may_fetch_is_imported_where_nothing_is_fetched():
+    """Issue: `finetune` and `merge` fetched a native kernel, as peft imports bitsandbytes."""
+    found = {path.relative_to(PACKAGE).as_posix(): unguarded_imports(ast.parse(path.read_text())) for path in FILES}
+    assert {path: modules for path, modules in found.items() if modules} == {"files/offline.py": ["kernels"]}

@@ -156,3 +156,24 @@ def test_stamps_outlive_a_file_system_that_rounds_times(unit, tmp_path):
         assert not has_stamp(path, [3, other])
     os.utime(path, ns=(rounded - unit, rounded - unit))
     assert not has_stamp(path, [3, time])
+
+
+def test_another_container_s_process_ids_are_not_ours(tmp_path, monkeypatch):
+    """Containers of one name on a shared disk: a folder of another one stays, whatever its number is here."""
+    from ctxext.files import output_directory, processes
+
+    def enter(namespace):
+        monkeypatch.setattr(Path, "readlink", lambda path: Path(f"pid:[{namespace}]"))
+        return processes.machine_id(), output_directory._host_name()
+
+    machine, ours, theirs = enter("4026531836"), enter("4026532201"), enter("4026532202")
+    assert len({machine[0], ours[0], theirs[0]}) == len({machine[1], ours[1], theirs[1]}) == 3
+    out, gone = tmp_path / "out", 2**22 + 1
+    place = tmp_path / f".out.ctxext-{theirs[1]}-{gone}"
+    place.mkdir()
+    enter("4026532201")
+    output_directory.recover(out)
+    assert place.exists()
+    enter("4026532202")
+    output_directory.recover(out)
+    assert not place.exists()

@@ -138,8 +138,38 @@ def test_classes_are_named_where_our_code_defines_them():
     named = {"AutoModel": "modeling_ours.Model", "AutoConfig": "theirs.Config", "AutoProcessor": "them/x--method.P"}
     config = {"auto_map": {**named, "AutoTokenizer": ["a.B", None]}, "x": 1}
     assert own_classes(config, code) == {"auto_map": {"AutoModel": "modeling_ours.Model"}, "x": 1}
-    assert own_classes(config, {}) == config
-    assert own_classes({"auto_map": "a.B"}, code) == {"auto_map": "a.B"}
+    assert own_classes(config, {}) == {"x": 1}
+    assert own_classes({"auto_map": "a.B"}, code) == {}
+
+
+CLASSES = {"AutoTokenizer": ["ck--evil.T", None], "AutoConfig": "evil.C", "AutoProcessor": "./ck--evil.sub.P"}
+NAMING = {"auto_map": CLASSES, "inner": {"auto_map": CLASSES, "list": [{"auto_map": "a.B"}, "ck--evil.T", "a--b"]}}
+
+
+def test_no_staged_file_names_code(source):
+    """Issue: llama.cpp's converter trusted `auto_map` of tokenizer_config.json, which stayed."""
+    for path in (*source.glob("*.json"), *(source / name for name in SETTINGS_FILES)):
+        kept = {"auto_map": 5} if path.name == "added_tokens.json" else {"x": {"impl": "them/x--y.Z"}, **NAMING}
+        path.write_text(json.dumps({**json.loads(path.read_text() if path.is_file() else "{}"), **kept}))
+    (source / "custom_generate").mkdir()
+    (source / "custom_generate" / "generate.py").write_text("")
+    with stage_checkpoint(open_checkpoint(str(source))) as stage:
+        contents = {path.name: json.loads(path.read_text()) for path in stage.folder.glob("*.json")}
+        assert not list(stage.folder.rglob("*.py"))
+    contents.pop("tokenizer.json")  # Data, of which nothing is imported.
+    assert contents.pop("added_tokens.json") == {"auto_map": 5}, "a token of that name"
+    assert contents.keys() == {"config.json", *SETTINGS_FILES} - {"added_tokens.json"} - PROCESSORS
+    for name, content in contents.items():
+        assert "auto_map" not in str(content), name
+        assert "evil" not in str(content), name
+    assert contents["tokenizer_config.json"] == {"model_max_length": 9, "x": {}, "inner": {"list": [{}, "a--b"]}}
+
+
+PROCESSORS = {"processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json", "modules.json"}
+SETTINGS_FILES = (
+    *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.json"),
+    *("generation_config.json", *PROCESSORS),
+)
 
 
 def test_what_is_loaded_says_where_it_comes_from(source):

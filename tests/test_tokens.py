@@ -1,10 +1,17 @@
 """Hub tokens: read in one place, and never shown, after any error."""
 
+import html
 import io
+import json
 import os
+import re
 import subprocess
 import sys
+import time
+from base64 import b64encode, urlsafe_b64encode
 from importlib.metadata import version
+from pathlib import Path
+from urllib.parse import quote, quote_plus
 
 import pytest
 
@@ -12,7 +19,7 @@ from ctxext import redaction
 from ctxext.checkpoint.opening import hub_token
 from ctxext.cli.app import main
 from ctxext.errors import CtxextError
-from ctxext.redaction import RedactedStream, redact
+from ctxext.redaction import RedactedStream, redact, remember, shorten, styled
 from hub_server import hub
 
 SECRET = "hf_TopSecretTopSecretTopSecret"
@@ -126,6 +133,18 @@ URLS = (
     f"me:{PASSWORD}@host/db",
     f"hf://me:{PASSWORD}@host/x.jsonl",
     f"s3://me:{PASSWORD}@host/x.jsonl",
+    f'{{"host": "host", "password": "{PASSWORD}"}}',
+    f"{{'host': 'host', 'db-password': '{PASSWORD}'}}",
+    f'host {{"m": "{{\\"api_key\\": \\"{PASSWORD}\\"}}"}}',
+    f'{{"hf_token":"{PASSWORD}", "host": 1}}',
+    f"host=h password = '{PASSWORD} and {PASSWORD}'",
+    f"host, passwd: {PASSWORD}",
+    f"host, api_key: Bearer {PASSWORD}",
+    f"host, x-api-key: {PASSWORD}",
+    f"host, Authorization: Basic {PASSWORD}",
+    f'host {{"authorization": "Basic {PASSWORD}"}}',
+    f"host sk-proj-{PASSWORD}",
+    f"host ghp_{PASSWORD}",
 )
 
 
@@ -149,6 +168,10 @@ def test_passwords_of_urls_are_taken_out(text):
         "a://b",
         "x@y",
         "C:\\x",
+        "token: a list",
+        '{"tokens": "x", "eos_token": "</s>", "api_key": null, "keys": 5, "key": "a"}',
+        "pip install password-manager",
+        "a task-sk-1 and gh_x",
     ],
 )
 def test_what_is_no_secret_stays(text):
@@ -165,7 +188,7 @@ def test_streams_write_no_secret():
 
 def test_colours_beside_a_secret_stay(no_memory):
     stream = io.StringIO()
-    RedactedStream(stream).write(f"\x1b[2K\x1b[36m--password={PASSWORD}\x1b[0m {SECRET}\x1b[0m")
+    styled(RedactedStream(stream)).write(f"\x1b[2K\x1b[36m--password={PASSWORD}\x1b[0m {SECRET}\x1b[0m")
     assert stream.getvalue() == "\x1b[2K\x1b[36m--password=…\x1b[0m hf_…\x1b[0m"
 
 
@@ -274,3 +297,138 @@ def test_the_longest_secret_goes_first_and_short_words_stay(no_memory):
 def test_tokens_of_a_command_line_are_remembered_wherever_they_stand(words, hidden, no_memory):
     redaction.remember_arguments(words)
     assert redaction._secrets == set(hidden)
+
+
+KEY = "correct/horse battery+st\u00e4ple\"'\\&<"
+
+
+@pytest.mark.parametrize(
+    "spell",
+    [
+        str,
+        repr,
+        json.dumps,
+        lambda key: json.dumps(key, ensure_ascii=False),
+        quote,
+        lambda key: quote(key, safe=""),
+        lambda key: quote(key, safe="").lower(),
+        quote_plus,
+        html.escape,
+        lambda key: repr(key.encode()),
+        *(lambda key, user=user: b64encode(f"{user}:{key}".encode()).decode() for user in ("", "a", "ab")),
+        lambda key: urlsafe_b64encode(f"me:{key}".encode()).decode(),
+    ],
+)
+def test_a_secret_is_taken_out_however_it_is_written(spell, no_memory):
+    remember(KEY)
+    text = f"the server returned 401: {spell(KEY)} is wrong"
+    hidden = redact(text)
+    assert "…" in hidden
+    pieces = {text[at : at + 12] for at in range(len("the server returned 401: "), len(text) - len(" is wrong") - 12)}
+    assert not [piece for piece in pieces if piece in hidden]
+
+
+def test_a_secret_with_control_characters_is_taken_out_in_its_pieces(no_memory):
+    remember("first-piece\nsecond-piece\x07third-piece\tfourth")
+    for text in (
+        "x first-piece",
+        "second-piece\\x07third-piece",
+        "b'first-piece\\nsecond-piece'",
+        "third-piece fourth",
+    ):
+        assert "piece" not in redact(text)
+
+
+@pytest.mark.parametrize("key", ["a", "ab", "e ", "abc", "none", "EMPTY", "12345", ".", "\n", "x1", "a1b"])
+def test_short_keys_leave_messages_whole(key, no_memory):
+    remember(key)
+    message = '"a" is none of 12345 tables, x1 and EMPTY a1b: x.\n'
+    assert redact(message) == message
+
+
+def test_short_passwords_are_hidden_as_words(no_memory):
+    remember("hunter2")
+    assert redact("wrong: hunter2, not hunter22 or ahunter2") == "wrong: …, not hunter22 or ahunter2"
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        f"https://me:{PASSWORD}@host/v1",
+        f"--server=https://me:{PASSWORD}@host/v1",
+        f"https://me:Top%53ecret{PASSWORD[9:]}@host",
+        f'{{"password": "{PASSWORD}"}}',
+        f"host=h password={PASSWORD}",
+        f"--engine-args={{'hf_token': '{PASSWORD}'}}",
+    ],
+)
+def test_passwords_of_a_command_line_are_hidden_from_then_on(word, no_memory):
+    redaction.remember_arguments(["ctxext", word])
+    assert PASSWORD not in redact(f"the driver knows no {PASSWORD}")
+
+
+def test_secrets_of_the_environment_are_hidden(no_memory):
+    names = ("HF_TOKEN", "CTXEXT_API_KEY", "PGPASSWORD", "MY_DB_PASSWORD", "token", "AWS_SECRET_ACCESS_KEY")
+    redaction.remember_environment({name: f"{name}-{PASSWORD}" for name in names} | {"MAX_TOKENS": "100000000"})
+    for name in names:
+        assert redact(f"x {name}-{PASSWORD}") == "x …"
+    assert redact("100000000 of 8") == "100000000 of 8"
+
+
+@pytest.mark.parametrize("longest", range(20, 75))
+def test_a_cut_shows_no_beginning_of_a_secret(longest, no_memory):
+    remember("key-of-the-user")
+    text = f"a key-of-the-user b postgresql://me:{PASSWORD}@host c"
+    shown = shorten(text, longest)
+    assert len(shown) <= longest + 1
+    assert not [size for size in range(4, 16) if "key-of-the-user"[:size] in shown or PASSWORD[:size] in shown]
+
+
+def test_messages_are_cut_after_their_secrets_are_taken_out():
+    """Only `shorten` cuts text of others; the slices here are of numbers, names and samples of ours."""
+    import ctxext
+
+    package = Path(ctxext.__file__).parent
+    cuts = {
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        for line in path.read_text().splitlines()
+        if re.search(r"\[:(\d{2,}|_[A-Z]*(LONG|SHORT|CHAR)[A-Z]*)\]", line)
+    }
+    assert cuts <= OTHER_CUTS
+
+
+OTHER_CUTS = {
+    "evaluate/report/page.py",  # A digest.
+    "engines/server.py",  # Redacted before.
+    "evaluate/tasks/ruler.py",  # Words of a task.
+    "files/output_directory.py",  # The names of a lock and of a host.
+    "publish/results.py",  # A digest.
+    "redaction.py",
+}
+
+SHAPES = (
+    *("a", "x:/ ", "a:", "a@", "a:b@", "://", "x://", "hf_", "password", "password=", '"', "\\", '"password": "\\'),
+    *("Bearer ", " ", "=", "\x1b[", ":…@", "-", "a b :@ ", "token", "token=", "aa:/b:1 ", "'a':", "authorization:"),
+    *('password:"\\', "sk-", "gh", "//", "@", "…", "\ud800", "é", "a.b-c+d", "[a:", "(a:", ":", "\n", "\x07"),
+)
+
+
+@pytest.mark.parametrize("size", [150_000, pytest.param(10_000_000, marks=pytest.mark.slow)])
+def test_the_time_is_linear_in_the_text(size, no_memory):
+    """A word of 40,000 characters took 18 seconds, a megabyte hours."""
+    remember(KEY, "hunter2")
+    for shape in SHAPES:
+        for begin, end in (("", ""), ("x:/ ", ":@="), ("hf_ Bearer password: ", "@")):
+            text = begin + shape * (size // len(shape)) + end
+            began = time.process_time()
+            shorten(text, 100)
+            assert time.process_time() - began < 10 + size / 100_000, (shape, begin)
+
+
+def test_a_long_word_of_a_configuration_costs_no_time(run, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "x:/ " + "a" * 1_000_000}))
+    began = time.process_time()
+    message = run("inspect", tmp_path).exception.message
+    assert time.process_time() - began < 10
+    assert message.startswith('Unknown model type "x:/ a')

@@ -150,3 +150,17 @@ def test_auto_rounds_no_inverse_frequencies(monkeypatch, tmp_path):
 def test_a_system_that_does_not_say(monkeypatch, tmp_path):
     monkeypatch.setattr(loading, "_CPU_FLAGS", tmp_path / "nothing")
     assert loading.fast_cpu_dtype() == torch.float32
+
+
+@pytest.mark.parametrize(
+    "kind", ["RagTokenizer", "NoSuchTokenizer", "AutoTokenizer", "PreTrainedModel", "", "a.b", "x--y"]
+)
+def test_a_class_of_tokenizers_that_is_none_is_one_line(kind, run, tmp_path):
+    folder = changed(tmp_path / "model", lambda content: None)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tokenizer_class": kind}))
+    result = run("eval", folder, "--task", "passkey", "--lengths", "256", "--samples", "1", "--depths", "1", "-q")
+    if kind == "RagTokenizer":
+        assert '"RagTokenizer" is not the tokenizer of one model' in result.exception.message
+    else:
+        assert result.exit_code == 0 or isinstance(result.exception, CtxextError), result.exception

@@ -19,6 +19,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from ctxext import Recipe
 from ctxext.cli.search import point_line, state_line, verdict
 from ctxext.errors import CtxextError
+from ctxext.files.processes import machine_id
 from ctxext.methods import Ntk, Yarn
 from ctxext.search import final_evaluation, gradient, run, study
 from ctxext.search.final_evaluation import Check, check, raise_without_points
@@ -412,7 +413,7 @@ def test_a_draw_keeps_its_parent_while_other_processes_finish_better_ones():
 
 def test_signs_of_life(monkeypatch):
     monkeypatch.setattr(study, "is_running", lambda process: process == 12)
-    here, now = socket.gethostname(), time.time()
+    here, now = machine_id(), time.time()
 
     def alive(owner, begun=None):
         return study._is_alive(SimpleNamespace(user_attrs={"owner": owner} if owner else {}, datetime_start=begun))
@@ -420,6 +421,7 @@ def test_signs_of_life(monkeypatch):
     assert alive([here, 12, now - 9999])
     assert not alive([here, 13, now])
     assert alive(["elsewhere", 13, now - 100])
+    assert alive([socket.gethostname(), 13, now - 100]), "another container of the same name has other process ids"
     assert not alive(["elsewhere", 12, now - 1801])
     from datetime import datetime, timedelta
 

@@ -62,6 +62,17 @@ NO_URLS = (
 )
 """A password without a host, or instead of the port, was shown."""
 
+NO_PATHS = (
+    '{"url": "postgresql://host/db", "password": "hunter2"}',
+    ' {"pw": "hunter2"}',
+    '["hunter2"]',
+    '"hunter2"',
+    "host=h user=me password=hunter2",
+    "u:hunter2@host/db",
+    "api_key=hunter2",
+)
+"""JSON, or settings of another form: they were taken for the name of a file, and shown."""
+
 
 @pytest.mark.parametrize(
     ("storage", "message"),
@@ -74,6 +85,7 @@ NO_URLS = (
         ("postgresql+psycopg2://u:a/hunter2@[host/db", "driver|translate host name|is not a database URL"),
         ("absent/study.log", "for the study does not exist"),
         *((storage, "--storage") for storage in NO_URLS),
+        *((storage, "neither a database URL nor the path") for storage in NO_PATHS),
     ],
 )
 def test_a_place_that_cannot_be_used_is_one_clear_line_without_a_secret(

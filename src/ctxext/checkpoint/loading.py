@@ -4,7 +4,6 @@ The files are compared with config.json before loading, because transformers ini
 reports them: minutes and gigabytes for a config.json of another model.
 """
 
-import importlib
 import importlib.util
 import itertools
 import json
@@ -13,7 +12,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from ctxext.checkpoint.auto_class import WHOLE, auto_class
 from ctxext.checkpoint.opening import Checkpoint, is_loadable
 from ctxext.errors import CtxextError
 from ctxext.files.content import as_json
+from ctxext.files.offline import forbid_network, refuse_download, replaced
 from ctxext.files.tensor_files import TORCH_NAMES
 
 if TYPE_CHECKING:
@@ -220,34 +220,21 @@ def forbid_downloads(*, kernels: bool = False) -> Iterator[None]:
     A configuration can name a backbone or code elsewhere, at any depth. transformers would download it, or prompt on
     the terminal before running it; here it raises. With `kernels`, kernels of the Hub may be downloaded.
     """
-    import huggingface_hub
     import torch
     from transformers import dynamic_module_utils
     from transformers.utils import hub
 
-    def refuse(name: Any, *_: Any, **__: Any) -> Any:
-        raise ImportError(f'"{getattr(name, "full_url", name)}" is not downloaded.')
-
     changes: list[tuple[Any, str, Any]] = [
         (dynamic_module_utils, "TIME_OUT_REMOTE_CODE", 0),  # With 0, remote code raises without a prompt.
-        (torch.hub, "urlopen", refuse),
+        (torch.hub, "urlopen", refuse_download),
     ]
     if not kernels:
-        changes += [(huggingface_hub.constants, "HF_HUB_OFFLINE", True), (hub, "_is_offline_mode", True)]
+        changes.append((hub, "_is_offline_mode", True))
         if importlib.util.find_spec("kernels") is not None:
             from transformers.integrations import hub_kernels
 
-            places = (importlib.import_module("kernels"), "get_kernel"), (hub_kernels, "get_kernel")
-            changes += [(place, name, refuse) for place, name in (*places, (hub_kernels, "get_kernel_hub"))]
-    # In version 0 of the client, each session is online or offline from its start.
-    reset = getattr(huggingface_hub.utils, "reset_sessions", lambda: None)
-    with ExitStack() as patched:
-        patched.callback(reset)
-        for place, name, value in changes:
-            if hasattr(place, name):
-                patched.callback(setattr, place, name, getattr(place, name))
-                setattr(place, name, value)
-        reset()
+            changes += [(hub_kernels, name, refuse_download) for name in ("get_kernel", "get_kernel_hub")]
+    with forbid_network(kernels=kernels), replaced(changes):
         yield
 
 

@@ -17,9 +17,9 @@ import typer
 from ctxext.cli.help import Command, print_help, read_plainly
 from ctxext.cli.hints import fit_hint
 from ctxext.cli.interrupts import INTERRUPTED
-from ctxext.cli.output import in_one_line, print_error, visible
+from ctxext.cli.output import print_error
 from ctxext.errors import CtxextError
-from ctxext.redaction import RedactedStream, redact, remember_arguments
+from ctxext.redaction import RedactedStream, remember_arguments, remember_environment, shorten, visible
 from ctxext.version import __version__
 
 TRACEBACK = "CTXEXT_TRACEBACK"
@@ -56,7 +56,7 @@ def as_error(error: BaseException) -> CtxextError:
     if isinstance(error, OSError) and error.strerror:
         file = f'"{error.filename}": ' if error.filename else ""
         return CtxextError(f"{file}{error.strerror}.", hint=f"Check the path and its permissions. {where}")
-    summary = ": ".join(part for part in (type(error).__name__, in_one_line(redact(str(error)), _SHORT)) if part)
+    summary = ": ".join(part for part in (type(error).__name__, shorten(str(error), _SHORT)) if part)
     return CtxextError(
         f"{FAULT}: {summary} ({_origin(error)}).",
         hint=f"Please report it with the traceback ({TRACEBACK}=1) and, if possible, the file that causes it.",
@@ -206,6 +206,7 @@ def main() -> None:
     """Run the command line; every error becomes one line, a hint and exit code 1."""
     os.environ.setdefault("USE_HUB_KERNELS", "NO")  # transformers 5 would fetch kernels that a checkpoint names.
     remember_arguments(sys.argv)
+    remember_environment(os.environ)
     _make_streams_safe()
     install_exception_hooks()
     try:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.highlighter import NullHighlighter
@@ -23,10 +23,8 @@ from rich.text import Text
 from ctxext.errors import CtxextError
 from ctxext.files.content import Progress
 from ctxext.options import option
-from ctxext.redaction import SECRET_FLAGS
+from ctxext.redaction import SECRET_FLAGS, escape_json, shorten, styled, visible
 
-# Control characters, and characters that change the text direction; surrogates cannot be written at all.
-_UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _LONGEST = 2000
 """Maximum number of displayed characters of an error; a configuration may contain a word of any length."""
 
@@ -37,25 +35,25 @@ class SafeConsole(Console):
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
+    @property
+    def file(self) -> IO[str]:
+        """The stream for text with styles, which is escaped otherwise."""
+        stream: IO[str] = styled(super().file)
+        return stream
+
+    @file.setter
+    def file(self, stream: IO[str]) -> None:
+        self._file = stream
+
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Print segments with control characters escaped."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
 
-def visible(text: str) -> str:
-    """Return a text with control characters escaped as in Python."""
-    return _UNSEEN.sub(lambda match: _escape_character(match[0]), text)
-
-
-def _escape_character(character: str) -> str:
-    return f"\\u{ord(character):04x}" if ord(character) > 0xFF else f"\\x{ord(character):02x}"
-
-
-def in_one_line(text: str, longest: int = _LONGEST) -> str:
-    """Return a message on one line, cut after `longest` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= longest else f"{line[:longest]}…"
+def in_one_line(text: str) -> str:
+    """Return a message on one line, cut to a readable length."""
+    return shorten(text, _LONGEST)
 
 
 def bold(text: Any) -> Text:
@@ -118,9 +116,7 @@ class Output:
     def result(self, content: Mapping[str, Any], *lines: RenderableType) -> None:
         """Print a command's result: its data as JSON, or its lines for people."""
         if self.as_json:
-            text = json.dumps(content, ensure_ascii=False, indent=2)
-            # A file name that is not valid UTF-8 contains surrogates. JSON can represent them, a stream cannot.
-            sys.stdout.write(text.encode("utf-8", "backslashreplace").decode() + "\n")
+            sys.stdout.write(escape_json(json.dumps(content, ensure_ascii=False, indent=2)) + "\n")
             return
         for line in lines:
             self.stdout.print(line)

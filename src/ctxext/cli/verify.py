@@ -108,7 +108,7 @@ def verify(
             raise CtxextError("--engine does not support GGUF files.", hint="Remove --engine.")
         verify_file(folder, against, output)
         return
-    arguments = _arguments(engine, engine_args)
+    arguments = _arguments(engine, engine_args, trust_remote_code=trust_remote_code)
     with output.progress("") as progress:
         findings = run(
             folder,
@@ -145,7 +145,8 @@ def _refuse(options: Mapping[str, object]) -> None:
             raise CtxextError(f"{flag} cannot be combined with --server.", hint="Run both checks one after the other.")
 
 
-def _arguments(engine: str | None, text: str | None) -> dict[str, Any]:
+def _arguments(engine: str | None, text: str | None, *, trust_remote_code: bool) -> dict[str, Any]:
+    from ctxext.engines.arguments import check_arguments
     from ctxext.engines.vllm import vllm_version
     from ctxext.files.strict import parse_json
 
@@ -156,6 +157,7 @@ def _arguments(engine: str | None, text: str | None) -> dict[str, Any]:
     arguments = parse_json(text, "--engine-args") if text else {}
     if not isinstance(arguments, dict):
         raise CtxextError("--engine-args is not a JSON object.", hint="""Write '{"max_model_len": 4096}'.""")
+    check_arguments("vllm", arguments, trust_remote_code=trust_remote_code)
     return arguments
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from ctxext.data.chat_template import find_open_thought, render_chat
 from ctxext.data.turns import PLAIN_TURNS, TurnLayout, read_turn_layout
 from ctxext.errors import CtxextError
+from ctxext.redaction import shorten
 
 _PANIC = "PanicException"
 """Name of the class that Rust libraries raise instead of an Exception; it cannot be imported."""
@@ -23,7 +24,7 @@ _HINT = "Check that its files are complete and belong to this model."
 
 def open_tokenizer(folder: Path | str, **more: Any) -> Any:
     """Load the tokenizer of a checkpoint, as `from_pretrained` of transformers does, and test it on a few words."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
     with _silence_panics():
         try:
@@ -32,6 +33,8 @@ def open_tokenizer(folder: Path | str, **more: Any) -> Any:
             if type(error).__name__ != _PANIC:
                 raise
             raise _tokenizer_error("The tokenizer cannot be loaded", error) from error
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):  # RagTokenizer has two tokenizers.
+            raise CtxextError(f'"{type(tokenizer).__name__}" is not the tokenizer of one model.', hint=_HINT)
         with explain_tokenizer_errors("The tokenizer fails"):
             tokenizer(_TRIAL, verbose=False)
     return tokenizer
@@ -98,7 +101,7 @@ def tokenize(tokenizer: Any, text: str | list[str], **more: Any) -> Any:
 
 def no_tokens(text: str) -> CtxextError:
     """Return the error for a tokenizer that returns no token for a text."""
-    return CtxextError(f'The tokenizer returns no tokens for "{text[:40]}".', hint=_HINT)
+    return CtxextError(f'The tokenizer returns no tokens for "{shorten(text, 40)}".', hint=_HINT)
 
 
 class Encoder:

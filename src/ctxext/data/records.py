@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 from ctxext.errors import CtxextError
 from ctxext.files.content import open_regular
+from ctxext.files.offline import forbid_network
 from ctxext.files.packages import require
 from ctxext.files.strict import parse_entry
 
@@ -69,8 +70,9 @@ def files_of(folder: Path, splits: Sequence[str]) -> list[Path]:
     their names. If no name contains "train", these files are the train split.
     """
     require("datasets", "Reading a folder of data")
-    from datasets import data_files
-    from fsspec.utils import glob_translate  # type: ignore[import-untyped]
+    with forbid_network():
+        from datasets import data_files
+        from fsspec.utils import glob_translate  # type: ignore[import-untyped]
 
     names = [name for name in _list_files(folder) if PurePosixPath(name).name not in data_files.FILES_TO_IGNORE]
 
@@ -104,9 +106,9 @@ def _list_files(folder: Path) -> list[str]:
 def open_data_set(data: str, splits: Sequence[str]) -> Any:
     """Stream a data set of the Hub."""
     require("datasets", f'"{data}" is not a file; reading it as a data set of the Hub')
-    import datasets
-    from datasets.exceptions import DatasetsError
-
+    with forbid_network():
+        import datasets
+        from datasets.exceptions import DatasetsError
     name, _, configuration = data.partition(":")
     try:
         data_set = datasets.load_dataset(name, configuration or None, streaming=True)

@@ -8,6 +8,7 @@ from typing import Any
 from ctxext.checkpoint.loading import choose_device, load_checkpoint
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters.engines import serving_of, vllm_arguments
+from ctxext.engines.arguments import check_arguments
 from ctxext.engines.vllm import Engine
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.code.staging import stage_checkpoint
@@ -66,6 +67,7 @@ def compare_in_engine(
         arguments: Arguments of `vllm.LLM` for all checkpoints; `max_model_len` limits the longest prompt.
     """
     arguments = dict(arguments or {})
+    check_arguments("vllm", arguments, trust_remote_code=trust_remote_code)
     model, foreign = model_config(checkpoint.config), trust_remote_code and not runs_only_own_code(checkpoint)
     rotary, needed = model.rotary, vllm_arguments(next(row for row in serving_of(model) if row.engine == "vLLM"))
     reach = min(rotary.context_length, arguments.pop("max_model_len", rotary.context_length))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctxext.checkpoint.loading import choose_dtype
+from ctxext.engines.arguments import check_arguments
 from ctxext.engines.server import ServerOptions
 from ctxext.engines.vllm import ENGINE_NAMES
 from ctxext.errors import CtxextError
@@ -72,6 +73,7 @@ class Loading(HubOptions):
             raise CtxextError(f'Unknown engine "{self.engine}".', hint=f"Engines: {', '.join(ENGINE_NAMES)}.")
         if arguments and self.engine == "transformers":
             raise CtxextError("--engine-args requires an engine.", hint="Add --engine vllm or --engine llama.cpp.")
+        check_arguments(self.engine, arguments, trust_remote_code=self.trust_remote_code)
 
     def _check_server(self) -> None:
         """Raise if an option is set that the server decides."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from ctxext.checkpoint.loading import (
     load_checkpoint,
     rename,
 )
-from ctxext.checkpoint.other_files import read_lengths
+from ctxext.checkpoint.other_files import SentenceModule, read_lengths
 from ctxext.data.encoding import Encoder, open_tokenizer
 from ctxext.data.prompt import Prompt
 from ctxext.engines.llama_cpp import tokenizer_of
@@ -35,7 +36,9 @@ from ctxext.evaluate.scoring.prefix_cache import (
     new_cache,
     sharing_works,
 )
+from ctxext.files.offline import forbid_network
 from ctxext.files.processes import total_memory
+from ctxext.files.strict import parse_json, read_text
 from ctxext.recipes.code.own_code import carries_code, check_pinned, needs_code, runs_only_own_code
 from ctxext.recipes.code.staging import stage_checkpoint
 
@@ -58,6 +61,9 @@ _POOLINGS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 _PLAIN = ("Transformer", "Pooling", "Normalize")
 """Modules that work without sentence-transformers; the cosine normalizes anyway."""
+
+_LAYERS = ("Pooling", "Normalize", "Dense", "LayerNorm", "Dropout", "WeightedLayerPooling", "CNN", "LSTM")
+"""Modules of sentence-transformers that consist of layers of torch."""
 
 _PACKAGE = "sentence_transformers"
 
@@ -337,14 +343,31 @@ def open_pooler(info: CheckpointInfo) -> Pooler:
         return Pooler(pipeline.pooling, length=length)
     if foreign := [module.type for module in pipeline.modules if module.type.partition(".")[0] != _PACKAGE]:
         raise CtxextError(f'"{folder}" has the module {foreign[0]}, which does not belong to sentence-transformers.')
+    for module in pipeline.modules[1:]:
+        _check_module(folder, module)
     if importlib.util.find_spec(_PACKAGE) is None:
         raise CtxextError(
             f'"{folder}" needs modules of sentence-transformers: {pipeline}.',
             hint='pip install "sentence-transformers>=5"',
         )
-    load = importlib.import_module(f"{_PACKAGE}.util").import_from_string
+    with forbid_network():
+        load = importlib.import_module("sentence_transformers.util").import_from_string
     modules = [load(module.type).load(str(folder), subfolder=module.path) for module in pipeline.modules[1:]]
     return Pooler((), tuple(module.eval() for module in modules), length)
+
+
+def _check_module(folder: Path, module: SentenceModule) -> None:
+    """Raise if loading a module could import other code: others load a model, or classes that their files name."""
+    if module.name not in _LAYERS:
+        raise CtxextError(
+            f'"{folder}" has the module {module.type}, which is not supported.',
+            hint=f"Supported after the first: {', '.join(_LAYERS)}.",
+        )
+    path = folder / module.path / "config.json"
+    settings = parse_json(read_text(path), str(path)) if path.is_file() else {}
+    for key, value in settings.items() if isinstance(settings, dict) else ():
+        if key.endswith("activation_function") and not str(value).startswith("torch.nn."):
+            raise CtxextError(f'"{path}" has the activation function "{value}", which does not belong to torch.')
 
 
 def runs_foreign_code(info: CheckpointInfo, loading: Loading) -> bool:

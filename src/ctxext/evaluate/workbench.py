@@ -15,6 +15,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.scoring.prefix_cache import is_static
 from ctxext.files.content import Progress
+from ctxext.files.offline import forbid_network
 from ctxext.files.tensor_files import TORCH_NAMES, NewTensor, read_tensor
 from ctxext.recipes.code.staging import own_classes
 from ctxext.recipes.encodings.rotary import model_config
@@ -75,7 +76,8 @@ class Workbench:
 
     def _build(self, *, has_code: bool) -> Any:
         """Build the family's model from the configuration in the folder; its parameters take no memory."""
-        from accelerate import init_empty_weights
+        with forbid_network():
+            from accelerate import init_empty_weights
         from transformers import AutoConfig, AutoModelForCausalLM
 
         stock = self.stock.model

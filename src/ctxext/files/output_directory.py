@@ -40,6 +40,9 @@ class OverwriteOptions:
         return self.overwrite or self.overwrite_anything
 
 
+_OF_THE_MACHINE = "4026531836"
+"""Linux's number of the namespace of process ids outside of containers (PROC_PID_INIT_INO)."""
+
 _TRAINING_RECORD = "finetune.json"
 _OF_TRAINING = (
     _TRAINING_RECORD,
@@ -229,7 +232,15 @@ def _holder(path: Path) -> str:
 
 
 def _host_name() -> str:
-    return re.sub(r"[^A-Za-z0-9]", "_", socket.gethostname())[:40] or "host"
+    """Return a name of this machine for files; process ids of another container with its name differ.
+
+    Unlike `machine_id` it stays after a restart, so that the files of a killed run are still found.
+    """
+    host = re.sub(r"[^A-Za-z0-9]", "_", socket.gethostname())[:40] or "host"
+    with contextlib.suppress(OSError):
+        namespace = re.sub(r"\D", "", str(Path("/proc/self/ns/pid").readlink()))
+        return host if namespace in ("", _OF_THE_MACHINE) else f"{host}_{namespace}"
+    return host
 
 
 def short_name(name: str) -> str:

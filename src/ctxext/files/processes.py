@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,9 +12,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from ctxext.files.offline import forbid_network
+
 if TYPE_CHECKING:
     import torch
 
+_BOOT, _PROCESS_IDS = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+"""Linux's id of each start, and of the namespace of process ids (pid_namespaces(7))."""
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _PEAK = "5"
 """Value that resets the peak on Linux (proc(5))."""
@@ -32,7 +37,8 @@ def num_processes() -> int:
 def wait_for_everyone(device: str) -> None:
     """Wait until every process has called this function; a process may take hours longer."""
     if num_processes() > 1:
-        from accelerate import PartialState
+        with forbid_network():
+            from accelerate import PartialState
 
         PartialState(cpu=device == "cpu", timeout=datetime.timedelta(days=30)).wait_for_everyone()
 
@@ -85,6 +91,19 @@ def total_memory(device: "torch.device") -> int:
     if (module := _memory_of(device)) is not None:
         return int(module.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def machine_id() -> str:
+    """Return a name of the machine and, in a container, of its process ids: other containers have the same numbers.
+
+    A restart of the machine changes it too, as it ends all processes.
+    """
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        parts.append(_BOOT.read_text(encoding="ascii").strip())
+    with contextlib.suppress(OSError):
+        parts.append(str(_PROCESS_IDS.readlink()))
+    return " ".join(parts)
 
 
 TERMINATED = 128 + signal.SIGTERM

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ctxext.errors import CtxextError
 from ctxext.files.length import LONGEST
 from ctxext.files.strict import parse_json, read_text
+from ctxext.redaction import shorten
 
 if TYPE_CHECKING:
     from pydantic_core import SchemaValidator, ValidationError
@@ -410,8 +411,7 @@ _SHOWN = 60
 
 
 def _quote_value(value: Any) -> str:
-    text = " ".join("".join(islice(_write(value), _SHOWN + 1)).split())
-    return f'"{text if len(text) <= _SHOWN else text[:_SHOWN] + "…"}"'
+    return f'"{shorten("".join(islice(_write(value), _SHOWN + 1)), _SHOWN)}"'
 
 
 def _write(value: Any) -> Iterator[str]:

@@ -20,6 +20,7 @@ from ctxext.data.encoding import Encoder
 from ctxext.data.records import HELD_OUT, check_place, read_records
 from ctxext.errors import CtxextError
 from ctxext.files.content import sha256_of
+from ctxext.files.offline import forbid_network
 from ctxext.finetune.chats import COMPLETION, FORMATS, MESSAGES, PROMPT, TEXT, BadRecord, ChatReader, RecordReader
 from ctxext.finetune.options import TrainingOptions
 from ctxext.options import option, with_documented_options
@@ -389,9 +390,9 @@ class Documents:
 
     def _copy(self, group: Sequence[Source], numbers: Any, path: Path) -> "Dataset":
         """Copy some records of some sources to a memory-mapped file, in the order of the sources."""
-        from datasets import Dataset, Features, Value
-        from datasets.arrow_writer import ArrowWriter
-
+        with forbid_network():
+            from datasets import Dataset, Features, Value
+            from datasets.arrow_writer import ArrowWriter
         features = Features({"place": Value("string"), "record": Value("large_string")})
         selected = set(numbers.tolist())
         # Bad records were counted when the sources were measured.

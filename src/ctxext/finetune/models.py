@@ -25,6 +25,7 @@ from ctxext.checkpoint.loading import (
 )
 from ctxext.data.encoding import open_tokenizer
 from ctxext.errors import CtxextError
+from ctxext.files.offline import forbid_network
 from ctxext.finetune.attention import attend_by_document
 from ctxext.finetune.base import Base
 from ctxext.finetune.options import TrainingOptions
@@ -168,8 +169,8 @@ def load_source(base: Base, model: Any, options: TrainingOptions) -> SourceModel
 
 def _build_source(base: Base, model: Any, options: TrainingOptions) -> Any:
     """Build the family's transformers class with the original context; reload quantized weights."""
-    from accelerate import init_empty_weights
-
+    with forbid_network():
+        from accelerate import init_empty_weights
     kind, config = stock_class(plain_config(base.model).config, CAUSAL)
     if options.quantize != "none":
         return load_base(base, options, config=config)[0]

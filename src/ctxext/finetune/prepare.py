@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
 from transformers import set_seed
 from transformers.pytorch_utils import Conv1D
 
 from ctxext.checkpoint.head import base_of, gather_weights
 from ctxext.errors import CtxextError
+from ctxext.files.offline import forbid_network
 from ctxext.files.output_directory import explain_disk_errors
 from ctxext.files.processes import num_processes, rank
 from ctxext.finetune.attention import attends_by_document, can_separate_documents
@@ -29,6 +29,9 @@ from ctxext.finetune.options import MASKED_SHARE, TrainingOptions
 from ctxext.finetune.trainer import NeedleProbe, Prepared, make_training_arguments
 from ctxext.merge.tensors import add_shares, check_type, find_shares, find_stored_name, read_shapes
 from ctxext.recipes.encodings.learned import tensors_named
+
+with forbid_network():
+    from peft import LoraConfig, get_peft_model
 
 
 def add_adapter(model: Any, options: TrainingOptions, whole: Sequence[str] = (), task: str | None = "CAUSAL_LM") -> Any:

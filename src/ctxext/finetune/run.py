@@ -35,6 +35,7 @@ from ctxext.finetune.options import CHANGEABLE, MASKED_SHARE, Reporter, RunOptio
 from ctxext.merge.run import ADAPTER, read_changes, save_adapter, write_merged
 from ctxext.notebook import table
 from ctxext.options import accepts_options
+from ctxext.redaction import shorten
 
 SETTINGS, REPORT, CURVE, FINAL = "settings.json", "finetune.json", "loss.png", "final"
 RUNS = "runs"
@@ -201,7 +202,9 @@ def _begin(folder: Path, settings: Mapping[str, Any], *, resume: bool, overwrite
         if different:
             key = different[0]
             before, now = (
-                " ".join(str(entry)[:40] for entry in value.values()) if isinstance(value, Mapping) else f'"{value}"'
+                " ".join(shorten(str(entry), 40) for entry in value.values())
+                if isinstance(value, Mapping)
+                else f'"{value}"'
                 for value in (old.get(key), settings[key])
             )
             raise CtxextError(

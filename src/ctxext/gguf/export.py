@@ -14,6 +14,7 @@ from pathlib import Path
 from ctxext.checkpoint.families import text_config
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
+from ctxext.files.isolated import SETTINGS
 from ctxext.files.output_directory import OverwriteOptions, explain_disk_errors
 from ctxext.gguf import is_gguf
 from ctxext.gguf.convert import check_file, convert_gguf, measure_rotation
@@ -99,11 +100,13 @@ def export_gguf(
             if recipe is not None:
                 _satisfy_converter(plain)
             write_stage(folder, checkpoint, plain.config, {})
-            # The folder contains no code.
+            # The folder contains no code and names none, as the converter would trust it.
             command: list[str | Path] = [sys.executable, converter.resolve(), folder, "--outfile", file]
             command += ["--outtype", outtype]
-            environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-            result = subprocess.run(command, capture_output=True, input="", text=True, check=False, env=environment)
+            environment = {**os.environ, **SETTINGS, "HF_MODULES_CACHE": place}
+            result = subprocess.run(
+                command, capture_output=True, input="", text=True, check=False, cwd=place, env=environment
+            )
             if result.returncode or not file.is_file():
                 errors = [line for line in result.stderr.splitlines() if line.strip()]
                 raise CtxextError(

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 from ctxext.errors import CtxextError
 from ctxext.files.content import open_regular
+from ctxext.redaction import shorten
 
 MAGIC = b"GGUF"
 ALIGNMENT_KEY = "general.alignment"
@@ -77,8 +78,7 @@ class Value:
 
 def shorten_value(value: Any) -> str:
     """Shorten a value of the header to one line, for errors."""
-    line = " ".join(str(value)[:400].split())
-    return line if len(line) <= 40 else f"{line[:40]}…"
+    return shorten(str(value), 40)
 
 
 def value_of(content: float | str) -> Value:

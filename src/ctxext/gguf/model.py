@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,6 +39,7 @@ _UNSTATED = ("sliding_window",)
 _LEAST = 2
 """Shortest context length: formulas divide by its logarithm."""
 ARCHITECTURE_KEY = "general.architecture"
+_PART_NAME = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 COUNT_KEY, NUMBER_KEY, TENSORS_KEY = "split.count", "split.no", "split.tensors.count"
 LOG_MULTIPLIER, FREQ_BASE_SWA = "rope.scaling.yarn_log_multiplier", "rope.freq_base_swa"
 TEMPERATURE, ORIGINAL = "attention.temperature_scale", "rope.scaling.original_context_length"
@@ -261,6 +263,17 @@ def _parts(path: Path, header: Header) -> tuple[Part, ...]:
             hint=f"Specify the first part, …-00001-of-{count:05d}{SUFFIX}.",
         )
     if count == 1:
+        # Tools that join or split files leave 0 or 1 in a whole file; in a part they hide the others.
+        named = _PART_NAME.search(path.name)
+        expected = _whole_number(path, header, TENSORS_KEY, 0)
+        if (named and int(named[1]) > 1) or expected > len(header.tensors):
+            shown = (
+                f"{expected} tensors" if expected > len(header.tensors) else f"{int(named[1]) if named else 1} parts"
+            )
+            raise CtxextError(
+                f'"{path}" belongs to a model of {shown}, but its header has {header.get(COUNT_KEY)} for {COUNT_KEY}.',
+                hint="Download all parts of the model again.",
+            )
         return (Part(path, header),)
     paths = part_paths(path, count)
     if path.name != paths[0].name:

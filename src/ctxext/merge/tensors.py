@@ -16,6 +16,7 @@ from ctxext.checkpoint.opening import WEIGHT_SUFFIXES, Checkpoint
 from ctxext.checkpoint.other_files import is_of_trainer
 from ctxext.errors import CtxextError
 from ctxext.files.content import open_regular
+from ctxext.files.offline import forbid_network
 from ctxext.files.packages import require
 from ctxext.files.schemas import NUMBER, WORD, Schema, check_schema, read_json_object
 from ctxext.files.tensor_files import TORCH_NAMES, NewTensor, read_safetensors_header, read_tensor
@@ -84,7 +85,8 @@ class AdapterConfig:
     def scale(self, module: str, rank: int) -> float:
         """Return the factor of a module's product, alpha / rank (or / √rank); patterns match the end of the name."""
         require("peft", "Merging an adapter")
-        from peft.utils.other import get_pattern_key
+        with forbid_network():
+            from peft.utils.other import get_pattern_key
 
         alphas: Mapping[str, Any] = self.content.get("alpha_pattern") or {}
         alpha = float(alphas.get(get_pattern_key(alphas.keys(), module), self.content["lora_alpha"]))

@@ -17,7 +17,7 @@ from ctxext.files.content import Progress
 from ctxext.notebook import table
 from ctxext.options import accepts_options
 from ctxext.publish.upload_plan import PushOptions, UploadPlan, adapter_in, pack, pack_adapter, seal
-from ctxext.redaction import redact
+from ctxext.redaction import shorten
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -38,6 +38,8 @@ _ATTEMPTS = 3
 _DEFAULT_BRANCH = "main"
 _OF_THE_HUB = (".gitattributes",)
 _Result = TypeVar("_Result")
+_LONGEST = 1000
+"""Maximum number of characters of a message of the Hub."""
 _MESSAGE = "Upload a checkpoint created by ctxext"
 
 
@@ -62,7 +64,7 @@ def hub_errors_in_one_line(name: str) -> Iterator[None]:
         text = _clean(str(error)).rstrip(".")
         # One major version of the client wraps the system's message in several layers.
         known = re.search(r"(Connection refused|Name or service not known|timed out|Network is unreachable)", text)
-        reason = known[1] if known else text[:120] or type(error).__name__
+        reason = known[1] if known else shorten(text, 120) or type(error).__name__
         raise CtxextError(f"The Hub cannot be reached: {reason}.", hint=_AGAIN) from error
     except RuntimeError as error:
         # The client wraps errors in the upload of one file.
@@ -99,8 +101,8 @@ def _of_status(error: Exception, name: str) -> CtxextError:
 
 
 def _clean(text: str) -> str:
-    """Return a message on one line, with tokens redacted."""
-    return redact(" ".join(text.split()))
+    """Return a message on one line, with secrets redacted."""
+    return shorten(text, _LONGEST)
 
 
 @dataclass(frozen=True)

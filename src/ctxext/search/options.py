@@ -12,9 +12,10 @@ from ctxext.data.records import check_place
 from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import even_depths
 from ctxext.files.length import format_length, read_words
+from ctxext.files.offline import forbid_network
 from ctxext.files.output_directory import lock_output
 from ctxext.options import check_numbers, option, original_length_option, target_length_option, with_documented_options
-from ctxext.redaction import redact, remember
+from ctxext.redaction import redact, remember, remember_arguments
 from ctxext.search.storage import (
     LOCK_SECONDS,
     choose_driver,
@@ -125,6 +126,10 @@ class SearchOptions:
 
 _SCHEME = re.compile(r"((?:[A-Za-z][\w+.-]+:/|(?:postgresql|mysql|mariadb|mssql|oracle|sqlite)[\w+]*:))")
 
+_URL = re.compile(r"[A-Za-z][\w+.\-]*://")
+_NO_PATH = re.compile(r"\s*[{\[\"']|.*…", re.DOTALL)
+"""JSON, or text with a redacted secret, such as the settings `host=... password=...`."""
+
 _DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, AssertionError, ArithmeticError, RuntimeError)
 """Errors of a file that is damaged or not a study."""
 
@@ -147,6 +152,12 @@ class StudyPlace:
     storage: str | None = None
 
     def __post_init__(self) -> None:
+        remember_arguments([self.storage or ""])
+        if self.storage and not _URL.match(self.storage) and _NO_PATH.match(redact(self.storage)):
+            raise CtxextError(  # Not shown, as any part may be a password.
+                "--storage is neither a database URL nor the path of a journal file.",
+                hint="Use the form postgresql+psycopg2://USER:PASSWORD@HOST:PORT/NAME, or a path.",
+            )
         scheme = _SCHEME.match(self.storage or "")
         if self.storage and scheme and _url(self.storage) is None:
             raise CtxextError(  # Parts that may be a password are not shown.
@@ -159,7 +170,8 @@ class StudyPlace:
 
     def open(self) -> "BaseStorage":
         """Open the storage; create it if it does not exist, for which the lock must be held."""
-        import optuna
+        with forbid_network():
+            import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         url = self._database
@@ -180,7 +192,8 @@ class StudyPlace:
     @contextlib.contextmanager
     def explain_errors(self) -> Iterator[None]:
         """Report errors of the storage in one line."""
-        from optuna.exceptions import StorageInternalError
+        with forbid_network():
+            from optuna.exceptions import StorageInternalError
         from sqlalchemy.exc import SQLAlchemyError
 
         try:
@@ -240,7 +253,8 @@ class StudyPlace:
 
     def clear(self) -> None:
         """Delete the study, if it exists; the lock must be held."""
-        import optuna
+        with forbid_network():
+            import optuna
 
         if self.path is not None:
             for suffix in ("", "-journal"):  # SQLite would apply the journal of a killed process to the new file.

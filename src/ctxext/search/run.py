@@ -18,6 +18,7 @@ from ctxext.errors import CtxextError, NothingMeasuredError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo, open_infos
 from ctxext.files.content import sha256_of
 from ctxext.files.length import format_length
+from ctxext.files.offline import forbid_network
 from ctxext.files.output_directory import write_whole
 from ctxext.files.packages import is_installed, require
 from ctxext.notebook import table
@@ -285,10 +286,11 @@ def _format_line(name: str, answers: "Measurement") -> str:
 def _make_header(
     checkpoint: Checkpoint, digest: str, options: SearchOptions, trained_length: int, stock: "LoadedModel"
 ) -> dict[str, Any]:
-    import optuna
     import torch
     import transformers
 
+    with forbid_network():
+        import optuna
     data = options.data
     if data is not None and Path(data).is_file():
         data = sha256_of(Path(data))

@@ -8,7 +8,6 @@ import functools
 import math
 import os
 import random
-import socket
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -16,20 +15,23 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
-import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
-from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
-from optuna.samplers import TPESampler
-from optuna.trial import FrozenTrial, TrialState
-
 from ctxext.errors import CtxextError
 from ctxext.evaluate.workbench import Workbench
 from ctxext.files.content import keys_that_differ
+from ctxext.files.offline import forbid_network
 from ctxext.files.output_directory import is_running
+from ctxext.files.processes import machine_id
 from ctxext.recipes.recipe import Recipe, recipe_from_dict
 from ctxext.search.measurement import EvalSet, Measurement, measure, read_measurement
 from ctxext.search.options import CREATED, SearchOptions, StudyPlace
 from ctxext.search.space import Parameters, Space
+
+with forbid_network():
+    import optuna
+    from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+    from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
+    from optuna.samplers import TPESampler
+    from optuna.trial import FrozenTrial, TrialState
 
 _RANDOM_AT_FIRST = 10
 _NUM_PARENTS = 6
@@ -392,7 +394,7 @@ class Study:
         if force or time.monotonic() - self._seen > _SEEN_EVERY:
             self._seen = time.monotonic()
             with contextlib.suppress(UpdateFinishedTrialError):
-                trial.set_user_attr("owner", [socket.gethostname(), os.getpid(), time.time()])
+                trial.set_user_attr("owner", [machine_id(), os.getpid(), time.time()])
 
     @_explain_errors
     def record(
@@ -460,7 +462,7 @@ def _is_alive(trial: FrozenTrial) -> bool:
         begun = trial.datetime_start
         return begun is not None and (datetime.now() - begun).total_seconds() < _SEEN_EVERY
     host, process, seen = owner
-    return time.time() - seen < _SILENT if host != socket.gethostname() else is_running(int(process))
+    return time.time() - seen < _SILENT if host != machine_id() else is_running(int(process))
 
 
 class _TimeIsUp(Exception):

@@ -22,6 +22,7 @@ from ctxext.recipes.base import Method
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, attention_scaling
 from ctxext.recipes.recipe import Recipe
+from ctxext.redaction import shorten
 from ctxext.verify.measured import TOLERANCE as MEASURED_TOLERANCE
 from ctxext.verify.measured import measured_rotations
 from ctxext.verify.references import REFERENCES
@@ -240,7 +241,7 @@ def stock_model(config: Mapping[str, Any]) -> Any:
         with quiet_transformers(), forbid_downloads():
             return _build_on_meta(kind, described)
     except Exception as error:  # Any exception of transformers is the result.
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = shorten(str(error), 200) or type(error).__name__
         raise CtxextError(
             f'transformers {version} cannot build "{config.get("model_type")}" from this configuration: {reason}',
             hint=f'config.json names the backbone "{", ".join(named)}", which is not downloaded. Describe it there.'

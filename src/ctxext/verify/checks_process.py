@@ -370,7 +370,7 @@ def compare_decoding(model: Any, steps: list[dict[str, Any]]) -> dict[str, Any]:
     try:
         return decoding_difference(model, orders=orders)
     except Exception as error:  # Any exception of the model or its cache is the result.
-        return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+        return {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
 
 
 def explain_decoding(decoding: dict[str, Any], stock: Any) -> str:

@@ -24,6 +24,7 @@ from ctxext.recipes.code.staging import stage_checkpoint
 from ctxext.recipes.encodings.rotary import ModelConfig, Rotary
 from ctxext.recipes.methods.relation import Relation
 from ctxext.recipes.recipe import Recipe
+from ctxext.redaction import shorten
 from ctxext.verify.carried import reference_error, reference_of, report_reference_errors
 from ctxext.verify.checks_process import LENGTH, LOADED
 
@@ -238,7 +239,7 @@ def compare_logits(
             )
     if report["decoding"]:
         raise CtxextError(
-            f"The converted model decodes incorrectly from its cache: {report['decoding']}.",
+            f"The converted model decodes incorrectly from its cache: {shorten(report['decoding'], 300)}.",
             hint=f"Tested: transformers {' and '.join(TESTED)}. --no-verify converts without this check.",
         )
     by_form: dict[str, float] = report.get("forms", {})

@@ -1,11 +1,14 @@
 """lm-evaluation-harness, if installed: its tasks run on the loaded model, and the report contains its metrics."""
 
+import contextlib
 import importlib.util
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ctxext.errors import CtxextError
+from ctxext.files.offline import forbid_network
 
 if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel
@@ -59,7 +62,8 @@ def check_harness(tasks: Sequence[str], lengths: Sequence[int] = ()) -> None:
         raise CtxextError(
             "--harness needs lm-evaluation-harness, which is not installed.", hint='pip install "ctxext[harness]"'
         )
-    from lm_eval.tasks import TaskManager
+    with forbid_network():
+        from lm_eval.tasks import TaskManager
 
     known = TaskManager().all_tasks
     for task in expand_groups(tasks):
@@ -100,30 +104,38 @@ def run_harness(
     return {**summary_rows(results), **results}
 
 
-def _run(
-    loaded: "LoadedModel", tasks: Sequence[str], lengths: Sequence[int], samples: int
-) -> dict[str, dict[str, float]]:
-    import lm_eval
-    from lm_eval.models.huggingface import HFLM
-
-    longest = max(lengths)
-    rows = loaded.rows_that_fit(longest)
-    model = HFLM(pretrained=loaded.model, tokenizer=loaded.encoder.tokenizer, max_length=longest, batch_size=rows)
+@contextlib.contextmanager
+def _explain_harness_errors(tasks: Sequence[str]) -> Iterator[None]:
     try:
-        output = lm_eval.simple_evaluate(
-            model=model,
-            tasks=list(tasks),
-            limit=samples,
-            metadata={"max_seq_lengths": list(lengths), "tokenizer": loaded.encoder.tokenizer.name_or_path},
-            apply_chat_template=loaded.encoder.uses_chat,
-            bootstrap_iters=0,
-            log_samples=False,
-        )
+        yield
     except (OSError, ImportError) as error:
         raise CtxextError(
             f"lm-evaluation-harness cannot run {', '.join(tasks)}: {str(error).splitlines()[0]}",
             hint="Without a download: --harness ruler-6" if set(tasks) & set(ALL) else "",
         ) from error
+
+
+def _run(
+    loaded: "LoadedModel", tasks: Sequence[str], lengths: Sequence[int], samples: int
+) -> dict[str, dict[str, float]]:
+    with forbid_network():
+        import lm_eval
+        from lm_eval.models.huggingface import HFLM
+    longest, tokenizer = max(lengths), loaded.encoder.tokenizer
+    rows = loaded.rows_that_fit(longest)
+    model = HFLM(pretrained=loaded.model, tokenizer=tokenizer, max_length=longest, batch_size=rows)
+    # Its tasks load the tokenizer again with its code, so not from the checkpoint.
+    with tempfile.TemporaryDirectory() as place, _explain_harness_errors(tasks):
+        tokenizer.save_pretrained(place)
+        output = lm_eval.simple_evaluate(
+            model=model,
+            tasks=list(tasks),
+            limit=samples,
+            metadata={"max_seq_lengths": list(lengths), "tokenizer": place},
+            apply_chat_template=loaded.encoder.uses_chat,
+            bootstrap_iters=0,
+            log_samples=False,
+        )
     return {
         task: {
             name.removesuffix(",none"): float(value)

@@ -32,7 +32,13 @@ _TOKENIZER = re.compile(
 """Data files of the tokenizers of transformers 4.57 and 5.23, other than pickles."""
 
 _NOT_FOR_TOKENIZERS = frozenset({"gguf_file", "init_inputs", "name_or_path", "custom_generate", "trust_remote_code"})
-_TOKENIZER_CONFIG, _GENERATION_CONFIG = "tokenizer_config.json", "generation_config.json"
+_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.json")
+"""Files of tokenizers that are not data: programs may take classes or paths from them."""
+
+_REFERENCE = re.compile(r"[\w./\-]+--\w+(\.\w+)+")
+"""A class in another repository or folder, `repo--module.Class`."""
+
+_GENERATION_CONFIG = "generation_config.json"
 _EXPLICIT = "transformers_weights"
 
 
@@ -82,11 +88,12 @@ def write_stage(folder: Path, checkpoint: Checkpoint, config: Mapping[str, Any],
     (folder / "config.json").write_text(as_json(own_classes(without_hub(config), code)), encoding="utf-8")
     for name, content in code.items():
         (folder / name).write_bytes(content)
-    if (tokenizer := checkpoint.read_json(_TOKENIZER_CONFIG)) is not None:
-        # Without paths: its files are loaded by their standard names.
-        dropped = {key for key in tokenizer if key in _NOT_FOR_TOKENIZERS or key.endswith("_file")}
-        settings = {key: value for key, value in tokenizer.items() if key not in dropped}
-        (folder / _TOKENIZER_CONFIG).write_text(json.dumps(settings), encoding="utf-8")
+    for name in _SETTINGS:
+        if (described := checkpoint.read_json(name)) is not None:
+            # Without paths: its files are loaded by their standard names.
+            dropped = {key for key in described if key in _NOT_FOR_TOKENIZERS or key.endswith("_file")}
+            settings = {key: value for key, value in described.items() if key not in dropped}
+            (folder / name).write_text(json.dumps(without_code(settings)), encoding="utf-8")
     if (generation := checkpoint.read_json(_GENERATION_CONFIG)) is not None:
         tokens = {key: value for key, value in generation.items() if key.endswith(("_token_id", "_token_ids"))}
         (folder / _GENERATION_CONFIG).write_text(as_json(tokens), encoding="utf-8")
@@ -97,15 +104,29 @@ def write_stage(folder: Path, checkpoint: Checkpoint, config: Mapping[str, Any],
 
 
 def own_classes(config: dict[str, Any], code: Mapping[str, bytes | str]) -> dict[str, Any]:
-    """Return a configuration with only classes of our code in its `auto_map`.
+    """Return a configuration with only classes of our code in its `auto_map`, and without it if there are none.
 
-    Without our code the configuration stays unchanged, as no code can run.
+    Programs that load the folder may trust it without being told: llama.cpp's converter does.
     """
-    auto_map = config.get("auto_map")
-    if not code or not isinstance(auto_map, dict):
-        return config
-    ours = {auto: place for auto, place in auto_map.items() if f"{module_of(place)}.py" in code}
-    return {**config, "auto_map": ours}
+    auto_map, plain = config.get("auto_map"), without_code(config)
+    classes = auto_map if isinstance(auto_map, Mapping) else {}
+    ours = {auto: place for auto, place in classes.items() if f"{module_of(place)}.py" in code}
+    return {**plain, "auto_map": ours} if ours else plain
+
+
+def without_code(content: Any) -> Any:
+    """Copy settings without classes to import: `auto_map` and references `repo--module.Class`, at any depth."""
+    if isinstance(content, Mapping):
+        kept = (key for key, value in content.items() if not _names_code(key, value))
+        return {key: without_code(content[key]) for key in kept}
+    if isinstance(content, list):
+        return [without_code(entry) for entry in content if not _names_code("", entry)]
+    return content
+
+
+def _names_code(key: str, value: Any) -> bool:
+    is_token = isinstance(value, int)  # A vocabulary may contain any word.
+    return (key == "auto_map" and not is_token) or (isinstance(value, str) and bool(_REFERENCE.fullmatch(value)))
 
 
 def is_of_tokenizer(name: str) -> bool:
@@ -126,4 +147,5 @@ def _linked_files(checkpoint: Checkpoint, config: Mapping[str, Any]) -> list[Pat
         weights = {name for name in weights if ".bin" not in name}
     if missing := sorted(weights - {*names}):
         raise CtxextError(f'"{checkpoint.name}" has no file "{missing[0]}", which its configuration or index names.')
-    return [path for name, path in names.items() if name in weights or is_of_tokenizer(name)]
+    data = {name for name in names if is_of_tokenizer(name) and name not in _SETTINGS}
+    return [path for name, path in names.items() if name in weights | data]
