@@ -1,6 +1,7 @@
 """Studies in optuna storages shared by several machines."""
 
 import json
+import math
 import os
 import re
 import sqlite3
@@ -19,7 +20,8 @@ from ctxext import redaction
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.redaction import redact
-from ctxext.search.options import StudyPlace, redact_storage
+from ctxext.search import study as study_module
+from ctxext.search.options import SearchOptions, StudyPlace, redact_storage
 from ctxext.search.space import build_space
 from ctxext.search.storage import choose_driver
 from ctxext.search.study import Study
@@ -229,6 +231,38 @@ def test_a_trial_is_requeued_once(tmp_path, monkeypatch):
         other.communicate(b"\n")
     (left,) = slow._study.get_trials(deepcopy=False)
     assert left.state == optuna.trial.TrialState.RUNNING
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_a_search_that_is_interrupted_gives_its_recipe_back(tmp_path, monkeypatch, error):
+    """A process of another machine would wait for half an hour, and for that of a notebook for ever."""
+    place, space = StudyPlace(path=tmp_path / "study.db"), build_space(open_checkpoint("demo"), 1024, ["ntk"])
+
+    def interrupted(*given):
+        raise error
+
+    monkeypatch.setattr(study_module, "_try_recipe", interrupted)
+    options = SearchOptions(target_length=1024, trials=2)
+    ground = types.SimpleNamespace(
+        options=options, stock=None, end=math.inf, watch=lambda standing: None, reserve=lambda points: 0.0
+    )
+    with pytest.raises(error):
+        study_module.try_recipes(ground, space, place, {"source": "demo"})
+    (trial,) = optuna.load_study(study_name="ctxext", storage=place.open()).get_trials()
+    assert trial.state == optuna.trial.TrialState.WAITING
+
+
+def test_a_process_that_has_ended_and_was_not_waited_for_is_dead(tmp_path):
+    """The process that started it may be slow to ask, or never do: then nobody tried its recipe again."""
+    study = Study(StudyPlace(path=tmp_path / "study.db"), build_space(open_checkpoint("demo"), 1024, ["ntk"]), 0, 0.01)
+    study.begin({"source": "demo"})
+    trial, _ = study.ask()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        trial.set_user_attr("owner", [os.uname().nodename, other.pid, time.time()])
+        assert study._list_abandoned() == []
+        other.kill()
+        os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
+        assert [dead.number for dead in study._list_abandoned()] == [trial.number]
 
 
 def test_the_lock_of_a_journal_leads_to_the_journal(tmp_path, monkeypatch):

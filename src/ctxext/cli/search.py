@@ -99,7 +99,7 @@ class StudyOptions:
     )
     storage: str | None = option(
         None,
-        help="Storage that several machines share: a database URL such as postgresql+psycopg2://host/name, or the "
+        help="Storage that several machines share: a database URL such as postgresql://host/name, or the "
         "path of a journal file on a shared disk.",
         panel=_STUDY,
     )

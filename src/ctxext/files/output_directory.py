@@ -348,14 +348,22 @@ def discard(folder: Path) -> None:
 
 
 def is_running(process: int) -> bool:
-    """Return whether another process has this id; this process's id belonged to an earlier one."""
+    """Return whether another process has this id; this process's id belonged to an earlier one.
+
+    A process that has ended keeps its id until its parent asks for its exit code, as a zombie.
+    """
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         return True
-    return process != os.getpid()
+    import psutil  # Most commands do not need it.
+
+    try:
+        return process != os.getpid() and psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def write_whole(path: Path, content: bytes) -> None:

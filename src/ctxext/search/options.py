@@ -162,7 +162,7 @@ class StudyPlace:
         if self.storage and scheme and _url(self.storage) is None:
             raise CtxextError(  # Parts that may be a password are not shown.
                 f'--storage "{scheme[1]}..." is not a database URL.',
-                hint="Use the form postgresql+psycopg2://USER:PASSWORD@HOST:PORT/NAME.",
+                hint="Use the form postgresql://USER:PASSWORD@HOST:PORT/NAME.",
             )
 
     def __str__(self) -> str:
