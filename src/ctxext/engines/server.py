@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_BYTES", "Completion", "Server", "ServerError", "ServerOptions", "ServerTimeout", "find_limit"]
 
-MOST_BYTES = 2**22
+MOST_BYTES = 2**21
 """Largest answer that is read, in bytes: a completion of some tokens with log-probabilities is much shorter."""
 
 _TOP = 5
@@ -216,7 +216,7 @@ class _Form:
             return self.drop("temperature")
         if self.length == 0:
             return self.drop("length")
-        return None if self.is_chat else _Form(is_chat=True, takes_ids=False)
+        return None if self.is_chat or status >= 500 else _Form(is_chat=True, takes_ids=False)
 
 
 class Server:
@@ -376,7 +376,7 @@ class Server:
                 break
             except ServerError as error:
                 if error.status not in _ADAPTABLE:
-                    raise
+                    raise (unnamed[0][1] if unnamed else error) from None
                 # A failure of the server (500) and a missing path have other reasons than what their words name.
                 is_refusal = error.status < 500 and error.status not in _NO_PATH
                 if is_refusal and (name := form.find_refused(error.words, logprobs=logprobs)):
@@ -480,7 +480,7 @@ class Server:
             raise ServerError(f"The server at {self.host} cannot be reached: {reason}", hint=_URL_HINT) from error
         except ValueError as error:
             reason = self._tidy(str(error))
-            raise ServerError(f"The server at {self.host} does not answer in HTTP: {reason}", hint=_URL_HINT) from error
+            raise ServerError(f"The exchange with the server at {self.host} failed: {reason}", hint=_URL_HINT) from error
         if 300 <= response.status < 400:
             raise ServerError(
                 f"The server at {self.host} redirects to another address, which gets neither prompts nor the key.",

@@ -111,6 +111,5 @@ def find_fault(content: Any, schema: TypeAdapter[Any]) -> tuple[str, Any, str] |
                 key, value = f"{key}.{part}" if key else str(part), value[part]
             elif isinstance(value, list) and isinstance(part, int) and part < len(value):
                 key, value = f"{key}[{part}]", value[part]
-        missing = f'It lacks "{fault["loc"][-1]}"'
-        return key, value, missing if fault["type"] == "missing" else fault["msg"]
+        return key, value, f'It lacks "{fault["loc"][-1]}"' if fault["type"] == "missing" else fault["msg"]
     return None
