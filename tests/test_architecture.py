@@ -37,7 +37,7 @@ MOST_PARAMETERS = 8
 SIGNATURES_OF_OTHERS = {"engines/row_wise.py: forward"}
 """Functions that replace one of another library, and take what it takes."""
 
-HEAVY = ("torch", "transformers", "peft", "matplotlib", "datasets", "numpy", "optuna", "sqlalchemy", "httpx")
+HEAVY = ("torch", "transformers", "peft", "matplotlib", "datasets", "numpy", "optuna", "sqlalchemy", "httpcore")
 
 
 def layer_of(path: Path) -> str:

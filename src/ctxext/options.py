@@ -13,6 +13,8 @@ from ctxext.errors import CtxextError
 
 _MOST: Mapping[str, int] = {
     "seed": 2**32 - 1,  # numpy's maximum.
+    "timeout": 1_000_000,  # Seconds; sockets accept no more than about 10^10.
+    "num_concurrent": 1000,
     "steps": 10_000_000,  # All steps are validated before the first.
     **dict.fromkeys(("samples", "checked", "num_needles", "batch_size", "rank"), 1_000_000),
 }

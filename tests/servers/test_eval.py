@@ -151,3 +151,14 @@ def test_the_command(run, demo, tmp_path):
     assert result.exit_code == 0
     assert "Computed by vLLM 0.0." in result.stderr
     assert run("eval", "demo", "--num-concurrent", "2").exception.message == "--num-concurrent requires a server."
+
+
+@pytest.mark.parametrize(
+    ("choice", "usage"),
+    [({"finish_reason": "length"}, {"completion_tokens": 0}), ({"finish_reason": "stop"}, {"completion_tokens": 0})],
+)
+def test_nothing_at_all_is_no_wrong_answer(demo, choice, usage):
+    body = json.dumps({"choices": [{"text": "", **choice}], "usage": usage}).encode()
+    served = Served(*demo, override=lambda path: (200, {}, body) if path == "/v1/completions" else None)
+    with running(served) as url, pytest.raises(CtxextError, match="The server generated no token after a prompt of 2"):
+        evaluate(["demo"], ASKED, loading=served_by(url))

@@ -198,9 +198,12 @@ def answering(completion):
 
 
 def test_no_tokens(check):
-    report = check(answering({"text": ""}))
+    report = check(answering({"text": "", "finish_reason": "stop"}))
     assert (report.status, report.verdict) == (UNDECIDED, "It returns no tokens that can be compared.")
     assert report.notes == ()
+    report = check(answering({"text": "", "finish_reason": "length"}))
+    assert report.status == FAULT
+    assert report.verdict.startswith("It generates no token after prompts of 2")
 
 
 def test_other_token_ids(check):
@@ -211,7 +214,8 @@ def test_other_token_ids(check):
 
 def test_a_time_limit(served, check):
     report = check(served(), minutes=0)
-    assert report.status == SERVED
+    assert report.status == UNDECIDED, "nothing beyond the original length was compared"
+    assert report.verdict.startswith("It serves the checkpoint as converted up to 2")
     (note,) = report.notes
     assert note.startswith("0 minutes do not suffice for prompts of 5")
 
@@ -275,3 +279,36 @@ def test_the_command(run, folder, served):
 )
 def test_combinations_without_a_meaning(run, folder, words, message):
     assert run("verify", folder, *words).exception.message == message
+
+
+def test_a_place_without_a_token_is_a_fault(served, check):
+    """A server that answers nothing beyond its limit, with 200."""
+    silent = served()
+    complete = silent.complete
+    empty = {"choices": [{"text": "", "finish_reason": "length"}], "usage": {"completion_tokens": 0}}
+    silent.complete = lambda content: (200, empty) if len(content["prompt"]) > 512 else complete(content)
+    report = check(silent)
+    assert report.status == FAULT
+    assert report.verdict.startswith("It generates no token after prompts of 5")
+    assert [probe["silent"] for probe in report.probes] == [False, True, True]
+
+
+@pytest.mark.parametrize("takes_ids", [True, False])
+def test_a_cut_that_only_the_count_shows(served, check, takes_ids):
+    """A server that reads the first and the last tokens, and returns no log-probabilities."""
+    cutting = served(takes_ids=takes_ids, has_logprobs=False)
+    complete = cutting.complete
+
+    def cut(content):
+        prompt = content["prompt"]
+        ids = prompt if isinstance(prompt, list) else cutting.tokenizer(prompt)["input_ids"]
+        ids = ids if len(ids) <= 512 else ids[:4] + ids[-300:]
+        cutting.takes_ids = True
+        status, answer = complete({**content, "prompt": ids})
+        cutting.takes_ids = takes_ids
+        return (status, answer) if takes_ids or isinstance(prompt, str) else (422, {"error": "prompt must be a string"})
+
+    cutting.complete = cut
+    report = check(cutting)
+    assert report.status == FAULT
+    assert report.verdict.startswith("It silently reads only 304 of 5")

@@ -49,8 +49,9 @@ def _table(report: ServerReport) -> Sequence[Text | Table]:
     for name in dict.fromkeys(name for probe in report.probes for name in probe["differences"]):
         numbers = [probe["differences"].get(name) for probe in report.probes]
         table.add_row(name, *("" if number is None else f"{number:.2g}" for number in numbers))
-    if any(probe["refused"] for probe in report.probes):
-        table.add_row("", *("refused" if probe["refused"] else "" for probe in report.probes))
+    states = ["refused" if probe["refused"] else "no token" if probe["silent"] else "" for probe in report.probes]
+    if any(states):
+        table.add_row("", *states)
     tokens = (
         "log-probabilities" if report.basis == "log-probabilities" else "the generated and the most probable tokens"
     )

@@ -75,7 +75,7 @@ def check_server(
     if late:
         size = f"{len(late[0].ids):,} tokens or more"
         notes.append(f"{minutes:g} minutes do not suffice for prompts of {size}; raise --minutes.")
-    return judge(checkpoint, server, sent, notes, is_sampled=is_sampled)
+    return judge(checkpoint, server, probes, notes, is_sampled=is_sampled)
 
 
 def _compute(
@@ -127,5 +127,7 @@ def _is_sampled(server: Server, probe: Probe) -> bool:
     """Return whether the same request at temperature 0 has two answers, of a server without log-probabilities."""
     if probe.evidence is None or probe.evidence.numbers:  # Log-probabilities can be compared for any tokens.
         return False
+    if not server.is_greedy:
+        return True
     answers = {server.complete(probe.ids, probe.text, max_tokens=TOKENS).text for _ in range(2)}
     return len(answers) > 1

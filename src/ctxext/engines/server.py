@@ -1,31 +1,63 @@
 """A running server with an OpenAI-compatible API: greedy completions in bounded time and memory.
 
 Covers vLLM, SGLang, llama.cpp, LM Studio, Ollama, TGI, mlx_lm.server and LiteLLM, which differ in the type of a prompt,
-in the name of the parameter for log-probabilities, and in the form of their answers.
+in the name of the parameter for log-probabilities, in the arguments that they refuse, and in the form of their answers.
 """
 
+import base64
+import contextlib
 import dataclasses
+import email.utils
 import functools
+import ipaddress
+import itertools
 import json
+import math
 import os
+import random
 import re
+import ssl
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
+from ctxext.engines.server_answers import (
+    Completion,
+    ServerError,
+    ServerTimeout,
+    count_read,
+    find_gap,
+    find_limit,
+    is_cut,
+    is_of_length,
+    read_completion,
+)
 from ctxext.errors import CtxextError
+from ctxext.files.strict import parse_json
 from ctxext.options import check_numbers, option, option_name, with_documented_options
-from ctxext.redaction import remember
+from ctxext.redaction import redact, remember
 
-MOST_BYTES = 2**24
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+    from ctxext.engines.server_http import Address, Deadline, Response
+
+__all__ = ["MOST_BYTES", "Completion", "Server", "ServerError", "ServerOptions", "ServerTimeout", "find_limit"]
+
+MOST_BYTES = 2**21
 """Largest answer that is read, in bytes: a completion of some tokens with log-probabilities is much shorter."""
 
 _TOP = 5
 """Alternatives per token: OpenAI's limit for completions, which all servers support."""
 _RETRIED = (429, 503)
 _MOST_WAIT = 30.0
-_SECONDS_OF_IDENTITY = 10.0
+_SECONDS_OF_IDENTITY = 4.0
+_MOST_WORDS, _MOST_MESSAGE = 2000, 300
+"""Characters of an error's text that are searched, and that are printed."""
+
 _PANEL = "Server"
 _KEY_VARIABLE = "CTXEXT_API_KEY"
 _NAMES = {
@@ -36,53 +68,39 @@ _NAMES = {
     "organization_owner": "LM Studio",
 }
 """Servers by `owned_by` of their list of models."""
-_LENGTH_ERROR = re.compile(r"context|too long|longer than|exceed|maximum|max_\w*tokens|must be <=", re.IGNORECASE)
-_LIMIT = re.compile(r"(?:context|maximum|limit|<=)[^\d]{0,40}(\d[\d,]*)", re.IGNORECASE)
-"""The limit in a refusal of a long prompt; the other numbers are the length of the prompt and of its parts."""
 
+_ADAPTABLE = (400, 404, 405, 415, 422, 500, 501)
+"""Statuses of requests that may succeed in another form."""
+_NO_PATH = (404, 405, 501)
 
-class ServerError(CtxextError):
-    """A request that a server refuses or answers in an unreadable form.
+_URL_HINT = "Give the base of its OpenAI-compatible API, for example --server http://127.0.0.1:8000/v1."
+_KEY_HINT = f"Give the key with --api-key or {_KEY_VARIABLE}."
+_HINTS = {401: _KEY_HINT, 403: _KEY_HINT, 404: _URL_HINT}
+"""Hints by status."""
+_LOGPROBS: tuple[Mapping[str, Any], ...] = (
+    {"logprobs": _TOP, "return_tokens_as_token_ids": True},
+    {"logprobs": _TOP},
+    {"logprobs": True, "top_logprobs": _TOP},
+    {},
+)
+"""The parameters for log-probabilities: vLLM's and OpenAI's for completions, and that of mlx_lm.server."""
+_CHAT_LOGPROBS: tuple[Mapping[str, Any], ...] = ({"logprobs": True, "top_logprobs": _TOP}, {"logprobs": True}, {})
+_LENGTH_NAMES = ("max_tokens", "max_completion_tokens", "")
+_IDENTITIES = (
+    ("props", ("llama.cpp", "build_info")),
+    ("get_server_info", ("SGLang", "version")),
+    ("api/version", ("Ollama", "version")),
+    ("version", ("vLLM", "version")),
+)
+"""Paths that report a server: its name, and the key of its version."""
+_COMMON = ("version",)
+"""Paths that other servers have too, read only if the list of models names the server."""
 
-    Attributes:
-        status: HTTP status; 0 without an answer.
-    """
-
-    def __init__(self, message: str, *, hint: str = "", status: int = 0) -> None:
-        super().__init__(message, hint=hint)
-        self.status = status
-
-
-class ServerTimeout(ServerError):
-    """A request without a whole answer within the time limit."""
-
-
-@dataclass(frozen=True)
-class Token:
-    """A generated token.
-
-    Attributes:
-        key: Its id, or its text if the server returns no id.
-        alternatives: Log-probabilities in nats by id or text, of the most probable tokens.
-    """
-
-    key: int | str
-    alternatives: Mapping[int | str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Completion:
-    """The answer to a prompt.
-
-    Attributes:
-        text: The generated text.
-        tokens: The generated tokens; empty without log-probabilities.
-        prompt_tokens: The number of prompt tokens that the server reports; None if it reports none.
-    """
-
-    text: str
-    tokens: tuple[Token, ...] = ()
-    prompt_tokens: int | None = None
+_BLANK = re.compile(r"[\x00-\x20\x7f-\xa0\u2028-\u202e\u2066-\u2069]+")
+_LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_HOST_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(?:\.{_LABEL})*\.?")
+_KEY = re.compile(r"[\x21-\x7e]+")
+"""A key that fits into an HTTP header."""
 
 
 @with_documented_options
@@ -124,14 +142,92 @@ class ServerOptions:
         )
 
 
+@dataclass(frozen=True)
+class _Form:
+    """The form of a request, from the best one that this client knows down to one that every server accepts.
+
+    Attributes:
+        is_chat: Whether it is a chat completion.
+        takes_ids: Whether the prompt is sent as token ids.
+        logprobs: Place in the forms of the parameters for log-probabilities.
+        length: Place in the names of the parameter for the number of tokens.
+        omitted: Optional arguments that the server refused.
+    """
+
+    is_chat: bool = False
+    takes_ids: bool = True
+    logprobs: int = 0
+    length: int = 0
+    omitted: frozenset[str] = frozenset()
+
+    @property
+    def logprobs_forms(self) -> tuple[Mapping[str, Any], ...]:
+        return _CHAT_LOGPROBS if self.is_chat else _LOGPROBS
+
+    def build(self, prompt: Sequence[int], text: str, max_tokens: int, *, logprobs: bool) -> dict[str, Any]:
+        """Return the content of a request, without the model."""
+        content: dict[str, Any] = {_LENGTH_NAMES[self.length]: max_tokens, "temperature": 0, "seed": 0, "stream": False}
+        content = {name: value for name, value in content.items() if name and name not in self.omitted}
+        if self.is_chat:
+            content["messages"] = [{"role": "user", "content": text}]
+        else:
+            content["prompt"] = list(prompt) if self.takes_ids else text
+        return {**content, **(self.logprobs_forms[self.logprobs] if logprobs else {})}
+
+    def drop(self, name: str) -> "_Form":
+        """Return the next form without an argument."""
+        if name == "prompt":
+            return replace(self, takes_ids=False)
+        if name == "length":
+            return replace(self, length=self.length + 1)
+        if name == "logprobs":
+            return replace(self, logprobs=self.logprobs + 1)
+        return replace(self, omitted=self.omitted | {name})
+
+    def find_refused(self, words: str, *, logprobs: bool) -> str | None:
+        """Return the argument of this form that the words of a refusal name; None if they name none."""
+        words = words.lower()
+        if logprobs and self.logprobs_forms[self.logprobs] and ("logprob" in words or "token_ids" in words):
+            return "logprobs"
+        for name in ("temperature", "seed", "stream"):
+            if name not in self.omitted and re.search(rf"\b{name}\b", words):
+                return name
+        if (name := _LENGTH_NAMES[self.length]) and re.search(rf"\b{name}\b", words) and not is_of_length(words):
+            return "length"
+        if self.takes_ids and not self.is_chat and re.search(r"\bprompt\b", words) and not is_of_length(words):
+            return "prompt"
+        return None
+
+    def weaken(self, status: int, *, logprobs: bool) -> "_Form | None":
+        """Return the next form to try after a refusal that names no argument; None after the last one."""
+        if status in _NO_PATH:
+            return None if self.is_chat else _Form(is_chat=True, takes_ids=False)
+        last = len(self.logprobs_forms) - 1
+        if logprobs and self.logprobs == 0:
+            return self.drop("logprobs")
+        for name in ("seed", "stream"):
+            if name not in self.omitted:
+                return self.drop(name)
+        if self.takes_ids and not self.is_chat:
+            return self.drop("prompt")
+        if logprobs and self.logprobs < last:
+            return replace(self, logprobs=last)
+        if "temperature" not in self.omitted:
+            return self.drop("temperature")
+        if self.length == 0:
+            return self.drop("length")
+        return None if self.is_chat or status >= 500 else _Form(is_chat=True, takes_ids=False)
+
+
 class Server:
     """A client of one model on a server. Several threads may use it after the first completion.
 
     Args:
-        url: The base of the API, for example http://127.0.0.1:8000/v1.
+        url: The base of the API, for example http://127.0.0.1:8000/v1. A user name and a password in it are sent as
+            such; they cannot be combined with a key.
         model: The model's name on the server; None uses its only one.
         api_key: A key, sent to this host only.
-        timeout: Seconds without an answer after which a request fails.
+        timeout: Seconds for an answer, from the connection to its last byte, with all repetitions of the request.
         max_retries: Number of repetitions of a request that the server is too busy for (429, 503).
 
     Attributes:
@@ -142,7 +238,7 @@ class Server:
         length: The server's limit in tokens; None if it reports none.
 
     Raises:
-        CtxextError: The URL is invalid, the server cannot be reached, or it has no such model.
+        CtxextError: The URL or the key is invalid, the server cannot be reached, or it has no such model.
     """
 
     def __init__(
@@ -154,78 +250,79 @@ class Server:
         timeout: float = 300,
         max_retries: int = 3,
     ) -> None:
-        import httpx
-
         remember(api_key)
-        try:
-            parsed = httpx.URL(url)
-        except httpx.InvalidURL as error:
-            raise CtxextError(f'"{url}" is not a URL.', hint=_URL_HINT) from error
-        if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise CtxextError(f'"{url}" is not a URL.', hint=_URL_HINT)
-        remember(parsed.password)
-        self.host = f"{parsed.host}:{parsed.port or {'http': 80, 'https': 443}[parsed.scheme]}"
+        parts = _split_url(url)
+        password = unquote(parts.password or "")
+        remember(parts.password, password)
+        self._secrets = [_make_pattern(secret) for secret in (api_key, parts.password, password) if secret]
+        self._headers = _make_headers(parts, api_key)
+        self._address = _make_address(parts)
+        self.host = str(self._address)
         self.timeout, self.max_retries = timeout, max_retries
-        base = str(parsed).rstrip("/").removesuffix("/completions").removesuffix("/chat")
-        self._http = httpx.Client(
-            base_url=f"{base}/v1/" if parsed.path == "/" else f"{base}/",
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-            timeout=timeout,
-            follow_redirects=False,
-            # A proxy from the environment would read prompts and keys, but certificates from there are used.
-            trust_env=False,
-            verify=httpx.create_ssl_context(),
-        )
-        self._is_chat = False
-        self._takes_ids = True
+        path = quote(parts.path.rstrip("/"), safe="/%:@!$&'()*+,;=~")
+        self._base = path.removesuffix("/completions").removesuffix("/chat") if path else "/v1"
+        self._form = _Form()
         self._is_settled = False
-        self._logprobs: Mapping[str, Any] = _LOGPROBS[0]
+        self._counts_apart: bool | None = None
         entries = self._list_models()
         self.model = self._choose(model, list(entries))
         entry = entries.get(self.model, {})
-        owner = str(entry.get("owned_by", "")).lower()
-        self.length = _read_length(entry)
+        owner = str(entry.get("owned_by") or "").lower()
+        self.length: int | None = entry.get("max_model_len")
         self.name, self.version = _NAMES.get(owner, ""), ""
         self._identify()
 
     def _list_models(self) -> dict[str, Mapping[str, Any]]:
         """Return the server's list of models by name; empty if it has none."""
+        from ctxext.engines.server_http import Deadline
+        from ctxext.engines.server_schema import MODELS
+
         try:
-            models = self._send("GET", "models", None)
+            models = self._send("GET", f"{self._base}/models", None, Deadline(self.timeout), self.max_retries)
         except ServerError as error:
             if error.status not in (200, 404, 405, 500, 501):
                 raise
             return {}  # mlx_lm.server has no list without a connection to the Hub.
-        entries = models.get("data") if isinstance(models, Mapping) else None
-        return {str(entry["id"]): entry for entry in entries or () if isinstance(entry, Mapping) and "id" in entry}
+        models = models if isinstance(models, Mapping) else {"data": models}
+        self._check(models, MODELS, "list of models")
+        return {entry["id"]: entry for entry in models.get("data") or () if "id" in entry}
 
     def _choose(self, model: str | None, names: Sequence[str]) -> str:
         """Return the name of the model, empty for the server's default."""
+        shown = ", ".join(self._tidy(name)[:80] for name in names[:5])
         if model is not None:
             if names and model not in names:
-                raise CtxextError(f'The server has no model "{model}".', hint=f"Its models: {', '.join(names[:5])}.")
+                raise CtxextError(f'The server has no model "{model}".', hint=f"Its models: {shown}.")
             return model
         if len(names) > 1:
-            hint = f"Name one with --model: {', '.join(names[:5])}."
-            raise CtxextError(f"The server at {self.host} has {len(names)} models.", hint=hint)
+            raise CtxextError(
+                f"The server at {self.host} has {len(names)} models.", hint=f"Name one with --model: {shown}."
+            )
         return names[0] if names else ""
 
     def _identify(self) -> None:
         """Read the name and version of the server where it reports them."""
-        root = str(self._http.base_url).rstrip("/").removesuffix("/v1")
-        for path, read in _IDENTITIES:
+        from ctxext.engines.server_http import Deadline
+        from ctxext.engines.server_schema import IDENTITY, find_fault
+
+        deadline = Deadline(min(self.timeout, _SECONDS_OF_IDENTITY))
+        root = self._base.removesuffix("/v1")
+        for path, (name, key) in _IDENTITIES:
             # Servers of other names have some of these paths too.
-            if self.name != read[0] and (self.name or path in _COMMON):
+            if self.name != name and (self.name or path in _COMMON):
                 continue
             try:
-                answer = self._send("GET", f"{root}/{path}", None, is_identity=True)
+                answer = self._send("GET", f"{root}/{path}", None, deadline, 0)
+            except ServerTimeout:
+                return
             except ServerError:
                 continue
-            if isinstance(answer, Mapping) and isinstance(version := answer.get(read[1]), str):
-                self.name, self.version = read[0], version[:40]
-                settings = answer.get("default_generation_settings")
-                if isinstance(settings, Mapping) and isinstance(settings.get("n_ctx"), int):
-                    self.length = settings["n_ctx"]
+            if not isinstance(answer, Mapping) or find_fault(answer, IDENTITY):
+                continue
+            if version := answer.get(key):
+                self.name, self.version = name, self._tidy(version)[:40]
+                settings = answer.get("default_generation_settings") or {}
+                self.length = settings.get("n_ctx") or self.length
                 return
 
     @property
@@ -233,8 +330,26 @@ class Server:
         """Name and version of the server."""
         return f"{self.name or 'an unknown server'} {self.version}".strip()
 
+    @property
+    def takes_ids(self) -> bool:
+        """Whether prompts are sent as token ids, so that the server's tokenizer has no influence."""
+        return self._form.takes_ids and not self._form.is_chat
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the server has chat completions only."""
+        return self._form.is_chat
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the server accepts temperature 0."""
+        return "temperature" not in self._form.omitted
+
     def complete(self, prompt: Sequence[int], text: str, *, max_tokens: int, logprobs: bool = True) -> Completion:
         """Continue a prompt greedily.
+
+        The first completion chooses the form of the request: without an argument that the server refuses by name, and
+        after a refusal that names none, without one argument more each time.
 
         Args:
             prompt: Token ids, sent to servers that accept them.
@@ -245,228 +360,330 @@ class Server:
         Raises:
             ServerError: The server refuses every form of the request, or its answer is unreadable.
         """
+        from ctxext.engines.server_http import Deadline
+
+        deadline = Deadline(self.timeout)
+
+        def ask(form: _Form) -> Completion:
+            return self._complete(form.build(prompt, text, max_tokens, logprobs=logprobs), form, max_tokens, deadline)
+
+        if self._is_settled:  # An error has another reason than the form of the request.
+            return ask(self._form)
+        form, unnamed = self._form, list[tuple[_Form, ServerError]]()
         while True:
-            content: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0, "seed": 0, "stream": False}
-            content |= {"model": self.model} if self.model else {}
-            if self._is_chat:
-                content["messages"] = [{"role": "user", "content": text}]
-                content |= {"logprobs": True, "top_logprobs": _TOP} if logprobs and self._logprobs else {}
-            else:
-                content["prompt"] = list(prompt) if self._takes_ids else text
-                content |= self._logprobs if logprobs else {}
             try:
-                completion = _read_completion(self._send("POST", self._path, content))
+                completion = ask(form)
+                break
             except ServerError as error:
-                # After the first success, an error has another reason than the form of the request.
-                if self._is_settled or not self._adapt(error, len(prompt), logprobs=logprobs):
+                if error.status not in _ADAPTABLE:
+                    raise (unnamed[0][1] if unnamed else error) from None
+                # A failure of the server (500) and a missing path have other reasons than what their words name.
+                is_refusal = error.status < 500 and error.status not in _NO_PATH
+                if is_refusal and (name := form.find_refused(error.words, logprobs=logprobs)):
+                    form = form.drop(name)
+                    continue
+                if find_limit(error, len(prompt)) is not None:
                     raise
+                unnamed.append((form, error))
+                if (weaker := form.weaken(error.status, logprobs=logprobs)) is None:
+                    raise unnamed[0][1] from None
+                form = weaker
+        if unnamed and unnamed[0][1].status >= 500:
+            # Such an error may have passed, and then the form was right.
+            try:
+                completion = ask(unnamed[0][0])
+            except ServerError:
+                pass
             else:
-                self._is_settled = True
-                return completion
+                form = unnamed[0][0]
+        self._form, self._is_settled = form, True
+        return completion
 
-    @property
-    def _path(self) -> str:
-        return "chat/completions" if self._is_chat else "completions"
+    def _complete(self, content: Mapping[str, Any], form: _Form, max_tokens: int, deadline: "Deadline") -> Completion:
+        """Return the answer to a request."""
+        from ctxext.engines.server_schema import COMPLETION
 
-    @property
-    def takes_ids(self) -> bool:
-        """Whether prompts are sent as token ids, so that the server's tokenizer has no influence."""
-        return self._takes_ids and not self._is_chat
+        path = f"{self._base}/{'chat/completions' if form.is_chat else 'completions'}"
+        model = {"model": self.model} if self.model else {}
+        answer = self._send("POST", path, {**model, **content}, deadline, self.max_retries)
+        self._check(answer, COMPLETION, "answer")
+        if (gap := find_gap(answer)) is not None:
+            raise ServerError(f"The answer of the server at {self.host} is not a completion: {gap}.", hint=_URL_HINT)
+        return read_completion(answer, max_tokens)
 
-    @property
-    def is_chat(self) -> bool:
-        """Whether the server has chat completions only."""
-        return self._is_chat
-
-    def _adapt(self, error: ServerError, length: int, *, logprobs: bool) -> bool:
-        """Choose the next form of a request after a refusal; return whether there is one."""
-        if error.status in (400, 404, 405, 422, 500, 501) and find_limit(error, length) is None:
-            if logprobs and "logprob" in error.message.lower() and self._logprobs:
-                self._logprobs = next(iter(_LOGPROBS[_LOGPROBS.index(self._logprobs) + 1 :]), {})
-                return True
-            if self._takes_ids and not self._is_chat:
-                self._takes_ids = False
-                return True
-            if not self._is_chat and error.status in (404, 405, 501):
-                self._is_chat, self._logprobs = True, _LOGPROBS[0]
-                return True
-        return False
-
-    def _send(self, method: str, path: str, content: Mapping[str, Any] | None, *, is_identity: bool = False) -> Any:
-        """Send a request, and return the JSON of the answer.
+    def measure_read(self, completion: Completion, prompt: Sequence[int], text: str, sent: int) -> int | None:
+        """Return the number of tokens that the server read of a prompt; None if that is unknown.
 
         Args:
-            method: GET or POST.
-            path: A path below the base of the API, or a whole URL on the same host.
-            content: The JSON to send.
-            is_identity: Whether the request may fail, so that it is neither repeated nor waited for.
+            completion: The answer to the prompt.
+            prompt: The prompt.
+            text: The prompt as text.
+            sent: The number of its tokens as they were sent.
         """
-        import httpx
-
-        max_retries = 0 if is_identity else self.max_retries
-        timeout = min(self.timeout, _SECONDS_OF_IDENTITY) if is_identity else self.timeout
-        for attempt in range(max_retries + 1):
+        is_text = not self.takes_ids
+        read = count_read(completion, sent, is_text=is_text)
+        if read is None or not is_cut(read, sent, is_text=is_text):
+            return read
+        if self._counts_apart is None:
+            # Some servers count no tokens of their cache, and do not report those either. This prompt is in none.
+            order = random.Random()
+            words = text.split(" ")
+            order.shuffle(words)
+            shuffled = order.sample(list(prompt), len(prompt))
             try:
-                with self._http.stream(method, path, json=content, timeout=timeout) as response:
-                    body = self._read_body(response)
-            except httpx.TimeoutException as error:
-                message = f"The server at {self.host} did not answer within {self.timeout:g} seconds."
-                raise ServerTimeout(message, hint="Check that it is idle, or raise --timeout.") from error
-            except httpx.HTTPError as error:
-                reason = (str(error).splitlines() or [type(error).__name__])[0]
-                raise ServerError(f"The server at {self.host} cannot be reached: {reason}", hint=_URL_HINT) from error
-            if response.status_code in _RETRIED and attempt < max_retries:
-                time.sleep(_wait(response.headers.get("retry-after"), attempt))
-                continue
-            return self._parse(response.status_code, path, body)
-        raise AssertionError("unreachable")
+                other = self.complete(shuffled, " ".join(words), max_tokens=1, logprobs=False)
+            except ServerError:
+                return read
+            count = count_read(other, sent, is_text=is_text)
+            self._counts_apart = count is not None and not is_cut(count, sent, is_text=is_text)
+        return None if self._counts_apart else read
 
-    def _read_body(self, response: Any) -> bytes:
-        """Read the body of an answer, within limits of time and size."""
-        if response.is_redirect:
+    def cuts(self, read: int | None, sent: int) -> bool:
+        """Return whether the server did not read all of a prompt of `sent` tokens."""
+        return read is not None and is_cut(read, sent, is_text=not self.takes_ids)
+
+    def close(self) -> None:
+        """Do nothing: every request has a connection of its own."""
+
+    def _send(
+        self, method: str, path: str, content: Mapping[str, Any] | None, deadline: "Deadline", max_retries: int
+    ) -> Any:
+        """Send a request, repeat it while the server is busy, and return the JSON of the answer."""
+        from ctxext.engines.server_http import ExpiredError
+
+        body = b"" if content is None else json.dumps(content).encode()
+        try:
+            for attempt in itertools.count():
+                response = self._exchange(method, path, body, deadline)
+                if response.status not in _RETRIED or attempt >= max_retries:
+                    break
+                seconds = _wait(response.headers.get("retry-after"), attempt)
+                if seconds >= deadline.count_seconds():
+                    break
+                time.sleep(seconds)
+            return self._parse(response)
+        except ExpiredError as error:
+            message = f"The server at {self.host} did not answer within {self.timeout:g} seconds."
+            raise ServerTimeout(message, hint="Check that it is idle, or raise --timeout.") from error
+
+    def _exchange(self, method: str, path: str, body: bytes, deadline: "Deadline") -> "Response":
+        """Send a request once."""
+        from ctxext.engines.server_http import TooLargeError
+
+        headers = {**self._headers, **({"Content-Type": "application/json"} if body else {})}
+        try:
+            response = self._address.exchange(method, path, headers, body, deadline=deadline, most=MOST_BYTES)
+        except TooLargeError as error:
+            raise ServerError(f"The server at {self.host} returned more than {MOST_BYTES >> 20} MB.") from error
+        except OSError as error:
+            reason = self._tidy(str(error)) or type(error).__name__
+            raise ServerError(f"The server at {self.host} cannot be reached: {reason}", hint=_URL_HINT) from error
+        except ValueError as error:
+            reason = self._tidy(str(error))
+            raise ServerError(f"The exchange with the server at {self.host} failed: {reason}", hint=_URL_HINT) from error
+        if 300 <= response.status < 400:
             raise ServerError(
                 f"The server at {self.host} redirects to another address, which gets neither prompts nor the key.",
                 hint="Give the final address with --server.",
-                status=response.status_code,
+                status=response.status,
             )
-        began, body = time.monotonic(), bytearray()
-        for piece in response.iter_bytes():
-            body += piece
-            if len(body) > MOST_BYTES:
-                raise ServerError(f"The server at {self.host} returned more than {MOST_BYTES >> 20} MB.")
-            if time.monotonic() - began > self.timeout:
-                raise ServerTimeout(
-                    f"The server at {self.host} did not finish its answer within {self.timeout:g} seconds.",
-                    hint="Check that it is idle, or raise --timeout.",
-                )
-        return bytes(body)
-
-    def _parse(self, status: int, path: str, body: bytes) -> Any:
-        """Return the JSON of a body; raise if it is not JSON or reports an error."""
-        try:
-            content = json.loads(body)
-        except (ValueError, RecursionError):
-            content = None
-        if status >= 400:
+        encoding = response.headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in ("", "identity"):
             raise ServerError(
-                f"The server at {self.host} returned {status}: {_read_error(content, body)}",
+                f'The server at {self.host} answers in the content encoding "{self._tidy(encoding)[:40]}".',
+                hint="Use a server or a proxy that respects the header Accept-Encoding: identity.",
+            )
+        return response
+
+    def _parse(self, response: "Response") -> Any:
+        """Return the JSON of an answer; raise if it is not JSON or reports an error, of whichever status."""
+        body, status = response.body, response.status
+        content, fault = None, "an answer that is not JSON"
+        try:
+            content = parse_json(body.decode("utf-8"), "answer")
+        except UnicodeDecodeError:
+            pass
+        except CtxextError as error:
+            if not isinstance(error.__cause__, (json.JSONDecodeError, RecursionError)):
+                fault = f"JSON that cannot be used: {error.message.removesuffix('.')}"
+        failure = _find_failure(content)
+        if status >= 400 or failure is not None:
+            words, names, limit = _read_failure(failure)
+            words = self._tidy(words or ("" if content is not None else body.decode("utf-8", "replace")))
+            if status < 400:  # LM Studio's way.
+                status = 404 if "unexpected endpoint" in words.lower() else 400
+                what = "an error"
+            else:
+                what = str(status)
+            raise ServerError(
+                f"The server at {self.host} returned {what}: {words[:_MOST_MESSAGE] or 'no message'}",
                 hint=_HINTS.get(status, ""),
                 status=status,
+                words=f"{words} {self._tidy(names)}",
+                limit=limit,
             )
         if not isinstance(content, (Mapping, list)):
-            kind = "HTML" if body.lstrip()[:1] == b"<" else "an answer that is not JSON"
+            kind = "HTML" if body.lstrip()[:1] == b"<" else fault
             raise ServerError(f"The server at {self.host} returned {kind}.", hint=_URL_HINT, status=status)
         return content
 
-    def close(self) -> None:
-        """Close the connections."""
-        self._http.close()
+    def _check(self, content: Any, schema: "TypeAdapter[Any]", what: str) -> None:
+        """Raise if an answer has other values than its schema."""
+        from ctxext.engines.server_schema import find_fault
+
+        if (fault := find_fault(content, schema)) is None:
+            return
+        key, value, reason = fault
+        shown = self._tidy(json.dumps(value)[: 2 * _MOST_WORDS])
+        shown = shown if len(shown) <= 40 else f"{shown[:40]}…"
+        place = f'"{self._tidy(key)[:80]}" is {shown}' if key else shown
+        message = f"The {what} of the server at {self.host} is malformed: {place}. {reason}."
+        raise ServerError(message, hint=_URL_HINT)
+
+    def _tidy(self, text: str) -> str:
+        """Return a text of the server in one line, without secrets; they are removed before anything is cut."""
+        text = _BLANK.sub(" ", text).strip()
+        for pattern in self._secrets:
+            text = pattern.sub("…", text)
+        return redact(text[:_MOST_WORDS])
 
 
-_URL_HINT = "Give the base of its OpenAI-compatible API, for example --server http://127.0.0.1:8000/v1."
-_KEY_HINT = f"Give the key with --api-key or {_KEY_VARIABLE}."
-_HINTS = {401: _KEY_HINT, 403: _KEY_HINT, 404: _URL_HINT}
-"""Hints by status."""
-_LOGPROBS: tuple[Mapping[str, Any], ...] = (
-    {"logprobs": _TOP, "return_tokens_as_token_ids": True},
-    {"logprobs": _TOP},
-    {"logprobs": True, "top_logprobs": _TOP},
-)
-"""The parameters for log-probabilities: vLLM's and OpenAI's for completions, and that of mlx_lm.server."""
-_IDENTITIES = (
-    ("props", ("llama.cpp", "build_info")),
-    ("get_server_info", ("SGLang", "version")),
-    ("api/version", ("Ollama", "version")),
-    ("version", ("vLLM", "version")),
-)
-"""Paths that report a server: its name, and the key of its version."""
-_COMMON = ("version",)
-"""Paths that other servers have too, read only if the list of models names the server."""
-
-
-def find_limit(error: ServerError, length: int) -> int | None:
-    """Return the limit of a server in tokens, if the error is its refusal of a prompt of `length` tokens; else None.
-
-    0 stands for a refusal without a limit.
-    """
-    if error.status not in (400, 413, 422, 500) or not _LENGTH_ERROR.search(error.message):
+def _find_failure(content: Any) -> Any:
+    """Return the error that an answer of any status reports; None if it reports none."""
+    if not isinstance(content, Mapping) or content.get("object") in ("list", "model"):
         return None
-    numbers = [int(number.replace(",", "")) for number in _LIMIT.findall(error.message.partition(": ")[2])]
-    return next((number for number in numbers if 1 < number < length), 0)
+    choices = content.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    inner = choice.get("error") if isinstance(choice, Mapping) else None
+    for error in (content.get("error"), inner):
+        if error:
+            return error
+    keys = ("message", "detail", "msg", "errors")
+    return next((content[key] for key in keys if content.get(key) and "choices" not in content), None)
 
 
-def _read_length(entry: Mapping[str, Any]) -> int | None:
-    """Return the context length that a list of models reports: vLLM's and SGLang's key."""
-    length = entry.get("max_model_len")
-    return length if isinstance(length, int) else None
+def _read_failure(failure: Any) -> tuple[str, str, int]:
+    """Return the text of an error, the names and codes in its other fields, and the context length among them."""
+    if isinstance(failure, list):  # FastAPI's form has an entry for each value.
+        entries = [entry for entry in failure[:8] if isinstance(entry, Mapping)]
+        places = [loc if isinstance(loc := entry.get("loc"), list) else [] for entry in entries]
+        parts = [
+            f"{'.'.join(map(str, place[:8]))}: {entry.get('msg')}" for place, entry in zip(places, entries, strict=True)
+        ]
+        return "; ".join(parts or [str(part) for part in failure[:8]]), "", 0
+    if not isinstance(failure, Mapping):
+        return "" if failure is None else str(failure), "", 0
+    inner = next((failure[key] for key in ("message", "msg", "detail", "error") if failure.get(key)), "")
+    words = _read_failure(inner)[0] if isinstance(inner, (Mapping, list)) and inner is not failure else str(inner)
+    names = " ".join(value for key in ("param", "code", "type") if isinstance(value := failure.get(key), str))
+    limit = failure.get("n_ctx")
+    return words, names, limit if isinstance(limit, int) and not isinstance(limit, bool) else 0
 
 
 def _wait(text: str | None, attempt: int) -> float:
     """Return the seconds to wait before a retry: from the Retry-After header, else doubled with each attempt."""
+    seconds = math.nan
     try:
         seconds = float(text or "")
     except ValueError:
-        seconds = 2.0**attempt
+        with contextlib.suppress(ValueError, OverflowError, TypeError):
+            seconds = email.utils.parsedate_to_datetime(text or "").timestamp() - time.time()
+    if not math.isfinite(seconds):
+        seconds = 2.0 ** min(attempt, 10)
     return min(max(seconds, 0.1), _MOST_WAIT)
 
 
-def _read_error(content: Any, body: bytes) -> str:
-    """Return the message of an error in one line."""
-    error = (
-        content.get("error", content.get("message", content.get("detail"))) if isinstance(content, Mapping) else None
-    )
-    text = error.get("message") if isinstance(error, Mapping) else error
-    lines = str(text if text else body[:200].decode("utf-8", "replace")).split("\n")
-    return " ".join(lines[0].split())[:300] or "no message"
+def _make_pattern(secret: str) -> re.Pattern[str]:
+    """Return the pattern of a secret, also of one that is broken into lines; a short one counts as a word only."""
+    pattern = " ?".join(map(re.escape, secret))
+    return re.compile(pattern if len(secret) >= 4 else rf"(?<!\w){pattern}(?!\w)")
 
 
-def _read_completion(content: Any) -> Completion:
-    """Read an answer in any of the servers' forms."""
+def _split_url(url: str) -> SplitResult:
+    """Return the parts of the URL of a server.
+
+    Raises:
+        CtxextError: It is not a URL, or it has parts that would be lost. The error has neither password nor query.
+    """
+    shown = re.split(r"[?#]", url.rpartition("@")[2])[0]
     try:
-        choice = content["choices"][0]
-        text = choice["message"]["content"] if "message" in choice else choice["text"]
-        tokens = tuple(_read_tokens(choice.get("logprobs")))
-        usage = content.get("usage")
-        count = usage.get("prompt_tokens") if isinstance(usage, Mapping) else None
-        return Completion(str(text or ""), tokens, count if isinstance(count, int) else None)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise ServerError(
-            f"The server's answer is not a completion: {type(error).__name__} {error}", hint=_URL_HINT
-        ) from error
+        parts = urlsplit(url)
+        port, host = parts.port, parts.hostname
+    except ValueError:
+        parts, port, host = urlsplit(""), None, None
+    is_url = parts.scheme in ("http", "https") and host and port != 0 and not _BLANK.search(url) and url.isprintable()
+    if not is_url:
+        raise CtxextError(f'"{shown}" is not a URL.', hint=_URL_HINT)
+    if not _is_host(host or ""):
+        raise CtxextError(f'"{_BLANK.sub(" ", host or "")}" is not a host name.', hint=_URL_HINT)
+    if "?" in url or "#" in url:
+        raise CtxextError(f'The URL "{shown}" has a query or a fragment.', hint=f"{_URL_HINT} {_KEY_HINT}")
+    return parts
 
 
-def _read_tokens(logprobs: Any) -> list[Token]:
-    """Read the generated tokens, in the form of chat completions or in that of completions."""
-    if not logprobs:
-        return []
-    if logprobs.get("content"):
-        return [
-            Token(
-                _get_key(entry),
-                {_get_key(one): float(one["logprob"]) for one in [entry, *entry.get("top_logprobs", ())]},
-            )
-            for entry in logprobs["content"]
-        ]
-    rows = logprobs.get("top_logprobs") or [{}] * len(logprobs["tokens"])
-    found = zip(logprobs["tokens"], logprobs["token_logprobs"], rows, strict=True)
-    return [
-        Token(
-            _parse_token(token),
-            {_parse_token(key): float(value) for key, value in {**(row or {}), token: probability}.items()},
+def _is_host(host: str) -> bool:
+    """Return whether a text is an IP address or the name of a host."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        try:
+            return _HOST_NAME.fullmatch(host.encode("idna").decode("ascii")) is not None
+        except UnicodeError:
+            return False
+    return True
+
+
+def _make_headers(parts: SplitResult, api_key: str | None) -> dict[str, str]:
+    """Return the headers of all requests.
+
+    Raises:
+        CtxextError: The key cannot be sent, or there is also a user name or a password.
+    """
+    headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "ctxext"}
+    has_user = parts.username is not None or parts.password is not None
+    if api_key and has_user:
+        raise CtxextError(
+            "The URL has a user name or a password, and there is an API key.",
+            hint=f"Give only one of them; the key comes from --api-key or {_KEY_VARIABLE}.",
         )
-        for token, probability, row in found
-    ]
+    if api_key:
+        if not _KEY.fullmatch(api_key):
+            raise CtxextError(
+                "The API key has a space, a line break or another character that a key cannot have.", hint=_KEY_HINT
+            )
+        headers["Authorization"] = f"Bearer {api_key}"
+    elif has_user:
+        pair = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
+        headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+    return headers
 
 
-def _get_key(entry: Mapping[str, Any]) -> int | str:
-    """Return the id of a token if the server reports it (llama.cpp), else its text."""
-    identity = entry.get("id")
-    return identity if isinstance(identity, int) else _parse_token(entry["token"])
+def _make_address(parts: SplitResult) -> "Address":
+    """Return the address of a server, with the certificates for it.
 
+    Raises:
+        CtxextError: The certificates that the environment names cannot be read.
+    """
+    import httpcore
 
-def _parse_token(token: Any) -> int | str:
-    """Return the id of `token_id:5`, vLLM's form for ids; else the text."""
-    if isinstance(token, int):
-        return token
-    prefix, _, number = str(token).partition("token_id:")
-    return int(number) if not prefix and number.isdigit() else str(token)
+    from ctxext.engines.server_http import Address
+
+    context = None
+    file, folder = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")
+    if file or folder:
+        try:
+            if folder and not file and not Path(folder).is_dir():
+                raise NotADirectoryError(0, "No such folder")
+            context = ssl.create_default_context(cafile=file or None, capath=folder or None)
+        except OSError as error:
+            name = f'SSL_CERT_FILE="{file}"' if file else f'SSL_CERT_DIR="{folder}"'
+            reason = error.strerror or str(error)
+            raise CtxextError(
+                f"{name} cannot be read: {reason}.", hint="Set it to a file of certificates in PEM, or unset it."
+            ) from error
+    elif parts.scheme == "https":
+        context = httpcore.default_ssl_context()
+    host = parts.hostname or ""
+    if ":" not in host:
+        host = host.encode("idna").decode("ascii")
+    return Address(parts.scheme, host, parts.port or {"http": 80, "https": 443}[parts.scheme], context)

@@ -45,7 +45,10 @@ class Probe:
         text: The prompt as text.
         is_refused: Whether the server refused its length.
         limit: The server's limit in tokens, if it refused; 0 if it is unknown.
+        is_answered: Whether the server completed it.
+        is_silent: Whether the answer has no token at all.
         read: The number of prompt tokens that the server reports; None if it reports none.
+        is_cut: Whether that is less than the prompt.
         form: The form in which the server reads the prompt.
         num_added: Number of tokens that the server adds in an unknown form.
         evidence: The continuation; None without comparable tokens.
@@ -57,7 +60,10 @@ class Probe:
     text: str
     is_refused: bool = False
     limit: int = 0
+    is_answered: bool = False
+    is_silent: bool = False
     read: int | None = None
+    is_cut: bool = False
     form: str = AS_SENT
     num_added: int = 0
     evidence: Evidence | None = None
@@ -122,7 +128,9 @@ def send_probe(server: Server, probe: Probe, encoder: Encoder, vocabulary: "Voca
             raise
         probe.is_refused, probe.limit = True, limit or server.length or 0
         return
-    probe.read = answer.prompt_tokens
+    probe.is_answered, probe.is_silent = True, answer.is_empty
+    probe.read = server.measure_read(answer, probe.ids, probe.text, len(probe.ids))
+    probe.is_cut = server.cuts(probe.read, len(probe.ids))
     _align(probe, encoder, is_chat=server.is_chat)
     evidence = vocabulary.read_evidence(probe, answer)
     is_comparable = any(evidence.numbers) if evidence.numbers else bool(evidence.chosen)

@@ -58,7 +58,8 @@ class ServerReport:
         verdict: All findings.
         fix: The remedy; empty if there is none.
         basis: "log-probabilities" or "generated text".
-        probes: A row for each prompt: place, tokens, tokens read, whether it was refused, and differences by reading.
+        probes: A row for each prompt: place, tokens, tokens read, whether it was refused, whether it got no token, and
+            differences by reading.
         notes: Remarks on the measurement.
     """
 
@@ -77,7 +78,12 @@ def judge(
 ) -> ServerReport:
     """Return the report on a server from its answers to all prompts."""
     reading = _judge_reading(checkpoint, server, probes, is_sampled=is_sampled)
-    findings = [*_judge_template(probes, reading), *_judge_length(checkpoint, server, probes), reading]
+    findings = [
+        *_judge_template(probes, reading),
+        *_judge_length(checkpoint, server, probes),
+        *_judge_silence(checkpoint, server, probes),
+        reading,
+    ]
     faults = [finding for finding in findings if finding.status == FAULT]
     # Serving the schedule also sets the length.
     fixes = [finding.fix for finding in [*reversed(faults), reading] if finding.fix]
@@ -87,6 +93,7 @@ def judge(
             "tokens": len(probe.ids),
             "read": probe.read,
             "refused": probe.is_refused,
+            "silent": probe.is_silent,
             "differences": {
                 name: mean for name in _list_names([probe]) if math.isfinite(mean := _compute_mean([probe], name))
             },
@@ -128,6 +135,13 @@ def _judge_reading(checkpoint: Checkpoint, server: Server, probes: Sequence[Prob
         return Finding(UNDECIDED, f"It serves {', '.join([best, *rivals[:-1]])} or {rivals[-1]}. {reason}")
     if best != CONVERTED:
         return Finding(FAULT, f"It serves {best}.", _describe_fix(checkpoint, server))
+    missing = [probe for probe in probes if not probe.errors and not probe.is_refused and not probe.is_silent]
+    if missing:
+        known = max(len(probe.ids) for probe in whole)
+        text = (
+            f"It serves the checkpoint as converted up to {known:,} tokens; {_list_sizes(missing)} were not compared."
+        )
+        return Finding(UNDECIDED, text)
     return Finding(SERVED, "It serves the checkpoint as converted.")
 
 
@@ -209,8 +223,21 @@ def _compute_mean(probes: Sequence[Probe], reading: str) -> float:
     return mean if math.isfinite(mean) else math.inf
 
 
+def _list_sizes(probes: Sequence[Probe]) -> str:
+    """Return the lengths of some prompts."""
+    *first, last = (f"{len(probe.ids):,}" for probe in probes)
+    return f"{', '.join(first)} and {last} tokens" if first else f"{last} tokens"
+
+
 def find_cut(probe: Probe) -> int | None:
     """Return the length to which the server cut a prompt, in tokens; None if it read all of it."""
+    if probe.is_cut:
+        return probe.read
+    return _find_last(probe)
+
+
+def _find_last(probe: Probe) -> int | None:
+    """Return the number of last tokens of a prompt that the server read, if its answer shows that it read no others."""
     best = min(probe.errors, key=lambda name: _compute_mean([probe], name), default="")
     is_cut = best.startswith(CUT) and _is_clear([probe], best, CONVERTED)
     return int(best.removeprefix(CUT)) if is_cut else None
@@ -221,7 +248,7 @@ def _judge_template(probes: Sequence[Probe], reading: Finding) -> list[Finding]:
     fix = "Use a server or an endpoint that passes prompts on unchanged."
     if any(probe.form == IN_TEMPLATE for probe in probes):
         return [Finding(FAULT, "It wraps prompts in the chat template.", fix)]
-    added = {probe.num_added for probe in probes if not probe.is_refused}
+    added = {probe.num_added for probe in probes if probe.is_answered}
     if reading.status == UNDECIDED and len(added) == 1 and (num_added := added.pop()):
         return [Finding(FAULT, f"It adds {num_added} tokens to each prompt, as a template does.", fix)]
     return []
@@ -229,18 +256,34 @@ def _judge_template(probes: Sequence[Probe], reading: Finding) -> list[Finding]:
 
 def _judge_length(checkpoint: Checkpoint, server: Server, probes: Sequence[Probe]) -> list[Finding]:
     """Return the finding on a server that cuts or refuses prompts within the context length, if it does."""
-    length = model_config(checkpoint.config).rotary.usable_length
-    flag = _LENGTH_FLAGS.get(server.name)
-    fix = f"Start it with {flag.format(length)}." if flag else f"Raise its context length to {length:,} tokens."
-    cuts = [cut for probe in probes if (cut := find_cut(probe)) is not None]
-    if cuts:
-        return [Finding(FAULT, f"It silently cuts prompts to their last {min(cuts):,} tokens.", fix)]
+    fix = _describe_length(checkpoint, server)
+    last = [cut for probe in probes if (cut := _find_last(probe)) is not None]
+    if last:
+        return [Finding(FAULT, f"It silently cuts prompts to their last {min(last):,} tokens.", fix)]
+    if counted := [probe for probe in probes if probe.is_cut]:
+        text = f"It silently reads only {counted[0].read:,} of {len(counted[0].ids):,} tokens of a prompt."
+        return [Finding(FAULT, text, fix)]
     refused = [probe for probe in probes if probe.is_refused]
     if refused:
         limit = min(probe.limit for probe in refused)
         size = f"more than {limit:,}" if limit else f"{len(refused[0].ids):,}"
         return [Finding(FAULT, f"It refuses prompts of {size} tokens.", fix)]
     return []
+
+
+def _judge_silence(checkpoint: Checkpoint, server: Server, probes: Sequence[Probe]) -> list[Finding]:
+    """Return the finding on a server that generates nothing, if it does."""
+    silent = [probe for probe in probes if probe.is_silent]
+    if not silent:
+        return []
+    text = f"It generates no token after prompts of {_list_sizes(silent)}."
+    return [Finding(FAULT, text, _describe_length(checkpoint, server))]
+
+
+def _describe_length(checkpoint: Checkpoint, server: Server) -> str:
+    """Return how to serve the whole context."""
+    length, flag = model_config(checkpoint.config).rotary.usable_length, _LENGTH_FLAGS.get(server.name)
+    return f"Start it with {flag.format(length)}." if flag else f"Raise its context length to {length:,} tokens."
 
 
 def _describe_fix(checkpoint: Checkpoint, server: Server) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from ctxext.data.encoding import Encoder
+from ctxext.data.encoding import Encoder, tokenize
 from ctxext.data.prompt import Prompt
 from ctxext.engines.server import Server
 from ctxext.errors import CtxextError
@@ -13,9 +13,6 @@ from ctxext.evaluate.model import GeneratingModel, Loading, load_tokenizer
 
 _CALLS_AT_ONCE = 4
 """Requests per thread between two saved results."""
-
-_LEAST_READ = 0.9
-"""Share of a prompt that a server must report to have read; its tokenizer may return slightly fewer tokens for text."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +33,7 @@ class RemoteModel(GeneratingModel):
             "served_model": self.model.model,
             **self.encoder.facts(),
             "prompts": "token ids" if self.model.takes_ids else "text",
+            **({} if self.model.is_greedy else {"mind": "it refuses temperature 0, so its answers are sampled"}),
         }
 
     def questions_at_once(self, length: int, num_depths: int) -> int:
@@ -53,11 +51,18 @@ class RemoteModel(GeneratingModel):
         ids, expected = prompt.ids[:-size], prompt.ids[-size:]
         start = self.encoder.get_start_tokens()
         bare = ids[len(start) :] if ids[: len(start)] == start else ids  # The server adds the begin tokens to text.
-        answer = self.model.complete(ids, tokenizer.decode(bare), max_tokens=size, logprobs=False)
-        if answer.prompt_tokens is not None and answer.prompt_tokens < _LEAST_READ * len(ids):
+        text = tokenizer.decode(bare)
+        answer = self.model.complete(ids, text, max_tokens=size, logprobs=False)
+        if answer.is_empty:
             raise CtxextError(
-                f"The server read only {answer.prompt_tokens:,} of {len(ids):,} tokens of a prompt.",
-                hint="Raise its context length.",
+                f"The server generated no token after a prompt of {len(ids):,} tokens.",
+                hint="Raise its context length, and look into its log.",
+            )
+        sent = len(ids) if self.model.takes_ids else len(tokenize(tokenizer, text))
+        read = self.model.measure_read(answer, ids, text, sent)
+        if self.model.cuts(read, sent):
+            raise CtxextError(
+                f"The server read only {read:,} of {sent:,} tokens of a prompt.", hint="Raise its context length."
             )
         # Some servers remove the space before the answer.
         if answer.text.strip() == tokenizer.decode(expected).strip():
