@@ -96,7 +96,7 @@ def remember_arguments(words: Sequence[str]) -> None:
 
 
 def remember_environment(variables: Mapping[str, str]) -> None:
-    """Remember the values of environment variables whose names end in a word for a secret."""
+    """Remember the values of environment variables with names that end in a word for a secret."""
     remember(*(value for name, value in variables.items() if _VARIABLE.fullmatch(name)))
 
 
@@ -137,7 +137,7 @@ def _list_forms(secrets: frozenset[str]) -> tuple[tuple[str, bool], ...]:
 
 
 def _spell(secret: str) -> Iterator[str]:
-    """Yield a secret as it is, percent-encoded, escaped, and within base64 (`Authorization: Basic`)."""
+    """Yield a secret unchanged, percent-encoded, escaped, and within base64 (`Authorization: Basic`)."""
     # Lone surrogates are bytes of a command line that are not UTF-8.
     raw = secret.encode("utf-8", "surrogateescape" if _UNSEEN.search(secret) else "strict")
     yield from (secret, repr(secret)[1:-1], repr(raw)[2:-1], html.escape(secret), visible(secret))

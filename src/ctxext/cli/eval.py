@@ -108,7 +108,7 @@ def resumable(out: Path, output: Output) -> Iterator[None]:
 
 
 def warn_of_thoughts(models: Iterable[tuple[str, str | None]], output: Output) -> None:
-    """Warn of models whose prompts end within a thought."""
+    """Warn of models with prompts that end within a thought."""
     for name, mark in models:
         if mark:
             output.warning(

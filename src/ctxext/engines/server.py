@@ -443,7 +443,7 @@ class Server:
         return read is not None and is_cut(read, sent, is_text=not self.takes_ids)
 
     def close(self) -> None:
-        """Do nothing: every request has a connection of its own."""
+        """Do nothing: every request has a separate connection."""
 
     def _send(
         self, method: str, path: str, content: Mapping[str, Any] | None, deadline: "Deadline", max_retries: int

@@ -1,4 +1,4 @@
-"""The answers of a server in any of the servers' forms, and what its refusals say."""
+"""The answers of a server in any of the servers' forms, and the limits in its refusals."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -52,7 +52,7 @@ class ServerError(CtxextError):
     Attributes:
         status: HTTP status; 0 without an answer.
         words: The server's own words, longer than in the message; empty if there are none.
-        limit: The limit in tokens that the error has in a field of its own; 0 if it has none.
+        limit: The limit in tokens in a separate field of the error; 0 if there is none.
     """
 
     def __init__(self, message: str, *, hint: str = "", status: int = 0, words: str = "", limit: int = 0) -> None:

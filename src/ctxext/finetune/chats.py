@@ -28,7 +28,7 @@ _OLD_CALL = "function_call"
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _REFUSAL, _CALL_ID = "refusal", "tool_call_id"
 _TYPES: Mapping[str, type] = {**dict.fromkeys(("name", _CALL_ID, _REFUSAL, *_THOUGHTS), str), _OLD_CALL: dict}
-"""Types of the fields that chat templates render as they are."""
+"""Types of the fields that chat templates render unchanged."""
 _CONTENT = "content"
 _UNREAD = "unread fields of messages"
 """Key of a converted record with the names of fields that were dropped."""

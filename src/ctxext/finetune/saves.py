@@ -59,7 +59,7 @@ def find_newest_save(folder: Path, steps: int, model: Any = None) -> Saves:
     Args:
         folder: The training folder.
         steps: The number of steps of the run.
-        model: The model whose trained weights the save must contain; None to skip that check.
+        model: The model with the trained weights that the save must contain; None to skip that check.
 
     Raises:
         CtxextError: The run has complete saves, but none is usable, or all are beyond `steps`.
@@ -144,7 +144,7 @@ def _find_gap(save: Path) -> str:
 
 
 def _check_save(save: Path, step: int, tensors: Sequence[Mapping[str, tuple[int, ...]]]) -> list[str]:
-    """Raise if a part of a complete save is missing or unreadable; return the unknown keys of its state."""
+    """Raise if any file of a complete save is missing or unreadable; return the unknown keys of its state."""
     state = read_json_object(save / STATE)
     if state["global_step"] != step:
         raise CtxextError(f"{STATE} is of step {state['global_step']}.")
@@ -197,7 +197,7 @@ def _check_weights(save: Path, tensors: Sequence[Mapping[str, tuple[int, ...]]])
 
 
 def _list_trained(model: Any) -> list[dict[str, tuple[int, ...]]]:
-    """Return names and shapes of the weights that a save contains; tied weights, of which one is saved, together."""
+    """Return names and shapes of the weights that a save contains; tied weights together, as only one of them is saved."""
     from peft import PeftModel, get_peft_model_state_dict
 
     is_adapter = isinstance(model, PeftModel)

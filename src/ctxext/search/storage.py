@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ctxext.errors import CtxextError
+from ctxext.files.offline import forbid_network
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -91,7 +92,9 @@ def _suggest(backend: str, known: list[str]) -> str:
 def open_database(url: "URL") -> "BaseStorage":
     """Open a database as a storage; create its tables if they do not exist, for which the lock must be held."""
     import sqlalchemy
-    from optuna.storages import RDBStorage
+
+    with forbid_network():
+        from optuna.storages import RDBStorage
 
     is_sqlite = url.get_backend_name() == "sqlite"
     options = {"connect_args": {"timeout": LOCK_SECONDS}} if is_sqlite else {"pool_pre_ping": True}
@@ -145,11 +148,12 @@ def open_journal(path: Path) -> "BaseStorage":
     Raises:
         ValueError: The file is not a journal.
     """
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
+    with forbid_network():
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
     class Lock(JournalFileSymlinkLock):
-        """Lock whose release ignores that another process broke it, as all do after a process that was killed."""
+        """Lock that may be released after another process broke it, as all do after a process was killed."""
 
         def release(self) -> None:
             with contextlib.suppress(RuntimeError):

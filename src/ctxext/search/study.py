@@ -448,7 +448,7 @@ def _raise_if_used(place: StudyPlace) -> None:
         trials = optuna.load_study(study_name=place.name, storage=place.open()).get_trials(deepcopy=False)
     for trial in trials:
         host, process, _ = trial.user_attrs.get("owner") or ("", 0, 0)
-        if trial.state == TrialState.RUNNING and host == socket.gethostname() and is_running(int(process)):
+        if trial.state == TrialState.RUNNING and host == machine_id() and is_running(int(process)):
             raise CtxextError(
                 f'The study "{place}" cannot be replaced: process {process} works on it.',
                 hint="Wait until it has finished, or choose another --study.",

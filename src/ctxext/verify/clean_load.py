@@ -145,7 +145,7 @@ class Verification:
             the largest one, or of a frequency relative to itself.
         change: Largest change of a logit against the source.
         forms: The forms of attention that were compared with the reference, such as "decoded (sdpa)".
-        length: The original context length at which they were, in tokens, if the checkpoint's is too long; otherwise 0.
+        length: Their original context length in tokens, if the checkpoint's is too long; otherwise 0.
     """
 
     of: str = "logits"

@@ -219,7 +219,7 @@ class Expected:
     """The logits that the methods' references imply.
 
     Attributes:
-        rows: The numbers of the queries whose attention is computed, ascending; None for all.
+        rows: The numbers of the queries to compute, ascending; None for all.
         prompt: The number of tokens by which a prompt orders the heads; None for all.
     """
 
