@@ -13,16 +13,18 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ctxext import Recipe, convert, verify
+from ctxext import Recipe, convert
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
+from ctxext.recipes.code.method import PORTABLE
 from ctxext.recipes.registry import method_named
 from ctxext.verify import clean_load
 from ctxext.verify.checks_process import load_stock, replace_functions
 from ctxext.verify.clean_process import learned_numbers
 from ctxext.verify.expected_process import Expected
 from ctxext.verify.forms_process import Text, compare_forms, expected_outputs, run_forms
+from ctxext.verify.run import verify
 from small_llama import make_llama
 
 SIZES = {"max_position_embeddings": 64, "head_dim": 16, "num_hidden_layers": 2, "rope_theta": 1e4}
@@ -68,15 +70,17 @@ FAULTS = (
     ("the key that a step adds is turned wrongly", "self-extend-one adaptive", "relation.py",
      ")[number - start]", ")[number - start - (number - start == 3)]"),
     ("a step's matrix turns with the last level", "self-extend adaptive", "relation.py",
-     "rules.keys(n, n, rungs), n, rules.slowed(rungs), name", "rules.keys(n, n, rungs - (rungs > 1).long()), n, rules.slowed(rungs - (rungs > 1).long()), name"),
+     "rules.keys(n, n, rungs), n, rules.slowed(rungs), name",
+     "rules.keys(n, n, rungs - (rungs > 1).long()), n, rules.slowed(rungs - (rungs > 1).long()), name"),
     ("longer room loses a key", "self-extend-fixed dca", "relation_parts.py",
      "longer[:, :, :filled] = buffer[:, :, :filled]", "longer[:, :, :filled] = buffer[:, :, :filled].roll(1, 2)"),
-    ("a turned key too many is kept", "self-extend rerope adaptive", "relation.py",
+    ("a turned key too many is kept", "rerope adaptive", "relation.py",
      "keep_side(call, side._replace(filled=end))", "keep_side(call, side._replace(filled=end + 1))"),
     ("products leave out the first near key", "self-extend dca string", "relation_parts.py",
      "output = torch.bmm(shares[0], parts[0][2])", "output = torch.bmm(shares[0][..., 1:], parts[0][2][:, 1:])"),
     ("parts of halves are merged wrongly", "self-extend dca", "relation_parts.py",
-     "total.lerp(output, torch.sigmoid(more - sums)[..., None])", "total.lerp(output, torch.sigmoid(more - sums + 0.01)[..., None])"),
+     "total.lerp(output, torch.sigmoid(more - sums)[..., None])",
+     "total.lerp(output, torch.sigmoid(more - sums + 0.01)[..., None])"),
     ("tiles of halves are not merged in the last layer", "self-extend", "relation.py",
      "changed.copy_(total.flatten(1, 2))", "changed[:, :, 1:].copy_(total.flatten(1, 2)[:, :, 1:])"),
     ("one call: the border", "self-extend rerope string", "relation.py",
@@ -84,36 +88,42 @@ FAULTS = (
     ("one call: kept keys", "self-extend bifocal dca", "relation.py",
      "is_far = keys < rows.far ", "is_far = keys <= rows.far "),
     ("one call: the middle", "dca dca-short", "relation.py",
-     "is_middle = (n >= rows.middle) & (n < rows.near)\n        return", "is_middle = (n > rows.middle) & (n < rows.near)\n        return"),
+     "is_middle = (n >= rows.middle) & (n < rows.near)\n        return",
+     "is_middle = (n > rows.middle) & (n < rows.near)\n        return"),
     ("one call: the hole", "sinks window", "relation.py",
      "for border in (rows.far, rows.near)] if plain", "for border in (rows.far, rows.near + 1)] if plain"),
     ("one call: the levels of the first text", "self-extend adaptive", "relation.py",
-     "slowed = plan.map.slowed(rows.rung)\n        key = turned", "rows = rows._replace(at_far=rows.at_far[:1].expand_as(rows.at_far))\n        slowed = plan.map.slowed(rows.rung)\n        key = turned"),
+     "slowed = plan.map.slowed(rows.rung)\n        key = turned",
+     "rows = rows._replace(at_far=rows.at_far[:1].expand_as(rows.at_far))\n        slowed = "
+     "plan.map.slowed(rows.rung)\n        key = turned"),
     ("blocks: the border of the second", "self-extend dca string", "relation.py",
-     "(n[..., low:high] >= rows.near[..., None])[:, None]", "(n[..., low:high] >= (rows.near + (start >= 128))[..., None])[:, None]"),
+     "(n[..., low:high] >= rows.near[..., None])[:, None]",
+     "(n[..., low:high] >= (rows.near + (start >= 128))[..., None])[:, None]"),
     ("blocks: the hole", "sinks window", "relation.py",
      "(n < rows.middle[..., None]) if", "(n <= rows.middle[..., None]) if"),
     ("blocks: hidden keys", "self-extend dca", "relation.py",
      "else min(base + stop, total)", "else min(base + stop - 1, total)"),
-    ("blocks: the level of a block's last queries", "self-extend adaptive", "relation.py",
-     "by_text = [row[start:stop].unique()", "by_text = [row[start : stop - 1].unique()"),
     ("blocks: the scale of the block before", "self-extend-wide adaptive", "relation.py",
-     "scales = [scale if scale is None else scale[:, start:stop]", "scales = [scale if scale is None else scale[:, max(start - 1, 0) : stop - (start > 0)]"),
+     "scales = [scale if scale is None else scale[:, start:stop]",
+     "scales = [scale if scale is None else scale[:, max(start - 1, 0) : stop - (start > 0)]"),
     ("queries of the middle", "dca dca-short", "relation.py",
      "turned(call, query, rows.at_middle, m, name", "turned(call, query, rows.at_middle + 1, m, name"),
     ("unchanged queries are joined one late", "self-extend rerope", "relation_parts.py",
      "here = changed[:, plan.first : plan.served]", "here = changed[:, plan.first : plan.served].roll(1, -1)"),
-    ("the second piece of a turned tensor", "self-extend adaptive", "relation_parts.py",
-     "ends = (x if x is None or x.shape[1] == 1 else x[:, piece] for x in", "ends = (x if x is None or x.shape[1] == 1 else x[:, piece].roll(int(row > 0), 1) for x in"),
+    ("the second piece of a turned tensor", "self-extend-wide", "relation_parts.py",
+     "ends = (x if x is None or x.shape[1] == 1 else x[:, piece] for x in",
+     "ends = (x if x is None or x.shape[1] == 1 else x[:, piece].roll(int(row > 0), 1) for x in"),
     ("positions after a gap", "self-extend string dca", "relation_parts.py",
      "pad(last[..., :1] - last[..., 1:], (0, 1))", "pad(last[..., :1] - last[..., 1:] + 1, (0, 1))"),
     ("a level begins one late", "adaptive", "adaptive.py", "(m >= end)", "(m > end)"),
     ("the temperature of a step", "self-extend-wide", "relation.py",
      "query = scaled(call, query, scales)\n        ends", "ends"),
     ("heads of a group", "self-extend dca", "relation_parts.py",
-     "heads = left.shape[1] // right.shape[1]\n    grouped = left.unflatten(1, (-1, heads))", "heads = left.shape[1] // right.shape[1]\n    grouped = left.flip(1).unflatten(1, (-1, heads))"),
+     "heads = left.shape[1] // right.shape[1]\n    grouped = left.unflatten(1, (-1, heads))",
+     "heads = left.shape[1] // right.shape[1]\n    grouped = left.flip(1).unflatten(1, (-1, heads))"),
     ("distance: the second block", "distance-aware", "distance.py",
-     "positions = places.rows[:, span[0] : span[1]]", "positions = places.rows[:, span[0] : span[1]] + (span[0] >= 128)"),
+     "positions = places.rows[:, span[0] : span[1]]",
+     "positions = places.rows[:, span[0] : span[1]] + (span[0] >= 128)"),
     ("distance: a decoded token", "distance-aware", "distance.py",
      "places.keys[:, None]).clamp", "places.keys[:, None] - (positions.shape[1] == 1)).clamp"),
     ("distance: padded rows", "distance-aware", "distance.py",
@@ -125,7 +135,8 @@ FAULTS = (
     ("heads: the second piece", "mspoe mspoe-prompt", "mspoe.py",
      "waves_of(start, count)", "waves_of(max(start - 1, 0), count)"),
     ("heads: the order of a padded text", "mspoe-prompt", "mspoe.py",
-     "end = (seen * torch.arange(key.shape[2], device=key.device)).amax(-1)", "end = (seen * torch.arange(key.shape[2], device=key.device)).amax(-1) - 1"),
+     "end = (seen * torch.arange(key.shape[2], device=key.device)).amax(-1)",
+     "end = (seen * torch.arange(key.shape[2], device=key.device)).amax(-1) - 1"),
 )  # fmt: skip
 QUICK = {"tiles drop a near key", "blocks: the hole", "one matrix of 16 is the one before", "one call: the border"}
 
@@ -149,7 +160,8 @@ def checked(tmp_path_factory):
 
 
 def check_of(case, folder):
-    sizes = {**SIZES, "head_dim": 32} if "mspoe" in case else SIZES  # Pieces of a rotation are then shorter.
+    # Pieces of a rotation are shorter if heads are wider.
+    sizes = SIZES | {"head_dim": {"mspoe": 32, "mspoe-prompt": 32, "self-extend-wide": 64}.get(case, 16)}
     source, out, recipe = make_llama(folder / "source", **sizes), folder / "out", Recipe([step_of(case)])
     convert(str(source), out, recipe, check=False)
     plan, tasks = make_plan(open_checkpoint(str(source)), recipe), []
@@ -222,3 +234,29 @@ def test_a_fault_in_one_form_is_seen(fault, case, checked, tmp_path):
     check = checked(case)
     folder = planted(check, tmp_path / f"planted_{PLANTED.index((fault, case))}", *fault[2:])
     assert max(compare(check, folder).values()) > 2 * clean_load.TOLERANCE
+
+
+def test_convert_and_verify_refuse_a_fault_of_one_form(tmp_path, monkeypatch):
+    """By both commands, and what they say of right code: the forms that they compared."""
+    source, recipe = make_llama(tmp_path / "source", **SIZES), Recipe([step_of("self-extend-wide")])
+    result = convert(str(source), tmp_path / "right", recipe)
+    assert {"one call (sdpa)", "decoded (sdpa)", "decoded (sdpa, padded)", "one call (eager)"} <= {
+        *result.verification.forms
+    }
+    assert not result.verification.length
+    found = {finding.check: finding for finding in verify(tmp_path / "right")}["logits"]
+    assert found.status == "passed"
+    assert "one call, decoded, continued" in found.detail
+    fault = next(fault for fault in FAULTS if fault[0] == "tiles drop a near key")
+    portable = shutil.copytree(PORTABLE, tmp_path / "portable")
+    content = (portable / fault[2]).read_text()
+    (portable / fault[2]).write_text(content.replace(*fault[3:]))
+    code = tuple(portable / path.name for path in type(recipe.steps[0]).code)
+    monkeypatch.setattr(type(recipe.steps[0]), "code", code)
+    message = r"attention outputs of the converted model differ from the reference by \S+: \w+ .*sdpa"
+    with pytest.raises(CtxextError, match=message):
+        convert(str(source), tmp_path / "wrong", recipe)
+    convert(str(source), tmp_path / "wrong", recipe, check=False)
+    found = {finding.check: finding for finding in verify(tmp_path / "wrong")}["logits"]
+    assert found.status == "failed"
+    assert "differ from the reference" in found.detail
