@@ -136,3 +136,18 @@ def test_no_value_changes_unseen(cells, name, recorded):
     assert '"added" is 1, not missing' in problems(out, **options)
     write(out, config, record)
     assert not unseen, unseen
+
+
+def test_a_record_of_0_3_0_has_no_values_but_the_base(cells):
+    """Without SOURCE, values outside the recipe are named as not compared; config.json itself records the base."""
+    _, out = cells("llama")
+    config, record = read_json(out / "config.json"), read_json(out / "ctxext.json")
+    noted = {key: value for key, value in record.items() if key != "config"}
+    write(out, {**config, "rms_norm_eps": 0.5}, noted)
+    by_check = {finding.check: finding for finding in verify(out, load=False)}
+    assert not failures(list(by_check.values()))
+    assert "values outside the recipe are not compared" in by_check["configuration"].detail
+    rope = {**config["rope_parameters"], "rope_theta": 10001.0}
+    write(out, {**config, "rope_theta": 10001.0, "rope_parameters": rope, "rope_scaling": rope}, noted)
+    assert '"rope_theta" is 10001.0, not 10000.0' in problems(out)
+    write(out, config, record)

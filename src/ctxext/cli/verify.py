@@ -30,7 +30,7 @@ def verify(
     *,
     against: Annotated[
         str | None,
-        typer.Option("--against", metavar="SOURCE", help="Also compare the weights with this checkpoint."),
+        typer.Option("--against", metavar="SOURCE", help="Also compare weights and config.json with this one."),
     ] = None,
     load: Annotated[
         bool, typer.Option("--load/--no-load", help="Also load the model, in a process that cannot import ctxext.")

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.families import distance_beyond, idle_window, read, text_config
+from ctxext.checkpoint.families import idle_window, read, text_config
 from ctxext.checkpoint.geometry import default_length
 from ctxext.checkpoint.loading import hub_kernels
 from ctxext.checkpoint.opening import Checkpoint
@@ -24,7 +24,13 @@ from ctxext.files.strict import parse_json
 from ctxext.files.tensor_files import NewTensor
 from ctxext.recipes.code.own_code import CODE_FILES, runs_by_itself
 from ctxext.recipes.encodings.base import Encoding
-from ctxext.recipes.encodings.rotary import ModelConfig, model_config, provenance, sliding_layers_follow
+from ctxext.recipes.encodings.rotary import (
+    ModelConfig,
+    beyond_training,
+    model_config,
+    provenance,
+    sliding_layers_follow,
+)
 from ctxext.recipes.recipe import Recipe, describe_step, plain_config, recipe_from_dict, starting_model
 from ctxext.version import __version__
 
@@ -338,23 +344,6 @@ def cautions_of(source: Checkpoint, recipe: Recipe, model: ModelConfig) -> tuple
             "result is loaded; ctxext did not run it."
         )
     return tuple(cautions)
-
-
-def beyond_training(model: ModelConfig, length: int = 0) -> str:
-    """Return the warning for sliding layers that keep their rotation but see farther than in training, or "".
-
-    `length` is the context length in tokens, by default the model's.
-    """
-    trained = model.encoding.trained_length
-    length = length or max(model.encoding.usable_length, model.encoding.claimed_length)
-    window = distance_beyond(model.config, model.family, trained, length)
-    if window is None:
-        return ""
-    return (
-        f"its sliding-window layers keep their rotary embedding, and beyond {trained} tokens their window of {window} "
-        f"tokens covers distances that they were not trained on: set the window to {trained} in the source's "
-        "config.json, or measure the result with ctxext eval."
-    )
 
 
 def is_new_only(model: ModelConfig) -> bool:

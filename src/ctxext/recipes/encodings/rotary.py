@@ -14,6 +14,7 @@ from typing import Any
 from ctxext.checkpoint.families import (
     Family,
     assumed_schedule,
+    distance_beyond,
     family_of,
     has_null_theta,
     read,
@@ -252,6 +253,23 @@ class ModelConfig:
         """Return the model with another context length in tokens; its schedule stays."""
         encoding = self.encoding.at_length(length)
         return ModelConfig(encoding.write_length_to(self.config, self.family), self.family, encoding)
+
+
+def beyond_training(model: ModelConfig, length: int = 0) -> str:
+    """Return the warning for sliding layers that keep their rotation but see farther than in training, or "".
+
+    `length` is the context length in tokens, by default the model's.
+    """
+    trained = model.encoding.trained_length
+    length = length or max(model.encoding.usable_length, model.encoding.claimed_length)
+    window = distance_beyond(model.config, model.family, trained, length)
+    if window is None:
+        return ""
+    return (
+        f"its sliding-window layers keep their rotary embedding, and beyond {trained} tokens their window of {window} "
+        f"tokens covers distances that they were not trained on: set the window to {trained} in the source's "
+        "config.json, or measure the result with ctxext eval."
+    )
 
 
 def model_config(config: Config, original_length: int | None = None) -> ModelConfig:
