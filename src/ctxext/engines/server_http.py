@@ -1,7 +1,7 @@
 """One HTTP exchange with a server, within one deadline and a limit of bytes.
 
-httpx limits each read: a server that drips headers, informational answers, chunk sizes or trailers holds it forever.
-Here every call of the socket gets what is left of one deadline, and every received byte counts.
+HTTP clients limit the time of each read, so a server that drips headers, informational answers, chunk sizes or trailers
+holds them forever. Here every call of the socket gets what is left of one deadline, and every received byte counts.
 """
 
 import socket
@@ -84,7 +84,7 @@ class Address:
     def exchange(
         self, method: str, path: str, headers: Mapping[str, str], content: bytes, *, deadline: Deadline, most: int
     ) -> Response:
-        """Send a request over a connection of its own, and return the answer.
+        """Send a request over a new connection, and return the answer.
 
         Args:
             method: GET or POST.
@@ -155,7 +155,7 @@ class _Backend(httpcore.NetworkBackend):
 
 
 def _resolve(host: str, port: int, deadline: Deadline) -> Sequence[tuple[socket.AddressFamily, Any]]:
-    """Return the addresses of a host. The system's call has no time limit, so it runs in a thread of its own."""
+    """Return the addresses of a host. The system's call has no time limit, so it runs in a separate thread."""
     results: list[Any] = []
 
     def look_up() -> None:
@@ -175,7 +175,7 @@ def _resolve(host: str, port: int, deadline: Deadline) -> Sequence[tuple[socket.
 
 
 class _Stream(httpcore.NetworkStream):
-    """A connection whose every call gets the time that is left, and that counts what it reads."""
+    """A connection with the remaining time for every call and a limit of received bytes."""
 
     def __init__(self, connection: socket.socket, deadline: Deadline, most: int) -> None:
         self._connection, self._deadline, self._left = connection, deadline, most
