@@ -19,12 +19,13 @@ def verify_server(
     checkpoint: Checkpoint, options: ServerOptions, minutes: float, output: Output, *, trust_remote_code: bool
 ) -> None:
     """Print how a server reads a checkpoint; the exit code is 1 if that is a fault."""
+    connection = options.connection  # Before the seconds that importing torch takes.
     from ctxext.engines.in_server import check_server
 
     with output.progress("") as progress:
         report = check_server(
             checkpoint,
-            options.connection,
+            connection,
             trust_remote_code=trust_remote_code,
             minutes=minutes,
             progress=progress,

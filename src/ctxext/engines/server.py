@@ -198,7 +198,7 @@ class _Form:
             return "prompt"
         return None
 
-    def weaken(self, status: int, *, logprobs: bool) -> "_Form | None":
+    def find_weaker(self, status: int, *, logprobs: bool) -> "_Form | None":
         """Return the next form to try after a refusal that names no argument; None after the last one."""
         if status in _NO_PATH:
             return None if self.is_chat else _Form(is_chat=True, takes_ids=False)
@@ -385,7 +385,7 @@ class Server:
                 if find_limit(error, len(prompt)) is not None:
                     raise
                 unnamed.append((form, error))
-                if (weaker := form.weaken(error.status, logprobs=logprobs)) is None:
+                if (weaker := form.find_weaker(error.status, logprobs=logprobs)) is None:
                     raise unnamed[0][1] from None
                 form = weaker
         if unnamed and unnamed[0][1].status >= 500:
@@ -480,7 +480,9 @@ class Server:
             raise ServerError(f"The server at {self.host} cannot be reached: {reason}", hint=_URL_HINT) from error
         except ValueError as error:
             reason = self._tidy(str(error))
-            raise ServerError(f"The exchange with the server at {self.host} failed: {reason}", hint=_URL_HINT) from error
+            raise ServerError(
+                f"The exchange with the server at {self.host} failed: {reason}", hint=_URL_HINT
+            ) from error
         if 300 <= response.status < 400:
             raise ServerError(
                 f"The server at {self.host} redirects to another address, which gets neither prompts nor the key.",

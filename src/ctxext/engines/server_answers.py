@@ -1,4 +1,4 @@
-"""The answers of a server in any of the servers' forms, and the limits in its refusals."""
+"""The answers of a server in any of the servers' forms, and its refusals."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -52,7 +52,7 @@ class ServerError(CtxextError):
     Attributes:
         status: HTTP status; 0 without an answer.
         words: The server's own words, longer than in the message; empty if there are none.
-        limit: The limit in tokens in a separate field of the error; 0 if there is none.
+        limit: The limit in tokens in a separate field of the error; 0 if it has none.
     """
 
     def __init__(self, message: str, *, hint: str = "", status: int = 0, words: str = "", limit: int = 0) -> None:
@@ -105,11 +105,11 @@ def read_completion(content: Mapping[str, Any], max_tokens: int) -> Completion:
         : max_tokens * _MOST_CHARACTERS
     ]
     tokens = tuple(islice(_read_tokens(choice.get("logprobs") or {}), max_tokens))
-    read = _first(usage.get("prompt_tokens"), usage.get("input_tokens"), content.get("prompt_eval_count"))
+    read = _choose_first(usage.get("prompt_tokens"), usage.get("input_tokens"), content.get("prompt_eval_count"))
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     created = usage.get("cache_creation_input_tokens") or 0
-    cached = _first(cached, usage.get("cache_read_input_tokens"), timings.get("cache_n")) or 0
-    written = _first(
+    cached = _choose_first(cached, usage.get("cache_read_input_tokens"), timings.get("cache_n")) or 0
+    written = _choose_first(
         usage.get("completion_tokens"),
         usage.get("output_tokens"),
         content.get("eval_count"),
@@ -117,10 +117,10 @@ def read_completion(content: Mapping[str, Any], max_tokens: int) -> Completion:
     )
     is_ended = written is None and choice.get("finish_reason") in ("stop", "eos", "eos_token")
     is_empty = not text and not tokens and not written and not is_ended
-    return Completion(text, tokens, _first(read, timings.get("prompt_n")), cached + created, is_empty)
+    return Completion(text, tokens, _choose_first(read, timings.get("prompt_n")), cached + created, is_empty)
 
 
-def _first(*values: int | None) -> int | None:
+def _choose_first(*values: int | None) -> int | None:
     """Return the first value that is there."""
     return next((value for value in values if value is not None), None)
 

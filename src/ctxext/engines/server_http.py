@@ -1,7 +1,7 @@
 """One HTTP exchange with a server, within one deadline and a limit of bytes.
 
-httpx limits each read: a server that drips headers, informational answers, chunk sizes or trailers holds it forever.
-Here every call of the socket gets what is left of one deadline, and every received byte counts.
+HTTP clients limit the time of each read, so a server that drips headers, informational answers, chunk sizes or trailers
+holds them forever. Here every call of the socket gets what is left of one deadline, and every received byte counts.
 """
 
 import socket
@@ -175,7 +175,7 @@ def _resolve(host: str, port: int, deadline: Deadline) -> Sequence[tuple[socket.
 
 
 class _Stream(httpcore.NetworkStream):
-    """A connection that gives every call the remaining time, and counts received bytes."""
+    """A connection with the remaining time for every call and a limit of received bytes."""
 
     def __init__(self, connection: socket.socket, deadline: Deadline, most: int) -> None:
         self._connection, self._deadline, self._left = connection, deadline, most
