@@ -20,7 +20,7 @@ from ctxext.checkpoint.auto_class import WHOLE, auto_class
 from ctxext.checkpoint.opening import Checkpoint, is_loadable
 from ctxext.errors import CtxextError
 from ctxext.files.content import as_json
-from ctxext.files.offline import forbid_network, refuse_download, replaced
+from ctxext.files.offline import forbid_network, refuse_download, replace_attributes
 from ctxext.files.tensor_files import TORCH_NAMES
 
 if TYPE_CHECKING:
@@ -85,8 +85,8 @@ def find_accelerator() -> str:
     """Return the type of this machine's accelerator, such as cuda, xpu or mps; empty if there is none."""
     import torch
 
-    known = {"cuda": torch.cuda.is_available, "xpu": torch.xpu.is_available, "mps": torch.backends.mps.is_available}
-    if kind := next((kind for kind, is_available in known.items() if is_available()), ""):
+    known: dict[str, Any] = {"cuda": torch.cuda, "xpu": torch.xpu, "mps": torch.backends.mps}
+    if kind := next((kind for kind, backend in known.items() if backend.is_available()), ""):
         return kind
     # Backends outside torch, such as those of NPUs, register there.
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -234,7 +234,7 @@ def forbid_downloads(*, kernels: bool = False) -> Iterator[None]:
             from transformers.integrations import hub_kernels
 
             changes += [(hub_kernels, name, refuse_download) for name in ("get_kernel", "get_kernel_hub")]
-    with forbid_network(kernels=kernels), replaced(changes):
+    with forbid_network(kernels=kernels), replace_attributes(changes):
         yield
 
 

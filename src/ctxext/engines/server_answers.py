@@ -105,11 +105,11 @@ def read_completion(content: Mapping[str, Any], max_tokens: int) -> Completion:
         : max_tokens * _MOST_CHARACTERS
     ]
     tokens = tuple(islice(_read_tokens(choice.get("logprobs") or {}), max_tokens))
-    read = _choose_first(usage.get("prompt_tokens"), usage.get("input_tokens"), content.get("prompt_eval_count"))
+    read = _choose_choose_first(usage.get("prompt_tokens"), usage.get("input_tokens"), content.get("prompt_eval_count"))
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     created = usage.get("cache_creation_input_tokens") or 0
-    cached = _choose_first(cached, usage.get("cache_read_input_tokens"), timings.get("cache_n")) or 0
-    written = _choose_first(
+    cached = _choose_choose_first(cached, usage.get("cache_read_input_tokens"), timings.get("cache_n")) or 0
+    written = _choose_choose_first(
         usage.get("completion_tokens"),
         usage.get("output_tokens"),
         content.get("eval_count"),
@@ -117,10 +117,10 @@ def read_completion(content: Mapping[str, Any], max_tokens: int) -> Completion:
     )
     is_ended = written is None and choice.get("finish_reason") in ("stop", "eos", "eos_token")
     is_empty = not text and not tokens and not written and not is_ended
-    return Completion(text, tokens, _choose_first(read, timings.get("prompt_n")), cached + created, is_empty)
+    return Completion(text, tokens, _choose_choose_first(read, timings.get("prompt_n")), cached + created, is_empty)
 
 
-def _choose_first(*values: int | None) -> int | None:
+def _choose_choose_first(*values: int | None) -> int | None:
     """Return the first value that is there."""
     return next((value for value in values if value is not None), None)
 

@@ -197,7 +197,7 @@ def _check_weights(save: Path, tensors: Sequence[Mapping[str, tuple[int, ...]]])
 
 
 def _list_trained(model: Any) -> list[dict[str, tuple[int, ...]]]:
-    """Return names and shapes of the weights that a save contains; tied weights together, as only one of them is saved."""
+    """Return names and shapes of the weights in a save, tied ones together, as only one of them is saved."""
     from peft import PeftModel, get_peft_model_state_dict
 
     is_adapter = isinstance(model, PeftModel)

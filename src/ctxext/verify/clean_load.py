@@ -304,7 +304,7 @@ def _scaled_settings(step: Method, settings: Sequence[Mapping[str, Any]], ratio:
     # Tiles are wider from 512 keys on.
     options = {name: max(round(value * ratio), min(value, 512)) for name, value in options.items()}
     entry |= {**options, **{name: round(entry[name] * ratio) for name in names}}
-    if options and dataclasses.replace(step, **options).problem(length, entry["target_length"]):
+    if isinstance(step, Relation) and dataclasses.replace(step, **options).problem(length, entry["target_length"]):
         return _shorten_settings(step, settings, length)
     return entry
 

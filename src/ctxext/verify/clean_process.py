@@ -33,7 +33,7 @@ from .checks_process import (
     load_stock,
 )
 from .expected_process import CannotBeMovedError, Expected, Samples, largest_difference, run_and_record
-from .forms_process import Text, compare_forms, expected_outputs, run_forms, sampled
+from .forms_process import Text, compare_forms, expected_outputs, replace_states, run_forms
 from .references import REFERENCES
 
 LEARNED = ".distance.weight"
@@ -86,10 +86,10 @@ def compare(task: dict[str, Any]) -> dict[str, Any]:
     moves = any(hasattr(REFERENCES[step["method"]], "relation") for step in task["steps"])
     own = Samples(loaded, len(task["positions"]))
     if moves:
-        with sampled(loaded, own):
+        with replace_states(loaded, own):
             outputs_of_samples = run_and_record(loaded, functools.partial(run, loaded))[1]
-    decoding, texts, current = None, [Text(**text) for text in task["forms"]], task["steps"]
-    forms = list[Any]()
+    texts, current = [Text(**text) for text in task["forms"]], task["steps"]
+    forms, decoding = list[Any](), dict[str, Any]()
     for steps in [*(text.steps for text in texts), task["decoding"]]:
         if steps != current:
             del loaded
@@ -99,7 +99,7 @@ def compare(task: dict[str, Any]) -> dict[str, Any]:
             learned_numbers(loaded.eval(), info, task["numbers"])
         if len(forms) < len(texts):
             forms.append(run_forms(loaded, texts[len(forms)]))
-        if steps == task["decoding"] and decoding is None:
+        if steps == task["decoding"] and not decoding:
             decoding = compare_decoding(loaded, steps)
     backend = loaded.config.get_text_config()._attn_implementation
     del loaded

@@ -122,7 +122,7 @@ class Samples:
         return ((self.draw_like(args[0], 1).to(dtype), *args[1:]), named) if args else (args, named)
 
     @contextlib.contextmanager
-    def used(self) -> Iterator[None]:
+    def replace_inputs(self) -> Iterator[None]:
         """Replace the inputs and the norms of all attentions; `states` replaces queries and keys."""
         originals = []
         with hook_attentions(self.model, enter=self.enter), torch.no_grad():
@@ -146,7 +146,7 @@ class EnoughError(Exception):
     """Ends a forward after the last attention that is compared."""
 
 
-def stopped(run: Any) -> Any:
+def run_until_enough(run: Any) -> Any:
     """Return the result of a run, or None if it ended early."""
     try:
         return run()
@@ -172,7 +172,7 @@ def run_and_record(
         return (next(replacements), *output[1:]) if isinstance(output, tuple) else next(replacements)
 
     with hook_attentions(model, leave=leave), torch.no_grad():
-        return stopped(run), outputs
+        return run_until_enough(run), outputs
 
 
 def largest_difference(actual: list[Any], expected: list[Any]) -> float:
@@ -270,7 +270,7 @@ class Expected:
         """Return the output of every attention, or of the first `limit`, for the sampled states of a text."""
         self.samples = samples
         try:
-            with samples.used():
+            with samples.replace_inputs():
                 ids = torch.zeros(positions.shape, dtype=torch.long)
                 return run_and_record(self.model, lambda: self.logits(ids, positions), limit=limit)[1]
         finally:
@@ -430,9 +430,9 @@ class Expected:
         once = len(keys) > 16 and is_linear(relation, m, keys[:: len(keys) // 5], frequencies)
         entries = [(j, relation(m, n, (1.0,) if once else frequencies)) for j, n in enumerate(keys)]
         read = [(j, angles) for j, angles in entries if angles is not None]
-        sides = [torch.tensor([angles[side] for _, angles in read], dtype=torch.float64) for side in (0, 1)]
+        at, since = (torch.tensor([angles[side] for _, angles in read], dtype=torch.float64) for side in (0, 1))
         factors = torch.tensor(frequencies if once else [1.0], dtype=torch.float64)
-        return torch.tensor([j for j, _ in read]), *sides, factors
+        return torch.tensor([j for j, _ in read]), at, since, factors
 
 
 def is_linear(relation: Any, m: int, keys: list[int], frequencies: tuple[float, ...]) -> bool:

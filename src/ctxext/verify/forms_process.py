@@ -3,8 +3,8 @@
 The portable code computes one attention in several forms: a prompt in one call, tokens after those in a cache, one
 token at a time, positions with gaps, padded batches, and each by the backend that is used and by eager attention. All
 of them are the same function of the tokens, so all are compared with one expectation, on states of known spread
-(`Samples`). A text is longer than the original context length. The references compute pair by pair, so they are asked
-for some rows only (`rows_of`), each with all of its keys.
+(`Samples`). A text is longer than the original context length. The references compute pair by pair, so they
+compute some rows only, each with all of its keys.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ NUM_LAYERS = 2  # Layers with the methods that are compared; of the second text 
 PRECISE = 2000  # Number of tokens up to which rounded angles do not count: float32 rounds positions in proportion.
 FEW = 12  # Number of rows of a call that are compared, with a few in between.
 EDGES = (0, 1, 63, 64, 65, 127, 128, 129, 255, 256, 257)  # Of tiles and blocks, counted from their first query.
-# The name of each call after the prompt, and the number of tokens: more than 16, whose rotations are computed together,
+# The name of each call after the prompt, and the number of tokens: rotations of 16 are computed together, more
 # are decoded, and more than 256 follow those for which the rotated keys first have room.
 CALLS = (("decoded", 3), ("continued", 280), ("decoded", 20))
 FEWER = (*CALLS[:-1], ("decoded", 3))
@@ -122,7 +122,7 @@ class Text:
         return max(self.prompt - CALLS[1][1], 1)
 
     def rows(self, number: int) -> list[int]:
-        """Return the tokens of text `number` whose outputs are compared: every decoded one, others at edges."""
+        """Return the tokens of text `number` with compared outputs: every decoded one, others at edges."""
         start, rows = 0, set[int]()
         lengths = sorted({value for step in self.steps for value in step.values() if isinstance(value, int)})
         for _, count in (("one call", self.prompt), *CALLS, *GAPS):
@@ -142,7 +142,7 @@ class Text:
 
 
 @contextlib.contextmanager
-def sampled(model: Any, samples: Samples) -> Iterator[None]:
+def replace_states(model: Any, samples: Samples) -> Iterator[None]:
     """Replace the states of a loaded checkpoint by samples."""
     spaces = {id(space): space for space in (code_of(module).__globals__ for module in samples.attentions)}
 
@@ -158,7 +158,7 @@ def sampled(model: Any, samples: Samples) -> Iterator[None]:
         for space in spaces.values():
             functions = {name: use_samples(space[name], name == APPLY[1]) for name in APPLY if name in space}
             stack.enter_context(replace_functions(space, functions))
-        stack.enter_context(samples.used())
+        stack.enter_context(samples.replace_inputs())
         yield
 
 
@@ -194,11 +194,11 @@ def run_forms(model: Any, text: Text) -> dict[str, Any]:
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
     default, forms = model.config.get_text_config()._attn_implementation or "eager", dict[str, Any]()
     calls = compared_calls(model, text)
-    with sampled(model, samples):
+    with replace_states(model, samples):
         for way in text.ways(default, takes_positions=takes_positions):
             try:
                 model.set_attn_implementation(way.backend)
-                with converted(samples.attentions, way.dtype):
+                with cast_attentions(samples.attentions, way.dtype):
                     run_way(model, samples, text, way, calls, forms)
             except Exception as error:  # Any exception of the model or its cache is the result.
                 forms[way.name] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
@@ -208,7 +208,7 @@ def run_forms(model: Any, text: Text) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def converted(attentions: Sequence[Any], dtype: torch.dtype) -> Iterator[None]:
+def cast_attentions(attentions: Sequence[Any], dtype: torch.dtype) -> Iterator[None]:
     """Compute attentions in another type: their inputs are samples, and their outputs are cast back."""
     if dtype == torch.float32:
         yield
