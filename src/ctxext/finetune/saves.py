@@ -17,6 +17,7 @@ from transformers.trainer import safe_globals
 
 from ctxext.errors import CtxextError
 from ctxext.files.content import as_json
+from ctxext.files.offline import forbid_network
 from ctxext.files.schemas import read_json_object
 from ctxext.files.strict import parse_json, read_text
 from ctxext.files.tensor_files import read_safetensors_header
@@ -198,7 +199,8 @@ def _check_weights(save: Path, tensors: Sequence[Mapping[str, tuple[int, ...]]])
 
 def _list_trained(model: Any) -> list[dict[str, tuple[int, ...]]]:
     """Return names and shapes of the weights in a save, tied ones together, as only one of them is saved."""
-    from peft import PeftModel, get_peft_model_state_dict
+    with forbid_network():
+        from peft import PeftModel, get_peft_model_state_dict
 
     is_adapter = isinstance(model, PeftModel)
     # By default, peft asks the Hub whether the vocabulary was resized.
