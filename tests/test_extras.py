@@ -21,7 +21,7 @@ from small_llama import read_json
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DECLARED_AS = {"yaml": "pyyaml", "pyarrow": "datasets", "sqlalchemy": "optuna", "tokenizers": "transformers"}
-DECLARED_AS |= {"fsspec": "huggingface_hub", "pydantic_core": "pydantic"}
+DECLARED_AS |= {"fsspec": "huggingface_hub", "pydantic_core": "pydantic", "typing_extensions": "pydantic"}
 """The distribution that brings a module, where the two have different names."""
 
 
