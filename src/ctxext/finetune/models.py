@@ -5,7 +5,6 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from transformers import BitsAndBytesConfig
 
 from ctxext.checkpoint.auto_class import CAUSAL
 from ctxext.checkpoint.head import Head
@@ -29,6 +28,9 @@ from ctxext.finetune.options import TrainingOptions
 from ctxext.recipes.code.staging import stage_checkpoint
 from ctxext.recipes.encodings.rotary import provenance
 from ctxext.recipes.recipe import plain_config
+
+with forbid_network():
+    from transformers import BitsAndBytesConfig
 
 
 def load_base(base: Base, options: TrainingOptions, *, config: Any = None) -> tuple[Any, Any]:

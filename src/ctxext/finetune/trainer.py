@@ -17,9 +17,6 @@ from typing import Any
 
 import torch
 from torch.utils.data import SequentialSampler
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
-from transformers.training_args import OptimizerNames
-from transformers.utils import logging
 
 from ctxext.checkpoint.head import Head
 from ctxext.data.encoding import Encoder
@@ -28,12 +25,18 @@ from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.needle import Needle
 from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
 from ctxext.files.content import as_json
+from ctxext.files.offline import forbid_network
 from ctxext.files.processes import Terminated, peak_memory, raise_terminated
 from ctxext.files.schemas import read_json_object
 from ctxext.finetune.batches import Reading, Sequences, collate
 from ctxext.finetune.data import HELD_OUT, DataReport
 from ctxext.finetune.loss import PositionLosses
 from ctxext.finetune.options import Reporter, TrainingOptions
+
+with forbid_network():
+    from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
+    from transformers.training_args import OptimizerNames
+    from transformers.utils import logging
 
 STATE = "trainer_state.json"
 
