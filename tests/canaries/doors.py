@@ -8,6 +8,21 @@ from pathlib import Path
 FAKES = Path(__file__).with_name("fakes")
 """Put on the path of other processes: a package `kernels` that notes what it is asked for, a watch on the network."""
 
+FETCHING = Path(__file__).with_name("fetching")
+"""A package that fetches while it is imported."""
+
+CONVERTER = """
+import sys
+from transformers import AutoConfig, AutoProcessor, AutoTokenizer
+for kind in (AutoTokenizer, AutoConfig, AutoProcessor):
+    try:
+        kind.from_pretrained(sys.argv[1], trust_remote_code=True)
+    except Exception as error:
+        print(error, file=sys.stderr)
+sys.exit("converted nothing")
+"""
+"""In the place of llama.cpp's converter, which trusts the code of a folder."""
+
 CLASSES = """
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -90,6 +105,19 @@ def tokenizer(folder: Path) -> None:
 
 def tokenizer_on_the_hub(folder: Path) -> None:
     edit(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["them/words--theirs.Words"] * 2})
+
+
+def tokenizer_beside(folder: Path) -> None:
+    """Code that a tokenizer names by the path of its own folder, which needs no Hub."""
+    edit(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": [f"{folder}--theirs.Words"] * 2})
+    edit(folder / "special_tokens_map.json", auto_map={"AutoTokenizer": [f"{folder}--theirs.Words"] * 2})
+    (folder / "theirs.py").write_text(canary("tokenizer_beside"))
+
+
+def classes_beside(folder: Path) -> None:
+    classes = {"AutoConfig": "Config", "AutoModel": "Model", "AutoModelForCausalLM": "Model", "AutoTokenizer": "Words"}
+    edit(folder / "config.json", auto_map={auto: f"{folder}--theirs.{name}" for auto, name in classes.items()})
+    (folder / "theirs.py").write_text(canary("classes_beside"))
 
 
 def classes(folder: Path) -> None:
@@ -222,7 +250,9 @@ DOORS: tuple[Door, ...] = (
     attention_in_words,
     templates,
     tokenizer_on_the_hub,
+    tokenizer_beside,
     classes_on_the_hub,
+    classes_beside,
     pickle_alone,
     *INNER,
 )

@@ -5,7 +5,10 @@ sing: loaded as it came, a folder runs or fetches what stands behind a door. All
 """
 
 import contextlib
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import doors
@@ -15,6 +18,7 @@ from doors import DOORS, INNER, TOGETHER, WITH_CODE
 
 from ctxext.recipes.code.own_code import module_of
 from ctxext.verify import carried
+from openai_server import Served, running
 from tiny_base import write_jsonl
 
 IS_4 = transformers.__version__.startswith("4.")
@@ -101,10 +105,64 @@ def test_code_of_the_source_s_own_stays_silent(door, strangers, silent, tmp_path
     silent("eval", out, "--task", "passkey", *SMALL, "--out", tmp_path / "report-2", may_fail=True)
 
 
+@pytest.fixture
+def converter(tmp_path) -> Path:
+    """A folder with a converter that trusts what it converts."""
+    folder = tmp_path / "llama.cpp"
+    folder.mkdir()
+    (folder / "convert_hf_to_gguf.py").write_text(doors.CONVERTER)
+    return folder
+
+
+@pytest.fixture
+def served(clean):
+    """The URL of a server with the clean model."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(clean)
+    with running(Served(model.eval(), transformers.AutoTokenizer.from_pretrained(clean))) as url:
+        yield url
+
+
+def export_words(folder: Path, converter: Path) -> tuple[object, ...]:
+    return "export", "gguf", folder, folder.with_suffix(".gguf"), "--llama-cpp", converter
+
+
+@pytest.mark.parametrize("door", [doors.tokenizer, doors.tokenizer_beside, doors.classes_beside, doors.processors])
+def test_a_converter_that_trusts_a_folder_finds_no_code(door, strangers, record, run, converter):
+    """Issue: `export gguf` ran Python that tokenizer_config.json named."""
+    folder = strangers(door)
+    result = run(*export_words(folder, converter))
+    assert "converted nothing" in result.exception.message, result.output
+    assert record.read_text() == ""
+
+
+def call_with_fetching_packages(record: Path, *words: object) -> None:
+    """Run a command whose bitsandbytes fetches while it is imported, with all processes watched."""
+    path = os.pathsep.join(map(str, (doors.FAKES, doors.FETCHING)))
+    environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "0"}
+    command = [sys.executable, "-m", "ctxext", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {*record.read_text().split("\n")} <= {"imported", ""}, words
+
+
+@pytest.mark.thorough
+def test_what_is_imported_fetches_nothing(clean, record, tmp_path):
+    """Issue: `finetune` and `merge` took a native kernel from the Hub, as peft imports bitsandbytes."""
+    data, out = write_jsonl(tmp_path / "data.jsonl"), tmp_path / "tuned"
+    call_with_fetching_packages(record, "convert", clean, tmp_path / "converted", *convert_words("yarn"))
+    call_with_fetching_packages(record, "verify", tmp_path / "converted")
+    call_with_fetching_packages(record, "finetune", clean, out, "--data", data, *TRAINING)
+    assert record.read_text() == "imported\n"
+    call_with_fetching_packages(record, "merge", clean, out / "adapter", tmp_path / "merged", "-q")
+    assert record.read_text() == "imported\nimported\n"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["yarn", "bifocal"])  # Carried by configuration, and by code.
 @pytest.mark.parametrize("door", DOORS, ids=lambda door: door.__name__)
-def test_every_door_with_every_command(door, method, watched_processes, strangers, silent, clean, tmp_path):
+def test_every_door_with_every_command(
+    door, method, watched_processes, strangers, silent, clean, converter, served, tmp_path
+):
     """Each door alone, in the source and in a converted folder, through every command; all processes are new ones."""
     source, out, data = strangers(door), tmp_path / "out", write_jsonl(tmp_path / "data.jsonl")
     report, words = ("--out", tmp_path / "report"), convert_words(method)
@@ -128,6 +186,11 @@ def test_every_door_with_every_command(door, method, watched_processes, stranger
         if (adapter := tmp_path / f"{folder.name}-tuned" / "adapter").is_dir():
             silent("merge", folder, adapter, tmp_path / f"{folder.name}-merged", "-q", may_fail=True)
         silent("push", folder, "me/model", "--dry-run", "--no-verify", may_fail=True)
+        silent(*export_words(folder, converter), may_fail=True)
+        silent("verify", folder, "--server", served, "--minutes", 0.05, "-q", may_fail=True)
+    silent(*export_words(source, converter), may_fail=True)
+    compared = ("--samples", 1, "--lengths", 300, "--target-length", 640, "--out", tmp_path / "compared", "-q")
+    silent("compare", source, *compared, "--methods", "ntk,bifocal", may_fail=True)
     silent("eval", source, "--task", "passkey", *SMALL, *report, may_fail=True)
     bounds = ("--trials", 2, "--samples", 1, "--checked", 2, "--lengths", 640, "--target-length", 640)
     silent("search", source, tmp_path / "best.yaml", *bounds, "--methods", "ntk,bifocal", "-q", may_fail=True)

@@ -11,14 +11,16 @@ from typing import Any
 import torch
 
 from ctxext.checkpoint.head import base_of
+from ctxext.files.offline import forbid_network
 
 DOCUMENTS = "ctxext_documents"
 
 
 def attend_by_document(model: Any) -> bool:
     """Replace the attention of a model if it is a transformers class with sdpa; return whether it was replaced."""
-    from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface
+    with forbid_network():
+        from transformers import AttentionInterface
+        from transformers.masking_utils import AttentionMaskInterface
 
     is_stock = type(model).__module__.startswith("transformers.models.")
     # Without an attention backend a family has its own attention, which does not support this mask.
@@ -70,7 +72,8 @@ def can_separate_documents(model: Any, first_index: int | None) -> bool:
 
 def document_mask(**arguments: Any) -> torch.Tensor | None:
     """Return the number of tokens that each token attends to, itself included: (batch, length); else sdpa's mask."""
-    from transformers.masking_utils import sdpa_mask
+    with forbid_network():
+        from transformers.masking_utils import sdpa_mask
 
     positions = arguments.get("cache_position")  # transformers 4 passes these, later versions a length.
     num_queries = int(arguments["q_length"] if positions is None else positions.shape[0])
@@ -115,7 +118,8 @@ def document_attention(
     Returns:
         (batch, length, heads, head_dim), and None instead of attention weights.
     """
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    with forbid_network():
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     if mask is None or mask.dim() != 2:
         output: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **options)

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from ctxext.errors import CtxextError
+from ctxext.files.offline import forbid_network
 from ctxext.finetune.data import IGNORE, START, sequence_file
 from ctxext.finetune.loss import IGNORED
 from ctxext.finetune.options import TrainingOptions
@@ -46,7 +47,8 @@ def make_masker(tokenizer: Any, probability: float) -> Masker:
     Of the chosen share 80 % are masked, 10 % replaced, 10 % left unchanged. Special tokens and tokens without a loss
     are never chosen.
     """
-    from transformers import DataCollatorForLanguageModeling
+    with forbid_network():
+        from transformers import DataCollatorForLanguageModeling
 
     if tokenizer.mask_token_id is None:
         raise CtxextError("The tokenizer has no mask token, which training a masked language model needs.")

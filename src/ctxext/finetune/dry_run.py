@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
 
 from ctxext.checkpoint.head import positions_at_once
+from ctxext.files.offline import forbid_network
 from ctxext.files.processes import forget_peak, peak_memory, total_memory
 from ctxext.finetune.base import open_model
 from ctxext.finetune.batches import Tensors
@@ -29,6 +29,9 @@ from ctxext.finetune.loss import IGNORED
 from ctxext.finetune.options import MASKED_SHARE, TrainingOptions
 from ctxext.finetune.prepare import count_tokens, prepare
 from ctxext.finetune.trainer import OrderedTrainer, Prepared, make_training_arguments
+
+with forbid_network():
+    from transformers import TrainerCallback
 
 _SHARE_MEASURED, _MOST_MEASURED = 4, 2048
 _REMEDIES: tuple[tuple[Callable[[TrainingOptions], bool], str], ...] = (

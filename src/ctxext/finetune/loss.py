@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ctxext.checkpoint.head import Head, positions_at_once
 from ctxext.errors import CtxextError
+from ctxext.files.offline import forbid_network
 
 if TYPE_CHECKING:
     from ctxext.finetune.models import SourceModel
@@ -83,7 +84,8 @@ def use_chunked_loss(
         num_items_in_batch: Any = None,
         **kwargs: Any,
     ) -> Any:
-        from transformers.modeling_outputs import CausalLMOutputWithPast
+        with forbid_network():
+            from transformers.modeling_outputs import CausalLMOutputWithPast
 
         arguments = {name: value for name, value in kwargs.items() if value is not None and name != "return_dict"}
         # The hidden state at a position predicts the next token; the last one predicts nothing.

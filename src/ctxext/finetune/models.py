@@ -5,7 +5,6 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from transformers import BitsAndBytesConfig
 
 from ctxext.checkpoint.auto_class import CAUSAL
 from ctxext.checkpoint.head import Head
@@ -32,6 +31,9 @@ from ctxext.finetune.options import TrainingOptions
 from ctxext.recipes.code.staging import stage_checkpoint
 from ctxext.recipes.encodings.rotary import provenance
 from ctxext.recipes.recipe import plain_config
+
+with forbid_network():
+    from transformers import BitsAndBytesConfig
 
 
 @dataclass(frozen=True)

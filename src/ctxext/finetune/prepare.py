@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import set_seed
-from transformers.pytorch_utils import Conv1D
 
 from ctxext.checkpoint.head import base_of, gather_weights
 from ctxext.errors import CtxextError
@@ -32,6 +30,8 @@ from ctxext.recipes.encodings.learned import tensors_named
 
 with forbid_network():
     from peft import LoraConfig, get_peft_model
+    from transformers import set_seed
+    from transformers.pytorch_utils import Conv1D
 
 
 def add_adapter(model: Any, options: TrainingOptions, whole: Sequence[str] = (), task: str | None = "CAUSAL_LM") -> Any:

@@ -17,9 +17,6 @@ from typing import Any
 
 import torch
 from torch.utils.data import SequentialSampler
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
-from transformers.training_args import OptimizerNames
-from transformers.utils import logging
 
 from ctxext.checkpoint.head import Head
 from ctxext.data.encoding import Encoder
@@ -27,6 +24,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.needle import Needle
 from ctxext.evaluate.tasks.retrieval import check_fits, make_questions
+from ctxext.files.offline import forbid_network
 from ctxext.files.processes import Terminated, peak_memory, raise_terminated
 from ctxext.finetune.batches import Reading, Sequences, collate
 from ctxext.finetune.data import HELD_OUT, DataReport
@@ -34,6 +32,11 @@ from ctxext.finetune.loss import PositionLosses
 from ctxext.finetune.models import Precision, choose_precision
 from ctxext.finetune.options import Reporter, TrainingOptions
 from ctxext.finetune.saves import adapt_state, clear_save
+
+with forbid_network():
+    from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+    from transformers.training_args import OptimizerNames
+    from transformers.utils import logging
 
 STEPS = "steps.jsonl"
 """Log with one line per step: loss, learning rate, gradient norm, speed, memory."""
