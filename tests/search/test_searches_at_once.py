@@ -40,7 +40,7 @@ def place(request, tmp_path) -> StudyPlace:
 def trials_of(place: StudyPlace) -> list[optuna.trial.FrozenTrial]:
     """All trials; none before the study exists."""
     with place.lock():
-        if not place.created():
+        if not place.get_creation_time():
             return []
         return optuna.load_study(study_name=place.name, storage=place.open()).get_trials(deepcopy=False)
 

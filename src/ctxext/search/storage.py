@@ -149,7 +149,7 @@ def open_journal(path: Path) -> "BaseStorage":
     from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
     class Lock(JournalFileSymlinkLock):
-        """Lock whose release ignores that another process broke it, as all do after a process that was killed."""
+        """Lock that may be broken while it is held: processes that waited for a killed one may break several."""
 
         def release(self) -> None:
             with contextlib.suppress(RuntimeError):
