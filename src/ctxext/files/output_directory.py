@@ -350,7 +350,7 @@ def discard(folder: Path) -> None:
 def is_running(process: int) -> bool:
     """Return whether another process has this id; this process's id belonged to an earlier one.
 
-    A process that has ended keeps its id, as a zombie, until its parent reads its exit code.
+    A process that has ended keeps its id as a zombie until its parent reads its exit code.
     """
     try:
         os.kill(process, 0)

@@ -230,9 +230,9 @@ class StudyPlace:
     def exists(self) -> bool:
         """Whether the study exists."""
         with self.lock():
-            return self.find_creation() is not None
+            return self.get_creation_time() is not None
 
-    def find_creation(self) -> float | None:
+    def get_creation_time(self) -> float | None:
         """Return when the study was created, in seconds since 1970; None if it does not exist.
 
         The result is 0 for studies of earlier versions, and for a file that is not a study. The lock must be held.
@@ -259,7 +259,7 @@ class StudyPlace:
         if self.path is not None:
             for suffix in ("", "-journal"):  # SQLite would apply the journal of a killed process to the new file.
                 Path(f"{self.path}{suffix}").unlink(missing_ok=True)
-        elif self.find_creation() is not None:
+        elif self.get_creation_time() is not None:
             optuna.delete_study(study_name=self.name, storage=self.open())
 
     def check(self, *, resume: bool, overwrite: bool, began: float = math.inf) -> float | None:
@@ -284,7 +284,7 @@ class StudyPlace:
         if self.file is not None and self.file.exists() and not self.file.is_file():
             raise CtxextError(f'"{self.file}" is not a regular file.', hint="Choose another place for the study.")
         with self.lock():
-            created = self.find_creation()
+            created = self.get_creation_time()
         if resume and created is None:
             raise CtxextError(f'The study "{self}" does not exist.', hint="Remove --resume.")
         if resume or created is None or created >= began:

@@ -153,7 +153,7 @@ def open_journal(path: Path) -> "BaseStorage":
         from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
     class Lock(JournalFileSymlinkLock):
-        """Lock that may be released after another process broke it, as all do after a process was killed."""
+        """Lock that may be broken while it is held: processes that waited for a killed one may break several."""
 
         def release(self) -> None:
             with contextlib.suppress(RuntimeError):

@@ -319,7 +319,7 @@ class Study:
         self._starts = space.starts()
         self._seen = 0.0
         with place.lock():
-            if replaces is not None and place.find_creation() == replaces:
+            if replaces is not None and place.get_creation_time() == replaces:
                 _raise_if_used(place)
                 place.clear()
             self._storage = place.open()
