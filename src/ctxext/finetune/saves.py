@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerState, TrainingArguments
-from transformers.trainer import safe_globals
 
 from ctxext.errors import CtxextError
 from ctxext.files.content import as_json
@@ -21,6 +19,10 @@ from ctxext.files.offline import forbid_network
 from ctxext.files.schemas import read_json_object
 from ctxext.files.strict import parse_json, read_text
 from ctxext.files.tensor_files import read_safetensors_header
+
+with forbid_network():
+    from transformers import TrainerState, TrainingArguments
+    from transformers.trainer import safe_globals
 
 STATE = "trainer_state.json"
 
