@@ -19,7 +19,9 @@ def verify_server(
     checkpoint: Checkpoint, options: ServerOptions, minutes: float, output: Output, *, trust_remote_code: bool
 ) -> None:
     """Print how a server reads a checkpoint; the exit code is 1 if that is a fault."""
-    connection = options.connection  # Before the seconds that importing torch takes.
+    # A server that does not answer is noticed before torch is imported, which takes seconds.
+    connection = options.connection
+    connection.complete([1], "One", max_tokens=1)
     from ctxext.engines.in_server import check_server
 
     with output.progress("") as progress:
