@@ -88,8 +88,8 @@ def compare(task: dict[str, Any]) -> dict[str, Any]:
     if moves:
         with sampled(loaded, own):
             outputs_of_samples = run_and_record(loaded, functools.partial(run, loaded))[1]
-    decoding, texts, current = None, [Text(**text) for text in task["forms"]], task["steps"]
-    forms = list[Any]()
+    texts, current = [Text(**text) for text in task["forms"]], task["steps"]
+    forms, decoding = list[Any](), dict[str, Any]()
     for steps in [*(text.steps for text in texts), task["decoding"]]:
         if steps != current:
             del loaded
@@ -99,7 +99,7 @@ def compare(task: dict[str, Any]) -> dict[str, Any]:
             learned_numbers(loaded.eval(), info, task["numbers"])
         if len(forms) < len(texts):
             forms.append(run_forms(loaded, texts[len(forms)]))
-        if steps == task["decoding"] and decoding is None:
+        if steps == task["decoding"] and not decoding:
             decoding = compare_decoding(loaded, steps)
     backend = loaded.config.get_text_config()._attn_implementation
     del loaded
