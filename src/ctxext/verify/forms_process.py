@@ -226,6 +226,7 @@ def converted(attentions: Sequence[Any], dtype: torch.dtype) -> Iterator[None]:
 def run_way(model: Any, samples: Samples, text: Text, way: Way, calls: Any, forms: dict[str, Any]) -> None:
     """Run a text in one way, and add the outputs of its calls to `forms`."""
     numbers, limit = calls
+    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
     end, start, cache = sum(count for _, count in way.calls), 0, dict[str, Any]()
     place = torch.arange(end)[None] - torch.tensor([0, way.padding][: way.batch])[:, None]
     token = place.clamp(min=0) + text.length * torch.arange(way.batch)[:, None]
@@ -245,7 +246,7 @@ def run_way(model: Any, samples: Samples, text: Text, way: Way, calls: Any, form
                 given["attention_mask"] = (place[:, :last] >= 0).long()
             elif way.batch > 1:
                 given["attention_mask"] = torch.ones(way.batch, last, dtype=torch.long)
-            if way.padding or "gap" in name:
+            if takes_positions:  # As `generate` does; some families count from 0 again without (Bamba).
                 given["position_ids"] = text.positions[place.clamp(min=0)][:, first:last]
             samples.begin(token[:, first:last])
             ids = torch.zeros(way.batch, last - first, dtype=torch.long)
