@@ -197,7 +197,7 @@ def compare(check, folder):
         forms = run_forms(loaded, text)
         errors = {name: math.inf for name, parts in forms.items() if isinstance(parts, str)}
         forms = {name: parts for name, parts in forms.items() if name not in errors}
-        for name, difference in {**compare_forms(forms, expected, text.length), **errors}.items():
+        for name, difference in {**compare_forms(forms, expected, text), **errors}.items():
             differences[name] = max(difference, differences.get(name, 0.0))
     return differences
 

@@ -298,15 +298,16 @@ def _scaled_settings(step: Method, settings: Sequence[Mapping[str, Any]], ratio:
     if ratio == 1 or "original_length" not in entry:
         return entry
     length = round(entry["original_length"] * ratio)
-    names, options = {"original_length", "target_length"} & entry.keys(), dict[str, Any]()
-    if isinstance(step, Relation):
-        options = {name: entry[name] for name in step.defaults(length) if name in entry}
+    for name in {"original_length", "target_length"} & entry.keys():
+        entry[name] = round(entry[name] * ratio)
+    if not isinstance(step, Relation):
+        return entry
+    lengths = {name: entry[name] for name in step.defaults(length) if name in entry}
     # Tiles are wider from 512 keys on.
-    options = {name: max(round(value * ratio), min(value, 512)) for name, value in options.items()}
-    entry |= {**options, **{name: round(entry[name] * ratio) for name in names}}
-    if isinstance(step, Relation) and dataclasses.replace(step, **options).problem(length, entry["target_length"]):
+    lengths = {name: max(round(value * ratio), min(value, 512)) for name, value in lengths.items()}
+    if dataclasses.replace(step, **lengths).problem(length, entry["target_length"]):
         return _shorten_settings(step, settings, length)
-    return entry
+    return entry | lengths
 
 
 def _shorten_settings(step: Method, steps: Sequence[Mapping[str, Any]], short: int = LENGTH) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def check_forms(expected: Expected, texts: list[Text], forms: list[Any], backend
         if failed:
             unchanged = run_forms(model, text)
             failed = {name: error for name, error in failed.items() if not isinstance(unchanged.get(name), str)}
-        for name, difference in {**compare_forms(ran, right, text.length), **failed}.items():
+        for name, difference in {**compare_forms(ran, right, text), **failed}.items():
             both = [difference, results.get(name, difference)]
             errors = [each for each in both if isinstance(each, str)]
             results[name] = errors[0] if errors else torch.tensor(both).max().item()

@@ -430,9 +430,11 @@ class Expected:
         once = len(keys) > 16 and is_linear(relation, m, keys[:: len(keys) // 5], frequencies)
         entries = [(j, relation(m, n, (1.0,) if once else frequencies)) for j, n in enumerate(keys)]
         read = [(j, angles) for j, angles in entries if angles is not None]
-        at, since = (torch.tensor([angles[side] for _, angles in read], dtype=torch.float64) for side in (0, 1))
+        queries_at, keys_at = (
+            torch.tensor([angles[side] for _, angles in read], dtype=torch.float64) for side in (0, 1)
+        )
         factors = torch.tensor(frequencies if once else [1.0], dtype=torch.float64)
-        return torch.tensor([j for j, _ in read]), at, since, factors
+        return torch.tensor([j for j, _ in read]), queries_at, keys_at, factors
 
 
 def is_linear(relation: Any, m: int, keys: list[int], frequencies: tuple[float, ...]) -> bool:

@@ -24,7 +24,9 @@ LARGE = 2600  # Number of tokens from which a text is run in the form of most us
 PADDING = 13  # On the left of the second row of a padded batch.
 GAP = 7  # Between positions, before the last tokens.
 NUM_LAYERS = 2  # Layers with the methods that are compared; of the second text only the first.
-PRECISE = 2000  # Number of tokens up to which rounded angles do not count: float32 rounds positions in proportion.
+# Number of tokens up to which rounded angles do not count, as float32 rounds in proportion to positions; a quarter
+# without relation maps, because frequencies of Ms-PoE are rounded too.
+PRECISE = 2000
 FEW = 12  # Number of rows of a call that are compared, with a few in between.
 EDGES = (0, 1, 63, 64, 65, 127, 128, 129, 255, 256, 257)  # Of tiles and blocks, counted from their first query.
 # The name of each call after the prompt, and the number of tokens: rotations of 16 are computed together, more
@@ -226,6 +228,7 @@ def cast_attentions(attentions: Sequence[Any], dtype: torch.dtype) -> Iterator[N
 def run_way(model: Any, samples: Samples, text: Text, way: Way, calls: Any, forms: dict[str, Any]) -> None:
     """Run a text in one way, and add the outputs of its calls to `forms`."""
     numbers, limit = calls
+    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
     end, start, cache = sum(count for _, count in way.calls), 0, dict[str, Any]()
     place = torch.arange(end)[None] - torch.tensor([0, way.padding][: way.batch])[:, None]
     token = place.clamp(min=0) + text.length * torch.arange(way.batch)[:, None]
@@ -245,7 +248,7 @@ def run_way(model: Any, samples: Samples, text: Text, way: Way, calls: Any, form
                 given["attention_mask"] = (place[:, :last] >= 0).long()
             elif way.batch > 1:
                 given["attention_mask"] = torch.ones(way.batch, last, dtype=torch.long)
-            if way.padding or "gap" in name:
+            if takes_positions:  # As `generate` does; some families count from 0 again without (Bamba).
                 given["position_ids"] = text.positions[place.clamp(min=0)][:, first:last]
             samples.begin(token[:, first:last])
             ids = torch.zeros(way.batch, last - first, dtype=torch.long)
@@ -285,19 +288,17 @@ def expected_outputs(expected: Expected, text: Text, num_texts: int) -> dict[tup
     return found
 
 
-def compare_forms(
-    forms: dict[str, Any], expected: dict[tuple[int, int, int], Any], length: int = 0
-) -> dict[str, float]:
+def compare_forms(forms: dict[str, Any], expected: dict[tuple[int, int, int], Any], text: Text) -> dict[str, float]:
     """Return the largest difference in each form, relative to the largest value of the expected output of a row.
 
-    If the text's `length` is over `PRECISE` tokens, it is less by as many times.
+    If the text is longer than `PRECISE`, it is less by as many times.
     """
-    differences = {}
+    differences, precise = {}, PRECISE if any("original_length" in step for step in text.steps) else PRECISE // 4
     for name, parts in forms.items():
         each = []
-        for text, call, rows, outputs in parts:
-            right = torch.stack([expected[text, call, row] for row in rows.tolist()])
-            scale = right.abs().amax(-1).clamp(min=1e-30) * max(length / PRECISE, 1.0)
+        for number, call, rows, outputs in parts:
+            right = torch.stack([expected[number, call, row] for row in rows.tolist()])
+            scale = right.abs().amax(-1).clamp(min=1e-30) * max(text.length / precise, 1.0)
             each.append(((outputs - right).abs().amax(-1) / scale).max())
         if each:
             differences[name] = torch.stack(each).max().item()  # Python's max would lose NaN.
