@@ -96,7 +96,7 @@ def remember_arguments(words: Sequence[str]) -> None:
 
 
 def remember_environment(variables: Mapping[str, str]) -> None:
-    """Remember the values of environment variables whose names end in a word for a secret."""
+    """Remember the values of environment variables with names that end in a word for a secret."""
     remember(*(value for name, value in variables.items() if _VARIABLE.fullmatch(name)))
 
 
@@ -137,7 +137,7 @@ def _list_forms(secrets: frozenset[str]) -> tuple[tuple[str, bool], ...]:
 
 
 def _spell(secret: str) -> Iterator[str]:
-    """Yield a secret as it is, percent-encoded, escaped, and within base64 (`Authorization: Basic`)."""
+    """Yield a secret unchanged, percent-encoded, escaped, and within base64 (`Authorization: Basic`)."""
     # Lone surrogates are bytes of a command line that are not UTF-8.
     raw = secret.encode("utf-8", "surrogateescape" if _UNSEEN.search(secret) else "strict")
     yield from (secret, repr(secret)[1:-1], repr(raw)[2:-1], html.escape(secret), visible(secret))
@@ -176,8 +176,8 @@ def escape_json(text: str) -> str:
 class RedactedStream:
     """A stream that removes secrets from all output, including that of libraries, warnings and tracebacks.
 
-    Control characters are escaped: only ctxext's consoles write styles (`styled`), and progress bars of libraries move
-    the cursor up.
+    Control characters are escaped: only ctxext's consoles write styles (`keep_styles`), and progress bars of libraries
+    move the cursor up.
 
     Args:
         stream: The stream that receives the output.
@@ -208,6 +208,6 @@ class StyledStream(RedactedStream):
         return self.stream.write("".join(map(redact, _STYLE.split(text))))
 
 
-def styled(stream: Any) -> Any:
+def keep_styles(stream: Any) -> Any:
     """Return a stream that writes the styles of text that is already escaped."""
     return StyledStream(stream.stream) if type(stream) is RedactedStream else stream

@@ -20,7 +20,7 @@ from ctxext.checkpoint.auto_class import WHOLE, auto_class
 from ctxext.checkpoint.opening import Checkpoint, is_loadable
 from ctxext.errors import CtxextError
 from ctxext.files.content import as_json
-from ctxext.files.offline import forbid_network, refuse_download, replaced
+from ctxext.files.offline import forbid_network, refuse_download, replace_attributes
 from ctxext.files.tensor_files import TORCH_NAMES
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def forbid_downloads(*, kernels: bool = False) -> Iterator[None]:
             from transformers.integrations import hub_kernels
 
             changes += [(hub_kernels, name, refuse_download) for name in ("get_kernel", "get_kernel_hub")]
-    with forbid_network(kernels=kernels), replaced(changes):
+    with forbid_network(kernels=kernels), replace_attributes(changes):
         yield
 
 

@@ -41,7 +41,7 @@ def forbid_network(*, kernels: bool = False) -> Iterator[None]:
     reset = getattr(huggingface_hub.utils, "reset_sessions", lambda: None)
     with ExitStack() as stack:
         stack.callback(reset)
-        stack.enter_context(replaced(changes))
+        stack.enter_context(replace_attributes(changes))
         reset()
         yield
 
@@ -52,7 +52,7 @@ def refuse_download(name: Any, *_: Any, **__: Any) -> Any:
 
 
 @contextmanager
-def replaced(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+def replace_attributes(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
     """Replace attributes, those that exist, until the context ends."""
     with ExitStack() as stack:
         for place, name, value in changes:
