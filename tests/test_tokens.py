@@ -19,7 +19,7 @@ from ctxext import redaction
 from ctxext.checkpoint.opening import hub_token
 from ctxext.cli.app import main
 from ctxext.errors import CtxextError
-from ctxext.redaction import RedactedStream, allow_styles, redact, remember, shorten
+from ctxext.redaction import RedactedStream, keep_styles, redact, remember, shorten
 from hub_server import hub
 
 SECRET = "hf_TopSecretTopSecretTopSecret"
@@ -188,7 +188,7 @@ def test_streams_write_no_secret():
 
 def test_colours_beside_a_secret_stay(no_memory):
     stream = io.StringIO()
-    allow_styles(RedactedStream(stream)).write(f"\x1b[2K\x1b[36m--password={PASSWORD}\x1b[0m {SECRET}\x1b[0m")
+    keep_styles(RedactedStream(stream)).write(f"\x1b[2K\x1b[36m--password={PASSWORD}\x1b[0m {SECRET}\x1b[0m")
     assert stream.getvalue() == "\x1b[2K\x1b[36m--password=…\x1b[0m hf_…\x1b[0m"
 
 

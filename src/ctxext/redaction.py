@@ -176,7 +176,7 @@ def escape_json(text: str) -> str:
 class RedactedStream:
     """A stream that removes secrets from all output, including that of libraries, warnings and tracebacks.
 
-    Control characters are escaped: only ctxext's consoles write styles (`allow_styles`), and progress bars of libraries
+    Control characters are escaped: only ctxext's consoles write styles (`keep_styles`), and progress bars of libraries
     move the cursor up.
 
     Args:
@@ -208,6 +208,6 @@ class StyledStream(RedactedStream):
         return self.stream.write("".join(map(redact, _STYLE.split(text))))
 
 
-def allow_styles(stream: Any) -> Any:
+def keep_styles(stream: Any) -> Any:
     """Return a stream that writes the styles of text that is already escaped."""
     return StyledStream(stream.stream) if type(stream) is RedactedStream else stream

@@ -1,12 +1,15 @@
 """What strangers wrote reaches the terminal as text: no colours, no movements of the cursor, no markup."""
 
+import io
 import json
 import sys
 
 import pytest
+from rich.color import ColorSystem
 from rich.progress import Progress
+from rich.text import Text
 
-from ctxext.cli.output import Output, print_error, time_left_column
+from ctxext.cli.output import Output, SafeConsole, print_error, time_left_column
 from ctxext.errors import CtxextError
 from ctxext.redaction import RedactedStream
 from small_llama import change_json
@@ -93,3 +96,33 @@ def test_no_way_out_shows_a_token(as_json, capsys, monkeypatch):
     assert "a hf_… b" in shown.out
     assert shown.err.count("a hf_… b") == 6
     assert secret[3:] not in shown.out + shown.err
+
+
+def test_a_warning_of_a_library_cannot_talk_to_the_terminal():
+    """Issue: matplotlib warned of a character that its font lacks, and passed ESC on."""
+    stream = io.StringIO()
+    safe = RedactedStream(stream)
+    for text in (
+        ESCAPE,
+        "Glyph 27 (\x1b) missing from font(s)",
+        "\x1b[2J",
+        "\x1b[31mred\x1b[0m",
+        "\x9b31m",
+        "\u202eabc",
+    ):
+        safe.write(f"warning: {text}\n")
+    assert not set("\x1b\x07\x9b\u202e") & set(stream.getvalue())
+    begun = len(stream.getvalue())
+    for bar in ("\r 50 %", "\n", "\x1b[A", "\x1b[A\x1b[A"):  # tqdm's movements between bars.
+        safe.write(bar)
+    assert stream.getvalue()[begun:] == "\r 50 %\n\x1b[A\x1b[A\x1b[A"
+
+
+def test_a_console_of_ours_keeps_its_colours(monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", RedactedStream(stream))
+    console = SafeConsole(stderr=True)
+    console._force_terminal, console._color_system = True, ColorSystem.STANDARD
+    console.print(Text(f"bold {ESCAPE}", style="bold"))
+    assert stream.getvalue().startswith("\x1b[1mbold \\x1b]0;owned\\x1b[31mred\x1b[0m")
+    assert stream.getvalue().count("\x1b") == 2

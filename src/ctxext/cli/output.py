@@ -23,7 +23,7 @@ from rich.text import Text
 from ctxext.errors import CtxextError
 from ctxext.files.content import Progress
 from ctxext.options import option
-from ctxext.redaction import SECRET_FLAGS, allow_styles, escape_json, shorten, visible
+from ctxext.redaction import SECRET_FLAGS, escape_json, keep_styles, shorten, visible
 
 _LONGEST = 2000
 """Maximum number of displayed characters of an error; a configuration may contain a word of any length."""
@@ -38,7 +38,7 @@ class SafeConsole(Console):
     @property
     def file(self) -> IO[str]:
         """The stream for text with styles, which is escaped otherwise."""
-        stream: IO[str] = allow_styles(super().file)
+        stream: IO[str] = keep_styles(super().file)
         return stream
 
     @file.setter

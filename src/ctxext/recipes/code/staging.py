@@ -106,7 +106,7 @@ def write_stage(folder: Path, checkpoint: Checkpoint, config: Mapping[str, Any],
 def own_classes(config: dict[str, Any], code: Mapping[str, bytes | str]) -> dict[str, Any]:
     """Return a configuration with only classes of our code in its `auto_map`, and without it if there are none.
 
-    Programs that load the folder may trust it without an option, as llama.cpp's converter does.
+    Programs that load the folder may trust it by default: llama.cpp's converter does.
     """
     auto_map, plain = config.get("auto_map"), without_code(config)
     classes = auto_map if isinstance(auto_map, Mapping) else {}
