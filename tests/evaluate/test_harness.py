@@ -1,5 +1,7 @@
 import json
+import shutil
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -80,3 +82,26 @@ def test_a_length_without_figures_is_refused(stub):
     with pytest.raises(CtxextError, match="does not support 512"):
         check_harness(["ruler-6"], [512])
     check_harness(["niah"], [512])
+
+
+def test_its_tasks_load_a_tokenizer_that_names_no_code(stub, checkpoint, tmp_path, monkeypatch):
+    """RULER in the harness loads the tokenizer again, with trust."""
+    folder, seen = tmp_path / "strangers", []
+    shutil.copytree(checkpoint, folder)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "auto_map": {"AutoTokenizer": ["theirs.Words"] * 2}}))
+    (folder / "theirs.py").write_text("raise SystemExit")
+    known = sys.modules["lm_eval"].simple_evaluate
+
+    def simple_evaluate(**options):
+        place = Path(options["metadata"]["tokenizer"])
+        seen.append({file.name: file.read_text() for file in place.iterdir()})
+        return known(**options)
+
+    monkeypatch.setattr(sys.modules["lm_eval"], "simple_evaluate", simple_evaluate)
+    evaluate(
+        [str(folder)], Settings(tasks=("passkey",), lengths=(300,), samples=1, harness=("niah",)), out=tmp_path / "o"
+    )
+    (files,) = seen
+    assert "tokenizer.json" in files
+    assert "theirs" not in str(files)

@@ -188,3 +188,20 @@ def test_vectors_are_those_of_sentence_transformers(modules, tmp_path):
         (vector,) = pool_texts(loaded, [loaded.pooler.cut(ids, *ends)])
         wanted = torch.nn.functional.normalize(torch.tensor(model.encode(text)).double(), dim=0)
         assert torch.allclose(vector, wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "says"),
+    [
+        ("Router", {"types": {"x": "theirs.Module"}}, r"Router, which is not supported"),
+        ("Transformer", {}, r"Transformer, which is not supported"),
+        ("Dense", {"activation_function": "theirs.call"}, r'"theirs\.call", which does not belong to torch'),
+        ("Dense", {"activation_function": "torch.hub.load"}, r'"torch\.hub\.load", which does not belong to torch'),
+    ],
+)
+def test_modules_that_could_import_other_code_are_refused(kind, settings, says, tmp_path):
+    folder = make_encoder(tmp_path / "m", ("Transformer", "Pooling", kind))
+    (folder / f"2_{kind}").mkdir(exist_ok=True)
+    (folder / f"2_{kind}" / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(CtxextError, match=says):
+        open_pooler(*open_infos([str(folder)]))
