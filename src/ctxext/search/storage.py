@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
     from sqlalchemy.engine import URL, Connection
 
-LOCK_SECONDS = 60
-"""Seconds to wait for other processes that create a study, or write to SQLite."""
+LOCK_SECONDS = 300
+"""Seconds to wait for other processes that create a study, or write to SQLite; killed ones hold no lock."""
 
 _DRIVERS = {"postgresql": ("psycopg", "psycopg2"), "mysql": ("pymysql", "mysqldb"), "mariadb": ("pymysql", "mysqldb")}
 """Drivers of the databases that optuna supports, for URLs that name none."""
