@@ -81,8 +81,9 @@ PARALLEL = dataclasses.replace(QUICK, batch_size=4, pack="run-on", steps=5)
 
 
 def change(**options) -> TrainingOptions:
-    """The short training with other options."""
-    return dataclasses.replace(QUICK, **options)
+    """The short training with other options; of all weights without the rank, which is an adapter's."""
+    usual = {"rank": TrainingOptions.rank} if options.get("full") else {}
+    return dataclasses.replace(QUICK, **usual, **options)
 
 
 def tune(base: Path, out: Path, options: TrainingOptions = QUICK, *, is_drawn: bool = False, **others):

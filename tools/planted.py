@@ -58,7 +58,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("redaction.py", 'return _TOKEN.sub(r"\\1…", text)', "return text", _TOKENS),
     ("redaction.py", "map(redact, _STYLE.split(text))", "_STYLE.split(text)", _TERMINAL),
     ("errors.py", "redact(message)", "message", _TOKENS),
-    ("cli/app.py", "redact(str(error))", "str(error)", ("tests/cli/test_faults.py",)),
+    ("cli/app.py", "shorten(str(error), _SHORT)", "str(error)[:_SHORT]", _TOKENS),
     ("cli/app.py", "RedactedStream(getattr(sys, name))", "getattr(sys, name)", _TOKENS),
     ("cli/app.py", "{visible(line)}", "{line}", ("tests/cli/test_faults.py",)),
     (
@@ -330,8 +330,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "verify/file_checks.py",
-        "{**config, **expected}",
-        "expected",
+        "for key in {**actual, **expected}:",
+        "for key in expected:",
         ("tests/publish/test_verify.py::test_configuration_that_contradicts_its_recipe_is_found_even_if_recorded",),
     ),
     (
@@ -538,7 +538,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "publish/push.py",
-        'return redact(" ".join(text.split()))',
+        "return shorten(text, _LONGEST)",
         'return " ".join(text.split())',
         ("tests/publish/test_what_is_shared.py::test_each_answer_of_the_hub_in_one_line",),
     ),
@@ -754,15 +754,15 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("verify/file_checks.py", "or path.stat().st_size != stamp[0]", "or path.stat().st_size == stamp[0]", _CHECKS),
     (
         "verify/file_checks.py",
-        '    if not _same_but_heads(actual.get("auto_map"), expected.get("auto_map")):',
-        '    if actual.get("auto_map") and not _same_but_heads(actual.get("auto_map"), expected.get("auto_map")):',
-        _CHECKS,
+        "key in _HEADS and len(present) == 1",
+        "key in _HEADS",
+        ("tests/publish/test_values.py",),
     ),
     (
         "verify/file_checks.py",
-        'different += [f"{nested}.{key}" for key in _differences(config[nested], expected[nested], None)]',
-        "pass",
-        _CHECKS,
+        "_differences(actual.get(key, _ABSENT), expected.get(key, _ABSENT), inside)",
+        "({} if place else _differences(actual.get(key, _ABSENT), expected.get(key, _ABSENT), inside))",
+        ("tests/publish/test_values.py",),
     ),
     (
         "verify/file_checks.py",
@@ -798,7 +798,7 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         _CHECKS,
     ),
     ("verify/run.py", "        foreign=subject.runs_foreign_code,\n", "", _CHECKS),
-    ("verify/clean_load.py", "max(differences.values()), change", "min(differences.values()), change", _CHECKS),
+    ("verify/clean_load.py", "worst = max(", "worst = min(", _CHECKS),
     (
         "verify/run.py",
         "open_checkpoint(against, token=token)",
@@ -888,8 +888,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
         _LOADING,
     ),
     (
-        "checkpoint/loading.py",
-        "                patched.callback(setattr, place, name, getattr(place, name))\n",
+        "files/offline.py",
+        "                stack.callback(setattr, place, name, getattr(place, name))\n",
         "                pass\n",
         _LOADING,
     ),
@@ -909,8 +909,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ),
     (
         "recipes/code/staging.py",
-        'ours = {auto: place for auto, place in auto_map.items() if f"{module_of(place)}.py" in code}',
-        "ours = dict(auto_map)",
+        'ours = {auto: place for auto, place in classes.items() if f"{module_of(place)}.py" in code}',
+        "ours = dict(classes)",
         _STAGING,
     ),
     (
@@ -935,8 +935,8 @@ PLANTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("engines/vllm.py", "stop_token_ids=list(ends)", "stop_token_ids=list(ends)[:1]", _ASKED),
     (
         "finetune/chats.py",
-        "return {MESSAGES: messages, **tools}",
-        "return {MESSAGES: messages}",
+        "return {MESSAGES: messages, **tools, _UNREAD: sorted(unread)}",
+        "return {MESSAGES: messages, _UNREAD: sorted(unread)}",
         ("tests/finetune/test_documents.py::test_records_in_our_own_fields",),
     ),
     (

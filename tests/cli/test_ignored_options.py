@@ -70,12 +70,6 @@ def test_finetune_without_an_adapter_has_none_of_its_options(options):
     TrainingOptions(full=True).resolve(window=64, trained_length=32).for_data(9)
 
 
-def test_finetune_takes_epochs_or_steps():
-    with pytest.raises(CtxextError, match="--epochs cannot be combined with --steps"):
-        TrainingOptions(epochs=2, steps=9)
-    assert TrainingOptions(epochs=2, batch_size=4).for_data(10).steps == 5
-
-
 @pytest.mark.parametrize("words", [("search",), ("convert", "--method", "auto")])
 def test_a_hint_of_a_search_names_no_option_that_it_lacks(run, llama, words):
     scheduled(llama, rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128})

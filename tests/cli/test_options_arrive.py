@@ -83,7 +83,7 @@ AUTO = (
 )
 TRAININGS = (
     {
-        **{"length": 512, "start_length": 64, "original_length": 128, "learn": "all", "epochs": 2.0},
+        **{"length": 512, "start_length": 64, "original_length": 128, "learn": "all", "steps": 7, "epochs": 2.0},
         **{"batch_size": 6, "pack": "run-on", "short_share": 0.3, "positions": "pose", "window": 256, "rank": 3},
         **{"alpha": 5.0, "dropout": 0.1, "targets": ("q_proj", "v_proj")},
         **{"train_norms": True, "train_embeddings": True, "micro_batch": 3},
@@ -92,7 +92,7 @@ TRAININGS = (
         **{"keep_best": True, "report_to": "tensorboard", "quantize": "4bit"},
         **{"device": "cpu", "dtype": "bf16", "rate_floor": 0.1, "serve_factor": 4.0},
     },
-    {"full": True, "keep_short": True, "steps": 7},
+    {"full": True, "keep_short": True},
 )
 """What options of a training make; in two parts, as some cannot stand together."""
 

@@ -46,7 +46,7 @@ def resolve(**choices) -> TrainingOptions:
 SETTLED = [
     ({}, {"length": 1024, "short_length": 128, "alpha": 32.0, "learning_rate": 2e-4, "window": None}),
     ({"full": True}, {"learning_rate": 2e-5}),
-    ({"full": True, "learning_rate": 0.5, "rank": 3, "alpha": 1.5}, {"learning_rate": 0.5, "alpha": 1.5}),
+    ({"learning_rate": 0.5, "rank": 3, "alpha": 1.5}, {"learning_rate": 0.5, "alpha": 1.5}),
     ({"rank": 3}, {"alpha": 6.0}),
     ({"length": 64}, {"length": 64, "short_length": 64}),
     ({"short_length": 32}, {"short_length": 32}),

@@ -11,6 +11,7 @@ from ctxext.errors import CtxextError
 from ctxext.finetune.base import open_base
 from ctxext.finetune.loss import use_chunked_loss
 from ctxext.finetune.models import SourceModel, load_base, load_source
+from ctxext.finetune.options import TrainingOptions
 from ctxext.methods import MsPoE, PositionInterpolation, Yarn
 from tiny_base import QUICK, SIZES, TRAINED, logits, make_base, save_llama, tune
 
@@ -18,7 +19,8 @@ KEEP = dataclasses.replace(QUICK, keep_short=True)
 
 
 def resolve(**changes):
-    return dataclasses.replace(KEEP, **changes).resolve(window=128, trained_length=TRAINED)
+    usual = {"rank": TrainingOptions.rank} if changes.get("full") else {}
+    return dataclasses.replace(KEEP, **usual, **changes).resolve(window=128, trained_length=TRAINED)
 
 
 MSPOE = MsPoE(head_order="fixed", first_layer=0, schedule="by-parts", ratio_min=1.5, ratio_max=4)

@@ -136,7 +136,7 @@ def test_what_files_join_is_trained_whole_and_in_part(model_type, tmp_path):
     """In a stored tensor of queries, keys and values, the adapter changes only its own third."""
     base, options = rotary_base(tmp_path, model_type), change(length=128, pack="run-on")
     tune(base, tmp_path / "out", dataclasses.replace(options, targets=("k_proj",)))
-    tune(base, tmp_path / "whole", dataclasses.replace(options, full=True))
+    tune(base, tmp_path / "whole", change(length=128, pack="run-on", full=True))
     before, part, whole = (weights(folder) for folder in (base, tmp_path / "out", tmp_path / "whole"))
     joined = [name for name in before if name.endswith(("Wqkv.weight", "qkv_proj.weight"))]
     assert {name for name in before if not torch.equal(before[name], part[name])} == set(joined)

@@ -378,7 +378,7 @@ ANSWERS = [
     (answer(502), "an internal error (status 502)", AGAIN),
     (OSError("[Errno 111] Connection refused by peer."), "cannot be reached: Connection refused.", AGAIN),
     (OSError(), "cannot be reached: OSError.", AGAIN),
-    (OSError("x" * 500), f"cannot be reached: {'x' * 120}.", AGAIN),
+    (OSError("x" * 500), f"cannot be reached: {'x' * 120}", AGAIN),
     (OSError(f"{'x' * 100} https://me:password@host is away"), "x https://me:…@", AGAIN),  # Cut within the password.
     (errors.OfflineModeIsEnabled("off"), "HF_HUB_OFFLINE is set", "Unset it"),
     (errors.HFValidationError("bad"), '"me/x" is not a valid Hub id', "at most 96"),

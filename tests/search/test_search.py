@@ -1,7 +1,6 @@
 """Whole searches on a tiny model: reproducible, resumable, and without a recommendation if no recipe helps."""
 
 import dataclasses
-import os
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ import yaml
 
 from ctxext import SearchOptions, load_recipe, search
 from ctxext.evaluate.report.pictures import as_png
+from ctxext.files.processes import machine_id
 from ctxext.search import study as study_module
 from ctxext.search.options import StudyPlace
 from ctxext.search.space import build_space
@@ -134,7 +134,7 @@ def test_a_recipe_of_another_process_is_left_to_it(source, tmp_path):
         study.begin({"source": "tiny"})
     trial, parameters = theirs.ask()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        trial.set_user_attr("owner", [os.uname().nodename, other.pid, time.time()])
+        trial.set_user_attr("owner", [machine_id(), other.pid, time.time()])
         mine.rescue()
         assert mine.ask()[1] != parameters
         other.communicate(b"\n")

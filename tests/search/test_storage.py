@@ -19,6 +19,7 @@ from sqlalchemy.engine import make_url
 from ctxext import redaction
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
+from ctxext.files.processes import machine_id
 from ctxext.redaction import redact
 from ctxext.search import study as study_module
 from ctxext.search.options import SearchOptions, StudyPlace, redact_storage
@@ -187,7 +188,7 @@ def test_a_study_in_use_is_not_replaced(tmp_path):
     trial, _ = study.ask()
     replaces = place.check(resume=False, overwrite=True)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        trial.set_user_attr("owner", [os.uname().nodename, other.pid, time.time()])
+        trial.set_user_attr("owner", [machine_id(), other.pid, time.time()])
         with pytest.raises(CtxextError, match=f"cannot be replaced: process {other.pid} works on it"):
             Study(place, space, 0, 0.01, replaces)
         other.communicate(b"\n")
@@ -223,7 +224,7 @@ def test_a_trial_is_requeued_once(tmp_path, monkeypatch):
             if not fast._list_abandoned():
                 return list_abandoned()
             fast.rescue()
-            fast.ask()[0].set_user_attr("owner", [os.uname().nodename, other.pid, time.time()])
+            fast.ask()[0].set_user_attr("owner", [machine_id(), other.pid, time.time()])
             return seen
 
         monkeypatch.setattr(slow, "_list_abandoned", list_late)
@@ -258,7 +259,7 @@ def test_a_process_that_has_ended_and_was_not_waited_for_is_dead(tmp_path):
     study.begin({"source": "demo"})
     trial, _ = study.ask()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        trial.set_user_attr("owner", [os.uname().nodename, other.pid, time.time()])
+        trial.set_user_attr("owner", [machine_id(), other.pid, time.time()])
         assert study._list_abandoned() == []
         other.kill()
         os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)

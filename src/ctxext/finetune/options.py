@@ -198,11 +198,6 @@ class TrainingOptions:
                     f"--full cannot be combined with {flag}, which is for LoRA.",
                     hint=f"Remove one of them. If {flag} comes from a preset, add --without {flag[2:]}.",
                 )
-        if self.epochs and self.steps != TrainingOptions.steps:
-            raise CtxextError(
-                "--epochs cannot be combined with --steps.",
-                hint="Remove one of them. If it comes from a preset, add --without steps.",
-            )
         if self.full and self.quantize != "none":
             raise CtxextError("--full cannot be combined with --quantize, which is for LoRA.")
         if self.rate_floor and self.schedule != "cosine":

@@ -195,8 +195,8 @@ def compare_logits(
         task["decoding"] = [_shorten_settings(step, model.code["steps"]) for step in steps]
         task["forms"], length = _texts(steps, model, task["decoding"])
     else:
-        length = max(model.encoding.context_length, _NUM_TOKENS)
-        task["stock"] = without_hub(stock.with_context_length(length).config)
+        longest = max(model.encoding.context_length, _NUM_TOKENS)
+        task["stock"] = without_hub(stock.with_context_length(longest).config)
         task |= {"check": "slopes", "count": _NUM_TOKENS}
     try:
         methods = [step.name for step in steps]
@@ -229,19 +229,19 @@ def compare_logits(
                 f"The {quantity} of the converted model differ from the reference by {relative:.1e}.",
                 hint="Please report this with the output of ctxext env. --no-verify converts without this check.",
             )
-    for form, relative in report.get("forms", {}).items():
-        if isinstance(relative, str) or not relative <= TOLERANCE:
-            raise CtxextError(
-                f"The attention outputs of the converted model differ from the reference by {relative:.1e}: {form}."
-                if not isinstance(relative, str)
-                else f"The converted model fails in one form of attention: {form}: {relative}.",
-                hint="Please report this with the output of ctxext env. --no-verify converts without this check.",
-            )
     if report["decoding"]:
         raise CtxextError(
             f"The converted model decodes incorrectly from its cache: {shorten(report['decoding'], 300)}.",
             hint=f"Tested: transformers {' and '.join(TESTED)}. --no-verify converts without this check.",
         )
+    for form, relative in report.get("forms", {}).items():
+        if isinstance(relative, str) or not relative <= TOLERANCE:
+            raise CtxextError(
+                f"The attention outputs of the converted model differ from the reference by {relative:.1e}: {form}."
+                if not isinstance(relative, str)
+                else f"The converted model fails in one form of attention: {form}: {shorten(relative, 300)}.",
+                hint="Please report this with the output of ctxext env. --no-verify converts without this check.",
+            )
     by_form: dict[str, float] = report.get("forms", {})
     worst = max([*differences.values(), *by_form.values()])
     return Verification(difference=worst, change=report["change"], forms=tuple(by_form), length=length)

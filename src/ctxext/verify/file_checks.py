@@ -160,7 +160,10 @@ _ABSENT: Any = object()
 def _differences(actual: Any, expected: Any, place: str = "") -> dict[str, tuple[Any, Any]]:
     """Return the values of two configurations that differ, by dotted key; `_ABSENT` for a missing key."""
     if not (isinstance(actual, Mapping) and isinstance(expected, Mapping)):
-        is_same = same_value(actual, expected) and isinstance(actual, bool) == isinstance(expected, bool)
+        if isinstance(actual, list) and isinstance(expected, list) and len(actual) == len(expected):
+            is_same = not any(_differences(*pair) for pair in zip(actual, expected, strict=True))
+        else:
+            is_same = same_value(actual, expected) and isinstance(actual, bool) == isinstance(expected, bool)
         return {} if is_same else {place: (actual, expected)}
     different: dict[str, tuple[Any, Any]] = {}
     for key in {**actual, **expected}:

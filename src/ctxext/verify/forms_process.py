@@ -203,7 +203,7 @@ def run_forms(model: Any, text: Text) -> dict[str, Any]:
                 with cast_attentions(samples.attentions, way.dtype):
                     run_way(model, samples, text, way, calls, forms)
             except Exception as error:  # Any exception of the model or its cache is the result.
-                forms[way.name] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                forms[way.name] = f"{type(error).__name__}: {' '.join(str(error).split())}"
             finally:
                 model.set_attn_implementation(default)
     return forms
