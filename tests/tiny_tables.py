@@ -22,7 +22,8 @@ def make_base(folder, model_type, step=None):
 
 
 def change(**options):
-    return dataclasses.replace(OPTIONS, **options)
+    usual = {"rank": TrainingOptions.rank} if options.get("full") else {}
+    return dataclasses.replace(OPTIONS, **usual, **options)
 
 
 def texts():
