@@ -155,7 +155,8 @@ def test_a_system_that_does_not_say(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "kind", ["RagTokenizer", "NoSuchTokenizer", "AutoTokenizer", "PreTrainedModel", "", "a.b", "x--y"]
 )
-def test_a_class_of_tokenizers_that_is_none_is_one_line(kind, run, tmp_path):
+def test_a_class_of_tokenizers_that_is_none_is_one_line(kind, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     folder = changed(tmp_path / "model", lambda content: None)
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "tokenizer_class": kind}))
