@@ -44,6 +44,7 @@ def visible(mask, rows, total, base, window=0):
 # The positions of queries (b or 1, l) and of keys (b or 1, n) of a call within their texts, and those by which they are
 # rotated. Positions of keys that no query sees are arbitrary.
 Places = namedtuple("Places", ["rows", "rotated", "keys", "rotated_keys"])
+PIECE = 65536  # Values that are rotated at once, which fit the cache of a CPU.
 NOWHERE = 1 << 40  # The position of unused places in a cache: after every query.
 
 
@@ -228,7 +229,7 @@ def turned(call, tensor, to, since, slowed=None, name=None):
 
     With a name, the result is in a buffer that the next tensor of this name reuses, in this layer or a later one.
     """
-    step = max(32, 65536 // (tensor.shape[0] * tensor.shape[1] * tensor.shape[3]))
+    step = max(32, PIECE // (tensor.shape[0] * tensor.shape[1] * tensor.shape[3]))
     if torch.compiler.is_compiling() or tensor.requires_grad or tensor.shape[2] < 2 * step or tensor.is_cuda:
         return call.turn(tensor, to, since, slowed)
     name = name and (name, tensor.dtype, tensor.device)

@@ -276,7 +276,8 @@ def _texts(
             if places := getattr(reference_of(step), "places", None):
                 with report_reference_errors(step):
                     marks |= dict.fromkeys(places(entry, prompt + _BEYOND))
-        texts.append({"prompt": prompt, "steps": entries, "marks": list(marks)})
+        # In the second, calls of any width exceed the piece of states that is rotated at once.
+        texts.append({"prompt": prompt, "steps": entries, "marks": list(marks), "piece": len(texts)})
     return texts, 0 if length == longest else length
 
 

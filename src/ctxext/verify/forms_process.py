@@ -10,6 +10,7 @@ compute some rows only, each with all of its keys.
 import contextlib
 import functools
 import inspect
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,7 @@ EDGES = (0, 1, 63, 64, 65, 127, 128, 129, 255, 256, 257)  # Of tiles and blocks,
 CALLS = (("decoded", 3), ("continued", 280), ("decoded", 20))
 FEWER = (*CALLS[:-1], ("decoded", 3))
 GAPS = (("continued after a gap", 150), ("decoded after a gap", 3))
+DRAFTS = (24, 1, 1)  # Tokens of each call that is taken back: more than are rotated together, and decoded ones.
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,9 @@ class Way:
         calls: The name and number of tokens of each call.
         dtype: The type of attention.
         trains: Whether gradients are recorded.
+        drafts: Whether other tokens are read before each decoded one and removed from the cache, as in assisted
+            generation.
+        swaps: Whether the texts of a batch change places in the cache after the prompt, as in beam search.
     """
 
     name: str
@@ -57,6 +62,8 @@ class Way:
     padding: int = 0
     dtype: torch.dtype = torch.float32
     trains: bool = False
+    drafts: bool = False
+    swaps: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,11 +74,13 @@ class Text:
         prompt: The number of tokens of the first call.
         steps: The settings of each method.
         marks: Positions where the rules of a method change.
+        piece: The number of values that are rotated at once; 0 for the usual one, which few queries do not exceed.
     """
 
     prompt: int
     steps: list[dict[str, Any]]
     marks: list[int]
+    piece: int = 0
 
     @property
     def length(self) -> int:
@@ -107,16 +116,29 @@ class Text:
         ways = [Way(backend, backend, [prompt, *CALLS, *(GAPS if takes_positions else ())])]
         if self.is_large:
             return ways
-        ways += [Way(f"{backend}, padded", backend, calls, batch=2, padding=PADDING)] if takes_positions else []
+        backends = dict.fromkeys((backend, "eager"))
+        if takes_positions:
+            ways += [Way(f"{name}, padded", name, calls, batch=2, padding=PADDING) for name in backends]
         ways += [Way("eager", "eager", calls)] if backend != "eager" else []
         if self.is_ordered_by_prompt:
             return ways
+        if self.inside:
+            rest = ("continued beyond the original length", self.prompt - self.inside)
+            ways += [Way(f"{name}, chunks", name, [("one call", self.inside), rest, *FEWER[:1]]) for name in backends]
+        if takes_positions:
+            ways.append(Way(f"{backend}, drafts", backend, calls, drafts=True))
+            ways.append(Way(f"{backend}, beams", backend, calls, batch=2, padding=PADDING, swaps=True))
         early = [("one call", self.early), *FEWER]  # Rotated keys then need longer room before a level ends.
         ways.append(Way(f"{backend}, batch", backend, early, batch=2))
         if self.layers and backend == "sdpa":
             ways.append(Way("sdpa, training", backend, early, trains=True))
             ways.append(Way("sdpa, float64", backend, early, dtype=torch.float64))  # As float16, which is rounded more.
         return ways
+
+    @property
+    def inside(self) -> int:
+        """Number of tokens of a prompt within the original context length; 0 if no rule depends on it."""
+        return min((step["original_length"] for step in self.steps if "original_length" in step), default=0) // 2
 
     @property
     def early(self) -> int:
@@ -196,7 +218,7 @@ def run_forms(model: Any, text: Text) -> dict[str, Any]:
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
     default, forms = model.config.get_text_config()._attn_implementation or "eager", dict[str, Any]()
     calls = compared_calls(model, text)
-    with replace_states(model, samples):
+    with replace_states(model, samples), small_pieces(text.piece):
         for way in text.ways(default, takes_positions=takes_positions):
             try:
                 model.set_attn_implementation(way.backend)
@@ -207,6 +229,16 @@ def run_forms(model: Any, text: Text) -> dict[str, Any]:
             finally:
                 model.set_attn_implementation(default)
     return forms
+
+
+@contextlib.contextmanager
+def small_pieces(piece: int) -> Iterator[None]:
+    """Rotate states in pieces of so many values; if it is 0, nothing changes."""
+    modules = [module for name, module in sys.modules.items() if name.endswith(".relation_parts") and piece]
+    with contextlib.ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(replace_functions(vars(module), {"PIECE": piece}))
+        yield
 
 
 @contextlib.contextmanager
@@ -229,40 +261,52 @@ def run_way(model: Any, samples: Samples, text: Text, way: Way, calls: Any, form
     """Run a text in one way, and add the outputs of its calls to `forms`."""
     numbers, limit = calls
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-    end, start, cache = sum(count for _, count in way.calls), 0, dict[str, Any]()
+    end, start, cache = sum(count for _, count in way.calls) + sum(DRAFTS) * way.drafts, 0, dict[str, Any]()
     place = torch.arange(end)[None] - torch.tensor([0, way.padding][: way.batch])[:, None]
     token = place.clamp(min=0) + text.length * torch.arange(way.batch)[:, None]
-    rows = [text.rows(number) for number in range(way.batch)]
+    order = list(range(way.batch))
 
     def see_cache(_: Any, args: Any, named: dict[str, Any]) -> None:
         found = next((value for value in (*named.values(), *args) if hasattr(value, "get_seq_length")), None)
         if found is not None:
             cache[cache_argument(model)] = found
 
+    def call(first: int, last: int, tokens: Any) -> list[Any]:
+        """Return the outputs of a call with the tokens (b, l) at first to last."""
+        given: dict[str, Any] = {}
+        if way.padding:
+            given["attention_mask"] = (place[order, :last] >= 0).long()
+        elif way.batch > 1:
+            given["attention_mask"] = torch.ones(way.batch, last, dtype=torch.long)
+        if takes_positions:  # As `generate` does; some families count from 0 again without (Bamba).
+            given["position_ids"] = text.positions[place[order].clamp(min=0)][:, first:last]
+        samples.begin(tokens)
+        ids = torch.zeros(way.batch, last - first, dtype=torch.long)
+        with hook_attentions(model, enter=see_cache):
+            forward: Any = functools.partial(model, ids, use_cache=True, **cache, **given)
+            forward = torch.enable_grad()(forward) if way.trains else forward
+            return run_and_record(model, forward, limit=limit)[1]
+
     for name, count in way.calls:
-        for first, last in (
-            [(at, at + 1) for at in range(start, start + count)] if "decoded" in name else [(start, start + count)]
-        ):
-            given: dict[str, Any] = {}
-            if way.padding:
-                given["attention_mask"] = (place[:, :last] >= 0).long()
-            elif way.batch > 1:
-                given["attention_mask"] = torch.ones(way.batch, last, dtype=torch.long)
-            if takes_positions:  # As `generate` does; some families count from 0 again without (Bamba).
-                given["position_ids"] = text.positions[place.clamp(min=0)][:, first:last]
-            samples.begin(token[:, first:last])
-            ids = torch.zeros(way.batch, last - first, dtype=torch.long)
-            with hook_attentions(model, enter=see_cache):
-                forward: Any = functools.partial(model, ids, use_cache=True, **cache, **given)
-                forward = torch.enable_grad()(forward) if way.trains else forward
-                outputs = run_and_record(model, forward, limit=limit)[1]
-            for row in range(way.batch):
-                lost = first - way.padding * row
-                at = torch.tensor([r for r in rows[row] if lost <= r < lost + last - first])
-                here = at - lost
-                shown = numbers[: 1 if row else None]
+        is_decoded = "decoded" in name
+        if way.swaps and start and order[0] == 0:
+            order.reverse()
+            next(iter(cache.values())).reorder_cache(torch.tensor(order))
+        if way.drafts and is_decoded:
+            at = start
+            for size in DRAFTS:
+                call(at, at + size, (token[order, at : at + size] + text.length) % (2 * text.length))
+                at += size
+            next(iter(cache.values())).crop(start - at)
+        ends = [(at, at + 1) for at in range(start, start + count)] if is_decoded else [(start, start + count)]
+        for first, last in ends:
+            outputs = call(first, last, token[order, first:last])
+            for row, number in enumerate(order):
+                lost = first - way.padding * number
+                at = torch.tensor([r for r in text.rows(number) if lost <= r < lost + last - first])
                 kept = forms.setdefault(f"{name} ({way.name})", [])
-                kept += [(row, number, at, outputs[number][row, here].detach().clone()) for number in shown if len(at)]
+                shown = numbers[: 1 if number else None] if len(at) else []
+                kept += [(number, layer, at, outputs[layer][row, at - lost].detach().clone()) for layer in shown]
         start += count
 
 
