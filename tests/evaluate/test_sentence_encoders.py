@@ -194,7 +194,7 @@ def test_vectors_are_those_of_sentence_transformers(modules, tmp_path):
     ("kind", "settings", "says"),
     [
         ("Router", {"types": {"x": "theirs.Module"}}, r"Router, which is not supported"),
-        ("Transformer", {}, r"Transformer, which is not supported"),
+        ("CLIPModel", {}, r"CLIPModel, which is not supported"),
         ("Dense", {"activation_function": "theirs.call"}, r'"theirs\.call", which does not belong to torch'),
         ("Dense", {"activation_function": "torch.hub.load"}, r'"torch\.hub\.load", which does not belong to torch'),
     ],
