@@ -259,7 +259,8 @@ def _texts(
     width = heads * int(model.read("head_dim") or (model.read("hidden_size") or 0) // heads or 128)
     longest = max((step.get("original_length", 0) for step in settings), default=0)
     if not longest:  # No rule depends on a length. On a CPU states are rotated in pieces of about as many values.
-        return [{"prompt": min(max(2 * max(_PIECE // width, 32) + 37, 300), 2100), "steps": settings, "marks": []}], 0
+        prompt = min(max(2 * max(_PIECE // width, 32) + 37, 300), 2100)
+        return [{"prompt": prompt, "steps": settings, "marks": [], "is_short": prompt < 1200}], 0
     slow = [step for step in steps if not _is_quick(step, settings)]
     room = max(min(math.isqrt(_WORK // width), _SLOW if slow else _LONGEST) - _BEYOND, 1024)
     own, length = settings, min(longest, room)
@@ -276,8 +277,7 @@ def _texts(
             if places := getattr(reference_of(step), "places", None):
                 with report_reference_errors(step):
                     marks |= dict.fromkeys(places(entry, prompt + _BEYOND))
-        # In the second, calls of any width exceed the piece of states that is rotated at once.
-        texts.append({"prompt": prompt, "steps": entries, "marks": list(marks), "piece": len(texts)})
+        texts.append({"prompt": prompt, "steps": entries, "marks": list(marks), "is_short": entries is short})
     return texts, 0 if length == longest else length
 
 

@@ -74,13 +74,13 @@ class Text:
         prompt: The number of tokens of the first call.
         steps: The settings of each method.
         marks: Positions where the rules of a method change.
-        piece: The number of values that are rotated at once; 0 for the usual one, which few queries do not exceed.
+        is_short: Whether lengths are so short that all ways are affordable, and calls exceed a small piece of states.
     """
 
     prompt: int
     steps: list[dict[str, Any]]
     marks: list[int]
-    piece: int = 0
+    is_short: bool
 
     @property
     def length(self) -> int:
@@ -124,13 +124,14 @@ class Text:
             return ways
         if self.inside:
             rest = ("continued beyond the original length", self.prompt - self.inside)
-            ways += [Way(f"{name}, chunks", name, [("one call", self.inside), rest, *FEWER[:1]]) for name in backends]
-        if takes_positions:
+            chunks = [("one call", self.inside), rest, *FEWER[:1]]
+            ways += [Way(f"{name}, chunks", name, chunks) for name in (backends if self.is_short else [backend])]
+        if takes_positions and self.is_short:
             ways.append(Way(f"{backend}, drafts", backend, calls, drafts=True))
             ways.append(Way(f"{backend}, beams", backend, calls, batch=2, padding=PADDING, swaps=True))
         early = [("one call", self.early), *FEWER]  # Rotated keys then need longer room before a level ends.
         ways.append(Way(f"{backend}, batch", backend, early, batch=2))
-        if self.layers and backend == "sdpa":
+        if self.is_short and backend == "sdpa":
             ways.append(Way("sdpa, training", backend, early, trains=True))
             ways.append(Way("sdpa, float64", backend, early, dtype=torch.float64))  # As float16, which is rounded more.
         return ways
@@ -204,7 +205,7 @@ def compared_calls(model: Any, text: Text) -> tuple[list[int], int | None]:
     acting = [number for number, layer in enumerate(layer_calls(model)) if layer in text.layers]
     if text.is_ordered_by_prompt:
         return acting, None
-    acting = acting[: 1 if text.is_large else NUM_LAYERS]
+    acting = acting[: NUM_LAYERS if text.is_short else 1]
     return acting, acting[-1] + 1 if acting else None
 
 
@@ -218,7 +219,7 @@ def run_forms(model: Any, text: Text) -> dict[str, Any]:
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
     default, forms = model.config.get_text_config()._attn_implementation or "eager", dict[str, Any]()
     calls = compared_calls(model, text)
-    with replace_states(model, samples), small_pieces(text.piece):
+    with replace_states(model, samples), small_pieces(text.is_short):
         for way in text.ways(default, takes_positions=takes_positions):
             try:
                 model.set_attn_implementation(way.backend)
@@ -232,12 +233,12 @@ def run_forms(model: Any, text: Text) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def small_pieces(piece: int) -> Iterator[None]:
-    """Rotate states in pieces of so many values; if it is 0, nothing changes."""
-    modules = [module for name, module in sys.modules.items() if name.endswith(".relation_parts") and piece]
+def small_pieces(is_short: bool) -> Iterator[None]:
+    """Rotate the states of a short text in small pieces, as those of a long one are."""
+    modules = [module for name, module in sys.modules.items() if name.endswith(".relation_parts") and is_short]
     with contextlib.ExitStack() as stack:
         for module in modules:
-            stack.enter_context(replace_functions(vars(module), {"PIECE": piece}))
+            stack.enter_context(replace_functions(vars(module), {"PIECE": 1}))
         yield
 
 
