@@ -223,17 +223,17 @@ def compare_logits(
         "logits": report["difference"] / (report["scale"] or 1.0),
         "attention outputs": report.get("attention", 0.0),
     }
+    if report["decoding"]:
+        raise CtxextError(
+            f"The converted model decodes incorrectly from its cache: {shorten(report['decoding'], 300)}.",
+            hint=f"Tested: transformers {' and '.join(TESTED)}. --no-verify converts without this check.",
+        )
     for quantity, relative in differences.items():
         if not math.isfinite(relative) or relative > TOLERANCE:
             raise CtxextError(
                 f"The {quantity} of the converted model differ from the reference by {relative:.1e}.",
                 hint="Please report this with the output of ctxext env. --no-verify converts without this check.",
             )
-    if report["decoding"]:
-        raise CtxextError(
-            f"The converted model decodes incorrectly from its cache: {shorten(report['decoding'], 300)}.",
-            hint=f"Tested: transformers {' and '.join(TESTED)}. --no-verify converts without this check.",
-        )
     for form, relative in report.get("forms", {}).items():
         if isinstance(relative, str) or not relative <= TOLERANCE:
             raise CtxextError(
