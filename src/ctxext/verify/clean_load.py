@@ -266,18 +266,20 @@ def _texts(
     own, length = settings, min(longest, room)
     if length < longest:
         own = [_scaled_settings(step, settings, length / longest) for step in steps]
-    prompts = [length + _MORE, LENGTH + _MORE]
+    prompts, insides = [length + _MORE, LENGTH + _MORE], [length // 2, LENGTH // 2]
     if isinstance(model.encoding, Rotary) and model.encoding.rope_type in ("longrope", "dynamic"):
         trained = model.encoding.trained_length  # Their frequencies change there, and not within a text.
         prompts = [max(prompt, trained + _PADDED) if trained < prompt + _BEYOND else prompt for prompt in prompts]
+        insides = [0, 0]
     texts = list[dict[str, Any]]()
-    for prompt, entries in zip(prompts, (own, short), strict=True):
+    for prompt, inside, entries in zip(prompts, insides, (own, short), strict=True):
         marks = dict[int, None]()
         for step, entry in ((step, next(each for each in entries if each["method"] == step.name)) for step in steps):
             if places := getattr(reference_of(step), "places", None):
                 with report_reference_errors(step):
                     marks |= dict.fromkeys(places(entry, prompt + _BEYOND))
-        texts.append({"prompt": prompt, "steps": entries, "marks": list(marks), "is_short": entries is short})
+        text = {"prompt": prompt, "steps": entries, "marks": list(marks), "is_short": entries is short}
+        texts.append({**text, "inside": inside})
     return texts, 0 if length == longest else length
 
 

@@ -75,12 +75,14 @@ class Text:
         steps: The settings of each method.
         marks: Positions where the rules of a method change.
         is_short: Whether lengths are so short that all ways are affordable, and calls exceed a small piece of states.
+        inside: The number of tokens of a prompt within the original context length; 0 to begin beyond it only.
     """
 
     prompt: int
     steps: list[dict[str, Any]]
     marks: list[int]
     is_short: bool
+    inside: int = 0
 
     @property
     def length(self) -> int:
@@ -135,11 +137,6 @@ class Text:
             ways.append(Way("sdpa, training", backend, early, trains=True))
             ways.append(Way("sdpa, float64", backend, early, dtype=torch.float64))  # As float16, which is rounded more.
         return ways
-
-    @property
-    def inside(self) -> int:
-        """Number of tokens of a prompt within the original context length; 0 if no rule depends on it."""
-        return min((step["original_length"] for step in self.steps if "original_length" in step), default=0) // 2
 
     @property
     def early(self) -> int:
@@ -294,11 +291,11 @@ def run_way(model: Any, samples: Samples, text: Text, way: Way, calls: Any, form
             order.reverse()
             next(iter(cache.values())).reorder_cache(torch.tensor(order))
         if way.drafts and is_decoded:
-            at = start
+            end = start
             for size in DRAFTS:
-                call(at, at + size, (token[order, at : at + size] + text.length) % (2 * text.length))
-                at += size
-            next(iter(cache.values())).crop(start - at)
+                call(end, end + size, (token[order, end : end + size] + text.length) % (2 * text.length))
+                end += size
+            next(iter(cache.values())).crop(start - end)
         ends = [(at, at + 1) for at in range(start, start + count)] if is_decoded else [(start, start + count)]
         for first, last in ends:
             outputs = call(first, last, token[order, first:last])
