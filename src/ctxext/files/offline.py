@@ -24,7 +24,8 @@ def forbid_network(*, kernels: bool = False) -> Iterator[None]:
     if kernels:
         yield
         return
-    import huggingface_hub
+    import huggingface_hub.constants
+    import huggingface_hub.utils
 
     look_up = socket.getaddrinfo
 

@@ -290,7 +290,8 @@ def _is_quick(step: Method, settings: Sequence[Mapping[str, Any]]) -> bool:
         return not hasattr(reference, "factor")
     m = 2 * entry["original_length"]
     try:
-        return len((reference.relation(entry, entry["layers"][0], m, m - 1, (1.0,)) or ("",))[0]) <= 1
+        with report_reference_errors(step):
+            return len((reference.relation(entry, entry["layers"][0], m, m - 1, (1.0,)) or ("",))[0]) <= 1
     except (ValueError, IndexError):
         return False
 
