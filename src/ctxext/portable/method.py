@@ -13,7 +13,7 @@ from collections import namedtuple
 
 import torch
 
-from .private_copy import cache_in
+from .private_copy import cache_in, tokens_in
 
 # The rotation of tensors: positions (b or 1, l) or (b or 1, l, c), `since` None for tensors that are not rotated. At
 # `to` the frequencies are multiplied by `slowed` (b or 1, l or 1, c), float64, or None for 1.
@@ -347,7 +347,7 @@ def following(name):
         state.derived.clear()
         if name in ("crop", "reset"):
             state.common.clear()
-        kept = state.rows if cache.get_seq_length() else {}  # An empty cache has no prompt.
+        kept = state.rows if tokens_in(cache) else {}  # An empty cache has no prompt.
         state.rows = {key: MOVES[name](rows, *args, *kwargs.values()) for key, rows in kept.items()}
 
     return moved

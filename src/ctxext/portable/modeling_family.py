@@ -41,6 +41,7 @@ from .private_copy import (
     is_model,
     private_copy,
     replace,
+    tokens_in,
     true_values,
 )
 
@@ -164,7 +165,7 @@ def model_forward(names, original, model, *args, **kwargs):
     if not (torch.is_tensor(mask) and mask.ndim == 2):
         mask = None if outer is None else outer.mask
     # Continuous batching lays texts end to end, which methods that need their lengths refuse.
-    seen = 0 if cache is None or "read_index" in given else cache.get_seq_length()
+    seen = 0 if cache is None or "read_index" in given else tokens_in(cache)
     seen = seen.clone() if torch.is_tensor(seen) else seen  # A static cache counts in place.
     rows, pairs = None, full_mask(given.get("attention_mask"))
     if given.get("position_ids") is None:

@@ -10,6 +10,7 @@ import inspect
 import sys
 import types
 
+import torch
 import transformers
 from transformers import AutoModel, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
@@ -36,6 +37,18 @@ def cache_in(arguments):
                 raise ValueError(f"{name} is a {type(cache).__name__}: pass a cache of transformers.")
             return cache
     return cache
+
+
+def tokens_in(cache):
+    """Return the number of tokens in a cache; it may be a tensor.
+
+    MiniMax's cache counts those of the first layer, which keeps none if it has no attention.
+    """
+    seen = cache.get_seq_length()
+    if torch.is_tensor(seen) or seen:
+        return seen
+    lengths = [layer.get_seq_length() for layer in getattr(cache, "layers", ()) if hasattr(layer, "get_seq_length")]
+    return next((length for length in lengths if torch.is_tensor(length) or length), 0)
 
 
 def private_copy(stub, modeling):

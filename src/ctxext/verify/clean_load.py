@@ -42,6 +42,8 @@ _WORK = 6 * 10**10
 """Square of the tokens of a text times the width of its queries, at most: seconds on one core."""
 _LONGEST, _SLOW = 9000, 3000
 """Tokens of a text, at most, and of one with a reference that computes each angle."""
+_SHORT = 4 * LENGTH
+"""Original context length up to which levels change often enough in a text with the checkpoint's own settings."""
 _PIECE = 131072
 """Values that Ms-PoE rotates at once on a CPU."""
 _BYTES_PER_PARAMETER = 4
@@ -146,6 +148,7 @@ class Verification:
         change: Largest change of a logit against the source.
         forms: The forms of attention that were compared with the reference, such as "decoded (sdpa)".
         length: Their original context length in tokens, if the checkpoint's is too long; otherwise 0.
+        unusable: The forms that the unconverted model computes wrongly too, such as "continued (sdpa)".
     """
 
     of: str = "logits"
@@ -154,6 +157,7 @@ class Verification:
     change: float = 0.0
     forms: tuple[str, ...] = ()
     length: int = 0
+    unusable: tuple[str, ...] = ()
 
     @property
     def coverage(self) -> str:
@@ -161,7 +165,8 @@ class Verification:
         pairs = [form.removesuffix(")").split(" (") for form in self.forms]
         calls, ways = (", ".join(dict.fromkeys(names)) for names in zip(*pairs, strict=True)) if pairs else ("", "")
         shorter = f"; lengths in proportion to an original length of {self.length} tokens" if self.length else ""
-        return f"{len(pairs)} forms of attention ({calls}; {ways}{shorter})" if pairs else ""
+        wrong = f"; wrong without the method too: {', '.join(self.unusable)}" if self.unusable else ""
+        return f"{len(pairs)} forms of attention ({calls}; {ways}{shorter}){wrong}" if pairs else ""
 
 
 def compare_logits(
@@ -244,7 +249,13 @@ def compare_logits(
             )
     by_form: dict[str, float] = report.get("forms", {})
     worst = max([*differences.values(), *by_form.values()])
-    return Verification(difference=worst, change=report["change"], forms=tuple(by_form), length=length)
+    return Verification(
+        difference=worst,
+        change=report["change"],
+        forms=tuple(by_form),
+        length=length,
+        unusable=tuple(report.get("unusable", ())),
+    )
 
 
 def _texts(
@@ -252,8 +263,8 @@ def _texts(
 ) -> tuple[list[dict[str, Any]], int]:
     """Return the texts for every form of attention, and their original context length if the checkpoint's is too long.
 
-    The first has the checkpoint's settings, or these made shorter in proportion. If they have lengths, the second has
-    those of a very short original length, so that levels change often.
+    The first has the checkpoint's settings, or these made shorter in proportion. If they have lengths and these are not
+    short, the second has those of a very short original length, so that levels change often.
     """
     settings, heads = model.code["steps"], int(model.read("num_attention_heads") or 1)
     width = heads * int(model.read("head_dim") or (model.read("hidden_size") or 0) // heads or 128)
@@ -271,14 +282,17 @@ def _texts(
         trained = model.encoding.trained_length  # Their frequencies change there, and not within a text.
         prompts = [max(prompt, trained + _PADDED) if trained < prompt + _BEYOND else prompt for prompt in prompts]
         insides = [0, 0]
+    kinds = list(zip(prompts, insides, (own, short), strict=True))
+    if longest <= _SHORT:  # Its own settings are short enough for every way.
+        kinds = kinds[:1]
     texts = list[dict[str, Any]]()
-    for prompt, inside, entries in zip(prompts, insides, (own, short), strict=True):
+    for prompt, inside, entries in kinds:
         marks = dict[int, None]()
         for step, entry in ((step, next(each for each in entries if each["method"] == step.name)) for step in steps):
             if places := getattr(reference_of(step), "places", None):
                 with report_reference_errors(step):
                     marks |= dict.fromkeys(places(entry, prompt + _BEYOND))
-        text = {"prompt": prompt, "steps": entries, "marks": list(marks), "is_short": entries is short}
+        text = {"prompt": prompt, "steps": entries, "marks": list(marks), "is_short": entries is kinds[-1][2]}
         texts.append({**text, "inside": inside})
     return texts, 0 if length == longest else length
 

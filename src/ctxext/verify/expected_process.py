@@ -405,15 +405,16 @@ class Expected:
 
         They are divided so that few rows, or one, are rotated at once.
         """
-        if (self.layer, frequencies) not in self.angles:
-            relation, pieces = functools.partial(reference.relation, settings, self.layer), list[list[Any]]()
-            for number, row in enumerate(range(len(self.positions)) if self.rows is None else self.rows):
-                if not pieces or sum(len(piece[1]) for piece in pieces[-1]) + row >= ROOM:
-                    pieces.append([])
-                pieces[-1].append((number, *self.pairs_of(relation, row, frequencies)))
-            self.angles[self.layer, frequencies] = pieces
+        relation = functools.partial(reference.relation, settings, self.layer)
+        known, pieces = self.angles.setdefault((self.layer, frequencies), {}), list[list[Any]]()
+        for number, row in enumerate(range(len(self.positions)) if self.rows is None else self.rows):
+            if row not in known:
+                known[row] = self.pairs_of(relation, row, frequencies)
+            if not pieces or sum(len(piece[1]) for piece in pieces[-1]) + row >= ROOM:
+                pieces.append([])
+            pieces[-1].append((number, *known[row]))
         joined = []
-        for piece in self.angles[self.layer, frequencies]:
+        for piece in pieces:
             numbers, keys, queries_at, keys_at, factors = zip(*piece, strict=True)
             i = torch.tensor(numbers).repeat_interleave(torch.tensor([len(j) for j in keys]))
             sides = (zip(side, factors, strict=True) for side in (queries_at, keys_at))

@@ -24,7 +24,7 @@ SPREAD = 1.25  # Standard deviation of scores: in a long text every key has a sh
 LARGE = 2600  # Number of tokens from which a text is run in the form of most users only, and one layer compared.
 PADDING = 13  # On the left of the second row of a padded batch.
 GAP = 7  # Between positions, before the last tokens.
-NUM_LAYERS = 2  # Layers with the methods that are compared; of the second text only the first.
+NUM_LAYERS = 2  # Layers with the methods that are compared in the way of most users; otherwise only the first.
 # Number of tokens up to which rounded angles do not count, as float32 rounds in proportion to positions; a quarter
 # without relation maps, because frequencies of Ms-PoE are rounded too.
 PRECISE = 2000
@@ -53,6 +53,7 @@ class Way:
         drafts: Whether other tokens are read before each decoded one and removed from the cache, as in assisted
             generation.
         swaps: Whether the texts of a batch change places in the cache after the prompt, as in beam search.
+        is_main: Whether most users run it: then more layers are compared, and states are rotated in small pieces.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Way:
     trains: bool = False
     drafts: bool = False
     swaps: bool = False
+    is_main: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Text:
         prompt: The number of tokens of the first call.
         steps: The settings of each method.
         marks: Positions where the rules of a method change.
-        is_short: Whether lengths are so short that all ways are affordable, and calls exceed a small piece of states.
+        is_short: Whether lengths are so short that all ways are affordable.
         inside: The number of tokens of a prompt within the original context length; 0 to begin beyond it only.
     """
 
@@ -115,7 +117,7 @@ class Text:
         """Return the ways of running this text on a model that uses a backend by default."""
         prompt = "one call", self.prompt
         calls = [prompt, *FEWER]
-        ways = [Way(backend, backend, [prompt, *CALLS, *(GAPS if takes_positions else ())])]
+        ways = [Way(backend, backend, [prompt, *CALLS, *(GAPS if takes_positions else ())], is_main=self.is_short)]
         if self.is_large:
             return ways
         backends = dict.fromkeys((backend, "eager"))
@@ -159,7 +161,7 @@ class Text:
             start = stop
         rows |= set(range(self.early - 1, self.early + 4))
         if number == 1:  # Those of a padded text are as many tokens before.
-            rows = {row - PADDING for row in sorted(rows)[::2] if row >= PADDING} | set(sorted(rows)[::3])
+            rows = {row - PADDING for row in sorted(rows)[::3] if row >= PADDING} | set(sorted(rows)[::2])
         return sorted(rows)
 
 
@@ -202,8 +204,12 @@ def compared_calls(model: Any, text: Text) -> tuple[list[int], int | None]:
     acting = [number for number, layer in enumerate(layer_calls(model)) if layer in text.layers]
     if text.is_ordered_by_prompt:
         return acting, None
-    acting = acting[: NUM_LAYERS if text.is_short else 1]
-    return acting, acting[-1] + 1 if acting else None
+    return first_calls(acting[: NUM_LAYERS if text.is_short else 1])
+
+
+def first_calls(numbers: list[int]) -> tuple[list[int], int | None]:
+    """Return the numbers of attention calls, and how many calls a forward needs for them."""
+    return numbers, numbers[-1] + 1 if numbers else None
 
 
 def run_forms(model: Any, text: Text) -> dict[str, Any]:
@@ -216,12 +222,13 @@ def run_forms(model: Any, text: Text) -> dict[str, Any]:
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
     default, forms = model.config.get_text_config()._attn_implementation or "eager", dict[str, Any]()
     calls = compared_calls(model, text)
-    with replace_states(model, samples), small_pieces(text.is_short):
+    with replace_states(model, samples):
         for way in text.ways(default, takes_positions=takes_positions):
+            is_whole = way.is_main or text.is_ordered_by_prompt
             try:
                 model.set_attn_implementation(way.backend)
-                with cast_attentions(samples.attentions, way.dtype):
-                    run_way(model, samples, text, way, calls, forms)
+                with cast_attentions(samples.attentions, way.dtype), small_pieces(way.is_main):
+                    run_way(model, samples, text, way, calls if is_whole else first_calls(calls[0][:1]), forms)
             except Exception as error:  # Any exception of the model or its cache is the result.
                 forms[way.name] = f"{type(error).__name__}: {' '.join(str(error).split())}"
             finally:
@@ -230,9 +237,9 @@ def run_forms(model: Any, text: Text) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def small_pieces(is_short: bool) -> Iterator[None]:
+def small_pieces(is_main: bool) -> Iterator[None]:
     """Rotate the states of a short text in small pieces, as those of a long one are."""
-    modules = [module for name, module in sys.modules.items() if name.endswith(".relation_parts") and is_short]
+    modules = [module for name, module in sys.modules.items() if name.endswith(".relation_parts") and is_main]
     with contextlib.ExitStack() as stack:
         for module in modules:
             stack.enter_context(replace_functions(vars(module), {"PIECE": 1}))
@@ -308,12 +315,17 @@ def run_way(model: Any, samples: Samples, text: Text, way: Way, calls: Any, form
         start += count
 
 
-def expected_outputs(expected: Expected, text: Text, num_texts: int) -> dict[tuple[int, int, int], Any]:
-    """Return the expected output of each compared row, by the numbers of its text, its call and its token."""
+def expected_outputs(
+    expected: Expected, text: Text, num_texts: int, *, is_stock: bool = False
+) -> dict[tuple[int, int, int], Any]:
+    """Return the expected output of each compared row, by the numbers of its text, its call and its token.
+
+    Those of the stock model have no methods.
+    """
     model = expected.model
     samples, found = Samples(model, 2 * text.length, SPREAD), dict[tuple[int, int, int], Any]()
     numbers, limit = compared_calls(model, text)
-    expected.use(text.steps)
+    expected.use([] if is_stock else text.steps)
     for number in range(num_texts):
         if number == 1:
             numbers = numbers[:1]
@@ -325,7 +337,7 @@ def expected_outputs(expected: Expected, text: Text, num_texts: int) -> dict[tup
         samples.begin(torch.arange(text.length)[None] + number * text.length)
         outputs = expected.outputs(samples, text.positions[None], limit)
         found |= {(number, call, row): outputs[call][0, row] for call in numbers for row in rows}
-        expected.angles.clear()
+    expected.angles.clear()
     expected.rows = expected.prompt = None
     return found
 
