@@ -43,7 +43,7 @@ _WORK = 6 * 10**10
 _LONGEST, _SLOW = 9000, 3000
 """Tokens of a text, at most, and of one with a reference that computes each angle."""
 _SHORT = 4 * LENGTH
-"""Original context length up to which levels change often enough in a text with the checkpoint's own settings."""
+"""Original context length up to which the text with the checkpoint's own settings is run in one way only."""
 _PIECE = 131072
 """Values that Ms-PoE rotates at once on a CPU."""
 _BYTES_PER_PARAMETER = 4
@@ -263,8 +263,8 @@ def _texts(
 ) -> tuple[list[dict[str, Any]], int]:
     """Return the texts for every form of attention, and their original context length if the checkpoint's is too long.
 
-    The first has the checkpoint's settings, or these made shorter in proportion. If they have lengths and these are not
-    short, the second has those of a very short original length, so that levels change often.
+    The first has the checkpoint's settings, or these made shorter in proportion. If they have lengths, the second has
+    those of a very short original length, so that levels change often.
     """
     settings, heads = model.code["steps"], int(model.read("num_attention_heads") or 1)
     width = heads * int(model.read("head_dim") or (model.read("hidden_size") or 0) // heads or 128)
@@ -282,18 +282,16 @@ def _texts(
         trained = model.encoding.trained_length  # Their frequencies change there, and not within a text.
         prompts = [max(prompt, trained + _PADDED) if trained < prompt + _BEYOND else prompt for prompt in prompts]
         insides = [0, 0]
-    kinds = list(zip(prompts, insides, (own, short), strict=True))
-    if longest <= _SHORT:  # Its own settings are short enough for every way.
-        kinds = kinds[:1]
     texts = list[dict[str, Any]]()
-    for prompt, inside, entries in kinds:
+    for prompt, inside, entries in zip(prompts, insides, (own, short), strict=True):
         marks = dict[int, None]()
         for step, entry in ((step, next(each for each in entries if each["method"] == step.name)) for step in steps):
             if places := getattr(reference_of(step), "places", None):
                 with report_reference_errors(step):
                     marks |= dict.fromkeys(places(entry, prompt + _BEYOND))
-        text = {"prompt": prompt, "steps": entries, "marks": list(marks), "is_short": entries is kinds[-1][2]}
-        texts.append({**text, "inside": inside})
+        text = {"prompt": prompt, "steps": entries, "marks": list(marks), "is_short": entries is short}
+        # A short original length has rules like the very short one.
+        texts.append({**text, "inside": inside, "is_sample": entries is own and length <= _SHORT})
     return texts, 0 if length == longest else length
 
 

@@ -141,7 +141,7 @@ def check_forms(
     with contextlib.suppress(ValueError):  # Without eager attention's mask of pairs; not every family has another one.
         model.set_attn_implementation(backend)
     for text, outputs in zip(texts, forms, strict=True):
-        num_texts = 1 if text.is_large else 2
+        num_texts = 1 if text.is_alone else 2
         found = judge_forms(outputs, expected_outputs(expected, text, num_texts), text)
         if any(map(is_wrong, found.values())):
             right = expected_outputs(expected, text, num_texts, is_stock=True)

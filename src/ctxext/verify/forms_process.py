@@ -78,6 +78,7 @@ class Text:
         marks: Positions where the rules of a method change.
         is_short: Whether lengths are so short that all ways are affordable.
         inside: The number of tokens of a prompt within the original context length; 0 to begin beyond it only.
+        is_sample: Whether it runs in the way of most users only.
     """
 
     prompt: int
@@ -85,6 +86,7 @@ class Text:
     marks: list[int]
     is_short: bool
     inside: int = 0
+    is_sample: bool = False
 
     @property
     def length(self) -> int:
@@ -99,9 +101,9 @@ class Text:
         return positions
 
     @property
-    def is_large(self) -> bool:
-        """Whether running it in all ways would take too long."""
-        return self.length > LARGE
+    def is_alone(self) -> bool:
+        """Whether it runs in one way, because it is a sample or all ways would take too long."""
+        return self.is_sample or self.length > LARGE
 
     @property
     def layers(self) -> set[int]:
@@ -116,9 +118,9 @@ class Text:
     def ways(self, backend: str, *, takes_positions: bool) -> list[Way]:
         """Return the ways of running this text on a model that uses a backend by default."""
         prompt = "one call", self.prompt
-        calls = [prompt, *FEWER]
+        calls = [prompt, *(CALLS if self.is_short else FEWER)]
         ways = [Way(backend, backend, [prompt, *CALLS, *(GAPS if takes_positions else ())], is_main=self.is_short)]
-        if self.is_large:
+        if self.is_alone:
             return ways
         backends = dict.fromkeys((backend, "eager"))
         if takes_positions:
@@ -148,7 +150,7 @@ class Text:
     def rows(self, number: int) -> list[int]:
         """Return the tokens of text `number` with compared outputs: every decoded one, others at edges."""
         start, rows = 0, set[int]()
-        lengths = sorted({value for step in self.steps for value in step.values() if isinstance(value, int)})
+        lengths = sorted({value for step in self.steps for value in step.values() if type(value) is int})
         for _, count in (("one call", self.prompt), *CALLS, *GAPS):
             stop = start + count
             firsts = [start] if start else [length for length in lengths if start < length < stop][-3:]
@@ -156,12 +158,14 @@ class Text:
             edges = [start, stop - 1, *edges, *self.marks, *(length - 1 for length in lengths)]
             inside = [row for row in dict.fromkeys(edges) if start <= row < stop]
             rows |= {*inside[:FEW], *(start + count * at // 5 for at in range(1, 5))}
-            if count <= FEW or (count < 2 * FEW and not self.is_large):
+            if count <= FEW or (count < 2 * FEW and not self.is_alone):
                 rows |= set(range(start, stop))
             start = stop
         rows |= set(range(self.early - 1, self.early + 4))
         if number == 1:  # Those of a padded text are as many tokens before.
-            rows = {row - PADDING for row in sorted(rows)[::3] if row >= PADDING} | set(sorted(rows)[::2])
+            shifted = {row - PADDING for row in sorted(rows)[::3] if row >= PADDING}
+            borders = {place for length in lengths for place in (length - 1, length)}
+            rows = shifted | set(sorted(rows)[::2]) | (rows & borders)
         return sorted(rows)
 
 
