@@ -133,6 +133,32 @@ def real_processes(monkeypatch) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def sampled_forms():
+    """Conversions check attention on one text in the form of most users: a fifth of the time of the whole check."""
+    from ctxext.verify import clean_load
+
+    texts_of = clean_load._texts
+
+    def sample(*args):
+        texts, length = texts_of(*args)
+        return [{**texts[-1], "is_sample": True}], length
+
+    clean_load._texts = sample
+    yield texts_of
+    clean_load._texts = texts_of
+
+
+@pytest.fixture(scope="module")
+def every_form(sampled_forms):
+    """Conversions of a file check every form of attention, as they do for users."""
+    from ctxext.verify import clean_load
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clean_load, "_texts", sampled_forms)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def intervals_once():
     """Intervals of effective lengths are drawn once for the same answers: many tests report the same ones."""
     from ctxext.evaluate.report import report

@@ -27,6 +27,8 @@ from ctxext.verify.forms_process import Text, compare_forms, expected_outputs, r
 from ctxext.verify.run import verify
 from small_llama import make_llama
 
+pytestmark = pytest.mark.usefixtures("every_form")
+
 SIZES = {"max_position_embeddings": 64, "head_dim": 16, "num_hidden_layers": 2, "rope_theta": 1e4}
 CASES = {
     "self-extend": {"factor": 8.0},

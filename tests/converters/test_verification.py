@@ -22,6 +22,8 @@ from ctxext.verify import carried, clean_load, clean_process
 from ctxext.verify.clean_load import compare_logits
 from ctxext.verify.references import REFERENCES
 
+pytestmark = pytest.mark.usefixtures("every_form")
+
 
 def test_logits_that_are_a_little_off_are_refused(llama_source, tmp_path):
     """A checkpoint whose largest ratio is a hundredth off what the recipe asks for."""
