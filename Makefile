@@ -5,6 +5,8 @@
 # make database  the searches that share a study, also in a PostgreSQL of its own; as root it installs Debian's
 # make pythons  demo and quick tests under each Python that is promised, timed; uv brings the Pythons
 # make lowest  the quick tests of convert, eval, finetune and search with the lowest versions that are allowed
+# make versions  what tests/versions/ reads in every release of transformers that people have, and the quick tests of convert, inspect,
+#   verify and export in two of them; make releases installs these releases
 # make newest  the quick tests with the newest release of every package but torch; make newer runs it only if tools/newest.py finds one
 # make bench-gpu  every method with code on an accelerator beside the stock model; BENCH_GPU="--device cpu --shape tiny" tries it without one
 # make docs-site  the pages of docs/ as a site, in site/
@@ -21,7 +23,7 @@ SPREAD := -n $(WORKERS) --dist worksteal
 # Each test process computes on one thread, so that the workers do not fight for the cores.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: demo test check newest newer bench-gpu fuzz slow engines database story golden affected test-transformers-4 environment-transformers-4 lint docs pythons lowest docs-site clean
+.PHONY: demo test check newest newer bench-gpu fuzz slow engines database story golden affected releases versions lint docs pythons lowest docs-site clean
 
 demo: $(VENV)/installed
 	$(BIN)/ctxext demo
@@ -86,11 +88,21 @@ affected: $(VENV)/installed
 golden: $(VENV)/installed
 	$(TEST_ENV) $(BIN)/python tools/golden.py --check $(if $(ONLY),--only $(ONLY))
 
-test-transformers-4:
-	$(MAKE) test VENV=.venv-transformers-4 CONSTRAINTS=constraints-transformers-4.txt
+# Each release is a folder for PYTHONPATH, which shares torch and everything else with $(VENV).
+RELEASES ?= $(CURDIR)/.venv-releases
+releases: $(VENV)/installed
+	CTXEXT_RELEASES=$(RELEASES) $(BIN)/python tests/versions/releases.py
 
-environment-transformers-4:
-	$(MAKE) .venv-transformers-4/installed VENV=.venv-transformers-4 CONSTRAINTS=constraints-transformers-4.txt
+# The oldest release that ctxext runs with, and the one of vLLM and of most trainers.
+VERSIONS ?= 5.9.0 5.16.1
+VERSIONS_TESTS ?= tests/converters tests/gguf tests/portable tests/test_described.py tests/test_rotary_encoders.py
+versions: releases
+	CTXEXT_RELEASES=$(RELEASES) $(TEST_ENV) $(BIN)/python -m pytest -q tests/versions
+	set -e; for version in $(VERSIONS); do \
+		echo "== transformers $$version"; \
+		PYTHONPATH=$(RELEASES)/$$version $(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) \
+			-m "not slow and not engine and not thorough" $(VERSIONS_TESTS); \
+	done
 
 newest:
 	rm -rf .venv-newest && $(PYTHON) -m venv .venv-newest
@@ -150,4 +162,4 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	touch $@
 
 clean:
-	rm -rf .venv .venv-transformers-4 .venv-newest .venv-story .venv-engines .venv-uv .venv-python* .venv-lowest .venv-docs site demo-out .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-releases .venv-newest .venv-story .venv-engines .venv-uv .venv-python* .venv-lowest .venv-docs site demo-out .pytest_cache .mypy_cache .ruff_cache

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
-IS_OLD = transformers.__version__.startswith("4.")
 IMAGE, BEGIN, END = 5, 7, 8
 TEXT: dict[str, Any] = {
     "hidden_size": 64,
@@ -267,8 +265,6 @@ NAMES = [
     name
     for name, config in CONFIGS.items()
     if TYPES.get(name, name) in CONFIG_MAPPING_NAMES
-    # 4.57 saves LFM2-VL under a name that it does not load, and takes every schedule of Llama 4 for llama3.
-    and not (IS_OLD and name in ("lfm2_vl", "llama4"))
     and (name != "gemma3n" or importlib.util.find_spec("timm"))  # Which its tower is built of.
     and config["text_config"].get("model_type", "llama") in CONFIG_MAPPING_NAMES
 ]

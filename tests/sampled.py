@@ -1,13 +1,7 @@
-"""Which cases of the longest tests `make test` runs, and which tests CI runs under one line of transformers alone.
-
-Of the longest tests `make test` runs a sample of each kind, and CI the other cases too (`-m thorough`).
+"""Which cases of the longest tests `make test` runs: a sample of each kind. CI runs the others too (`-m thorough`).
 
 In SAMPLED, by file and test, a pattern that the ids of the kept cases contain; where it is "", none. What is left out
 differs from a kept case in one word only: another family of the same kind, another chunk size, another layout of heads.
-
-In ONE_LINE, the beginnings of files and tests that ask nothing of transformers' own code: words of a command line,
-locks, folders, signals, pages, budgets of time. CI runs them under transformers 5 alone (`-m one_line` are the others
-of transformers 4); `make test-transformers-4` and `make slow` leave none of them out.
 """
 
 import re
@@ -88,41 +82,10 @@ SAMPLED = {
     "test_isolated.py::test_a_checkpoint_with_code_in_real_processes": "",
 }
 
-ONE_LINE = (
-    "cli/test_faults.py",
-    "cli/test_terminal.py",
-    "converters/test_output_directory.py",
-    "converters/test_verification_far.py::test_real_widths_by_default_options",
-    "evaluate/test_page.py",
-    "evaluate/test_report_whole.py",
-    "evaluate/test_run.py::test_killed_and_resumed_is_as_uninterrupted",
-    "finetune/test_dry_run.py::test_the_peak_is_within_a_twentieth_of_the_real_one",
-    "finetune/test_finetune.py::test_killed_and_resumed_equals_a_straight_run[0.3]",
-    "finetune/test_keep_short.py::test_training_stays_closer_to_the_source",
-    "finetune/test_processes.py::test_two_processes_equal_one",
-    "finetune/test_stopping.py::test_sigterm_at_any_moment_of_the_command",
-    "fuzz/",
-    "search/test_end.py",
-    "search/test_search.py",
-    "search/test_search_command.py",
-    "search/test_storage.py",
-    "test_adding_a_method.py",
-    "test_architecture.py",
-    "test_docs.py",
-    "test_locks.py",
-    "test_pages.py",
-    "test_planted.py",
-    "test_reading.py",
-    "test_sampled.py",
-)
-
 
 def mark(item: pytest.Item) -> None:
-    """Mark a test that is none of its sample, and one that CI runs under one line of transformers."""
-    test = item.nodeid.removeprefix("tests/")
-    if test.startswith(ONE_LINE):
-        item.add_marker(pytest.mark.one_line)
-    name, _, case = test.partition("[")
+    """Mark a test that is not in its sample."""
+    name, _, case = item.nodeid.removeprefix("tests/").partition("[")
     kept = SAMPLED.get(name)
     if kept is not None and not (kept and re.search(kept, case.removesuffix("]"))):
         item.add_marker(pytest.mark.thorough)

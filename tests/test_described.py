@@ -100,7 +100,7 @@ def test_whole_checkpoints_of_every_family_are_accepted_and_others_are_not(model
     loading.check_complete(whole)
     loading.check_described(whole)
     names = [*whole.headers]
-    is_named = whole.config.get("architectures")  # 4.57 saves some without it.
+    is_named = whole.config.get("architectures")
     lost = [next((name for name in names if part in name), None) for part in (".1.", ".experts.0.") if is_named]
     for one in filter(None, lost):
         copy = shutil.copytree(folder, tmp_path / one)

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import transformers
 from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -31,7 +30,6 @@ from ctxext.recipes.encodings.rotary import model_config
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 
-NEW = int(transformers.__version__.split(".")[0]) >= 5
 ROTARY = [
     name
     for name, family in FAMILIES.items()
@@ -48,6 +46,9 @@ PLAIN_KEYS = (
     "head_dim",
     "sliding_window",
 )
+
+BASES_BEFORE = {"olmo3": 10000.0}
+"""Default bases of older releases of transformers 5, for a config.json without one."""
 
 
 def loaded(config, folder):
@@ -68,7 +69,7 @@ def schedule(config, types):
 
 
 def assert_reads_like(config, expected):
-    """Every value of `read` equals that of AutoConfig, except for known other defaults of 4.57."""
+    """Every value of `read` equals that of AutoConfig."""
     family = family_of(config)
     for key in PLAIN_KEYS:
         want = value_of(expected, key)
@@ -76,17 +77,15 @@ def assert_reads_like(config, expected):
             continue
         if key == "head_dim" and (family.shared_rotary_key or "global_head_dim" in family.defaults):
             continue
-        if key == "sliding_window" and not NEW and family.model_type == "modernbert":
-            continue  # transformers 5 halves its `local_attention`.
         if key == "sliding_window" and getattr(expected, "use_sliding_window", True) is False:
             want = None
         assert read(config, family, key) == want, key
 
     full = schedule(expected, family.full_types)
     theta = full.get("rope_theta") or value_of(expected, family.theta_key) or value_of(expected, "rope_theta")
-    if isinstance(theta, int | float) and (NEW or family.defaults_4x.get("rope_theta") != theta):
+    if isinstance(theta, int | float) and theta != BASES_BEFORE.get(family.model_type):
         assert read(config, family, "rope_theta") == theta
-    if NEW and family.nested_rope:
+    if family.nested_rope:
         local = schedule(expected, family.sliding_types).get("rope_theta")
         assert local is None or read(config, family, "local_rope_theta") == local
     if family.rotary_dim_key is None:
@@ -120,17 +119,16 @@ def test_rope_types_are_those_that_take_effect(model_type):
 
     effective = [rope_type for rope_type, words in measure_rope_types.measure(model_type).items() if words == "ok"]
     family = FAMILIES[model_type]
-    claimed = family.rope_types if NEW or family.rope_types_4x is None else family.rope_types_4x
     if model_type in tiny_models.NO_ROTATED_LAYERS:
         assert not effective
     else:
-        assert sorted(effective) == sorted(claimed)
+        assert sorted(effective) == sorted(family.rope_types)
 
 
 def test_every_causal_family_of_the_installed_version_is_in_the_table():
     known = {name for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if name in CONFIG_MAPPING_NAMES}
     assert known <= set(FAMILIES)
-    assert set(CONFIG_MAPPING_NAMES) - set(FAMILIES) <= set(OTHERS) or not NEW
+    assert set(CONFIG_MAPPING_NAMES) - set(FAMILIES) <= set(OTHERS)
 
 
 @pytest.mark.parametrize(
@@ -243,30 +241,22 @@ def test_sliding_layers_keep_a_base_of_their_own(config, thetas):
 def test_theta_in_either_dialect(config, theta, tmp_path):
     config = {"model_type": "llama", **config}
     assert read(config, family_of(config), "rope_theta") == theta
-    if NEW:
-        assert loaded(config, tmp_path).rope_parameters["rope_theta"] == theta
+    assert loaded(config, tmp_path).rope_parameters["rope_theta"] == theta
 
 
 def test_making_the_table_again_keeps_what_it_does_not_read():
-    """Measured families, and those of the other version only, in any order of versions."""
+    """Measurements, the facts of 4.57, and families that transformers 5 removed."""
     make_families = importlib.import_module("make_families")
     measured = {"rope_types": ["default"], "rope_types_4x": []}
     kept = {
         "both": {"defaults": {"a": 1}, "defaults_4x": {"a": 2}, **measured},
         "gone": {"defaults": {"a": 1}, "reason": make_families.NO_LONGER, "rope_types_4x": ["linear"]},
     }
-    newer = {"both": {"defaults": {"a": 3}}, "new": {"defaults": {"a": 4}}}
+    newer = {"both": {"defaults": {"a": 3}}, "new": {"defaults": {"a": 4}}, "learned": {"positions": "learned"}}
     table = make_families.with_newer(kept, newer)
     assert table == {
         "both": {"defaults": {"a": 3}, "defaults_4x": {"a": 2}, **measured},
-        "new": {"defaults": {"a": 4}},
-        "gone": kept["gone"],
-    }
-    older = {"both": {"defaults": {"a": 3}}, "gone": {"defaults": {"a": 5}}, "oldest": {"defaults": {"a": 6}}}
-    make_families.add_older(table, older)
-    assert table == {
-        "both": {"defaults": {"a": 3}, **measured},
         "new": {"defaults": {"a": 4}, "rope_types_4x": []},
-        "gone": {"defaults": {"a": 5}, "reason": make_families.NO_LONGER, "rope_types_4x": ["linear"]},
-        "oldest": {"defaults": {"a": 6}, "reason": make_families.NO_LONGER},
+        "learned": {"positions": "learned"},
+        "gone": kept["gone"],
     }

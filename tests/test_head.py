@@ -24,8 +24,6 @@ from tiny_base import Largest
 LENGTH, PIECE, FIRST, MASK = 18, 5, 9, 4
 ROOM = dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"), 40)
 NOT_RUN = {"llama4": "its forward needs an image"}
-if multimodal_models.IS_OLD:
-    NOT_RUN |= dict.fromkeys(("glm4v", "glm4v_moe"), "its forward needs more than the tokens")
 MULTIMODAL = [f"{name} with images" for name in multimodal_models.NAMES if name not in NOT_RUN]
 CAUSAL = [*tiny_models.FAMILIES, *MULTIMODAL, *tiny_tables.CAUSAL, *tiny_encodings.ALIBI, "xglm"]
 MASKED = [*tiny_models.ENCODERS, *tiny_tables.ENCODERS]
@@ -76,7 +74,7 @@ def close(loss):
 @pytest.mark.parametrize("name", CAUSAL)
 def test_the_loss_of_every_causal_family(name, tmp_path, counted):
     plain = build(name, tmp_path)
-    # RecurrentGemma in transformers 4 keeps the state of a batch, which other batches must not use.
+    # RecurrentGemma keeps the state of a batch, which other batches must not use.
     read, trained, ids = copy.deepcopy(plain), copy.deepcopy(plain), random_ids(plain, 2)
     losses = plain_losses(plain, ids, torch.nn.functional.pad(ids[:, 1:], (0, 1), value=-100))[:, :-1]
     loaded = loaded_with(read)

@@ -1,12 +1,12 @@
-"""Checkpoints on the Hub, with a local server. Each command runs in a separate process, because the client reads its
-settings on import: in forks that read them again, or in new Pythons for the client of transformers 4."""
+"""Checkpoints on the Hub, with a local server.
+
+Each command runs in a separate process, because the client reads its settings on import: a fork reads them again."""
 
 import hashlib
 import json
 import os
 import subprocess
 import sys
-from importlib.metadata import version
 
 import pytest
 
@@ -17,8 +17,8 @@ from small_llama import read_json
 @pytest.fixture
 def ctxext(request, llama_source, tmp_path):
     """Run ctxext with a Hub that has one repository, `maker/tiny`, and return the finished process."""
-    is_real = getattr(request, "param", "") == "new" or version("huggingface_hub") < "1"
-    processes = subprocess if is_real else request.getfixturevalue("our_processes")
+    is_new = getattr(request, "param", "") == "new"
+    processes = subprocess if is_new else request.getfixturevalue("our_processes")
     with hub({"maker/tiny": llama_source}) as server:
 
         def call(*words: str) -> subprocess.CompletedProcess:

@@ -24,7 +24,7 @@ from ctxext.verify.run import failures, verify
 from small_llama import change_json, read_json
 
 pytestmark = pytest.mark.skipif(
-    "granite_swa" not in tiny_models.FAMILIES, reason="transformers 4.57 lacks these families"
+    "granite_swa" not in tiny_models.FAMILIES, reason="this transformers lacks these families"
 )
 
 FULL, SLIDING = "full_attention", "sliding_attention"

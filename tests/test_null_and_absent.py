@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import tiny_models
@@ -34,7 +33,6 @@ from ctxext.recipes.encodings.rotary import attention_scaling, model_config
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 from measure_rope_types import LENGTH, angles, close, load
 
-NEW = int(transformers.__version__.split(".")[0]) >= 5
 QUICK = ("llama", "olmo_hybrid", "gpt_oss", "gemma4_text", "ministral3", "falcon", "seed_oss", "olmo3", "apertus")
 KEYS = (
     *("alibi", "attention_chunk_size", "attn_layer_indices", "full_attention_interval", "full_attn_idxs", "head_dim"),
@@ -48,8 +46,7 @@ KEYS = (
 )
 SCHEDULES, OF_SCHEDULE = ("rope_parameters", "rope_scaling"), ("rope_type", "rope_theta", "partial_rotary_factor")
 ABSENT = object()
-# Their windows are not in a mask: Moshi has them in flash attention alone, ModernBERT under 4.57 in a second mask.
-NO_LAYOUT = {"moshi", "modernbert"} if not NEW else {"moshi"}
+NO_LAYOUT = {"moshi"}  # Its windows are in flash attention alone, not in a mask.
 
 
 def text_of(config):
@@ -213,10 +210,6 @@ def faults_of(config, defaults):
 def tiny(model_type, folder):
     tiny_models.tiny_config(model_type).save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
-    for text in (config, text_of(config)):
-        if not NEW:  # 4.57 reads them one level up.
-            for key in ("rope_theta", "partial_rotary_factor"):
-                (text.get("rope_scaling") or {}).pop(key, None)
     inner = text_of(config).get("model_type", model_type)
     try:
         defaults = CONFIG_MAPPING[inner]().to_dict()

@@ -72,6 +72,6 @@ def test_pythons_that_are_promised_are_those_that_are_tried():
 def test_a_source_archive_holds_what_building_and_testing_needs():
     included = set(PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"])
     assert all((ROOT / name).exists() for name in included)
-    needed = {"Makefile", "constraints.txt", "constraints-transformers-4.txt", "tools", "examples", "hatch_build.py"}
+    needed = {"Makefile", "constraints.txt", "tools", "examples", "hatch_build.py"}
     assert needed <= included
     assert (ROOT / "src" / "ctxext" / "py.typed").is_file()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sampled import ONE_LINE, SAMPLED
+from sampled import SAMPLED
 
 TESTS = Path(__file__).parent
 
@@ -25,11 +25,3 @@ def test_every_sample_is_of_a_test_and_keeps_what_it_says():
         assert name in cases, f"{name} is no test"
         if kept:
             assert any(re.search(kept, case) for case in cases[name]), f"no case of {name} is kept"
-
-
-@pytest.mark.parametrize("start", ONE_LINE)
-def test_what_runs_under_one_line_exists(start):
-    file, _, test = start.partition("::")
-    assert (TESTS / file).exists()
-    if test:
-        assert f"def {test.partition('[')[0]}(" in (TESTS / file).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The tested versions of transformers: one constant, and a notice if the installed version is newer."""
+"""The tested releases of transformers: one range, and a notice if the installed release is outside it."""
 
 import importlib.util
 import json
@@ -19,30 +19,43 @@ def newer(monkeypatch):
     monkeypatch.setattr(packages, "installed_version", lambda package: "99.1.0")
 
 
-def test_the_constant_names_the_versions_of_the_constraints():
-    files = ("constraints.txt", "constraints-transformers-4.txt")
-    texts = [(ROOT / name).read_text(encoding="utf-8") for name in files]
-    assert tuple(re.search(r"^transformers==(.+)$", text, re.MULTILINE)[1] for text in texts) == packages.TESTED
+@pytest.mark.parametrize(
+    ("file", "pattern", "release"),
+    [
+        ("constraints.txt", r"^transformers==(.+)$", packages.NEWEST),
+        ("pyproject.toml", r'^  "transformers>=(.+)",$', packages.OLDEST),
+        ("README.md", r"transformers ([\d.]+) to [\d.]+\d", packages.OLDEST),
+        ("README.md", r"transformers [\d.]+ to ([\d.]+\d)", packages.NEWEST),
+    ],
+)
+def test_the_files_name_the_range(file, pattern, release):
+    assert re.search(pattern, (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)[1] == release
 
 
 @pytest.mark.parametrize(
-    ("version", "newer"),
-    [("5.24.0", False), ("4.57.6", False), ("5.3.0", False), ("5.24.1", True), ("5.100.0", True), ("", False)],
+    ("version", "word"),
+    [
+        *[(version, "") for version in ("5.24.0", "5.9.0", "5.16.1", "")],
+        *[(version, "newer") for version in ("5.24.1", "5.100.0")],
+        *[(version, "older") for version in ("5.8.1", "4.57.6")],
+    ],
 )
-def test_versions_are_compared_as_versions(version, newer, monkeypatch):
+def test_versions_are_compared_as_versions(version, word, monkeypatch):
     monkeypatch.setattr(packages, "installed_version", lambda package: version)
-    monkeypatch.setattr(packages, "TESTED", ("5.24.0", "4.57.6"))
-    assert bool(packages.untested_notice()) is newer
+    monkeypatch.setattr(packages, "OLDEST", "5.9.0")
+    monkeypatch.setattr(packages, "NEWEST", "5.24.0")
+    notice = packages.untested_notice()
+    assert word in notice if word else notice == ""
 
 
 def test_env_reports_a_newer_version(run, newer):
     result = run("env", "--json")
-    assert json.loads(result.stdout)["tested transformers"] == ", ".join(packages.TESTED)
+    assert json.loads(result.stdout)["tested transformers"] == f"{packages.OLDEST} to {packages.NEWEST}"
     assert "transformers 99.1.0 is newer than" in " ".join(result.stderr.split())
 
 
 def test_env_reports_nothing_of_a_tested_version(run, monkeypatch):
-    monkeypatch.setattr(packages, "installed_version", lambda package: packages.TESTED[1])
+    monkeypatch.setattr(packages, "installed_version", lambda package: packages.OLDEST)
     assert "newer" not in run("env").output
 
 

@@ -5,11 +5,9 @@ import io
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 from base64 import b64encode, urlsafe_b64encode
-from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import quote, quote_plus
 
@@ -109,9 +107,7 @@ def test_a_token_from_a_windows_file_is_sent_as_it_is_meant(llama_source, tmp_pa
     with hub({"me/tiny": llama_source}) as server:
         environment = {**os.environ, **server.settings(tmp_path / "cache")}
         command = [sys.executable, "-m", "ctxext", "inspect", "me/tiny", "--token", f"{SECRET}\r\n"]
-        # With transformers 4, a fork cannot reload the settings of the Hub's client.
-        processes = subprocess if version("huggingface_hub") < "1" else our_processes
-        result = processes.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+        result = our_processes.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
     assert result.returncode == 0, result.stderr
 
 

@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-MAJOR = int(transformers.__version__.split(".")[0])
 NUM_LAYERS = 2
 MAX_POSITIONS = 64
 VOCABULARY = 128
@@ -278,9 +276,7 @@ def _spread(name: str) -> float:
 def save(model_type: str, folder: Path, seed: int = 0) -> Path:
     """Write such a model as a checkpoint, the way the installed transformers does."""
     model = build(model_type, seed)
-    # Safetensors of transformers 4 refuses the layers of Zamba 2, which share their weights.
-    shares = MAJOR < 5 and model_type == "zamba2"
-    model.save_pretrained(folder, **({"safe_serialization": False} if shares else {}))
+    model.save_pretrained(folder)
     if model.config.model_type != model_type:
         # The text model of a larger one: checkpoints in the wild carry the configuration of the whole.
         config = tiny_config(model_type)

@@ -1,13 +1,10 @@
 """Write src/ctxext/checkpoint/families.json from the installed transformers.
 
-Run it once with each supported major version, the newest first:
-
-    python tools/make_families.py            # transformers 5: everything
-    python tools/make_families.py            # transformers 4.57: adds its differences
+    python tools/make_families.py
 
 `BY_HAND` contains the facts that the classes of transformers do not. Entries that are not read from these classes stay
-unchanged: the rope types that take effect (measured by tools/measure_rope_types.py), and entries that only the other
-version has.
+unchanged: the rope types that take effect (measured by tools/measure_rope_types.py), the facts of transformers 4.57,
+which reads checkpoints but has no new families, and families that transformers 5 removed.
 """
 
 import inspect
@@ -25,7 +22,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_M
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "src" / "ctxext" / "checkpoint/families.json"
-NEW = int(transformers.__version__.split(".")[0]) >= 5
 
 KEYS = (
     "rope_theta",
@@ -56,7 +52,7 @@ PERIOD_KEYS = (
     "layer_group_size",
 )
 REFUSALS = (TypeError, ValueError, KeyError, IndexError, RuntimeError, StrictDataclassError)
-MEASURED = ("rope_types", "rope_types_4x")
+KEPT = ("rope_types", "rope_types_4x", "defaults_4x")
 NO_LONGER = "transformers 5 does not support it"
 DEPTHS = (8, 9, 24, 25, 49)
 
@@ -511,17 +507,13 @@ def others() -> dict[str, str]:
 
 
 def main() -> None:
-    """Write the table, or add the differences of the older version."""
+    """Write the table."""
     made = {model_type: family(model_type) for model_type in causal_types()}
     made |= families_of(MULTIMODAL, WHOLE) | families_of(ENCODERS, MASKED)
     table = json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.is_file() else {"families": {}}
-    if NEW:
-        inner = {name: {**family(name), "rope_types_4x": []} for name in INNER}
-        table = {"families": with_newer(table["families"], {**made, **NOT_CAUSAL}), "inner": inner, "others": others()}
-    else:
-        add_older(table["families"], made)
-    save(table)
-    print(f"{TABLE.name}: {len(table['families'])} families")
+    inner = {name: {**family(name), "rope_types_4x": []} for name in INNER}
+    save({"families": with_newer(table["families"], {**made, **NOT_CAUSAL}), "inner": inner, "others": others()})
+    print(f"{TABLE.name}: {len(made)} families")
 
 
 def save(table: dict[str, Any]) -> None:
@@ -536,41 +528,21 @@ def flat(match: re.Match[str]) -> str:
 
 
 def with_newer(families: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
-    """Merge the newer version's families with the table's measurements and its entries from the older version.
+    """Merge the families of transformers' classes with the table.
 
     Args:
         families: The families in the table.
-        made: The families from the newer version's classes.
+        made: The families from the classes.
     """
-    kept = (*MEASURED, "defaults_4x")
-    found = {
-        name: {**entry, **{key: families[name][key] for key in kept if key in families.get(name, {})}}
-        for name, entry in made.items()
-    }
+    found = {}
+    for name, entry in made.items():
+        is_new = name not in families and entry.get("positions", "rotary") == "rotary"
+        known = {"rope_types_4x": []} if is_new else families.get(name, {})
+        found[name] = {**entry, **{key: known[key] for key in KEPT if key in known}}
     for name, entry in families.items():
         if name not in found:
             found[name] = {**entry, "reason": entry.get("reason") or NO_LONGER}
     return found
-
-
-def add_older(families: dict[str, Any], made: dict[str, Any]) -> None:
-    """Record the defaults that differ in the older version, and the families that only it has."""
-    for model_type, older in made.items():
-        known = families.get(model_type, {})
-        if not known or known.get("reason") == NO_LONGER:
-            measured = {key: known[key] for key in MEASURED if key in known}
-            families[model_type] = {**older, "reason": older.get("reason") or NO_LONGER, **measured}
-            continue
-        was, now = older.get("defaults", {}), known.get("defaults", {})
-        differ = {key: was[key] for key in was if was[key] != now.get(key) and key in now}
-        known.pop("defaults_4x", None)
-        if differ:
-            known["defaults_4x"] = differ
-        if not older.get("scales_scores"):  # DeepSeek-V2: a result must be the same in both versions.
-            known.pop("scales_scores", None)
-    for model_type in set(families) - set(made):
-        if families[model_type].get("positions", "rotary") == "rotary":
-            families[model_type]["rope_types_4x"] = []
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Try every rope type on a tiny model of every rotary family, and record those that take effect in families.json.
 
-Run it with each supported major version of transformers, the newest first, after tools/make_families.py:
+Run it after tools/make_families.py:
 
     PYTHONPATH=src:tests python tools/measure_rope_types.py [--write] [FAMILY ...]
 
@@ -25,7 +25,6 @@ import tiny_models
 from ctxext.checkpoint.families import Family, family_of, find_family, read, rotary_dim, rotated_layers, serves_sliding
 from make_families import ALL_TYPES, TABLE, save
 
-NEW = int(transformers.__version__.split(".")[0]) >= 5
 TRAINED, FACTOR, LENGTH = tiny_models.MAX_POSITIONS, 4.0, 200
 KEPT = ("partial_rotary_factor", "mrope_section", "mrope_interleaved", "llama_4_scaling_beta")
 Angles = dict[str, tuple[torch.Tensor, float]]
@@ -218,11 +217,10 @@ def measure(model_type: str) -> dict[str, str]:
 
 
 def note(family: dict[str, Any], able: list[str], found: Mapping[str, str]) -> None:
-    """Record the rope types that take effect in a family under this version of transformers."""
-    key = "rope_types" if NEW else "rope_types_4x"
-    family.pop(key, None)
-    if found and able != (ALL_TYPES if NEW else family.get("rope_types", ALL_TYPES)):
-        family[key] = able
+    """Record the rope types that take effect in a family."""
+    family.pop("rope_types", None)
+    if found and able != ALL_TYPES:
+        family["rope_types"] = able
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Compare the rotary embeddings of transformers' classes with the formulas, and record the classes that agree.
 
-Run it with each supported version of transformers:
+Run it with each tested version of transformers:
 
     PYTHONPATH=src:tests python tools/measure_rotary_classes.py [--write] [FAMILY ...]
 

@@ -3,7 +3,6 @@
 import os
 import shutil
 import socket
-import sys
 from pathlib import Path
 
 import pytest
@@ -79,9 +78,6 @@ def record(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr("builtins.input", answer)
     monkeypatch.setattr("time.sleep", lambda _: None)  # The Hub's client waits before it tries again.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    hub = sys.modules["transformers.utils.hub"]
-    if hasattr(hub, "_is_offline_mode"):  # transformers 4 keeps its own.
-        monkeypatch.setattr(hub, "_is_offline_mode", False)
     return path
 
 

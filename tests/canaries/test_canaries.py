@@ -1,6 +1,6 @@
 """No command runs or fetches what a stranger's folder names, unless `--trust-remote-code` says so.
 
-The doors are those that transformers 4.57 and 5.24 have (docs/security.md). The first test shows that the canaries
+The doors are those of transformers 4.57 and 5.24 (docs/security.md). The first test shows that the canaries
 sing: loaded as it came, a folder runs or fetches what stands behind a door. All others find nothing.
 """
 
@@ -21,7 +21,6 @@ from ctxext.verify import carried
 from openai_server import Served, running
 from tiny_base import write_jsonl
 
-IS_4 = transformers.__version__.startswith("4.")
 SMALL = ("--lengths", 300, "--samples", 1, "--depths", 1, "-q")
 TRAINING = ("--length", 64, "--steps", 1, "--batch-size", 1, "--rank", 2, "--short-share", 0, "-q")
 
@@ -44,12 +43,6 @@ def test_loaded_as_it_came_a_folder_runs_or_fetches_it(door, sings, strangers, r
     with contextlib.suppress(OSError, ValueError, ImportError):
         auto.from_pretrained(folder, trust_remote_code=True)
     assert sings in record.read_text()
-
-
-@pytest.mark.skipif(not IS_4, reason="transformers 5 asks for trust")
-def test_transformers_4_runs_custom_generate_without_trust(strangers, record):
-    transformers.AutoModelForCausalLM.from_pretrained(strangers(doors.custom_generate))
-    assert "custom_generate" in record.read_text()
 
 
 @pytest.fixture

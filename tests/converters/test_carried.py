@@ -9,12 +9,11 @@ from transformers.models.llama import modeling_llama
 import tiny_models
 from ctxext import Recipe, convert
 from ctxext.errors import CtxextError
-from ctxext.methods import LongRope, MsPoE, Ntk, PositionInterpolation, Yarn
+from ctxext.methods import LongRope, MsPoE, PositionInterpolation, Yarn
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.mrrope import MrRope
 from ctxext.verify.carried import check_stock_rotation, rotations
 
-IS_4 = transformers.__version__.startswith("4.")
 BY_FOUR = Recipe([PositionInterpolation(factor=4)])
 LARGE = {
     "model_type": "llama",
@@ -67,20 +66,6 @@ def test_a_factor_that_the_class_drops_is_refused(tmp_path):
         convert(str(source), tmp_path / "own", Recipe([LongRope(**lists, attention_factor=1.5)]))
     config = json.loads((source / "config.json").read_text())
     assert "supports no factor on cos and sin" in MrRope.refusal(config, model_config(config).family)
-
-
-@pytest.mark.skipif(not IS_4, reason="transformers 5 gives each kind of layer its own base")
-def test_a_base_that_would_reach_the_sliding_layers_is_refused(tmp_path):
-    source = tiny_models.save("olmo3", tmp_path / "source")
-    with pytest.raises(CtxextError, match="of its sliding layers would change too"):
-        convert(str(source), tmp_path / "out", Recipe([Ntk(factor=4)]))
-
-
-@pytest.mark.skipif(not IS_4, reason="transformers 5 reads its schedule")
-def test_nemotron_ignores_its_schedule_under_transformers_4(tmp_path):
-    source = tiny_models.save("nemotron", tmp_path / "source")
-    with pytest.raises(CtxextError, match=r'"nemotron": pi ×4 would have no effect'):
-        convert(str(source), tmp_path / "out", BY_FOUR)
 
 
 def test_a_model_of_70_billion_parameters_takes_no_memory():

@@ -19,12 +19,11 @@ from ctxext.recipes.encodings.rotary import model_config
 
 CODE_FILE = "mspoe.py"
 CODE = Path(str(resources.files("ctxext.portable"))) / CODE_FILE
-MODERN = not hasattr(LlamaConfig(), "rope_theta")
 
 
-def line_of(number):
-    """CI asks one half under transformers 5 and the other under 4.57, `make slow` both under each."""
-    return pytest.mark.thorough if number % 2 == MODERN else pytest.mark.slow
+def half_of(number):
+    """CI runs one half of the cases, `make slow` both."""
+    return pytest.mark.thorough if number % 2 else pytest.mark.slow
 
 
 def llama(folder, seed=0, **changes):
@@ -59,9 +58,6 @@ def plain_source(model_type, folder):
             ]
         if FAMILIES[text["model_type"]].rotated == "unless_window" or "layer_types" not in text:
             text["sliding_window"] = None
-    if not MODERN:
-        for key in ("rope_theta", "partial_rotary_factor"):  # 4.57 reads them one level up.
-            (text.get("rope_scaling") or {}).pop(key, None)
     (folder / "config.json").write_text(json.dumps(config))
     return folder, config
 

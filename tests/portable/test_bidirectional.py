@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from portable_checkpoints import MODERN, tokens
+from portable_checkpoints import tokens
 from test_padding_matrix import RELATIONS, models, vocabulary  # noqa: F401
 
 NAMES = [*RELATIONS, "distance-aware"]
@@ -39,7 +39,6 @@ def test_it_is_refused_by_name(models, name, make):  # noqa: F811
         assert torch.equal(model(ids).logits, before)
 
 
-@pytest.mark.skipif(not MODERN, reason="transformers 4 has no such argument")
 @pytest.mark.parametrize("name", ["self-extend", "distance-aware"])
 def test_an_argument_is_refused_too(models, name):  # noqa: F811
     model = models("llama", name)

@@ -21,7 +21,7 @@ from transformers.models.llama import modeling_llama
 
 from ctxext.files.isolated import SETTINGS
 from ctxext.portable.private_copy import arguments_of
-from portable_checkpoints import line_of, load, tokens
+from portable_checkpoints import half_of, load, tokens
 from test_padding_matrix import ALIBI, STEPS, models  # noqa: F401
 
 TOLERANCE = 1e-4  # Of the largest logit.
@@ -132,7 +132,7 @@ def test_recorded_by_torch_jit(family, name, models):  # noqa: F811
 
 @pytest.mark.parametrize(
     ("family", "name"),
-    [case if case[0] in ALIBI else pytest.param(*case, marks=line_of(at)) for at, case in enumerate(CASES)],
+    [case if case[0] in ALIBI else pytest.param(*case, marks=half_of(at)) for at, case in enumerate(CASES)],
 )
 def test_exported_at_any_length(family, name, models):  # noqa: F811
     model = models(family, name)

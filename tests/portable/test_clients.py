@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from ctxext.methods import MsPoE
 from ctxext.recipes.registry import method_named
-from portable_checkpoints import MODERN, llama, load, tokens, write
+from portable_checkpoints import llama, load, tokens, write
 
 NEW = 8
 LENGTH = 150
@@ -83,7 +83,6 @@ def test_right_padding_without_a_mask_moves_nothing(models, name):
     torch.testing.assert_close(together[:1], model(long).logits, rtol=0, atol=1e-8)
 
 
-@pytest.mark.skipif(not MODERN, reason="transformers 4.57 has no such call on a CPU")
 def test_continuous_batching(models):
     rows = [tokens(length)[0].tolist() for length in (40, 90, LENGTH)]
     model = models("calibrated")

@@ -22,7 +22,7 @@ from transformers import DynamicCache, GenerationConfig, StaticCache
 import tiny_encodings
 from ctxext.recipes.methods.relation import Relation
 from ctxext.recipes.registry import METHODS, method_named
-from portable_checkpoints import MODERN, line_of, load, plain_source, tokens, write
+from portable_checkpoints import half_of, load, plain_source, tokens, write
 
 LENGTH = 32
 TOLERANCE = 1e-4  # Of the largest logit.
@@ -87,9 +87,8 @@ def stock_counts_padding(cell, family):
 
 def stock_cannot(cell, family):
     """Whether stock transformers stops with an error in a cell: biases that do not fit a static cache's room."""
-    fits = ("bloom", "mpt") if MODERN else ()
     is_padded_bloom = family == "bloom" and cell.padding != "none"
-    return cell.cache == "static" and family in ALIBI and (family not in fits or is_padded_bloom)
+    return cell.cache == "static" and family in ALIBI and (family not in ("bloom", "mpt") or is_padded_bloom)
 
 
 @pytest.fixture(scope="session")
@@ -193,7 +192,6 @@ def run(model, cell, steps, compiled=None):
         called = compiled if compiled is not None and step.shape[1] == 1 else model
         if compiled is not None:  # One graph for all steps: `generate` gives the mask its final size, too.
             given["attention_mask"] = torch.nn.functional.pad(real[:, :at].long(), (0, real.shape[1] - at))
-            given |= {} if MODERN else {"cache_position": torch.arange(span.start, span.stop)}
         parts.append(called(ids[:, span], past_key_values=cache, use_cache=cache is not None, **given).logits)
     return torch.cat(parts, 1)
 
@@ -281,7 +279,8 @@ def problem_of(model, stock, family, name, cell):
     real, reason = torch.cat(steps, 1), stock_counts_padding(cell, family)
     theirs, wrong, elsewhere = of_stock(stock, cell, BEYOND)
     if isinstance(theirs, str) or stock_cannot(cell, family):
-        return "" if isinstance(theirs, str) and stock_cannot(cell, family) else f"stock: {theirs}"
+        may_fail = cell.cache == "static" and family in ALIBI  # Of all families in older releases of transformers.
+        return "" if isinstance(theirs, str) and may_fail else f"stock: {theirs}"
     if bool(reason) != (wrong > TOLERANCE):
         return f"the table says of stock: {reason or 'right'}; it is off by {wrong:.1e}"
     if reason and elsewhere > TOLERANCE:
@@ -603,7 +602,7 @@ def test_gradients_do_not_depend_on_checkpointing(models, name):
             torch.testing.assert_close(gradient, gradients[0][name], rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=line_of(at)) for at, name in enumerate(NAMES)])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=half_of(at)) for at, name in enumerate(NAMES)])
 @torch.no_grad()
 def test_compiled_steps_with_a_static_cache(models, name):
     """The first part as it is, then compiled steps."""
@@ -625,7 +624,7 @@ def half_of_cells(half, family, name):
     return HALVES[(half + ROTARY.index(family) + list(STEPS).index(name)) % 2]
 
 
-@pytest.mark.parametrize("half", [pytest.param(half, marks=line_of(half)) for half in (0, 1)])
+@pytest.mark.parametrize("half", [pytest.param(half, marks=half_of(half)) for half in (0, 1)])
 @pytest.mark.parametrize("name", [*STEPS, "inside"])
 @pytest.mark.parametrize("family", ROTARY[1:])
 def test_every_cell_of_other_families(models, family, name, half):

@@ -12,7 +12,7 @@ import torch
 from ctxext.methods import MsPoE
 from ctxext.portable.method import Call
 from ctxext.recipes.methods.self_extend import SelfExtend
-from portable_checkpoints import MODERN, llama, load, write
+from portable_checkpoints import llama, load, write
 
 SCRIPT = Path(__file__).with_name("tensor_parallel.py")
 HEADS = MsPoE(head_order="fixed", first_layer=0, ratio_min=1.5, ratio_max=4)
@@ -28,7 +28,6 @@ RECIPES = {
 LENGTH = 300  # Past the trained length of 256.
 
 
-@pytest.mark.skipif(not MODERN, reason="transformers 4.57 spreads over accelerators only")
 def test_two_processes_give_the_logits_of_one(tmp_path):
     source = llama(tmp_path / "source", num_attention_heads=8, num_key_value_heads=4)
     folders = [tmp_path / name.replace(" ", "_") for name in RECIPES]

@@ -131,7 +131,7 @@ GEMMA4 = {"model_type": "gemma4_text", "num_attention_heads": 8, "num_key_value_
 def test_heads_that_a_layer_hands_to_its_rotation(config, heads):
     """Falcon's new architecture repeats its keys for every query first; full layers of Gemma 4 may share them."""
     if config["model_type"] not in CONFIG_MAPPING:
-        pytest.skip("transformers 4.57 does not know the family")
+        pytest.skip("this transformers has no such family")
     assert num_kv_heads(model_config({**config, "max_position_embeddings": 64})) == heads
 
 
@@ -157,7 +157,7 @@ def test_a_whole_head_that_rotates_is_not_written_out(llama_source):
     assert "partial_rotary_factor" not in {**config, **config["rope_parameters"], **config["rope_scaling"]}
 
 
-@pytest.mark.skipif("gemma4_text" not in CONFIG_MAPPING, reason="transformers 4.57 does not know the family")
+@pytest.mark.skipif("gemma4_text" not in CONFIG_MAPPING, reason="this transformers has no such family")
 def test_ntk_slows_the_slowest_pair_by_the_factor_where_a_part_of_the_head_rotates_at_the_heads_pace(tmp_path):
     """Section 3.1's wish itself: the last pair is interpolated, the first is kept, whatever the exponents run over."""
     source = tiny_models.save("gemma4_text", tmp_path / "source")

@@ -13,7 +13,6 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
-import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from by_hand import by_hand
@@ -43,7 +42,6 @@ QUICK = (
     "EleutherAI/pythia-14m",
     "google/gemma-3-4b-it",
 )
-IS_OLD = transformers.__version__.startswith("4.")
 EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
@@ -108,8 +106,6 @@ def check_loaded(row, config, name, factor):
     lengths = (row["original"] // 2, round(total * row["original"]))
     is_same_type = method_named(name).rope_type == published_schedule["rope_type"]
     is_same = total == 1 or (name == published_schedule["rope_type"] and total == published_schedule["factor"])
-    # transformers 4 does not read `rope_parameters` (docs/traps.md, trap 1), which many sources have alone.
-    is_misread = IS_OLD and "rope_parameters" in row["config"].get("text_config", row["config"])
     before, after = loaded(row["config"], lengths), loaded(config, lengths)
     for length in lengths:
         checked = 0
@@ -124,7 +120,7 @@ def check_loaded(row, config, name, factor):
             found = [frequency for frequency in entry.frequencies if frequency > 0]
             assert found == pytest.approx(sorted(set(wanted)), rel=2e-5), length
             assert entry.scaling == pytest.approx(scaling, rel=2e-5)
-            if is_same and not is_misread:
+            if is_same:
                 assert entry == was, "not bit-equal to the source"
         assert checked
 
@@ -146,11 +142,7 @@ def sweep(model, tmp_path):
                 counts[1] += 1
                 continue
             config = plan.model.config
-            is_warned = IS_OLD and any("4.57 does not support" in line for line in plan.cautions)
-            if is_warned and is_known:
-                with pytest.raises((CtxextError, AssertionError)):  # The warning is true.
-                    check_loaded(row, config, name, factor)
-            if is_warned or not is_known:
+            if not is_known:
                 counts[2] += 1
                 continue
             check_loaded(row, config, name, factor)
@@ -185,9 +177,7 @@ def test_a_few(name, tmp_path):
 
 @pytest.mark.thorough
 def test_all_of_them(tmp_path):
-    """Under transformers 4 a third of them."""
-    names = READ[:: 3 if IS_OLD else 1]
-    counts = [sweep(name, tmp_path / str(number)) for number, name in enumerate(names)]
+    counts = [sweep(name, tmp_path / str(number)) for number, name in enumerate(READ)]
     right, refused, elsewhere = (sum(column) for column in zip(*counts, strict=True))
-    print(f"{len(names)} models: {right} right, {refused} refused, {elsewhere} not for this transformers")  # noqa: T201
-    assert right + refused + elsewhere == len(names) * len(METHODS) * 2
+    print(f"{len(READ)} models: {right} right, {refused} refused, {elsewhere} not for this transformers")  # noqa: T201
+    assert right + refused + elsewhere == len(READ) * len(METHODS) * 2

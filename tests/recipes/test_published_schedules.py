@@ -40,7 +40,6 @@ ALPHA = {
     "type": "dynamic",
 }
 """The schedule of Hunyuan 7B and its kin."""
-IS_OLD = transformers.__version__.startswith("4.")
 
 
 def hunyuan(model_type, folder, **schedule):
@@ -203,7 +202,7 @@ def test_what_every_family_reads_of_its_schedule_is_known():
     for folder in ("hunyuan_v1_dense", "hunyuan_v1_moe"):
         assert "alpha" in reads[folder]
     assert "long_mscale" in reads["phimoe"]
-    assert len(reads) > (40 if IS_OLD else 80)
+    assert len(reads) > 80
     assert {"factor", "beta_fast", "long_factor", "low_freq_factor"} <= reads["transformers"]
     layers = {name for family in FAMILIES.values() for name in (*family.full_types, *family.sliding_types)}
     unknown = {}

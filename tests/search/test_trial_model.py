@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from transformers import AutoModelForCausalLM
 
 import tiny_models
@@ -17,7 +16,6 @@ from ctxext.evaluate.workbench import Workbench
 from ctxext.methods import AdjustedBase, MsPoE, Yarn
 from ctxext.recipes.encodings.rotary import model_config
 
-IS_4 = transformers.__version__.startswith("4.")
 QUICK = ("llama", "gemma3_text", "phi3", "gpt_neox", "deepseek_v3", "glm", "gpt_oss", "qwen3")
 LENGTHS = (40, 150, 70)
 """Lengths within and beyond the original 64, not in order, because some schedules have state."""
@@ -46,10 +44,9 @@ def recipes(folder: Path) -> dict[str, Recipe]:
     rotary = model_config(config).rotary
     named = {}
     for method in METHODS:
-        native = getattr(method, "rope_type", "default")
         if method.name == "distance-aware":  # A search omits it.
             continue
-        if method.refusal(config, family) or (IS_4 and native not in (family.rope_types_4x or [native])):
+        if method.refusal(config, family):
             continue
         ranges = method.search_space(rotary, 4.0)
         numbers = {name: tried.start for name, tried in ranges.items() if tried.start is not None}
@@ -63,13 +60,12 @@ def recipes(folder: Path) -> dict[str, Recipe]:
 
 
 def converted(source: Path, out: Path, recipe: Recipe) -> list[torch.Tensor] | None:
-    """Output of a checkpoint on disk; None if it is refused, or its code does not support transformers 4."""
-    misfits = (AttributeError, RuntimeError, ValueError) if IS_4 and recipe.needs_code else ()
+    """Output of a checkpoint on disk; None if it is refused."""
     try:
         convert(str(source), out, recipe, check=False)
         options = {"dtype": torch.float32, "trust_remote_code": recipe.needs_code}
         return logits(AutoModelForCausalLM.from_pretrained(out, **options).eval())
-    except (CtxextError, *misfits):
+    except CtxextError:
         return None
 
 
@@ -86,13 +82,11 @@ def test_applied_is_converted_and_loaded(model_type, tmp_path):
 @pytest.mark.thorough
 @pytest.mark.parametrize("model_type", [name for name in tiny_models.FAMILIES if name not in QUICK])
 def test_a_tenth_of_the_recipes_applied_is_converted_and_loaded(model_type, tmp_path):
-    """A different tenth per family and version of transformers; `make slow` tests all."""
-    check_applied(model_type, tmp_path, list(tiny_models.FAMILIES).index(model_type) + 5 * IS_4)
+    """A different tenth per family; `make slow` tests all."""
+    check_applied(model_type, tmp_path, list(tiny_models.FAMILIES).index(model_type))
 
 
 def check_applied(model_type, tmp_path, tenth=None):
-    if IS_4 and model_type == "zamba2":
-        pytest.skip("4.57 cannot save its own tiny model: layers share weights")
     source = tiny_models.save(model_type, tmp_path / "source")
     config = open_checkpoint(str(source)).config
     if family_of(config).reason:

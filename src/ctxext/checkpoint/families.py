@@ -7,7 +7,6 @@ neither torch nor transformers, so reading config.json takes milliseconds.
 import dataclasses
 import difflib
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -684,10 +683,7 @@ def serves_sliding(config: Mapping[str, Any], family: Family, module: str, layer
     """Return whether a rotary embedding serves sliding layers only, by its name, layer type, layer or base."""
     if (base := base_of_module(config, family, module)) is not None:
         return bool(base != read(config, family, "rope_theta"))
-    if any(word in f"{module}.{layer_type}" for word in ("local", *family.sliding_types)):
-        return True
-    layer = re.search(r"layers\.(\d+)\.", module) if family.local_theta_key else None  # ModernBERT under 4.57.
-    return layer is not None and int(layer[1]) in sliding_layers(config, family)
+    return any(word in f"{module}.{layer_type}" for word in ("local", *family.sliding_types))
 
 
 def _entry(listed: Sequence[Any], index: int, key: str) -> Any:

@@ -36,7 +36,6 @@ def gather_weights(model: Any) -> contextlib.AbstractContextManager[None]:
 
 def base_of(model: Any) -> Any:
     """Return the submodule that computes hidden states, or the model itself if there is none."""
-    # Gemma 3 in transformers 4 is its own base_model.
     return next((part for part in (model.base_model, getattr(model, "model", model)) if part is not model), model)
 
 

@@ -323,6 +323,11 @@ def cautions_of(source: Checkpoint, recipe: Recipe, model: ModelConfig) -> tuple
         )
     if is_new_only(model):
         cautions.append(f"transformers 4.57 does not support this schedule for {family.model_type}: load it with 5.x.")
+    if loses_long_list(model):
+        cautions.append(
+            f"transformers 5.0 to 5.20 fail on the second long text with this schedule for {family.model_type}: load "
+            "it with 5.21 or newer."
+        )
     if family.note:
         cautions.append(f"{family.model_type}: {family.note}.")
     if recipe.needs_code:
@@ -344,6 +349,11 @@ def cautions_of(source: Checkpoint, recipe: Recipe, model: ModelConfig) -> tuple
             "result is loaded; ctxext did not run it."
         )
     return tuple(cautions)
+
+
+def loses_long_list(model: ModelConfig) -> bool:
+    """Return whether transformers 5.0 to 5.20 lose the long list of this schedule after its first use."""
+    return model.family.nested_rope and model.encoding.carrier == "longrope"
 
 
 def is_new_only(model: ModelConfig) -> bool:

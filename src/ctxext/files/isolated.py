@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 _LOG = logging.getLogger(__name__)
@@ -34,12 +34,15 @@ runpy.run_path({script!r}, run_name="isolated.__main__")
 """
 
 
-def run_isolated(script: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+def run_isolated(
+    script: Path, *words: str, environment: Mapping[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
     """Run a script in an empty folder, with its own module cache and without the network.
 
     Args:
         script: A script that uses the standard library, torch, transformers, and relative imports from its folder.
         words: The command-line arguments; paths must be absolute.
+        environment: Additional environment variables.
     """
     _LOG.debug("running %s %s in a clean process", script, words)
     with tempfile.TemporaryDirectory() as place:
@@ -49,7 +52,7 @@ def run_isolated(script: Path, *words: str) -> "subprocess.CompletedProcess[str]
             input="",  # transformers prompts on the terminal before it runs third-party code.
             text=True,
             cwd=place,
-            env={**os.environ, **SETTINGS, "HF_MODULES_CACHE": place},
+            env={**os.environ, **SETTINGS, **(environment or {}), "HF_MODULES_CACHE": place},
             check=False,
         )
 

@@ -1,4 +1,4 @@
-"""Packages of the extras, and the tested versions of transformers."""
+"""Packages of the extras, and the tested releases of transformers."""
 
 import contextlib
 import importlib.metadata
@@ -32,8 +32,8 @@ def require(package: str, purpose: str) -> None:
         raise CtxextError(f"{purpose} needs {package}, which is not installed.", hint=install_command(package))
 
 
-TESTED = ("5.24.0", "4.57.6")
-"""The newest tested release of each major version of transformers, the newest first."""
+OLDEST, NEWEST = "5.9.0", "5.24.0"
+"""The oldest and the newest release of transformers that ctxext is tested with."""
 
 
 def installed_version(package: str) -> str | None:
@@ -45,11 +45,13 @@ def installed_version(package: str) -> str | None:
 
 
 def untested_notice() -> str:
-    """Return a notice if the installed transformers is newer than the newest tested version; otherwise empty."""
+    """Return a notice if the installed transformers is outside the tested range; otherwise empty."""
     from packaging.version import InvalidVersion, Version
 
     version = installed_version("transformers") or ""
     with contextlib.suppress(InvalidVersion):
-        if Version(version) > Version(TESTED[0]):
-            return f"transformers {version} is newer than {TESTED[0]}, the newest version tested with ctxext"
+        if Version(version) > Version(NEWEST):
+            return f"transformers {version} is newer than {NEWEST}, the newest version tested with ctxext"
+        if Version(version) < Version(OLDEST):
+            return f"transformers {version} is older than {OLDEST}, the oldest version tested with ctxext"
     return ""

@@ -75,11 +75,10 @@ def document_mask(**arguments: Any) -> torch.Tensor | None:
     with forbid_network():
         from transformers.masking_utils import sdpa_mask
 
-    positions = arguments.get("cache_position")  # transformers 4 passes these, later versions a length.
-    num_queries = int(arguments["q_length"] if positions is None else positions.shape[0])
+    num_queries = int(arguments["q_length"])
     if arguments.get("attention_mask") is None and num_queries == arguments["kv_length"] > 1:
-        device = arguments["device"] if positions is None else positions.device
-        counts = _count_attended(arguments["mask_function"], arguments["batch_size"], num_queries, device)
+        mask_function, batch_size, device = (arguments[key] for key in ("mask_function", "batch_size", "device"))
+        counts = _count_attended(mask_function, batch_size, num_queries, device)
         if counts is not None:
             return counts
     mask: torch.Tensor | None = sdpa_mask(**arguments)

@@ -107,7 +107,7 @@ def find_newest_save(folder: Path, steps: int, model: Any = None) -> Saves:
 def adapt_state(save: Path, arguments: TrainingArguments) -> None:
     """Write this run's micro-batch to a save, without keys that this version of transformers does not know.
 
-    transformers 4 would use the old micro-batch, and any version raises for unknown keys.
+    The Trainer raises for unknown keys.
     """
     state = save / STATE
     with arguments.main_process_first(local=False):

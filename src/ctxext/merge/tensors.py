@@ -436,12 +436,9 @@ class Share:
 
 def find_shares(checkpoint: Checkpoint, stored: Shapes) -> dict[str, Share]:
     """Return the shares by parameter; empty if files and class agree, or differ by more than joining and renaming."""
-    try:
-        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
-        from transformers.core_model_loading import Chunk, WeightConverter, revert_weight_conversion
-    except ImportError:  # transformers 4 converts nothing.
-        return {}
     import torch
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+    from transformers.core_model_loading import Chunk, WeightConverter, revert_weight_conversion
 
     from ctxext.verify.carried import stock_model
 

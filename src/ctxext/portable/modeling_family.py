@@ -451,7 +451,7 @@ def family(stub, modeling, methods):
         return [by_name[step["method"]](step) for step in settings["steps"]]
 
     for cls in classes_of(module):
-        if cls.__name__.endswith("RotaryEmbedding"):
+        if cls.__name__.endswith("RotaryEmbedding") and "Vision" not in cls.__name__:
             replace(cls, "__init__", functools.partial(rotary_init, build))
             replace(cls, "forward", rotary_forward)
         elif is_model(cls):

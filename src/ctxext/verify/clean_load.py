@@ -18,7 +18,7 @@ from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.content import as_json
 from ctxext.files.isolated import fault_within, last_line_of_errors, run_isolated
-from ctxext.files.packages import TESTED
+from ctxext.files.packages import NEWEST, OLDEST
 from ctxext.recipes.base import Method
 from ctxext.recipes.code.staging import stage_checkpoint
 from ctxext.recipes.encodings.rotary import ModelConfig, Rotary
@@ -231,7 +231,7 @@ def compare_logits(
     if report["decoding"]:
         raise CtxextError(
             f"The converted model decodes incorrectly from its cache: {shorten(report['decoding'], 300)}.",
-            hint=f"Tested: transformers {' and '.join(TESTED)}. --no-verify converts without this check.",
+            hint=f"Tested: transformers {OLDEST} to {NEWEST}. --no-verify converts without this check.",
         )
     for quantity, relative in differences.items():
         if not math.isfinite(relative) or relative > TOLERANCE:
