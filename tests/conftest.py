@@ -14,8 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-# Transformers 4 keeps the code of every checkpoint called "out" in one folder, where test processes would read each
-# other's. It looks at this when it is imported.
+# Where transformers copies the code of checkpoints: not where other test processes do. It reads this when imported.
 os.environ["HF_MODULES_CACHE"] = tempfile.mkdtemp(prefix="ctxext-modules-")
 
 # Where links that conversions make are noted: not in the home of whoever runs the tests.

@@ -129,7 +129,7 @@ def test_one_position_that_is_wrong_is_seen_and_nothing_right_refused(name, leng
     faults = [fault for fault in FAULTS if name in MAPS and name not in SAME.get(fault, ())]
     signals = {}
     for number, fault in enumerate([*faults, *SETTINGS.get(name, ("original_length",))]):
-        changed = tmp_path / f"{name}-{length}-{number}"  # Transformers 4 keeps code by the name of the folder.
+        changed = tmp_path / f"{name}-{length}-{number}"
         kind = {"rows_and_keys": FAULTS[fault]} if fault in FAULTS else {"setting": fault}
         comparison = compare({**check[0], "folder": str(spoiled(out, changed, **kind))})
         signals[fault] = comparison["attention"]

@@ -2,9 +2,7 @@
 
 import json
 import os
-import subprocess
 import sys
-from importlib.metadata import version
 
 import pytest
 
@@ -57,8 +55,7 @@ def test_push_then_download_gives_equal_logits(commands, server, converted, tmp_
     assert TOKEN not in out + err
     environment = {**os.environ, **server.settings(tmp_path / "cache2")}
     environment |= {"USE_HUB_KERNELS": "NO", "TRANSFORMERS_VERBOSITY": "error"}
-    processes = subprocess if version("huggingface_hub") < "1" else clean_processes
-    result = processes.run(
+    result = clean_processes.run(
         [sys.executable, "-c", LOGITS, "me/tiny", str(folder)],
         capture_output=True,
         text=True,

@@ -250,13 +250,11 @@ def find_tied_embeddings(checkpoint: Checkpoint) -> dict[str, str]:
     kind = "MASKED_LM" if auto_class(config) == MASKED else "CAUSAL_LM"
     known = getattr(modeling_auto, f"MODEL_FOR_{kind}_MAPPING").get(type(stock), None)
     keys = getattr(known, "_tied_weights_keys", None)
-    if isinstance(keys, dict):
+    if keys is not None:
         return {
             head: name for head, embedding in keys.items() if (name := find_stored_name(embedding, stored)) is not None
         }
-    # transformers 4 lists only the output embedding.
-    head = next((str(key) for key in keys or () if str(key).endswith(".weight")), "lm_head.weight")
-    rows = int(text["vocab_size"])
+    head, rows = "lm_head.weight", int(text["vocab_size"])
     tables = (name for name, shape in stored.items() if len(shape) == 2 and shape[0] == rows and name != head)
     embedding = next(tables, None)
     return {head: embedding} if embedding else {}
