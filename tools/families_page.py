@@ -100,7 +100,7 @@ def families_page() -> str:
             "## Rotary",
             "",
             f"⁵: not in transformers {old}. Cells apply to both versions of transformers unless they name {old}. These",
-            "cells are of November 2026, when ctxext still ran with it; [versions.md](versions.md) has what is tested now.",
+            "are of November 2026, when ctxext still ran with it; [versions.md](versions.md) has what is tested now.",
             "",
             "| families | by config.json | Ms-PoE | relation maps | reason |",
             "|---|---|---|---|---|",
