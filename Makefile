@@ -95,9 +95,10 @@ releases: $(VENV)/installed
 
 # The oldest release that ctxext runs with, and the one of vLLM and of most trainers.
 VERSIONS ?= 5.9.0 5.16.1
-VERSIONS_TESTS ?= tests/converters tests/gguf tests/portable tests/test_described.py tests/test_rotary_encoders.py
+VERSIONS_TESTS ?= tests/cli/test_convert_command.py tests/cli/test_inspect_bounds.py tests/cli/test_other_commands.py \
+	tests/converters tests/gguf tests/portable tests/test_rotary_encoders.py
 versions: releases
-	CTXEXT_RELEASES=$(RELEASES) $(TEST_ENV) $(BIN)/python -m pytest -q tests/versions
+	CTXEXT_RELEASES=$(RELEASES) $(TEST_ENV) $(BIN)/python -m pytest -q -m "not thorough" tests/versions
 	set -e; for version in $(VERSIONS); do \
 		echo "== transformers $$version"; \
 		PYTHONPATH=$(RELEASES)/$$version $(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) \
