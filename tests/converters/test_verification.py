@@ -18,7 +18,7 @@ from ctxext.files import isolated
 from ctxext.methods import MsPoE, PositionInterpolation
 from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.methods.rerope import ReRope
-from ctxext.verify import carried, clean_load, clean_process
+from ctxext.verify import carried, checks_process, clean_load, clean_process
 from ctxext.verify.clean_load import compare_logits
 from ctxext.verify.references import REFERENCES
 
@@ -114,3 +114,11 @@ def test_a_reference_is_asked_again_in_each_layer():
         expected.layer = layer
         ((_, _, angles, _),) = expected.pairs({}, asked, (1.0,))
         assert angles.unique().tolist() == [float(layer)]
+
+
+def test_functions_that_a_module_lacked_are_gone_again():
+    space = {"kept": 1}
+    with pytest.raises(ValueError, match="inside"), checks_process.replace_functions(space, {"kept": 2, "added": 3}):
+        assert space == {"kept": 2, "added": 3}
+        raise ValueError("inside")
+    assert space == {"kept": 1}
