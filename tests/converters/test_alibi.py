@@ -15,6 +15,7 @@ from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.isolated import run_isolated
+from ctxext.recipes.code.method import PORTABLE
 from ctxext.recipes.encodings.biases import alibi_slopes
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.alibi_interpolation import AlibiInterpolation
@@ -80,6 +81,25 @@ def test_other_slopes_are_refused(sources, tmp_path, monkeypatch):
     monkeypatch.setattr(NtkAlibi, "exponents", lambda self, heads: [0.9] * heads)
     with pytest.raises(CtxextError, match="differ"):
         convert(str(sources["bloom"]), tmp_path / "out", Recipe([NtkAlibi(factor=FACTOR)]))
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "before", "after"),
+    [
+        ("mpt", "chunks", "leaves_alone(seen + length)", "leaves_alone(max(seen, length))"),
+        ("falcon", "padded", "(mask.to(device).cumsum(-1) - 1)[:, columns]", "(mask.cumsum(-1) - 1)[:1, columns]"),
+        ("bloom", "beams", "[:, columns]", "[:, columns].sort(0, descending=True).values"),
+    ],
+)
+def test_a_fault_in_one_form_is_refused(name, form, before, after, sources, tmp_path, monkeypatch):
+    portable = shutil.copytree(PORTABLE, tmp_path / "portable")
+    content = (portable / "modeling_alibi.py").read_text()
+    assert content.count(before) == 1
+    (portable / "modeling_alibi.py").write_text(content.replace(before, after))
+    monkeypatch.setattr("ctxext.recipes.recipe.PORTABLE", portable)
+    monkeypatch.setattr(checks_process, "explain_decoding", lambda *_: "")  # Which sees some of them too.
+    with pytest.raises(CtxextError, match=rf"logits of the converted model differ from the reference by \S+: {form} "):
+        convert(str(sources[name]), tmp_path / "out", Recipe([NtkAlibi(factor=FACTOR)]))
 
 
 @torch.no_grad()

@@ -219,8 +219,81 @@ def token_by_token(stock: Any, input_ids: Any, settings: dict[str, Any], referen
     return torch.cat(logits, 1)
 
 
+SHIFT = 5
+"""Padding on the left of the second row of a batch with ALiBi."""
+
+
+def run_in_calls(
+    model: Any, ids: Any, sizes: list[int], *, is_padded: bool = False, drafts: int = 0, swaps: bool = False
+) -> list[Any]:
+    """Return the logits of a text (1, l) in calls of these sizes, (l, v); if padded, also those of a second row.
+
+    That row has the same tokens after padding. If set, `drafts` tokens are read before each call but the first and
+    removed from the cache, as in assisted generation. With `swaps` the rows change places in the cache after the first
+    call, as in beam search.
+    """
+    import torch
+
+    length, order = ids.shape[1], [0, 1][: 1 + is_padded]
+    rows = torch.cat([ids, ids.roll(SHIFT, 1)][: len(order)])
+    mask = torch.ones(len(order), length + drafts, dtype=torch.long)
+    mask[1:, :SHIFT] = 0
+    cache, parts, start = dict[str, Any](), list[Any](), 0
+
+    def call(tokens: Any, stop: int) -> Any:
+        output = model(tokens[order], attention_mask=mask[order, :stop], use_cache=True, **cache)
+        cache[cache_argument(model)] = cache_of(output)
+        return output.logits[order]
+
+    for size in sizes:
+        if swaps and start and order[0] == 0:
+            order.reverse()
+            next(iter(cache.values())).reorder_cache(torch.tensor(order))
+        if drafts and start:
+            call(rows.flip(1)[:, :drafts], start + drafts)
+            next(iter(cache.values())).crop(-drafts)
+        parts.append(call(rows[:, start : start + size], start + size))
+        start += size
+    logits = torch.cat(parts, 1)
+    return [logits[0], *logits[1:, SHIFT:]]
+
+
+def backend_of(model: Any) -> str:
+    """Return the attention implementation of a model."""
+    return model.config._attn_implementation or "eager"
+
+
+def run_slope_forms(model: Any, ids: Any, length: int) -> dict[str, Any]:
+    """Return the logits of a text with ALiBi by form, or an error, text.
+
+    Args:
+        model: A causal language model, whose attention implementation cannot be changed in all of these families.
+        ids: The text (1, l).
+        length: The original context length.
+    """
+    import torch
+
+    # The first chunk is within the original context length; the second is too, by its size, but ends beyond it.
+    inside, end = length // 2 or 1, ids.shape[1] - 3
+    calls, forms = [end - length, length, 1, 1, 1], dict[str, Any]()
+    ways: dict[str, tuple[list[int], dict[str, Any]]] = {
+        "chunks": ([inside, length, end - inside - length, 1, 1, 1], {}),
+        "padded": (calls, {"is_padded": True}),
+        "drafts": (calls, {"drafts": 4}),
+        "beams": (calls, {"is_padded": True, "swaps": True}),
+    }
+    for name, (sizes, options) in ways.items():
+        form = f"{name} ({backend_of(model)})"
+        try:
+            with torch.no_grad():
+                forms[form] = run_in_calls(model, ids, sizes, **options)
+        except Exception as error:  # Any exception of the model or its cache is the result.
+            forms[form] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return forms
+
+
 def compare_slopes(task: dict[str, Any]) -> dict[str, Any]:
-    """Load a checkpoint with ALiBi and compare its logits with the reference.
+    """Load a checkpoint with ALiBi and compare its logits with the reference, in every form.
 
     The task has `folder`; `stock`, the config.json of the same model without code; `steps`, its only method with
     settings; and `count`, a number of tokens. The expected logits come from the stock model, which decodes token by
@@ -244,14 +317,9 @@ def compare_slopes(task: dict[str, Any]) -> dict[str, Any]:
     ).eval()
     input_ids = torch.randint(0, config.vocab_size, (1, task["count"]))
     with torch.no_grad():
-        mask = torch.ones_like(input_ids)
-        logits = loaded(input_ids, attention_mask=mask, use_cache=False).logits
-        # The second chunk begins within the original context length and ends beyond it.
-        inside = settings["original_length"] // 2 or 1
-        first = loaded(input_ids[:, :inside], attention_mask=mask[:, :inside], use_cache=True)
-        cache = {cache_argument(loaded): cache_of(first)}
-        rest = loaded(input_ids[:, inside:], attention_mask=mask, use_cache=True, **cache)
-        in_chunks = torch.cat([first.logits, rest.logits], 1)
+        logits = loaded(input_ids, attention_mask=torch.ones_like(input_ids), use_cache=False).logits
+    forms: dict[str, Any] = {f"one call ({backend_of(loaded)})": [logits[0]]}
+    forms |= run_slope_forms(loaded, input_ids, settings["original_length"])
     decoding = compare_decoding(loaded, [settings])
     del loaded
     print(LOADED, flush=True)  # noqa: T201
@@ -260,10 +328,19 @@ def compare_slopes(task: dict[str, Any]) -> dict[str, Any]:
         unchanged = stock(input_ids, attention_mask=torch.ones_like(input_ids), use_cache=False).logits
     expected = token_by_token(stock, input_ids, settings, REFERENCES[step["method"]])
     results = differences(logits, unchanged, expected)
-    others = differences(in_chunks, unchanged, expected)
-    # NaN in either must not be lost.
-    worst = torch.tensor([results["difference"], others["difference"]]).max().item()
-    return {**results, "difference": worst, "decoding": explain_decoding(decoding, stock)}
+    if any(isinstance(form, str) for form in forms.values()):  # The stock model may not support a form either.
+        stock_forms = run_slope_forms(stock, input_ids, settings["original_length"])
+        forms = {name: form for name, form in forms.items() if not isinstance(stock_forms.get(name), str)}
+    by_form = {name: form if isinstance(form, str) else off_by(form, expected[0]) for name, form in forms.items()}
+    return {**results, "forms": by_form, "decoding": explain_decoding(decoding, stock)}
+
+
+def off_by(rows: list[Any], expected: Any) -> float:
+    """Return the largest difference of the logits of rows from the expected ones, relative to the largest of these."""
+    import torch
+
+    off = [(row - expected[: len(row)]).abs().max() for row in rows]
+    return float(torch.stack(off).max() / expected.abs().max().clamp(min=1e-30))  # Python's max would lose NaN.
 
 
 NAMES = ("cache", "past_key_values")

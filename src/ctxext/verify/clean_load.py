@@ -239,10 +239,11 @@ def compare_logits(
                 f"The {quantity} of the converted model differ from the reference by {relative:.1e}.",
                 hint="Please report this with the output of ctxext env. --no-verify converts without this check.",
             )
+    outputs = "attention outputs" if isinstance(model.encoding, Rotary) else "logits"
     for form, relative in report.get("forms", {}).items():
         if isinstance(relative, str) or not relative <= TOLERANCE:
             raise CtxextError(
-                f"The attention outputs of the converted model differ from the reference by {relative:.1e}: {form}."
+                f"The {outputs} of the converted model differ from the reference by {relative:.1e}: {form}."
                 if not isinstance(relative, str)
                 else f"The converted model fails in one form of attention: {form}: {shorten(relative, 300)}.",
                 hint="Please report this with the output of ctxext env. --no-verify converts without this check.",
