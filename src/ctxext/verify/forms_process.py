@@ -226,7 +226,7 @@ def run_forms(model: Any, text: Text) -> dict[str, Any]:
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
     default, forms = model.config.get_text_config()._attn_implementation or "eager", dict[str, Any]()
     calls = compared_calls(model, text)
-    with replace_states(model, samples):
+    with replace_states(model, samples), unwritten_memory_as_nan():
         for way in text.ways(default, takes_positions=takes_positions):
             is_whole = way.is_main or text.is_ordered_by_prompt
             try:
@@ -248,6 +248,16 @@ def small_pieces(is_main: bool) -> Iterator[None]:
         for module in modules:
             stack.enter_context(replace_functions(vars(module), {"PIECE": 1}))
         yield
+
+
+@contextlib.contextmanager
+def unwritten_memory_as_nan() -> Iterator[None]:
+    """Fill new memory with NaN: what is read before it is written may otherwise be right by chance."""
+    torch.use_deterministic_algorithms(mode=True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
 
 
 @contextlib.contextmanager
