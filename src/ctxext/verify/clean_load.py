@@ -44,6 +44,8 @@ _LONGEST, _SLOW = 9000, 3000
 """Tokens of a text, at most, and of one with a reference that computes each angle."""
 _SHORT = 4 * LENGTH
 """Original context length up to which the text with the checkpoint's own settings is run in one way only."""
+_FAR = 8
+"""Number of first keys, which are all far beyond the original context length."""
 _PIECE = 131072
 """Values that Ms-PoE rotates at once on a CPU."""
 _BYTES_PER_PARAMETER = 4
@@ -285,15 +287,35 @@ def _texts(
         insides = [0, 0]
     texts = list[dict[str, Any]]()
     for prompt, inside, entries in zip(prompts, insides, (own, short), strict=True):
-        marks = dict[int, None]()
+        marks, level = dict[int, None](), 0
         for step, entry in ((step, next(each for each in entries if each["method"] == step.name)) for step in steps):
             if places := getattr(reference_of(step), "places", None):
                 with report_reference_errors(step):
                     marks |= dict.fromkeys(places(entry, prompt + _BEYOND))
+            level = level or _level(step, entry, prompt)
         text = {"prompt": prompt, "steps": entries, "marks": list(marks), "is_short": entries is short}
         # A short original length has rules like the very short one.
-        texts.append({**text, "inside": inside, "is_sample": entries is own and length <= _SHORT})
+        is_sample = entries is own and length <= _SHORT
+        texts.append({**text, "inside": inside, "level": level, "is_sample": is_sample})
     return texts, 0 if length == longest else length
+
+
+def _level(step: Method, entry: dict[str, Any], prompt: int) -> int:
+    """Return the first query of a prompt, beyond the original context length, for which far keys move; 0 if none."""
+    reference, length = reference_of(step), entry.get("original_length", 0)
+    if not length or not hasattr(reference, "relation") or hasattr(reference, "factor"):
+        return 0
+    frequencies, before = tuple(entry.get("base", (1.0,))), None
+    try:
+        for m in range(length + _FAR, prompt - _FAR):
+            pairs = [reference.relation(entry, entry["layers"][0], m, n, frequencies) for n in range(_FAR)]
+            keys = [pair and pair[1] for pair in pairs]
+            if before not in (None, keys):
+                return m
+            before = keys
+    except Exception:  # Another number of angles; other faults are reported when the outputs are computed.
+        return 0
+    return 0
 
 
 def _is_quick(step: Method, settings: Sequence[Mapping[str, Any]]) -> bool:

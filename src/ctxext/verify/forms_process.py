@@ -35,6 +35,7 @@ EDGES = (0, 1, 63, 64, 65, 127, 128, 129, 255, 256, 257)  # Of tiles and blocks,
 CALLS = (("decoded", 3), ("continued", 280), ("decoded", 20))
 FEWER = (*CALLS[:-1], ("decoded", 3))
 GAPS = (("continued after a gap", 150), ("decoded after a gap", 3))
+AROUND = 3  # Number of tokens that are decoded before a level begins, and from there on.
 DRAFTS = (24, 1, 1)  # Tokens of each call that is taken back: more than are rotated together, and decoded ones.
 
 
@@ -79,6 +80,7 @@ class Text:
         is_short: Whether lengths are so short that all ways are affordable.
         inside: The number of tokens of a prompt within the original context length; 0 to begin beyond it only.
         is_sample: Whether it runs in the way of most users only.
+        level: A query of the prompt from which far keys are elsewhere; 0 if there is none.
     """
 
     prompt: int
@@ -87,6 +89,7 @@ class Text:
     is_short: bool
     inside: int = 0
     is_sample: bool = False
+    level: int = 0
 
     @property
     def length(self) -> int:
@@ -129,9 +132,8 @@ class Text:
         if self.is_ordered_by_prompt:
             return ways
         if self.inside:
-            rest = ("continued beyond the original length", self.prompt - self.inside)
-            chunks = [("one call", self.inside), rest, *FEWER[:1]]
-            ways += [Way(f"{name}, chunks", name, chunks) for name in (backends if self.is_short else [backend])]
+            names = backends if self.is_short else [backend]
+            ways += [Way(f"{name}, chunks", name, self.chunks(name)) for name in names]
         if takes_positions and self.is_short:
             ways.append(Way(f"{backend}, drafts", backend, calls, drafts=True))
             ways.append(Way(f"{backend}, beams", backend, calls, batch=2, padding=PADDING, swaps=True))
@@ -141,6 +143,20 @@ class Text:
             ways.append(Way("sdpa, training", backend, early, trains=True))
             ways.append(Way("sdpa, float64", backend, early, dtype=torch.float64))  # As float16, which is rounded more.
         return ways
+
+    def chunks(self, backend: str) -> list[tuple[str, int]]:
+        """Return the calls of a text that begins within the original context length.
+
+        Where a level begins, eager attention has a chunk with one query before and one after; others decode tokens.
+        """
+        ends = [("continued beyond the original length", self.prompt)]
+        if self.level and backend == "eager":
+            ends = [(ends[0][0], self.level - 1), ("continued", self.level + 1), ("continued", self.prompt)]
+        elif self.level:
+            ends = [(ends[0][0], self.level - AROUND), ("decoded", self.level + AROUND), ("continued", self.prompt)]
+        starts = [self.inside, *(end for _, end in ends)]
+        rest = [(name, end - start) for start, (name, end) in zip(starts, ends, strict=False)]
+        return [("one call", self.inside), *rest, *FEWER[:1]]
 
     @property
     def early(self) -> int:
@@ -162,6 +178,8 @@ class Text:
                 rows |= set(range(start, stop))
             start = stop
         rows |= set(range(self.early - 1, self.early + 4))
+        if self.level and not self.is_alone:
+            rows |= set(range(self.level - 1, self.level + AROUND))
         if number == 1:  # Those of a padded text are as many tokens before.
             shifted = {row - PADDING for row in sorted(rows)[::3] if row >= PADDING}
             borders = {place for length in lengths for place in (length - 1, length)}
