@@ -85,6 +85,8 @@ FAULTS = (
      "total.lerp(output, torch.sigmoid(more - sums + 0.01)[..., None])"),
     ("tiles of halves are not merged in the last layer", "self-extend", "relation.py",
      "changed.copy_(total.flatten(1, 2))", "changed[:, :, 1:].copy_(total.flatten(1, 2)[:, :, 1:])"),
+    ("turned keys of removed tokens are kept", "self-extend self-extend-fixed bifocal dca rerope", "method.py",
+     'if name in ("crop", "reset"):', 'if name == "reset":'),
     ("matrices of keys are those of another level", "adaptive", "relation.py", "(start, rung),\n", "start,\n"),
     ("keys of another level are kept", "self-extend adaptive bifocal", "relation_parts.py",
      "facts != [rungs, origins]", "facts[1:] != [origins]"),

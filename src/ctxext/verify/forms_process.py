@@ -36,7 +36,10 @@ CALLS = (("decoded", 3), ("continued", 280), ("decoded", 20))
 FEWER = (*CALLS[:-1], ("decoded", 3))
 GAPS = (("continued after a gap", 150), ("decoded after a gap", 3))
 AROUND = 3  # Number of tokens that are decoded before a level begins, and from there on.
-DRAFTS = (24, 1, 1)  # Tokens of each call that is taken back: more than are rotated together, and decoded ones.
+# Tokens of each call that is taken back before a chunk, or before each decoded token: first more than are rotated
+# together. Chunks are so short that several are within a level.
+DRAFTS = {"continued": (24,), "decoded": (24, 1, 1)}
+AFTER_DRAFTS = (FEWER[0], *[("continued", 40)] * 7, FEWER[2])
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,7 @@ class Way:
         calls: The name and number of tokens of each call.
         dtype: The type of attention.
         trains: Whether gradients are recorded.
-        drafts: Whether other tokens are read before each decoded one and removed from the cache, as in assisted
-            generation.
+        drafts: Whether other tokens are read before each call and removed from the cache, as in assisted generation.
         swaps: Whether the texts of a batch change places in the cache after the prompt, as in beam search.
         is_main: Whether most users run it: then more layers are compared, and states are rotated in small pieces.
     """
@@ -135,7 +137,7 @@ class Text:
             names = backends if self.is_short else [backend]
             ways += [Way(f"{name}, chunks", name, self.chunks(name)) for name in names]
         if takes_positions and self.is_short:
-            ways.append(Way(f"{backend}, drafts", backend, calls, drafts=True))
+            ways.append(Way(f"{backend}, drafts", backend, [prompt, *AFTER_DRAFTS], drafts=True))
             ways.append(Way(f"{backend}, beams", backend, calls, batch=2, padding=PADDING, swaps=True))
         early = [("one call", self.early), *FEWER]  # Rotated keys then need longer room before a level ends.
         ways.append(Way(f"{backend}, batch", backend, early, batch=2))
@@ -298,7 +300,7 @@ def run_way(model: Any, samples: Samples, text: Text, way: Way, calls: Any, form
     """Run a text in one way, and add the outputs of its calls to `forms`."""
     numbers, limit = calls
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-    end, start, cache = sum(count for _, count in way.calls) + sum(DRAFTS) * way.drafts, 0, dict[str, Any]()
+    end, start, cache = sum(count for _, count in way.calls) + sum(DRAFTS["decoded"]) * way.drafts, 0, dict[str, Any]()
     place = torch.arange(end)[None] - torch.tensor([0, way.padding][: way.batch])[:, None]
     token = place.clamp(min=0) + text.length * torch.arange(way.batch)[:, None]
     order = list(range(way.batch))
@@ -329,14 +331,14 @@ def run_way(model: Any, samples: Samples, text: Text, way: Way, calls: Any, form
         if way.swaps and start and order[0] == 0:
             order.reverse()
             next(iter(cache.values())).reorder_cache(torch.tensor(order))
-        if way.drafts and is_decoded:
-            end = start
-            for size in DRAFTS:
-                call(end, end + size, (token[order, end : end + size] + text.length) % (2 * text.length))
-                end += size
-            next(iter(cache.values())).crop(start - end)
         ends = [(at, at + 1) for at in range(start, start + count)] if is_decoded else [(start, start + count)]
         for first, last in ends:
+            if way.drafts and first:
+                end = first
+                for size in DRAFTS[name][first > start :]:
+                    call(end, end + size, (token[order, end : end + size] + text.length) % (2 * text.length))
+                    end += size
+                next(iter(cache.values())).crop(first - end)
             outputs = call(first, last, token[order, first:last])
             for row, number in enumerate(order):
                 lost = first - way.padding * number
