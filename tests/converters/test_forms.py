@@ -47,6 +47,8 @@ CASES = {
     "adaptive": {"factor": 8.0, "temperature": "yarn"},
     "distance-aware": {},
     "mspoe": {"head_order": "fixed", "first_layer": 0, "ratio_max": 3.0},
+    "mspoe-middle": {"head_order": "fixed", "first_layer": 0, "schedule": "linear", "rescale": "middle"}
+    | {"rescale_start": 300, "rescale_end": 3000},
     "mspoe-prompt": {"head_order": "prompt", "first_layer": 0, "ratio_max": 3.0, "schedule": "linear"},
 }
 # The name of a fault, the cases in which it is planted, the file, the code and what is there instead.
@@ -141,6 +143,8 @@ FAULTS = (
      "(positions[:, :, None] - places", "(positions[:1, :, None] - places"),
     ("heads: a row of tables", "mspoe", "mspoe.py",
      "else ranks)", "else ranks.roll(1, -1))"),
+    ("heads: positions after a range", "mspoe-middle", "mspoe.py",
+     "positions.clamp(start, end)", "positions.clamp(min=start)"),
     ("heads: the kept order", "mspoe-prompt", "mspoe.py",
      "ranks = torch.cat(kept)", "ranks = torch.cat(kept).flip(-1)"),
     ("heads: the second piece", "mspoe mspoe-prompt", "mspoe.py",
@@ -172,7 +176,9 @@ def checked(tmp_path_factory):
 
 def check_of(case, folder):
     # Pieces of a rotation are shorter if heads are wider.
-    sizes = SIZES | {"head_dim": {"mspoe": 32, "mspoe-prompt": 32, "self-extend-wide": 64}.get(case, 16)}
+    sizes = SIZES | {
+        "head_dim": {"mspoe": 32, "mspoe-middle": 32, "mspoe-prompt": 32, "self-extend-wide": 64}.get(case, 16)
+    }
     source, out, recipe = make_llama(folder / "source", **sizes), folder / "out", Recipe([step_of(case)])
     convert(str(source), out, recipe, check=False)
     plan, tasks = make_plan(open_checkpoint(str(source)), recipe), []

@@ -274,7 +274,9 @@ def _texts(
     longest = max((step.get("original_length", 0) for step in settings), default=0)
     if not longest:  # No rule depends on a length. On a CPU states are rotated in pieces of about as many values.
         prompt = min(max(2 * max(_PIECE // width, 32) + 37, 300), 2100)
-        return [{"prompt": prompt, "steps": settings, "marks": [], "is_short": prompt < 1200}], 0
+        entries = [_rescaled_settings(step, settings, prompt // 2) for step in steps]
+        ends = [place for entry in entries if isinstance(entry.get("rescale"), list) for place in entry["rescale"]]
+        return [{"prompt": prompt, "steps": entries, "marks": ends, "is_short": prompt < 1200}], 0
     slow = [step for step in steps if not _is_quick(step, settings)]
     room = max(min(math.isqrt(_WORK // width), _SLOW if slow else _LONGEST) - _BEYOND, 1024)
     own, length = settings, min(longest, room)
@@ -329,6 +331,14 @@ def _is_quick(step: Method, settings: Sequence[Mapping[str, Any]]) -> bool:
             return len((reference.relation(entry, entry["layers"][0], m, m - 1, (1.0,)) or ("",))[0]) <= 1
     except (ValueError, IndexError):
         return False
+
+
+def _rescaled_settings(step: Method, settings: Sequence[Mapping[str, Any]], end: int) -> dict[str, Any]:
+    """Return the settings of a step; if only a range of positions is compressed (Ms-PoE), it ends at `end` at most."""
+    entry = dict(next(each for each in settings if each["method"] == step.name))
+    if isinstance(entry.get("rescale"), list) and entry["rescale"][1] > end:
+        entry["rescale"] = [place * end // entry["rescale"][1] for place in entry["rescale"]]
+    return entry
 
 
 def _scaled_settings(step: Method, settings: Sequence[Mapping[str, Any]], ratio: float) -> dict[str, Any]:

@@ -26,7 +26,7 @@ PADDING = 13  # On the left of the second row of a padded batch.
 GAP = 7  # Between positions, before the last tokens.
 NUM_LAYERS = 2  # Layers with the methods that are compared in the way of most users; otherwise only the first.
 # Number of tokens up to which rounded angles do not count, as float32 rounds in proportion to positions; a quarter
-# without relation maps, because frequencies of Ms-PoE are rounded too.
+# without relation maps, because frequencies of Ms-PoE are rounded too, and an eighth if it moves positions.
 PRECISE = 2000
 FEW = 12  # Number of rows of a call that are compared, with a few in between.
 EDGES = (0, 1, 63, 64, 65, 127, 128, 129, 255, 256, 257)  # Of tiles and blocks, counted from their first query.
@@ -382,6 +382,7 @@ def compare_forms(forms: dict[str, Any], expected: dict[tuple[int, int, int], An
     If the text is longer than `PRECISE`, it is less by as many times.
     """
     differences, precise = {}, PRECISE if any("original_length" in step for step in text.steps) else PRECISE // 4
+    precise //= 2 if any(isinstance(step.get("rescale"), list) for step in text.steps) else 1
     for name, parts in forms.items():
         each = []
         for number, call, rows, outputs in parts:
