@@ -326,11 +326,11 @@ def _is_quick(step: Method, settings: Sequence[Mapping[str, Any]]) -> bool:
     if not hasattr(reference, "relation") or hasattr(reference, "factor"):
         return not hasattr(reference, "factor")
     m = 2 * entry["original_length"]
-    try:
-        with report_reference_errors(step):
+    with report_reference_errors(step):
+        try:
             return len((reference.relation(entry, entry["layers"][0], m, m - 1, (1.0,)) or ("",))[0]) <= 1
-    except (ValueError, IndexError):
-        return False
+        except (ValueError, IndexError):  # It gives angles for a certain number of frequencies.
+            return False
 
 
 def _rescaled_settings(step: Method, settings: Sequence[Mapping[str, Any]], end: int) -> dict[str, Any]:
