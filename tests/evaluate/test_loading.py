@@ -162,6 +162,8 @@ def test_a_class_of_tokenizers_that_is_none_is_one_line(kind, run, tmp_path, mon
     path.write_text(json.dumps({**json.loads(path.read_text()), "tokenizer_class": kind}))
     result = run("eval", folder, "--task", "passkey", "--lengths", "256", "--samples", "1", "--depths", "1", "-q")
     if kind == "RagTokenizer":
-        assert '"RagTokenizer" is not the tokenizer of one model' in result.exception.message
+        # The second in older releases of transformers 5.
+        reasons = '"RagTokenizer" is not the tokenizer of one model', "cannot be instantiated"
+        assert any(reason in result.exception.message for reason in reasons)
     else:
         assert result.exit_code == 0 or isinstance(result.exception, CtxextError), result.exception

@@ -280,4 +280,5 @@ def test_what_is_written_hangs_on_no_prompt_before_it(monkeypatch):
         first = loaded._decode(middle, 12)
         assert written() == first
         monkeypatch.setattr(evaluate_model, "forget_longer_prompts", lambda model: None)
-        assert written() != first, "and it would show"
+        remembers = loaded.model.model.rotary_emb.max_seq_len_cached > 100  # Older releases of transformers 5 do not.
+        assert (written() != first) == remembers, "and it would show"

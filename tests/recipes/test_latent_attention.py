@@ -1,8 +1,10 @@
 """YaRN on latent attention: the temperature of the whole score, as in DeepSeek's configurations."""
 
 import dataclasses
+import inspect
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -70,8 +72,12 @@ def test_every_family_that_reads_the_key(name, tmp_path):
     schedule = read_json(out / "config.json")["rope_parameters"]
     assert (schedule["mscale"], schedule["mscale_all_dim"], "attention_factor" in schedule) == (1.0, 1.0, False)
     finding = check_scores(Subject(open_checkpoint(str(out))))
-    assert finding.status == "passed"
-    assert finding.detail == "the latent attention multiplies all scores by 1.296, as the recipe"
+    files = Path(inspect.getfile(CONFIG_MAPPING[name])).parent.glob("modeling_*.py")
+    if any("mscale_all_dim" in file.read_text() for file in files):  # Not GLM's in older releases of transformers 5.
+        assert finding.status == "passed"
+        assert finding.detail == "the latent attention multiplies all scores by 1.296, as the recipe"
+    else:
+        assert finding.status == "failed"
 
 
 def test_only_families_whose_code_reads_the_key_in_all_versions():

@@ -432,6 +432,9 @@ def family(stub, modeling, methods):
     applied = next((name for name in APPLY if hasattr(module, name)), None)
     function = getattr(module, applied) if applied else None
     names = list(inspect.signature(function).parameters) if applied else ()
+    if inspect.isfunction(function):  # Attentions of some releases have it, and pickle finds it by its name.
+        function.__qualname__ = f"original_{applied}"
+        setattr(module, function.__qualname__, function)
     if {"cos", "freqs_cis"}.isdisjoint(names):
         raise ValueError(f"{modeling} of transformers {transformers.__version__} has no known rotation of queries.")
     module.ctxext_rotation = (function, names.index("cos") == 2) if "cos" in names else (turned, True)

@@ -55,6 +55,9 @@ def forget_longer_prompts(model: Any) -> None:
     results would depend on earlier prompts.
     """
     if follows_length(model.config.to_dict()):
+        for module in model.modules():
+            if hasattr(module, "original_max_seq_len"):  # Some releases do not record the longest prompt there.
+                module.max_seq_len_cached = module.original_max_seq_len + 1
         with torch.no_grad():
             model(input_ids=torch.tensor(_SHORTEST, device=model.device), use_cache=False)
 
