@@ -70,7 +70,7 @@ def compare(task: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(0)
     out, positions = Path(task["folder"]), torch.tensor([task["positions"]])
     text = AutoConfig.from_pretrained(out, trust_remote_code=True).get_text_config()
-    # The sdpa of transformers 4 omits the cap on scores (Gemma 2), and Doge's without padding reads later tokens.
+    # The sdpa of transformers 4.57 omits the cap on scores (Gemma 2), and Doge's without padding reads later tokens.
     is_inexact = getattr(text, "attn_logit_softcapping", None) or text.model_type == "doge"
     exact = {"attn_implementation": "eager"} if is_inexact else {}
     options = {"trust_remote_code": True, "dtype": torch.float32, "output_loading_info": True, **exact}
