@@ -267,7 +267,7 @@ def run_slope_forms(model: Any, ids: Any, length: int) -> dict[str, Any]:
     """Return the logits of a text with ALiBi by form, or an error, text.
 
     Args:
-        model: A causal language model, whose attention implementation cannot be changed in all of these families.
+        model: A causal language model. Not all of these families can change their attention implementation.
         ids: The text (1, l).
         length: The original context length.
     """
