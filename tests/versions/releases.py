@@ -33,15 +33,21 @@ def install(release: str) -> Path:
     folder = FOLDER / release
     if not (folder / "installed").exists():
         _pip(folder, "--no-deps", f"transformers=={release}")
-        distribution = next(importlib.metadata.distributions(name="transformers", path=[str(folder)]))
-        requirements = [Requirement(line) for line in distribution.requires or ()]
-        needed = {each.name: f"{each.name}{each.specifier}" for each in requirements if not each.marker}
+        needed = _requirements(folder, "transformers")
         _pip(folder, "--no-deps", *(needed[name] for name in _SEPARATE))
-        # Version 4 needs requests, which no other package needs.
+        needed |= _requirements(folder, "huggingface_hub")
+        # Older clients of the Hub need requests or httpx, which no other package needs.
         if missing := [needed[name] for name in needed if importlib.util.find_spec(_MODULES.get(name, name)) is None]:
             _pip(folder, *missing)
         (folder / "installed").touch()
     return folder
+
+
+def _requirements(folder: Path, package: str) -> dict[str, str]:
+    """Return the requirements of a package in a folder, by name, without those for some platforms or extras."""
+    distribution = next(importlib.metadata.distributions(name=package, path=[str(folder)]))
+    requirements = [Requirement(line) for line in distribution.requires or ()]
+    return {each.name: f"{each.name}{each.specifier}" for each in requirements if not each.marker}
 
 
 def require_release(release: str | None) -> None:
