@@ -7,6 +7,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 import types
 from pathlib import Path
@@ -234,6 +235,43 @@ def test_a_trial_is_requeued_once(tmp_path, monkeypatch):
     assert left.state == optuna.trial.TrialState.RUNNING
 
 
+def test_a_trial_of_a_process_that_was_killed_before_it_signed_is_tried_by_another(tmp_path, monkeypatch):
+    place, space = StudyPlace(path=tmp_path / "study.db"), build_space(open_checkpoint("demo"), 1024, ["ntk"])
+    monkeypatch.setattr(study_module, "_SEEN_EVERY", 1.5)
+    tried = []
+
+    def try_recipe(ground, space, parameters, *others):
+        tried.append(parameters)
+        return None, None, "refused"
+
+    monkeypatch.setattr(study_module, "_try_recipe", try_recipe)
+    killed = Study(place, space, 0, 0.01)
+    killed.begin({"source": "demo"})
+    killed._study.ask()
+    options = SearchOptions(target_length=1024, trials=1)
+    ground = types.SimpleNamespace(
+        options=options,
+        stock=types.SimpleNamespace(loss=1.0),
+        end=math.inf,
+        reserve=lambda points: 0.0,
+        watch=lambda standing: None,
+    )
+    study_module.try_recipes(ground, space, place, {"source": "demo"})
+    assert len(tried) == 1
+    assert [trial.state for trial in killed._study.get_trials(deepcopy=False)] == [optuna.trial.TrialState.COMPLETE]
+
+
+def test_a_trial_that_is_signed_late_is_left_to_its_process(tmp_path):
+    place, space = StudyPlace(path=tmp_path / "study.db"), build_space(open_checkpoint("demo"), 1024, ["ntk"])
+    study = Study(place, space, 0, 0.01)
+    study.begin({"source": "demo"})
+    trial = study._study.ask()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        threading.Timer(0.5, trial.set_user_attr, ("owner", [machine_id(), other.pid, time.time()])).start()
+        assert not study.has_abandoned()
+        other.communicate(b"\n")
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_a_search_that_is_interrupted_gives_its_recipe_back(tmp_path, monkeypatch, error):
     """A process of another machine would wait for half an hour, and for that of a notebook for ever."""
@@ -245,7 +283,11 @@ def test_a_search_that_is_interrupted_gives_its_recipe_back(tmp_path, monkeypatc
     monkeypatch.setattr(study_module, "_try_recipe", interrupted)
     options = SearchOptions(target_length=1024, trials=2)
     ground = types.SimpleNamespace(
-        options=options, stock=None, end=math.inf, watch=lambda standing: None, reserve=lambda points: 0.0
+        options=options,
+        stock=types.SimpleNamespace(loss=1.0),
+        end=math.inf,
+        watch=lambda standing: None,
+        reserve=lambda points: 0.0,
     )
     with pytest.raises(error):
         study_module.try_recipes(ground, space, place, {"source": "demo"})

@@ -360,9 +360,22 @@ class Study:
                 for trial in self._list_abandoned():
                     self.put_back(trial)
 
+    @_explain_errors
+    def has_abandoned(self) -> bool:
+        """Return whether a process has ended that worked on a trial; wait if it is unknown which process does.
+
+        A process may have been killed before it signed its trial. The others leave that trial alone for a while.
+        """
+        until = time.monotonic() + _SEEN_EVERY
+        while any(not trial.user_attrs.get("owner") for trial in self._list_running()) and time.monotonic() < until:
+            time.sleep(1)
+        return bool(self._list_abandoned())
+
+    def _list_running(self) -> list[FrozenTrial]:
+        return self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+
     def _list_abandoned(self) -> list[FrozenTrial]:
-        running = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        return [trial for trial in running if not _is_alive(trial)]
+        return [trial for trial in self._list_running() if not _is_alive(trial)]
 
     @_explain_errors
     def put_back(self, trial: optuna.trial.Trial | FrozenTrial) -> None:
@@ -483,7 +496,11 @@ def try_recipes(
         best = choose_best(points, options.keep_short)
         standing = Standing("trying recipes", ground.stock, trials, points, best, ground.end, options.trials)
         stop_at = ground.end - ground.reserve(points)
-        if not study.is_due(options.trials) or time.monotonic() > stop_at:
+        if time.monotonic() > stop_at:
+            return standing
+        if not study.is_due(options.trials):
+            if study.has_abandoned():
+                continue
             return standing
         ground.watch(standing)
         trial, parameters = study.ask()
