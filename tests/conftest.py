@@ -133,7 +133,7 @@ def real_processes(monkeypatch) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def sampled_forms():
-    """Conversions check attention on one text in the form of most users: a fifth of the time of the whole check."""
+    """Conversions check attention on one text in the way of most users, which takes less time than the whole check."""
     from ctxext.verify import clean_load
 
     texts_of = clean_load._texts

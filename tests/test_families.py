@@ -26,6 +26,7 @@ from ctxext.checkpoint.families import (
 )
 from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.rotary import model_config
+from releases import IS_OLDER
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -47,7 +48,7 @@ PLAIN_KEYS = (
     "sliding_window",
 )
 
-BASES_BEFORE = {"olmo3": 10000.0}
+BASES_BEFORE = {"olmo3": 10000.0} if IS_OLDER else {}
 """Default bases of older releases of transformers 5, for a config.json without one."""
 
 

@@ -16,11 +16,16 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 from ctxext.files.isolated import last_line_of_errors, run_isolated
+from ctxext.files.packages import NEWEST
 
 RELEASES = ("4.57.6", "5.9.0", "5.16.1", "5.20.2")
 """Releases that read checkpoints, besides the installed one: docs/versions.md has the tools that require them."""
+
+IS_OLDER = Version(importlib.metadata.version("transformers")) < Version(NEWEST)
+"""Whether the installed release is older than the newest tested one."""
 
 FOLDER = Path(os.environ.get("CTXEXT_RELEASES", Path(__file__).resolve().parents[2] / ".venv-releases"))
 READER = Path(__file__).with_name("read_checkpoints.py")
