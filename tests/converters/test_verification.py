@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import tiny_models
 from ctxext import Recipe, convert
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.plan import make_plan
@@ -18,6 +19,7 @@ from ctxext.files import isolated
 from ctxext.methods import MsPoE, PositionInterpolation
 from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.methods.rerope import ReRope
+from ctxext.recipes.registry import method_named
 from ctxext.verify import carried, checks_process, clean_load, clean_process
 from ctxext.verify.clean_load import compare_logits
 from ctxext.verify.references import REFERENCES
@@ -121,3 +123,31 @@ def test_functions_that_a_module_lacked_are_gone_again():
     with checks_process.replace_functions(space, {"kept": 2, "added": 3}):
         assert space == {"kept": 2, "added": 3}
     assert space == {"kept": 1}
+
+
+def test_a_form_that_the_unconverted_model_fails_in_is_named_and_not_compared(tmp_path):
+    """MiniMax's masks leave out the tokens of earlier calls, and raise errors for padded ones."""
+    source = open_checkpoint(str(tiny_models.save("minimax", tmp_path / "source")))
+    plan = make_plan(source, Recipe([method_named("dca")(factor=4.0)]))
+    convert(str(tmp_path / "source"), tmp_path / "out", plan.recipe, check=False)
+    verification = compare_logits(tmp_path / "out", source, plan.recipe, plan.model, plan.stock)
+    assert {"one call (sdpa)", "decoded (sdpa)", "decoded (eager)"} <= set(verification.forms)
+    assert {"continued (sdpa)", "continued (sdpa, padded)"} <= set(verification.unusable)
+    assert "wrong without the method too: " in verification.coverage
+
+
+@pytest.mark.parametrize(
+    ("result", "unchanged", "says_nothing"),
+    [
+        (1.0, 1.0, True),
+        (1.0, 0.01, False),
+        (1.0, 1e-6, False),
+        (1e-6, 1.0, False),
+        (math.nan, 1.0, False),
+        (1.0, "it raises", True),
+        ("it raises", "it raises", True),
+        ("it raises", 1.0, False),
+    ],
+)
+def test_what_is_as_wrong_without_the_method(result, unchanged, says_nothing):
+    assert checks_process.is_as_wrong(result, unchanged) == says_nothing

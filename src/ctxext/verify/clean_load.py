@@ -290,7 +290,8 @@ def _texts(
     texts = list[dict[str, Any]]()
     for prompt, inside, entries in zip(prompts, insides, (own, short), strict=True):
         marks, level = dict[int, None](), 0
-        for step, entry in ((step, next(each for each in entries if each["method"] == step.name)) for step in steps):
+        for step in steps:
+            entry = _settings_of(step, entries)
             if places := getattr(reference_of(step), "places", None):
                 with report_reference_errors(step):
                     marks |= dict.fromkeys(places(entry, prompt + _BEYOND))
@@ -300,6 +301,11 @@ def _texts(
         is_sample = entries is own and length <= _SHORT
         texts.append({**text, "inside": inside, "level": level, "is_sample": is_sample})
     return texts, 0 if length == longest else length
+
+
+def _settings_of(step: Method, settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a copy of the settings of a step."""
+    return dict(next(entry for entry in settings if entry["method"] == step.name))
 
 
 def _level(step: Method, entry: dict[str, Any], prompt: int) -> int:
@@ -322,7 +328,7 @@ def _level(step: Method, entry: dict[str, Any], prompt: int) -> int:
 
 def _is_quick(step: Method, settings: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether the reference of a step gives one position for a pair, not an angle for each frequency."""
-    reference, entry = reference_of(step), next(each for each in settings if each["method"] == step.name)
+    reference, entry = reference_of(step), _settings_of(step, settings)
     if not hasattr(reference, "relation") or hasattr(reference, "factor"):
         return not hasattr(reference, "factor")
     m = 2 * entry["original_length"]
@@ -335,7 +341,7 @@ def _is_quick(step: Method, settings: Sequence[Mapping[str, Any]]) -> bool:
 
 def _rescaled_settings(step: Method, settings: Sequence[Mapping[str, Any]], end: int) -> dict[str, Any]:
     """Return the settings of a step; if only a range of positions is compressed (Ms-PoE), it ends at `end` at most."""
-    entry = dict(next(each for each in settings if each["method"] == step.name))
+    entry = _settings_of(step, settings)
     if isinstance(entry.get("rescale"), list) and entry["rescale"][1] > end:
         entry["rescale"] = [place * end // entry["rescale"][1] for place in entry["rescale"]]
     return entry
@@ -343,7 +349,7 @@ def _rescaled_settings(step: Method, settings: Sequence[Mapping[str, Any]], end:
 
 def _scaled_settings(step: Method, settings: Sequence[Mapping[str, Any]], ratio: float) -> dict[str, Any]:
     """Return the settings of a step with all lengths times a ratio, such that the same form computes them."""
-    entry = dict(next(each for each in settings if each["method"] == step.name))
+    entry = _settings_of(step, settings)
     if ratio == 1 or "original_length" not in entry:
         return entry
     length = round(entry["original_length"] * ratio)
@@ -364,7 +370,7 @@ def _shorten_settings(step: Method, steps: Sequence[Mapping[str, Any]], short: i
 
     Settings that do not depend on this length are unchanged.
     """
-    settings = dict(next(entry for entry in steps if entry["method"] == step.name))
+    settings = _settings_of(step, steps)
     if "original_length" not in settings:
         return settings
     if isinstance(step, Relation):
@@ -387,7 +393,7 @@ def _positions(recipe: Recipe, rotary: Rotary, steps: list[dict[str, Any]]) -> l
         return list(range(_NUM_TOKENS))
     reach, chosen = max(rotary.context_length, _NUM_TOKENS), dict[int, None]()
     for step in attention:
-        settings = next(entry for entry in steps if entry["method"] == step.name)
+        settings = _settings_of(step, steps)
         places = getattr(reference_of(step), "places", None)
         with report_reference_errors(step):
             chosen |= dict.fromkeys(places(settings, reach)[: 3 * _NUM_TOKENS // 4] if places else [])

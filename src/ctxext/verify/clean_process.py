@@ -23,13 +23,15 @@ import torch
 
 from .checks_process import (
     LOADED,
-    TOLERANCE,
+    backend_of,
     compare_buckets,
     compare_decoding,
     compare_slopes,
     compare_tables,
     differences,
     explain_decoding,
+    is_as_wrong,
+    is_wrong,
     load,
     load_stock,
 )
@@ -102,7 +104,7 @@ def compare(task: dict[str, Any]) -> dict[str, Any]:
             forms.append(run_forms(loaded, texts[len(forms)]))
         if steps == task["decoding"] and not decoding:
             decoding = compare_decoding(loaded, steps)
-    backend = loaded.config.get_text_config()._attn_implementation
+    backend = backend_of(loaded)
     del loaded
     print(LOADED, flush=True)  # noqa: T201
     stock = load_stock(out, task["stock"], attn_implementation="eager")
@@ -142,30 +144,20 @@ def check_forms(
         model.set_attn_implementation(backend)
     for text, outputs in zip(texts, forms, strict=True):
         num_texts = 1 if text.is_alone else 2
-        found = judge_forms(outputs, expected_outputs(expected, text, num_texts), text)
+        found = compare_forms(outputs, expected_outputs(expected, text, num_texts), text)
         if any(map(is_wrong, found.values())):
             right = expected_outputs(expected, text, num_texts, is_stock=True)
-            unchanged = judge_forms(run_forms(model, text), right, text)
-            as_stock = {name for name, value in found.items() if is_wrong(value) and is_wrong(unchanged.get(name, 0.0))}
-            unusable |= dict.fromkeys(sorted(as_stock))
+            unchanged = compare_forms(run_forms(model, text), right, text)
+            # An error ends a way, whose later calls have no results.
+            of_way = {name: unchanged.get(name.partition(" (")[2].removesuffix(")"), 0.0) for name in found}
+            as_stock = [name for name in found if is_as_wrong(found[name], unchanged.get(name, of_way[name]))]
+            unusable |= dict.fromkeys(as_stock)
             found = {name: value for name, value in found.items() if name not in as_stock}
         for name, difference in found.items():
             both = [difference, results.get(name, difference)]
             errors = [each for each in both if isinstance(each, str)]
             results[name] = errors[0] if errors else torch.tensor(both).max().item()
-    return {name: value for name, value in results.items() if name not in unusable}, list(unusable)
-
-
-def judge_forms(outputs: dict[str, Any], expected: dict[tuple[int, int, int], Any], text: Text) -> dict[str, Any]:
-    """Return the largest difference of each form, or its error."""
-    ran = {name: parts for name, parts in outputs.items() if not isinstance(parts, str)}
-    failed = {name: parts for name, parts in outputs.items() if isinstance(parts, str)}
-    return {**compare_forms(ran, expected, text), **failed}
-
-
-def is_wrong(result: Any) -> bool:
-    """Return whether a form has an error, or differs by more than the tolerance."""
-    return isinstance(result, str) or not result <= TOLERANCE
+    return results, list(unusable)
 
 
 CHECKS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {

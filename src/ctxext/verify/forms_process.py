@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .checks_process import cache_argument, replace_functions
+from .checks_process import backend_of, cache_argument, describe, replace_functions
 from .expected_process import APPLY, Expected, Samples, code_of, hook_attentions, run_and_record
 
 SPREAD = 1.25  # Standard deviation of scores: in a long text every key has a share that would be missed.
@@ -244,26 +244,27 @@ def run_forms(model: Any, text: Text) -> dict[str, Any]:
     """
     samples = Samples(model, 2 * text.length, SPREAD)
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-    default, forms = model.config.get_text_config()._attn_implementation or "eager", dict[str, Any]()
+    default, forms = backend_of(model), dict[str, Any]()
     calls = compared_calls(model, text)
     with replace_states(model, samples), unwritten_memory_as_nan():
         for way in text.ways(default, takes_positions=takes_positions):
             is_whole = way.is_main or text.is_ordered_by_prompt
             try:
                 model.set_attn_implementation(way.backend)
-                with cast_attentions(samples.attentions, way.dtype), small_pieces(way.is_main):
+                pieces = small_pieces() if way.is_main else contextlib.nullcontext()
+                with cast_attentions(samples.attentions, way.dtype), pieces:
                     run_way(model, samples, text, way, calls if is_whole else first_calls(calls[0][:1]), forms)
             except Exception as error:  # Any exception of the model or its cache is the result.
-                forms[way.name] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                forms[way.name] = describe(error)
             finally:
                 model.set_attn_implementation(default)
     return forms
 
 
 @contextlib.contextmanager
-def small_pieces(is_main: bool) -> Iterator[None]:
+def small_pieces() -> Iterator[None]:
     """Rotate the states of a short text in small pieces, as those of a long one are."""
-    modules = [module for name, module in sys.modules.items() if name.endswith(".relation_parts") and is_main]
+    modules = [module for name, module in sys.modules.items() if name.endswith(".relation_parts")]
     with contextlib.ExitStack() as stack:
         for module in modules:
             stack.enter_context(replace_functions(vars(module), {"PIECE": 1}))
@@ -376,14 +377,20 @@ def expected_outputs(
     return found
 
 
-def compare_forms(forms: dict[str, Any], expected: dict[tuple[int, int, int], Any], text: Text) -> dict[str, float]:
-    """Return the largest difference in each form, relative to the largest value of the expected output of a row.
+def compare_forms(forms: dict[str, Any], expected: dict[tuple[int, int, int], Any], text: Text) -> dict[str, Any]:
+    """Return the largest difference in each form, relative to the largest expected value of a row; errors stay.
 
     If the text is longer than `PRECISE`, it is less by as many times.
     """
-    differences, precise = {}, PRECISE if any("original_length" in step for step in text.steps) else PRECISE // 4
+    differences, precise = (
+        dict[str, Any](),
+        PRECISE if any("original_length" in s for s in text.steps) else PRECISE // 4,
+    )
     precise //= 2 if any(isinstance(step.get("rescale"), list) for step in text.steps) else 1
     for name, parts in forms.items():
+        if isinstance(parts, str):
+            differences[name] = parts
+            continue
         each = []
         for number, call, rows, outputs in parts:
             right = torch.stack([expected[number, call, row] for row in rows.tolist()])
