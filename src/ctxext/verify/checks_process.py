@@ -481,7 +481,7 @@ def is_wrong(result: Any) -> bool:
 
 
 def is_as_wrong(result: Any, unchanged: Any) -> bool:
-    """Return whether a wrong result says nothing, as the stock model raises an error too, or differs similarly."""
+    """Return whether the stock model raises an error too, or differs similarly: a wrong result proves nothing then."""
     if isinstance(unchanged, str):
         return is_wrong(result)
     return not isinstance(result, str) and is_wrong(unchanged) and TOLERANCE < result <= ENLARGED * unchanged

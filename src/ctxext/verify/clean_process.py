@@ -148,7 +148,7 @@ def check_forms(
         if any(map(is_wrong, found.values())):
             right = expected_outputs(expected, text, num_texts, is_stock=True)
             unchanged = compare_forms(run_forms(model, text), right, text)
-            # An error ends a way, whose later calls have no results.
+            # After an error the later calls of its way have no results.
             of_way = {name: unchanged.get(name.partition(" (")[2].removesuffix(")"), 0.0) for name in found}
             as_stock = [name for name in found if is_as_wrong(found[name], unchanged.get(name, of_way[name]))]
             unusable |= dict.fromkeys(as_stock)
