@@ -1,6 +1,7 @@
 """The model card: the changes, the commands, loading, serving, results and missing evaluations."""
 
 import dataclasses
+import functools
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -8,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -22,6 +23,9 @@ from ctxext.recipes.encodings.rotary import ModelConfig
 from ctxext.recipes.param import limits_of
 from ctxext.recipes.recipe import Recipe, command_options
 from ctxext.version import __version__
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 ANY_ID = "PATH_OR_ID"
 RECIPE_FILE = "recipe.yaml"
@@ -113,10 +117,19 @@ def declared_base(config: Mapping[str, Any]) -> str:
     return "" if Path(name).exists() else name
 
 
-def render(facts: CardFacts) -> str:
-    """Render README.md from `card.md.jinja` and the facts."""
+@functools.cache
+def _load_template() -> "Template":
     from jinja2 import Environment, StrictUndefined
 
+    environment = Environment(
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
+    )
+    environment.filters |= {"wrap_command": wrap_command, "format_value": _format_value, "capitalized": _capitalize}
+    return environment.from_string(resources.files("ctxext.converters").joinpath("card.md.jinja").read_text("utf-8"))
+
+
+def render(facts: CardFacts) -> str:
+    """Render README.md from `card.md.jinja` and the facts."""
     source = facts.source
     facts = dataclasses.replace(
         facts,
@@ -127,12 +140,7 @@ def render(facts: CardFacts) -> str:
             for key, value in facts.training.items()
         },
     )
-    environment = Environment(
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
-    )
-    environment.filters |= {"wrap_command": wrap_command, "format_value": _format_value, "capitalized": _capitalize}
-    template = resources.files("ctxext.converters").joinpath("card.md.jinja").read_text(encoding="utf-8")
-    return environment.from_string(template).render(
+    return _load_template().render(
         facts=facts,
         front_matter=yaml.safe_dump(front_matter(facts), sort_keys=False, allow_unicode=True, width=1000),
         version=__version__,

@@ -1,6 +1,7 @@
 """The files of a report: report.html, with tables, heat maps and curves, report.json, and pictures."""
 
 import base64
+import functools
 import json
 import re
 from collections import Counter
@@ -8,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ctxext.evaluate.report import tables
 from ctxext.evaluate.report.colours import hexadecimal, ink, series_style, shade
@@ -20,6 +21,9 @@ from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS, TASKS
 from ctxext.files.length import format_length
 from ctxext.files.output_directory import write_whole
 from ctxext.files.packages import install_command, is_installed
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 _LONG_NAME = 24
 _COMMON = 0.8
@@ -53,23 +57,27 @@ def write_report(report: Report, folder: Path) -> list[Path]:
     return [folder / name for name in files]
 
 
-def render_page(report: Report) -> str:
-    """Render the page from `page.html`."""
+@functools.cache
+def _load_template() -> "Template":
     from jinja2 import Environment, StrictUndefined
 
+    environment = Environment(
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined, finalize=_escape
+    )
+    environment.filters |= {"safe": _Markup, "full_name": _format_full_name, "percent": format_percent, "shade": shade}
+    environment.filters |= {"hexadecimal": hexadecimal, "ink": ink}
+    return environment.from_string(resources.files("ctxext.evaluate.report").joinpath("page.html").read_text("utf-8"))
+
+
+def render_page(report: Report) -> str:
+    """Render the page from `page.html`."""
     report = _with_short_names(report)
     models, settings, versions = report["models"], report["settings"], report["versions"]
     listed = ", ".join(model["name"] for model in models)
     of = f"{len(models)} models" if len(models) > _MAX_NAMED or len(listed) > _MAX_TITLE else listed
     engines = {"vllm": "vLLM", "xllamacpp": "llama.cpp by xllamacpp", "server": "served by"}
     ran = "".join(f", {name} {versions[package]}" for package, name in engines.items() if versions.get(package))
-    environment = Environment(
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined, finalize=_escape
-    )
-    environment.filters |= {"safe": _Markup, "full_name": _format_full_name, "percent": format_percent, "shade": shade}
-    environment.filters |= {"hexadecimal": hexadecimal, "ink": ink}
-    template = resources.files("ctxext.evaluate.report").joinpath("page.html").read_text(encoding="utf-8")
-    return environment.from_string(template).render(
+    return _load_template().render(
         title=f"Long context: {of}",
         subtitle=f"{settings['samples']} samples per cell, seed {settings['seed']}, transformers"
         f" {versions['transformers']}, torch {versions['torch']}{ran}",
