@@ -6,11 +6,12 @@
 # make pythons  demo and quick tests under each Python that is promised, timed; uv brings the Pythons
 # make lowest  the quick tests of convert, eval, finetune and search with the lowest versions that are allowed
 # make versions  what tests/versions/ reads in every release of transformers that people have, and the quick tests of convert, inspect,
-#   verify and export in two of them; make releases installs these releases
+#   verify and export in two of them; make releases installs these releases, make readers reads a sample
 # make newest  the quick tests with the newest release of every package but torch; make newer runs it only if tools/newest.py finds one
 # make bench-gpu  every method with code on an accelerator beside the stock model; BENCH_GPU="--device cpu --shape tiny" tries it without one
 # make docs-site  the pages of docs/ as a site, in site/
 # make story  every command of the README and of docs/ in an environment where nothing but ctxext was installed
+# make thorough  the cases that the quick tests leave out; PART=0/6 the first sixth of them (also of the pages in make story)
 # make affected FILES="src/ctxext/publish/push.py …"   the quick tests that import these files, directly or through others
 # make golden  whether what ctxext prints and writes is what tests/data/golden.json holds; ONLY=help,errors asks for some parts
 PYTHON ?= python3
@@ -23,7 +24,7 @@ SPREAD := -n $(WORKERS) --dist worksteal
 # Each test process computes on one thread, so that the workers do not fight for the cores.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: demo test check newest newer bench-gpu fuzz slow engines database story golden affected releases versions lint docs pythons lowest docs-site clean
+.PHONY: demo test check newest newer bench-gpu fuzz slow engines database story golden affected releases readers versions thorough lint docs pythons lowest docs-site clean
 
 demo: $(VENV)/installed
 	$(BIN)/ctxext demo
@@ -42,6 +43,12 @@ lint: $(VENV)/installed
 FUZZ ?= 1000
 fuzz: $(VENV)/installed
 	CTXEXT_FUZZ=$(FUZZ) $(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) tests/fuzz
+
+# PART=K/N takes the K-th of N parts, from 0; by default all.
+PART ?= 0/1
+thorough: $(VENV)/installed
+	$(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) --durations=20 --part $(PART) \
+		-m "thorough and not slow and not engine" --ignore=tests/versions
 
 slow: $(VENV)/installed
 	$(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) -m "(slow or thorough) and not engine"
@@ -79,7 +86,8 @@ database: $(VENV)/installed
 story: $(VENV)/installed
 	rm -rf .venv-story && $(PYTHON) -m venv .venv-story
 	.venv-story/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) ".[all]"
-	CTXEXT_BIN=$(CURDIR)/.venv-story/bin $(TEST_ENV) $(BIN)/python -m pytest -q tests/test_readme.py tests/test_pages.py
+	CTXEXT_BIN=$(CURDIR)/.venv-story/bin $(TEST_ENV) $(BIN)/python -m pytest -q tests/test_readme.py
+	CTXEXT_BIN=$(CURDIR)/.venv-story/bin $(TEST_ENV) $(BIN)/python -m pytest -q --part $(PART) tests/test_pages.py
 
 affected: $(VENV)/installed
 	$(TEST_ENV) $(BIN)/python -m pytest -q $(SPREAD) -m "not slow and not engine and not thorough" \
@@ -92,6 +100,9 @@ golden: $(VENV)/installed
 RELEASES ?= $(CURDIR)/.venv-releases
 releases: $(VENV)/installed
 	CTXEXT_RELEASES=$(RELEASES) $(BIN)/python tests/versions/releases.py
+
+readers: releases
+	CTXEXT_RELEASES=$(RELEASES) $(TEST_ENV) $(BIN)/python -m pytest -q -m "not slow" tests/versions
 
 # The oldest release that ctxext runs with, and the one of vLLM and of most trainers.
 VERSIONS ?= 5.9.0 5.16.1

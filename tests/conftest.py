@@ -30,7 +30,7 @@ from typer.testing import CliRunner
 
 import compiled_once
 from forked_processes import Processes
-from sampled import mark
+from sampled import is_in_part, mark
 from small_llama import make_llama
 
 # What is imported while tests are collected is kept compiled, also where Python is told otherwise: compiling all tests
@@ -47,15 +47,19 @@ atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--method NAME`: for the sweep of all families (`test_every_family.py`)."""
+    """`--method NAME`: for the sweep of all families (`test_every_family.py`); `--part K/N`: for CI."""
     parser.addoption("--method", help="The method to sweep all families with, beside what is kept of the others.")
+    parser.addoption("--part", default="0/1", help="Run the K-th of N parts, from 0, of the thorough and slow tests.")
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what the quick tests and CI leave out (`sampled.py`), and shuffle files, and the tests of each."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what the quick tests leave out (`sampled.py`), choose a part, and shuffle files, and the tests of each."""
     for item in items:
         mark(item)
+    part = config.getoption("part")
+    config.hook.pytest_deselected(items=[item for item in items if not is_in_part(item, part)])
+    items[:] = [item for item in items if is_in_part(item, part)]
     if seed := os.environ.get("CTXEXT_SHUFFLE"):
         files: dict[Path, list[pytest.Item]] = {}
         for item in items:

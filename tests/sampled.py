@@ -1,38 +1,56 @@
-"""Which cases of the longest tests `make test` runs: a sample of each kind. CI runs the others too (`-m thorough`).
+"""Which cases of the longest tests `make test` runs: a sample of each kind. `make thorough` runs the others, CI a part.
 
 In SAMPLED, by file and test, a pattern that the ids of the kept cases contain; where it is "", none. What is left out
 differs from a kept case in one word only: another family of the same kind, another chunk size, another layout of heads.
 """
 
 import re
+import zlib
 
 import pytest
 
 SAMPLED = {
-    "evaluate/test_encoders.py::test_who_guesses_is_right_by_chance": "",
-    "search/test_search.py::test_the_same_seed_and_trials_give_the_same_recipe": "",
+    "canaries/test_canaries.py::test_a_converter_that_trusts_a_folder_finds_no_code": r"^tokenizer$",
+    "canaries/test_canaries.py::test_code_of_the_source_s_own_stays_silent": r"^(tokenizer|classes)$",
     "canaries/test_canaries.py::test_what_is_converted_verified_and_measured_stays_silent": "",
     "cli/test_faults.py::test_streams_that_are_closed_full_or_of_few_signs": (
         r"^(demo|demo --json >&-|demo --json \| head -c 1|nothing 2>/dev/full)$"
     ),
-    "converters/test_table.py::test_a_family": (r"^(bart|bert|distilbert|gpt2|gpt_neo|opt|roberta)$"),
-    "converters/test_output_directory.py::test_many_converts_at_once_leave_one_result": "",
-    "converters/test_verification_far.py::test_one_position_that_is_wrong_is_seen_and_nothing_right_refused": (
-        r"^(self-extend|dca|adaptive|sinks)-1048576$|^(bifocal|string)-8192$"
+    "converters/test_decoding.py::test_code_that_finds_no_cache_is_refused": r"^ntk-alibi$",
+    "converters/test_decoding.py::test_whole_models_that_number_the_columns_decode_padded_rows": r"^gemma4_unified$",
+    "converters/test_forms.py::test_a_fault_in_one_form_is_seen": r"-(rerope|window)$",
+    "converters/test_forms.py::test_convert_and_verify_refuse_a_fault_of_one_form": "",
+    "converters/test_forms.py::test_every_form_of_the_right_code_equals_the_reference": (
+        r"^(self-extend|dca|mspoe|adaptive)$"
     ),
+    "converters/test_output_directory.py::test_many_converts_at_once_leave_one_result": "",
+    "converters/test_reasons.py::test_inspect_offers_what_converts": r"^\W*(llama|gemma3|hunyuan|cohere|granite)",
+    "converters/test_sentence_files.py::test_a_table_of_which_fewer_rows_were_trained": r"^linear$",
+    "converters/test_table.py::test_a_family": (r"^(bart|bert|distilbert|gpt2|gpt_neo|opt|roberta)$"),
+    "converters/test_verification.py::test_a_fault_of_a_reference_is_not_told_as_one_of_the_model": r"^change0-",
+    "converters/test_verification_far.py::test_one_position_that_is_wrong_is_seen_and_nothing_right_refused": (
+        r"^(self-extend|adaptive)-1048576$|^bifocal-8192$"
+    ),
+    "engines/test_row_wise.py::test_keys_that_are_kept_turned_are_those_that_the_engine_wrote_last": (
+        r"^(self-extend|dca|window|adaptive)$"
+    ),
+    "engines/test_row_wise.py::test_one_token_at_a_time": r"^(self-extend|dca|window|adaptive)-",
+    "evaluate/test_authors_files.py::test_prompts_of_different_lengths_are_written_one_by_one": "",
+    "evaluate/test_encoders.py::test_who_guesses_is_right_by_chance": "",
     "evaluate/test_run.py::test_killed_and_resumed_is_as_uninterrupted": "",
     "evaluate/test_scored_is_written.py::test_scored_is_written": (r"^(dynamic|yarn\+mspoe prompt|self-extend)$"),
-    "finetune/test_finetune_command.py::test_interrupted_and_resumed": "",
+    "evaluate/test_several_questions.py::test_answers_on_one_reading_are_those_of_generate": r"^2-",
     "finetune/test_chunked_loss.py::test_loss_and_gradients_equal_the_plain_forward": "-7-|^llama-",
+    "finetune/test_finetune_command.py::test_interrupted_and_resumed": "",
     "finetune/test_masking.py::test_loss_and_gradients_equal_the_plain_forward": (
         r"^(albert|bert)-1-True$|^(camembert|distilbert)-1-False$|^(electra|longformer)-1000-True$"
         r"|^(roberta|xlm-roberta)-1000-False$"
     ),
-    "merge/test_kinds.py::test_merged_equals_the_adapter": "^tied-|embedding|head|both",
-    "merge/test_kinds.py::test_what_cannot_be_merged_is_refused_with_its_reason": "^tied-|rows",
     "finetune/test_stopping.py::test_sigterm_saves_the_last_whole_step": "^0$",
     "finetune/test_trained_tables.py::test_skipped_positions_reach_rows_that_short_windows_do_not": r"^(gpt2|roberta)$",
     "finetune/test_trained_tables.py::test_the_table_is_trained_and_merged": r"^(gpt2|opt|bert|roberta)$",
+    "merge/test_kinds.py::test_merged_equals_the_adapter": "^tied-|embedding|head|both",
+    "merge/test_kinds.py::test_what_cannot_be_merged_is_refused_with_its_reason": "^tied-|rows",
     "portable/test_backends.py::test_compiled_without_a_graph_break": "",
     "portable/test_callers.py::test_a_recorded_graph_has_no_levels_beyond_its_target": "",
     "portable/test_callers.py::test_exported_at_any_length": "",
@@ -52,34 +70,51 @@ SAMPLED = {
     "portable/test_padding_matrix.py::test_every_cell_within_the_original_length_is_stock": (
         r"^(mspoe prompt|self-extend|dca|adaptive|distance-aware)-0$"
     ),
-    "portable/test_relation.py::test_compiled_in_one_graph": r"dca-short|adaptive",
     "portable/test_padding_matrix.py::test_gaps_of_positions_are_the_same_to_one_call_and_to_a_cache": (
         r"^1-|^7-(mspoe prompt|self-extend|dca|sinks)$"
     ),
     "portable/test_padding_matrix.py::test_two_turns_of_a_chat": (
         r"^with the|^without it-(stock|mspoe prompt|self-extend|dca|adaptive)$"
     ),
+    "portable/test_relation.py::test_compiled_in_one_graph": r"dca-short|adaptive",
     "portable/test_relation.py::test_every_form_equals_loops": (
         r"-grouped$|^(self-extend|bifocal|dca|rerope|string|sinks|window|adaptive)-partial$"
     ),
     "portable/test_tensor_parallel.py::test_two_processes_give_the_logits_of_one": "",
+    "publish/test_values.py::test_no_value_changes_unseen": r"-llama$",
+    "recipes/test_latent_attention.py::test_every_family_that_reads_the_key": (
+        r"^(deepseek_v3|bailing_hybrid|longcat_flash|youtu)$"
+    ),
     "recipes/test_reference.py::test_loaded_frequencies_equal_the_papers": r"-128-500000.0-131072$",
     "search/test_end.py::test_minutes_are_kept_with_everything_included": "",
-    "search/test_trial_model.py::test_applied_is_converted_and_loaded": r"^(llama|deepseek_v3)$",
+    "search/test_search.py::test_a_killed_search_goes_on_as_if_nothing_had_happened": "",
+    "search/test_search.py::test_the_demo_gets_a_recipe_file_that_converts": "",
+    "search/test_search.py::test_the_same_seed_and_trials_give_the_same_recipe": "",
+    "search/test_searches_at_once.py::test_four_create_a_study": r"^(sqlite|journal)$",
     "search/test_storage.py::test_a_journal_is_gone_on_from_and_replaced": "",
+    "search/test_trial_model.py::test_applied_is_converted_and_loaded": r"^(llama|deepseek_v3)$",
+    "servers/test_malformed.py::test_every_kind": "",
+    "servers/test_verdicts.py::test_a_cut_that_only_the_count_shows": r"^True$",
+    "servers/test_verdicts.py::test_a_server_that_samples": "",
+    "servers/test_verdicts.py::test_a_wrong_reading": r"temperature$",
+    "servers/test_verdicts.py::test_noise_of_8_bits": "",
+    "servers/test_verdicts.py::test_other_weights": "",
+    "servers/test_verdicts.py::test_prompts_that_are_cut": r"^True$",
+    "servers/test_verdicts.py::test_templates": "",
+    "servers/test_verdicts.py::test_text_and_no_log_probabilities": "",
+    "test_architecture.py::test_the_tests_of_a_file_are_those_that_import_it": r"push",
     "test_cache_sizes.py::test_every_family_keeps_what_we_say": (
         r"^(llama|gemma2|gemma3_text|gemma3n_text|deepseek_v3|falcon|gpt_oss|jamba|llama4_text|mllama_text_model|mistral"
         r"|nemotron_h|phi3|qwen3_next|zamba2)$"
     ),
+    "test_every_family.py::test_family": "^llama$",
     "test_families.py::test_rope_types_are_those_that_take_effect": (
         r"^(llama|gemma3_text|gpt_neox|phi3|deepseek_v3|olmo3|gpt_oss|nanochat|llama4_text|modernbert-decoder)$"
     ),
-    "test_every_family.py::test_family": "^llama$",
-    "test_inner_types.py::test_right_or_refused_by_name": r"^(internvl|llava|mistral3|qwen3_vl|gemma3)-",
-    "converters/test_reasons.py::test_inspect_offers_what_converts": r"^\W*(llama|gemma3|hunyuan|cohere|granite)",
     "test_hub.py::test_convert_from_the_hub": "forked",
-    "test_tokens.py::test_no_command_shows_a_token": "^(convert|eval)$",
+    "test_inner_types.py::test_right_or_refused_by_name": r"^(internvl|llava|mistral3|qwen3_vl|gemma3)-",
     "test_isolated.py::test_a_checkpoint_with_code_in_real_processes": "",
+    "test_tokens.py::test_no_command_shows_a_token": "^(convert|eval)$",
 }
 
 
@@ -89,3 +124,10 @@ def mark(item: pytest.Item) -> None:
     kept = SAMPLED.get(name)
     if kept is not None and not (kept and re.search(kept, case.removesuffix("]"))):
         item.add_marker(pytest.mark.thorough)
+
+
+def is_in_part(item: pytest.Item, part: str) -> bool:
+    """Return whether a test is in the K-th of N parts, "K/N"; quick tests are in each."""
+    which, parts = map(int, part.split("/"))
+    left_out = item.get_closest_marker("thorough") or item.get_closest_marker("slow")
+    return not left_out or zlib.crc32(item.nodeid.encode()) % parts == which
