@@ -20,7 +20,7 @@ from ctxext.recipes.encodings.rotary import model_config
 
 logging.set_verbosity_error()
 logging.disable_progress_bar()
-MAPS = ["self-extend", "bifocal", "dca", "rerope", "string", "sinks", "window", "adaptive"]
+MAPS = ["self-extend", "bifocal", "dca", "rerope", "sinks", "window", "adaptive"]
 
 
 def convert(folder: Path, config, recipe: Recipe) -> Path:
@@ -34,12 +34,9 @@ def convert(folder: Path, config, recipe: Recipe) -> Path:
 
 
 def map_recipe(kind: str, factor: float) -> Recipe:
-    """Return the recipe of a relation map.
-
-    STRING gets a factor of 1.2, as larger ones are refused; its rule also applies to positions beyond its target.
-    """
+    """Return the recipe of a relation map."""
     method = next(method for method in METHODS if method.name == kind)
-    return Recipe([method(factor=1.2 if kind == "string" else factor)])
+    return Recipe([method(factor=factor)])
 
 
 def mspoe_recipe(config, order: str = "calibrated", schedule: str = "linear") -> Recipe:

@@ -30,7 +30,7 @@ REPORT = Path(__file__).parent / "data" / "report"
 
 
 def recipe_of(name: str) -> Recipe:
-    numbers = {"longrope": {"long_factor": (1.0, 2.0, 3.0, 4.0)}, "string": {"shift": 400, "factor": 4}}
+    numbers = {"longrope": {"long_factor": (1.0, 2.0, 3.0, 4.0)}}
     if name == "mspoe":
         return Recipe([MsPoE(first_layer=0, ratio_max=2.5, head_order="prompt")])
     return Recipe([method_named(name)(**{**method_named(name).example, **numbers.get(name, {})})])

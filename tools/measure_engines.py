@@ -47,20 +47,16 @@ STEPS: dict[str, dict[str, Any]] = {
     "longrope with attention_factor": {**LONGROPE, "attention_factor": 1.2},
     "longrope with two lists": {"long_factor": RISING},
     "mrrope": {},
-    "resonance": {},
-    "cope": {},
 }
 """Options other than the factor, by variant of a method."""
 REDUNDANT = ("mscale", "mscale_all_dim", "short_mscale", "long_mscale")
-BARE = ("ntk-by-parts", "mrrope", "resonance", "cope")
+BARE = ("ntk-by-parts", "mrrope")
 """Methods that are also measured without their redundant keys."""
 VARIANTS = ("plain", *STEPS, *(f"{name} without redundant keys" for name in BARE), "yarn in rope_parameters alone")
 METADATA = {
     "yarn with attention_factor": 1.2 / 1.1386294361,
     "ntk-by-parts": 1 / 1.1386294361,
     "mrrope": 1.1386294361,
-    "resonance": 1.1386294361,
-    "cope": 1.0,
     "longrope": (1 + 2 / 9) ** 0.5,
     "longrope with attention_factor": 1.2,
 }

@@ -18,7 +18,6 @@ from ctxext.files.isolated import run_isolated
 from ctxext.recipes.code.method import PORTABLE
 from ctxext.recipes.encodings.biases import alibi_slopes
 from ctxext.recipes.encodings.rotary import model_config
-from ctxext.recipes.methods.alibi_interpolation import AlibiInterpolation
 from ctxext.recipes.methods.ntk_alibi import NtkAlibi
 from ctxext.verify import checks_process, clean_load
 from ctxext.verify.carried import reference_of
@@ -27,7 +26,7 @@ from small_llama import read_json
 from tiny_encodings import ALIBI, LENGTH, VOCABULARY
 
 FACTOR, HEADS = 4, 6
-METHODS = (AlibiInterpolation, NtkAlibi)
+METHODS = (NtkAlibi,)
 LENGTH_KEYS = {"bloom": "seq_length", "falcon": "max_position_embeddings", "mpt": "max_seq_len"}
 
 
@@ -195,7 +194,7 @@ def test_verify_and_inspect(name, sources, row_wise):
         "transformers": "exact", "vLLM": "not", "SGLang": "not", "llama.cpp": "not", "MLX": "not",
     }  # fmt: skip
     plain = inspect_checkpoint(open_checkpoint(str(sources[name])))
-    assert [method for method, reason in plain.methods.items() if not reason] == ["ntk-alibi", "alibi-interpolation"]
+    assert [method for method, reason in plain.methods.items() if not reason] == ["ntk-alibi"]
     assert ("does not support longer inputs" in plain.model.encoding.describe()) == (name == "mpt")
 
 
@@ -215,17 +214,12 @@ def test_a_changed_number_is_found(row_wise, tmp_path):
 
 def test_it_is_replaced_and_not_stacked(row_wise, tmp_path):
     with pytest.raises(CtxextError, match="already extended"):
-        convert(str(row_wise["mpt", NtkAlibi]), tmp_path / "no", Recipe([AlibiInterpolation(factor=2)]), check=False)
-    done = Recipe([AlibiInterpolation(factor=8)])
+        convert(str(row_wise["mpt", NtkAlibi]), tmp_path / "no", Recipe([NtkAlibi(factor=2)]), check=False)
+    done = Recipe([NtkAlibi(factor=8)])
     convert(str(row_wise["mpt", NtkAlibi]), tmp_path / "out", done, replace_scaling=True, check=False)
     (step,) = read_json(tmp_path / "out/config.json")["ctxext_code"]["steps"]
-    assert (step["method"], step["original_length"]) == ("alibi-interpolation", LENGTH)
+    assert (step["method"], step["original_length"]) == ("ntk-alibi", LENGTH)
     assert load(tmp_path / "out")(tokens(8 * LENGTH)).logits.isfinite().all()
-
-
-def test_two_methods_for_the_slopes_are_refused():
-    with pytest.raises(CtxextError, match="change the same slopes twice"):
-        Recipe([AlibiInterpolation(factor=2), NtkAlibi(factor=2)])
 
 
 def test_code_that_the_source_names_is_not_asked_for(tmp_path):

@@ -83,7 +83,7 @@ def test_a_cell_without_a_run_is_not_known_and_never_another_method_s(cells):
     del cells["mrrope"]["vLLM"]
     served = row(model_of(step_of("mrrope")), "vLLM")
     assert (served.status, served.remark) == (UNKNOWN, "mrrope is untested")
-    assert row(model_of(step_of("resonance")), "vLLM").status == EXACT
+    assert row(model_of(step_of("longrope")), "vLLM").status == EXACT
 
 
 def test_a_method_that_nobody_measured_is_not_known(cells):

@@ -19,7 +19,7 @@ from ctxext.verify import clean_load, clean_process
 from small_llama import make_llama
 
 LENGTHS = (8192, 131072, 1048576)
-MAPS = ("self-extend", "bifocal", "dca", "rerope", "string", "sinks", "window")
+MAPS = ("self-extend", "bifocal", "dca", "rerope", "sinks", "window")
 RELATIONS = [method.name for method in METHODS if issubclass(method, Relation)]
 # Added to `relation_maps.py` of a converted checkpoint: what the map says of rows and keys, changed.
 FAULT = """
@@ -45,8 +45,8 @@ FAULTS = {
 }
 # Keys do not turn in some maps, and groups are a matter of two; at the border of rerope both distances are the same.
 SAME = {
-    "no turn of keys": ("string", "sinks", "window"),
-    "the keys of the next group": ("dca", "rerope", "string", "sinks", "window"),
+    "no turn of keys": ("sinks", "window"),
+    "the keys of the next group": ("dca", "rerope", "sinks", "window"),
     "the border is one lower": ("rerope",),
     "no turn of the query": ("window",),
 }
@@ -56,7 +56,6 @@ SETTINGS = {
     "bifocal": ("window", "original_length"),
     "dca": ("chunk_size", "local"),
     "rerope": ("window", "original_length"),
-    "string": ("window", "shift", "start"),
     "sinks": ("window", "sinks"),
     "window": ("window",),
     "adaptive": ("original_length",),
@@ -157,7 +156,7 @@ def test_tokens_stand_where_rules_change(name, check, tmp_path):
     if name in ("dca", "adaptive"):
         assert name == "dca" or {2 * length - 1, 2 * length} <= positions
     elif name in SETTINGS:
-        border = reach - 1 - settings["shift" if name == "string" else "window"]
+        border = reach - 1 - settings["window"]
         assert {border - 1, border, border + 1} <= positions
 
 
@@ -205,7 +204,7 @@ def test_real_widths_by_default_options(shape, which, run, tmp_path):
     torch.manual_seed(0)
     config = AutoConfig.for_model(family, **sizes)
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path / "source")
-    name = (*MAPS, "adaptive")[list(SHAPES).index(shape) + which * len(SHAPES)]
-    factor = "1.2" if name == "string" else "4"
-    result = run("convert", tmp_path / "source", tmp_path / "out", "--method", name, "--factor", factor)
+    names = (*MAPS, "adaptive")
+    name = names[(list(SHAPES).index(shape) + which * len(SHAPES)) % len(names)]
+    result = run("convert", tmp_path / "source", tmp_path / "out", "--method", name, "--factor", "4")
     assert result.exit_code == 0, f"{name}: {result.output} {result.exception}"

@@ -24,7 +24,6 @@ FOUR = {"factor": 4}
 RECIPES = {
     **{name: [{"method": name, **FOUR}] for name in ("self-extend", "bifocal", "dca", "rerope")},
     **{name: [{"method": name, **FOUR}] for name in ("sinks", "window", "adaptive")},
-    "string": [{"method": "string", "target_length": 618}],
     "heads": [
         {"method": "mspoe", "schedule": "ntk", "head_order": "fixed", "first_layer": 0},
         {"method": "self-extend", **FOUR},
@@ -45,7 +44,7 @@ def prompts(longest):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_written_and_scored_as_in_transformers(name, tmp_path):
-    folder, longest = tmp_path / name, 618 if name == "string" else 2048
+    folder, longest = tmp_path / name, 2048
     convert("demo", folder, recipe_from_dict({"steps": RECIPES[name]}, name), check=False)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=True).eval()
     asked = [ids[: longest - NEW] for ids in prompts(longest)]
@@ -94,10 +93,9 @@ def qwen3_5(tmp_path_factory):
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name != "heads"])
 def test_a_hybrid_with_several_position_axes_is_served_as_in_transformers(name, qwen3_5, tmp_path):
-    step = {"method": "string", "target_length": 77} if name == "string" else {"method": name, **FOUR}
-    convert(str(qwen3_5), tmp_path / name, recipe_from_dict({"steps": [step]}, name), check=False)
+    convert(str(qwen3_5), tmp_path / name, recipe_from_dict({"steps": RECIPES[name]}, name), check=False)
     model = AutoModelForImageTextToText.from_pretrained(tmp_path / name, dtype=torch.float32, trust_remote_code=True)
-    longest, generator = 77 if name == "string" else 256, torch.Generator().manual_seed(0)
+    longest, generator = 256, torch.Generator().manual_seed(0)
     asked = [torch.randint(9, 128, (min(length, longest - NEW),), generator=generator).tolist() for length in LENGTHS]
     chunked = {**CHUNKED, "max_num_batched_tokens": 64, "max_model_len": longest}
     with closing(Engine(tmp_path / name, length=longest, dtype="float32", trust=True, arguments=chunked)) as engine:

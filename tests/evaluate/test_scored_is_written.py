@@ -20,7 +20,6 @@ ORDERS = ("prompt", "calibrated", "fixed")
 SCHEDULES = ("linear", "ntk", "by-parts")
 NUMBERS = {
     "abf": {"theta": 30000.0, "factor": 2.0},
-    "string": {"target_length": 600},  # As far as it reaches.
     "longrope": {"factor": 2.0, "long_factor": [1.5, 2.0, 3.0, 4.0]},
 }
 RECIPES = {

@@ -24,8 +24,6 @@ METHODS = {
     "dca": {"chunk_size": 64, "local": 8},
     "dca-short": {"method": "dca", "chunk_size": 48, "local": 8, "temperature": "logn"},
     "rerope": {"window": 16, "temperature": "logn"},
-    "string": {"shift": 21, "window": 8},
-    "string-all": {"method": "string", "shift": 21, "window": 8, "start": 0, "temperature": "yarn"},
     "sinks": {"sinks": 4, "window": 60},
     "sinks-short": {"method": "sinks", "sinks": 3, "window": 20, "temperature": "llama4"},
     "window": {"window": 64},

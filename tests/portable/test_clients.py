@@ -18,10 +18,10 @@ from portable_checkpoints import llama, load, tokens, write
 
 NEW = 8
 LENGTH = 150
-PER_ROW = ("self-extend", "bifocal", "dca", "rerope", "string", "adaptive", "sinks", "window")
+PER_ROW = ("self-extend", "bifocal", "dca", "rerope", "adaptive", "sinks", "window")
 CALIBRATED = MsPoE(schedule="by-parts", ratio_min=1, ratio_max=2, first_layer=0, head_order="fixed")
 STEPS = {"calibrated": CALIBRATED, "prompt": MsPoE(schedule="linear", first_layer=0, head_order="prompt")}
-STEPS |= {name: method_named(name)(target_length=64 if name == "string" else 512) for name in PER_ROW}
+STEPS |= {name: method_named(name)(target_length=512) for name in PER_ROW}
 
 CLIENTS = {
     "prefill_chunk_size": {"prefill_chunk_size": 64},

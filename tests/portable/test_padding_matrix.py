@@ -34,7 +34,6 @@ STEPS = {
     "bifocal": {"factor": 4, "window": 6, "border": "published", "temperature": "yarn"},
     "dca": {"factor": 4, "chunk_size": 24, "local": 4},
     "rerope": {"factor": 4, "window": 10, "temperature": "logn"},
-    "string": {"target_length": LENGTH + 6},
     "sinks": {"factor": 4},
     "window": {"factor": 4},
     "adaptive": {"factor": 4},
@@ -51,7 +50,7 @@ RELATIONS = [name for name in STEPS if issubclass(method_named(name.split()[0]),
 ROTARY = ("llama", "qwen3", "gemma2", "gpt_neox")
 RANKS = dict.fromkeys(ROTARY, ((1, 0), (0, 1))) | {"gemma2": ((1, 0),), "gpt_neox": ((3, 1, 0, 2), (0, 2, 1, 3))}
 ALIBI = ("bloom", "falcon", "mpt")
-SLOPES = ("ntk-alibi", "alibi-interpolation")
+SLOPES = ("ntk-alibi",)
 
 Cell = namedtuple("Cell", ["padding", "positions", "cache"])
 CELLS = list(

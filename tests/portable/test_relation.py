@@ -513,7 +513,7 @@ def test_a_traced_plan_with_too_many_rungs_is_refused(monkeypatch):
         method.plan(Call(torch.arange(99)[None]), method.map, tensors, tensors, tensors, None, {})
 
 
-@pytest.mark.parametrize("name", ["self-extend", "bifocal", "dca", "rerope", "string", "adaptive"])
+@pytest.mark.parametrize("name", ["self-extend", "bifocal", "dca", "rerope", "adaptive"])
 def test_layers_share_the_turns_of_a_step(name):
     """Only the first layer of a step computes angles, of queries and of keys that become far, for some steps."""
     query, key, value, *_ = case(name)

@@ -27,7 +27,6 @@ EXTREME = [
         for border in ("published", "continuous")
     ),
     *(("rerope", {"window": window}) for window in (1, 63, 64, 600)),
-    *(("string", {"shift": shift, "window": 1, "start": start}) for shift in (1, 62, 600) for start in (0, 30, LENGTH)),
     *(("sinks", {"sinks": sinks, "window": window}) for sinks in (0, 1, 30) for window in (1, 2, 600)),
     *(("window", {"window": window}) for window in (1, 2, 63, 600)),
     ("adaptive", {"factors": [1.02, 1.04, 64], "inverse_frequencies": [METHODS["adaptive"]["base"]] * 3}),

@@ -25,7 +25,7 @@ def step(name, **numbers):
 FIXED = {"first_layer": 0, "head_order": "fixed"}
 CELLS = {
     "llama": (tiny_models.save, step("self-extend")),
-    "gemma3": (tiny_models.save, step("string")),
+    "gemma3": (tiny_models.save, step("sinks")),
     "gemma3_text": (tiny_models.save, MsPoE(**FIXED)),
     "qwen3": (tiny_models.save, step("dca")),
     "phi3": (tiny_models.save, step("ntk")),

@@ -5,7 +5,6 @@ import pytest
 from ctxext.checkpoint.families import FAMILIES, family_of
 from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.rotary import model_config
-from ctxext.recipes.methods.alibi_interpolation import AlibiInterpolation
 from ctxext.recipes.methods.ntk_alibi import NtkAlibi
 
 BLOOM = {"model_type": "bloom", "seq_length": 64, "n_head": 4}
@@ -76,9 +75,9 @@ def test_buckets_are_taken_back_and_written():
 
 @pytest.mark.parametrize("rows", ["row-wise", "static"])
 def test_what_alibi_s_code_is_given_and_what_is_said_of_it(rows):
-    step, model = AlibiInterpolation(factor=4, rows=rows), model_config(BLOOM)
+    step, model = NtkAlibi(factor=4, rows=rows), model_config(BLOOM)
     factor = {"row-wise": None, "static": 4}[rows]
-    assert step.settings(model) == {"original_length": 64, "factor": factor, "exponents": [1.0] * 4}
+    assert step.settings(model) == {"original_length": 64, "factor": factor, "exponents": [0, 1 / 3, 2 / 3, 1]}
     assert ("every input changes" in step.caution_for(model)) == (rows == "static")
     assert ("stay unchanged" in step.caution_for(model)) == (rows == "row-wise")
 

@@ -36,8 +36,6 @@ DEFAULTS = {
     "llama3": {"low_freq_factor": 1, "high_freq_factor": 4},  # Llama 3.1's config.json.
     "longrope": {},
     "mrrope": {**RAMP, "variant": "pro"},
-    "resonance": RAMP,
-    "cope": {},
     "dynamic": {},
     "mspoe": {
         **{"ratio_min": 1.2, "ratio_max": 1.8, "first_layer": 2, "variant": "paper"},  # Zhang et al., section 3.
@@ -47,7 +45,6 @@ DEFAULTS = {
     "bifocal": {"temperature": "none", "border": "continuous"},
     "dca": {"temperature": "none"},
     "rerope": {"temperature": "none"},
-    "string": {"temperature": "none"},
     "adaptive": {"temperature": "none", "around": "yarn"},
     "sinks": {"temperature": "none", "sinks": 4},  # Xiao et al., section 3.2.
     "window": {"temperature": "none"},
@@ -55,7 +52,6 @@ DEFAULTS = {
     "table": {"fill": "tile", "alpha": 0.4},  # Su, 2020: α = 0.4.
     "range": {},
     "ntk-alibi": {"rows": "row-wise"},
-    "alibi-interpolation": {"rows": "row-wise"},
     "buckets": {},
 }
 
@@ -99,8 +95,6 @@ def test_whose_numbers_a_paper_gives_for_any_model():
         "yarn",
         "llama3",
         "mrrope",
-        "resonance",
-        "cope",
         "dynamic",
         "mspoe",
     }
@@ -124,4 +118,4 @@ def test_help_of_an_option_of_several_methods_names_each_meaning():
     assert "rerope: Distances up to this stay exact (w). Default: a quarter of L." in helps["window"]
     assert "mspoe: The method as the paper describes it" in helps["variant"]
     assert helps["beta_fast"].startswith("Dimensions"), "one meaning for all its methods"
-    assert helps["shift"].startswith("string: "), "experimental methods share a panel"
+    assert helps["sinks"].startswith("sinks: "), "experimental methods share a panel"

@@ -1,4 +1,4 @@
-"""MrRoPE, Resonance and CoPE: their lists against the references, over sizes of models and numbers, and loaded."""
+"""MrRoPE: its lists against the reference, over sizes of models and numbers, and loaded."""
 
 import itertools
 import json
@@ -21,22 +21,13 @@ from small_llama import read_json
 from tiny_models import ENCODERS, tiny_config
 from tiny_models import FAMILIES as TINY
 
-DIVIDED = {method.name: method for method in METHODS if method.name in ("mrrope", "resonance", "cope")}
+DIVIDED = {method.name: method for method in METHODS if method.name == "mrrope"}
 NUMBERS = [
     ("mrrope", {}),
     ("mrrope", {"variant": "uni"}),
     ("mrrope", {"beta_fast": 4.0, "beta_slow": 2.0}),
     ("mrrope", {"beta_fast": 1e9, "beta_slow": 0.01}),
     ("mrrope", {"beta_fast": 0.01, "beta_slow": 0.01}),
-    ("resonance", {}),
-    ("resonance", {"beta_fast": 4.0, "beta_slow": 2.0}),
-    ("cope", {}),
-    ("cope", {"theta": 5e5}),
-    ("cope", {"theta": 1.0, "num_faded": 0}),
-    ("cope", {"num_faded": 1}),
-    ("cope", {"num_faded": 2}),
-    ("cope", {"num_faded": 3}),
-    ("cope", {"num_faded": 999}),
 ]
 MODELS = [*itertools.product((8, 128), (1e4, 5e5), (128, 4096, 131072))]
 
@@ -62,7 +53,7 @@ def test_lists_equal_the_reference(name, numbers):
 PLAIN = model_config(llama(8, 1e4, 128)).rotary
 
 
-@pytest.mark.parametrize("name", ["mrrope", "resonance"])
+@pytest.mark.parametrize("name", DIVIDED)
 def test_the_ends_of_a_ramp_stand_the_right_way_round(name):
     step = DIVIDED[name](factor=4, beta_fast=2, beta_slow=2)
     assert [by > 1.5 for by in step.divisors(PLAIN)] == [False, False, True, True], "a step from one to the next"
@@ -80,18 +71,9 @@ def test_exactly_as_many_rotations_are_neither_above_nor_below():
     assert slow.divisors(PLAIN) == [2, 4, 4, 4]
 
 
-def test_a_pair_that_completes_exactly_one_rotation_does_not_fade():
-    """The third wavelength of four is 2π √b tokens, here 64; of the last one alone, three quarters are one pair."""
-    base = (64 / (2 * math.pi)) ** 2
-    assert 2 * math.pi * base**0.5 == 64
-    assert DIVIDED["cope"](factor=2).divisors(model_config(llama(8, base, 64)).rotary) == [1, 1, 1, 1]
-    assert DIVIDED["cope"](factor=2).divisors(model_config(llama(8, base, 63)).rotary) == [1, 1, 1, 1e6]
-
-
 def test_nothing_is_sharpened_at_factor_one():
-    for name, wanted in {"mrrope": 0.1 * math.log(4) + 1, "resonance": 0.1 * math.log(4) + 1, "cope": 1}.items():
-        assert DIVIDED[name](factor=1).attention_factor() == 1
-        assert DIVIDED[name](factor=4).attention_factor() == pytest.approx(wanted)
+    assert DIVIDED["mrrope"](factor=1).attention_factor() == 1
+    assert DIVIDED["mrrope"](factor=4).attention_factor() == pytest.approx(0.1 * math.log(4) + 1)
 
 
 @pytest.mark.parametrize("name", DIVIDED)
@@ -115,8 +97,6 @@ def logits(folder):
 
 REDUNDANT = {
     "mrrope": {"short_mscale": 0.1 * math.log(4) + 1, "long_mscale": 0.1 * math.log(4) + 1},
-    "resonance": {"short_mscale": 0.1 * math.log(4) + 1, "long_mscale": 0.1 * math.log(4) + 1},
-    "cope": {"short_mscale": 1.0, "long_mscale": 1.0},
     "longrope": {"short_mscale": 1.25, "long_mscale": 1.25},
     "ntk-by-parts": {"mscale": 0.0, "mscale_all_dim": 0.0},
 }

@@ -34,19 +34,15 @@ SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
         ("bifocal", 15, {"window": 1}),
         ("rerope", 4096, {"window": 1024}),
         ("rerope", 3, {"window": 1}),
-        ("string", 4096, {"shift": 1365, "window": 128, "start": 4096}),
-        ("string", 5, {"shift": 1, "window": 0, "start": 5}),
-        ("string", 2, {"shift": 1, "window": 0, "start": 2}),
         ("sinks", 9, {"sinks": 4, "window": 5}),
         ("sinks", 5, {"sinks": 4, "window": 1}),
-        ("string", 160, {"shift": 53, "window": 20, "start": 160}),
         ("sinks", 4096, {"sinks": 4, "window": 4092}),
         ("window", 4096, {"window": 4096}),
         ("dca", 4096, {"chunk_size": 4096, "local": 512}),
     ],
 )
 def test_proportions(name, length, numbers):
-    """An eighth, a sixteenth, a quarter, a third of L as each method's help says; STRING's window is 128 at most."""
+    """An eighth, a sixteenth or a quarter of L as each method's help says."""
     step = resolved(name, length, factor=1.1 if length > 9 else 1)
     assert {key: getattr(step, key) for key in numbers} == numbers
 
@@ -55,15 +51,12 @@ def test_a_chunk_s_overlap_is_an_eighth_of_it():
     assert resolved("dca", 4096, factor=2, chunk_size=80).local == 10
     assert resolved("dca", 4096, factor=2, chunk_size=7).local == 1
     assert resolved("dca", 4096, factor=2, chunk_size=2).local == 1
-    assert resolved("string", 4096, factor=1, shift=100).window == 100
 
 
 @pytest.mark.parametrize(
     ("name", "length", "most", "numbers"),
     [
         ("self-extend", 1000, 200 + 800 * 3, {"window": 200, "group": 3}),  # w + (L - w) G
-        ("string", 1000, 1000 + 300 - 50, {"shift": 300, "window": 50}),  # L + S - w
-        ("string", 1000, 1000, {"shift": 300, "window": 300}),
     ],
 )
 def test_the_farthest_that_a_map_reaches(name, length, most, numbers):
@@ -82,11 +75,6 @@ def test_the_farthest_that_a_map_reaches(name, length, most, numbers):
         ("window", {"window": 100}, {"window": 101}),
         ("dca", {"chunk_size": 100}, {"chunk_size": 101}),
         ("dca", {"chunk_size": 50, "local": 49}, {"chunk_size": 50, "local": 50}),
-        (
-            "string",
-            {"shift": 40, "window": 40, "target_length": 100},
-            {"shift": 40, "window": 41, "target_length": 100},
-        ),
         ("bifocal", {"groups": [1.0, 2.0]}, {"groups": [1.0, 0.0]}),
         ("bifocal", {"groups": [1, 3]}, {"groups": [1.5, 3.0]}),
     ],
@@ -102,8 +90,6 @@ def test_what_leaves_nothing_is_refused(name, good, bad):
     [
         ("self-extend", 1000, {"window": 200, "group": 3, "target_length": 2601}),
         ("self-extend", 1000, {"window": 200, "group": 3, "target_length": 4200}),
-        ("string", 1000, {"shift": 300, "window": 50, "target_length": 3000}),
-        ("string", 1000, {"shift": 30, "window": 50, "target_length": 1001}),
         ("sinks", 1000, {"sinks": 4, "window": 1000, "factor": 2}),
         ("window", 1000, {"window": 1001, "factor": 2}),
         ("rerope", 1000, {"window": 1001, "factor": 2}),

@@ -51,14 +51,12 @@ def test_adaptive_around_yarn_keeps_what_rotates_often(name):
             assert slowed == pytest.approx(plain, rel=1e-12) or rotations < 32 * 1.05
 
 
-@pytest.mark.parametrize("name", ["yarn", "ntk-by-parts", "resonance"])
+@pytest.mark.parametrize("name", ["yarn", "ntk-by-parts"])
 def test_references_of_ramps_count_over_the_span(name):
     model = {"theta": 1e6, "dim": 128, "span": 512, "length": 131072}
     numbers = {"factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0}
     found, _ = reference_of(method_named(name)).schedule(numbers, model, None)
     expected = yarn(1e6, 512, 64, 131072, 4.0)
-    if name == "resonance":
-        expected = [2 * math.pi / round(2 * math.pi / theta) for theta in expected]
     assert found == pytest.approx(expected, rel=1e-12)
 
 

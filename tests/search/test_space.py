@@ -48,8 +48,8 @@ def test_every_method_is_in_it(space):
 
 
 def test_experimental_methods_are_tried_where_they_are_named(source):
-    named = build_space(open_checkpoint(str(source)), 1280, ["cope", "sinks"])
-    assert {method.name for methods in named.slots.values() for method in methods} == {"cope", "sinks"}
+    named = build_space(open_checkpoint(str(source)), 1280, ["window", "sinks"])
+    assert {method.name for methods in named.slots.values() for method in methods} == {"window", "sinks"}
 
 
 def test_factors_count_from_the_original_length_and_windows_from_what_the_model_reads(source):

@@ -30,7 +30,7 @@ DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "rotary": {name: {"method": name} for name in _ROTARY},
     "learned": {f"table-{fill}": {"method": "table", "fill": fill} for fill in FILLS},
     "sinusoidal": {"range": {"method": "range"}},
-    "alibi": {name: {"method": name} for name in ("ntk-alibi", "alibi-interpolation")},
+    "alibi": {"ntk-alibi": {"method": "ntk-alibi"}},
     "buckets": {"buckets": {"method": "buckets"}},
 }
 """The published methods by position encoding, with the default parameters of `convert`."""

@@ -1,4 +1,4 @@
-"""The slopes of ALiBi by the query position: `alibi-interpolation` and `ntk-alibi`.
+"""The slopes of ALiBi by the query position, for `ntk-alibi`.
 
 This file travels inside checkpoints. A step contains `original_length` (L), `exponents` (e, one per head) and `factor`,
 or null. The query at position m has the family's slopes times s^-e, where s is `factor`, or max(1, (m + 1) / L) if that

@@ -9,9 +9,9 @@ from ctxext.recipes import methods
 from ctxext.recipes.base import Method
 
 _ORDER = (
-    *("pi", "ntk", "abf", "ntk-by-parts", "yarn", "llama3", "longrope", "mrrope", "resonance", "cope", "dynamic"),
-    *("mspoe", "self-extend", "bifocal", "dca", "rerope", "string", "adaptive", "sinks", "window", "distance-aware"),
-    *("table", "range", "ntk-alibi", "alibi-interpolation", "buckets", "declare"),
+    *("pi", "ntk", "abf", "ntk-by-parts", "yarn", "llama3", "longrope", "mrrope", "dynamic"),
+    *("mspoe", "self-extend", "bifocal", "dca", "rerope", "adaptive", "sinks", "window", "distance-aware"),
+    *("table", "range", "ntk-alibi", "buckets", "declare"),
 )
 """The order of methods in help; other methods follow by name."""
 

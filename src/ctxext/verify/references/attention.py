@@ -161,22 +161,6 @@ def dca_places(settings, reach):
     return places_of(reach, first, borders, range(-(-size // chunk) * chunk, reach, chunk))
 
 
-def string(settings, layer, m, n, frequencies):
-    """Return the angles of STRING (An et al. 2024, section 4): far distances are shifted to those frequent in training.
-
-    Keys up to the shift are at their true distance, all others nearer by the shift less the window.
-    """
-    if m < settings.get("start", settings["original_length"]) or m - n <= settings["shift"]:
-        return in_place(settings, layer, m, n, frequencies)
-    return angles(m - settings["shift"] + settings["window"], frequencies), angles(n, frequencies)
-
-
-def string_places(settings, reach):
-    """Return the positions around the border of the shift."""
-    first = settings.get("start", settings["original_length"])
-    return places_of(reach, first, lambda row: [row - settings["shift"]])
-
-
 def sinks(settings, layer, m, n, frequencies):
     """Return the angles of attention sinks (Xiao et al. 2023, section 3.2), by positions in the cache, or None.
 
@@ -258,7 +242,6 @@ REFERENCES = {
     "bifocal": Reference(relation=bifocal, places=bifocal_places, temperature=temperature),
     "dca": Reference(relation=dca, places=dca_places, temperature=temperature),
     "rerope": Reference(relation=rerope, places=rerope_places, temperature=temperature),
-    "string": Reference(relation=string, places=string_places, temperature=temperature),
     "adaptive": Reference(
         relation=adaptive,
         rotated_factor=adaptive_rotated_factor,

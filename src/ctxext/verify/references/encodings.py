@@ -18,14 +18,6 @@ def row_factor(settings, m):
     return settings["factor"] or max(1, (m + 1) / settings["original_length"])
 
 
-def alibi_interpolation(settings, heads, m):
-    """Return the slopes of Position Interpolation for ALiBi (2310.13017).
-
-    They are divided by the factor, per query if requested.
-    """
-    return [slope / row_factor(settings, m) for slope in alibi_slopes(heads)]
-
-
 def ntk_alibi(settings, heads, m):
     """Return the slopes of NTK-ALiBi (keezen/ntk_alibi): their base changes.
 
@@ -140,7 +132,6 @@ REFERENCES = {
     "table": Reference(rows=table, original=table_original),
     "range": Reference(rows=sinusoidal, original=sinusoidal_original),
     "ntk-alibi": Reference(slopes=ntk_alibi),
-    "alibi-interpolation": Reference(slopes=alibi_interpolation),
     "buckets": Reference(bucket=bucket),
     "declare": Reference(),  # No formula: the rotation must equal that of the source.
 }

@@ -82,17 +82,6 @@ def yarn_scores(numbers):
     return (0.1 * weight * math.log(numbers["factor"]) + 1) ** 2 if numbers["factor"] > 1 else 1.0
 
 
-def resonance(numbers, model, at):
-    """Return the schedule of Resonance RoPE on YaRN (Wang et al. 2024, section 4).
-
-    Each wavelength is rounded to the nearest whole number.
-    """
-    if numbers["factor"] == 1:
-        return plain_frequencies(model), 1.0
-    wavelengths = [2 * math.pi / theta for theta in ntk_by_parts(numbers, model, at)[0]]
-    return [2 * math.pi / max(round(wavelength), 1) for wavelength in wavelengths], yarn_temperature(numbers["factor"])
-
-
 def llama3(numbers, model, at):
     """Return the schedule of Llama 3.1 (its model code, 2024).
 
@@ -151,22 +140,6 @@ def mrrope(numbers, model, at):
             e = sum(2 * j / ((high - low) * (high - low + 1)) for j in range(1, i - low + 1))
         frequencies.append(theta / s**e)
     return frequencies, yarn_temperature(s)
-
-
-def cope(numbers, model, at):
-    """Return the schedule of CoPE (arXiv 2602.05258, section 3): the last c frequencies fade along half a cosine.
-
-    Zero is replaced by 1e-6, because the configuration contains divisors.
-    """
-    thetas = plain_frequencies(model, numbers.get("theta") or None)
-    count = numbers.get("num_faded")
-    if count is None:
-        count = round(0.75 * len([theta for theta in thetas if 2 * math.pi / theta > model["length"]]))
-    first = len(thetas) - min(count, len(thetas))
-    for i in range(first, len(thetas)):
-        weight = 0.5 * (1 + math.cos(math.pi * (i - first) / max(len(thetas) - first - 1, 1)))
-        thetas[i] *= max(weight, 1e-6)
-    return thetas, 1.0
 
 
 def choose(settings, layer, queries, keys, scaling):
@@ -241,8 +214,6 @@ REFERENCES = {
     "llama3": Reference(schedule=llama3),
     "longrope": Reference(schedule=longrope),
     "mrrope": Reference(schedule=mrrope),
-    "resonance": Reference(schedule=resonance),
-    "cope": Reference(schedule=cope),
     "dynamic": Reference(schedule=dynamic),
     "mspoe": Reference(choose=choose, rotation=mspoe, head_factor=head_factor),
 }
