@@ -18,7 +18,7 @@ from convert import measure
 CTXEXT = (
     "from ctxext import Recipe, convert\n"
     "from ctxext.recipes.methods.table import Table\n"
-    "convert(source, out, Recipe([Table(factor=4, fill='hierarchical')]))\n"
+    "convert(source, out, Recipe([Table(factor=4, fill='linear')]))\n"
 )
 PLAIN = (
     "import torch\n"

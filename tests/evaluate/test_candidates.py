@@ -95,7 +95,7 @@ def test_the_words_make_the_recipe(demo, recipe):
 
 @pytest.mark.parametrize(
     ("family", "names"),
-    [("gpt2", ["table-tile", "table-hierarchical", "table-linear", "table-cubic"]), ("t5", ["buckets"])],
+    [("gpt2", ["table-tile", "table-linear"]), ("t5", ["buckets"])],
 )
 def test_other_encodings_have_methods_of_their_own(family, names, tmp_path):
     import tiny_encodings

@@ -223,8 +223,8 @@ def test_how_long_prompts_will_take(monkeypatch):
 
 
 OTHERS = {
-    "gpt2": [Table(target_length=48, fill="cubic"), Table(target_length=48, fill="tile")],
-    "opt": [Table(target_length=48, fill="hierarchical")],
+    "gpt2": [Table(target_length=48, fill="linear"), Table(target_length=48, fill="tile")],
+    "opt": [Table(target_length=48, fill="linear")],
     "bloom": [NtkAlibi(target_length=48)],
     "xglm": [Range(target_length=48)],
 }

@@ -126,13 +126,13 @@ def test_original_lengths(files, length):
 
 @fuzz
 @given(tables(), st.sampled_from(["table", "range", "yarn"]), st.one_of(st.none(), LENGTH), st.booleans())
-def test_tables(files, method, length, coarse):
+def test_tables(files, method, length, is_linear):
     with a_folder() as place:
         write(place / "in", files)
         check(place, "inspect", place / "in")
         words = ["convert", place / "in", place / "out", "-m", method, "--no-verify"]
         words += ["--factor=4"] if length is None else [f"--target-length={length}"]
-        words += ["--fill", "hierarchical"] * (coarse and method == "table")
+        words += ["--fill", "linear"] * (is_linear and method == "table")
         check(place, *words, "--dry-run")
         if length is None or len(length) < 4:  # A table of a billion rows is what was asked for.
             check(place, *words, may_write=("out",))

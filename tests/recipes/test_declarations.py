@@ -49,7 +49,7 @@ DEFAULTS = {
     "sinks": {"temperature": "none", "sinks": 4},  # Xiao et al., section 3.2.
     "window": {"temperature": "none"},
     "distance-aware": {},
-    "table": {"fill": "tile", "alpha": 0.4},  # Su, 2020: α = 0.4.
+    "table": {"fill": "tile"},
     "range": {},
     "ntk-alibi": {"rows": "row-wise"},
     "buckets": {},

@@ -48,7 +48,7 @@ def test_limits_hold(method, key, value, said):
 
 SMALLEST = {
     **{"factor": 1, "target_length": 1, "theta": 1, "window": 1, "group": 1, "sinks": 1, "local": 1},
-    **{"beta_fast": 0.01, "beta_slow": 0.01, "mscale": 0, "mscale_all_dim": 0, "alpha": 0},
+    **{"beta_fast": 0.01, "beta_slow": 0.01, "mscale": 0, "mscale_all_dim": 0},
     **{"attention_factor": 0.01, "low_freq_factor": 0.01, "high_freq_factor": 0.01, "chunk_size": 2},
     **{"ratio_min": 1, "ratio_max": 1, "first_layer": 0, "ramp_fast": 0, "ramp_slow": 0},
     **{"rescale_start": 0, "rescale_end": 1},

@@ -122,7 +122,7 @@ def test_how_far_a_step_reaches():
         (Bifocal(factor=2), "bifocal ×2"),
         (Bifocal(factor=2, border="published"), "bifocal ×2, border as published"),
         (Table(factor=2), "table ×2 (tile)"),
-        (Table(factor=2, fill="cubic"), "table ×2 (cubic)"),
+        (Table(factor=2, fill="linear"), "table ×2 (linear)"),
         (MsPoE(head_order="prompt"), "mspoe 1.2–1.8 ntk (prompt order)"),
     ],
 )

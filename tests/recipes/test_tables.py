@@ -137,20 +137,3 @@ def test_a_model_without_a_table_is_not_edited():
         Table(factor=2).edit(model_config(llama))
     assert "ctxext inspect" in caught.value.hint
     assert Table(factor=2).edit(model_config(dict(BERT))).config["max_position_embeddings"] == 1024
-
-
-def test_the_hierarchical_fill_ends_at_the_square():
-    bert = model_config({**BERT, "max_position_embeddings": 12}).encoding
-    assert Table(factor=12, fill="hierarchical").resolve(bert).factor == 12
-    assert Table(target_length=145).resolve(bert).length_after(bert) == 145
-    with pytest.raises(CtxextError, match="hierarchical extends 12 positions to at most 144, not 145"):
-        Table(target_length=145, fill="hierarchical").resolve(bert)
-
-
-def test_the_weight_of_the_coarse_row():
-    bert = model_config(dict(BERT)).encoding
-    for alpha in (0.0, 0.9):
-        assert Table(factor=2, alpha=alpha).resolve(bert).alpha == alpha
-    for alpha in (-0.01, 0.91):
-        with pytest.raises(CtxextError, match="alpha must be at"):
-            Table(factor=2, alpha=alpha).resolve(bert)

@@ -15,29 +15,16 @@ if TYPE_CHECKING:
     Terms = tuple[Array, Array]
 
 _ROWS_AT_ONCE = 1024
-_SHARPNESS = -0.5  # Keys's a: the cubic reproduces parabolas.
 
 
-def tile(k: "Array", old: int, new: int, alpha: float) -> "Terms":
+def tile(k: "Array", old: int, new: int) -> "Terms":
     """Repeat the old rows: p'_k = p_(k mod L). Beltagy et al., Longformer, section 5."""
     import numpy as np
 
     return (k % old)[:, None], np.ones((len(k), 1))
 
 
-def hierarchical(k: "Array", old: int, new: int, alpha: float) -> "Terms":
-    """Combine two rows: p'_(iL+j) = α u_i + (1 − α) u_j with u_i = (p_i − α p_0) / (1 − α). Su, 2020."""
-    import numpy as np
-
-    i, j = k // old, k % old
-    share = alpha / (1 - alpha)
-    rows = np.stack([j, i, np.zeros_like(k)], axis=1)
-    weights = np.broadcast_to([1.0, share, -share], rows.shape).copy()
-    weights[i == 0, 1:] = 0
-    return rows, weights
-
-
-def linear(k: "Array", old: int, new: int, alpha: float) -> "Terms":
+def linear(k: "Array", old: int, new: int) -> "Terms":
     """Interpolate row k · L / N of the old table between its two neighbours; the last row is repeated."""
     import numpy as np
 
@@ -47,38 +34,20 @@ def linear(k: "Array", old: int, new: int, alpha: float) -> "Terms":
     return np.stack([below, below + 1], axis=1), np.stack([1 - part, part], axis=1)
 
 
-def cubic(k: "Array", old: int, new: int, alpha: float) -> "Terms":
-    """Interpolate row k · L / N by cubic convolution of four rows (Keys 1981, a = −1/2); the ends are repeated."""
-    import numpy as np
-
-    at = np.minimum(k * old / new, old - 1)
-    below = np.floor(at).astype(np.int64)
-    rows = below[:, None] + np.arange(-1, 3)
-    x = np.abs(at[:, None] - rows)
-    a = _SHARPNESS
-    near = (a + 2) * x**3 - (a + 3) * x**2 + 1
-    far = a * (x**3 - 5 * x**2 + 8 * x - 4)
-    return np.clip(rows, 0, old - 1), np.where(x <= 1, near, far)
-
-
-FILLS: Mapping[str, Callable[["Array", int, int, float], "Terms"]] = {
+FILLS: Mapping[str, Callable[["Array", int, int], "Terms"]] = {
     "tile": tile,
-    "hierarchical": hierarchical,
     "linear": linear,
-    "cubic": cubic,
 }
 """The choices of `--fill`."""
 
-KEEPS_ROWS = ("tile", "hierarchical")
+KEEPS_ROWS = ("tile",)
 """Fills that leave the first L rows bit-identical."""
 
 DTYPES: Mapping[str, str] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 """Supported number formats, and the numpy type that reads their bytes."""
 
 
-def fill_rows(
-    raw: memoryview, dtype: str, width: int, special: int, new: int, fill: str, alpha: float
-) -> Iterator[bytes]:
+def fill_rows(raw: memoryview, dtype: str, width: int, special: int, new: int, fill: str) -> Iterator[bytes]:
     """Yield the bytes of the longer table, some rows at a time.
 
     Sums are computed in float64 and rounded once. `special` rows precede that of position 0 and are copied; `new` is
@@ -90,7 +59,7 @@ def fill_rows(
     yield table[:special].tobytes()
     rows, old = table[special:], len(table) - special
     for start in range(0, new, _ROWS_AT_ONCE):
-        which, weights = FILLS[fill](np.arange(start, min(start + _ROWS_AT_ONCE, new)), old, new, alpha)
+        which, weights = FILLS[fill](np.arange(start, min(start + _ROWS_AT_ONCE, new)), old, new)
         computed = rows[which[:, 0]].copy()
         counted = weights != 0
         alone = counted.sum(axis=1) == 1

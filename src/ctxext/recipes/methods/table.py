@@ -132,9 +132,9 @@ def _buffer(path: Path, entry: dict[str, Any], name: str, rows: int, new: int) -
 class Table(Rows):
     """Lengthen a table of learned positions with rows computed from the existing ones. Meant for a short fine-tune.
 
-    Use it for BERT, RoBERTa, GPT-2, OPT and other models without RoPE. tile repeats the rows, p_(k mod L); hierarchical
-    computes α u_i + (1 − α) u_j, for up to L² positions. Both leave short inputs unchanged. linear and cubic
-    interpolate over the new length, so every input changes. Beltagy et al. 2020 (Longformer), section 5; Su 2020.
+    Use it for BERT, RoBERTa, GPT-2, OPT and other models without RoPE. tile repeats the rows, p_(k mod L), and leaves
+    short inputs unchanged. linear interpolates over the new length, so every input changes. Beltagy et al. 2020
+    (Longformer), section 5.
     """
 
     name = "table"
@@ -145,10 +145,9 @@ class Table(Rows):
 
     fill: str = param(
         "tile",
-        help="Computation of new rows: repetition, weighted sums of two, or interpolation between neighbours.",
+        help="Computation of new rows: repetition, or interpolation between neighbours.",
         choices=tuple(FILLS),
     )
-    alpha: float = param(0.4, help="Weight α of the coarse row in the hierarchical fill.", min=0.0, max=0.9)
 
     def num_source_rows(self, table: LearnedTable) -> int:
         """Return the number of the source's position rows from which new ones are computed.
@@ -170,15 +169,10 @@ class Table(Rows):
         This includes the factor.
         """
         step = super().resolve(encoding)
-        length, new_length = encoding.trained_length, step.length_after(encoding)
+        length = encoding.trained_length
         if length > encoding.context_length:
             raise CtxextError(
                 f"The table has {encoding.context_length} rows, fewer than the {length} positions it was trained with."
-            )
-        if step.fill == "hierarchical" and new_length > length**2:
-            raise CtxextError(
-                f"hierarchical extends {length} positions to at most {length**2}, not {new_length}.",
-                hint="Use --fill tile, which supports any length.",
             )
         return step
 
@@ -201,4 +195,4 @@ class Table(Rows):
 
         It is computed by the chosen fill.
         """
-        return fill_rows(raw, dtype, width, special, new, self.fill, self.alpha)
+        return fill_rows(raw, dtype, width, special, new, self.fill)

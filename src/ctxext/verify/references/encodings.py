@@ -57,16 +57,6 @@ def tile(numbers, old, count):
     return old.repeat(math.ceil(count / len(old)), 1)[:count]
 
 
-def hierarchical(numbers, old, count):
-    """Return a hierarchical table (Su 2020).
-
-    With base vectors u_i = (p_i - a p_0) / (1 - a), position i L + j is a u_i + (1 - a) u_j.
-    """
-    a = numbers["alpha"]
-    base = (old - a * old[0]) / (1 - a)
-    return (a * base[:, None] + (1 - a) * base[None])[: math.ceil(count / len(old))].flatten(0, 1)[:count]
-
-
 def linear(numbers, old, count):
     """Return a table by linear interpolation: position k is at k L / N in the old table."""
     new = []
@@ -78,27 +68,6 @@ def linear(numbers, old, count):
     return stack_rows(new)
 
 
-def cubic(numbers, old, count):
-    """Return a table by cubic interpolation.
-
-    Through four positions, with central differences as slopes (Catmull-Rom, Keys's a = -1/2).
-    """
-    new, last = [], len(old) - 1
-    for k in range(count):
-        at = min(k * len(old) / count, last)
-        i = int(at)
-        t = at - i
-        before, here, there, after = (old[min(max(i + step, 0), last)] for step in (-1, 0, 1, 2))
-        slope, next_slope = (there - before) / 2, (after - here) / 2
-        new.append(
-            (2 * t**3 - 3 * t**2 + 1) * here
-            + (t**3 - 2 * t**2 + t) * slope
-            + (3 * t**2 - 2 * t**3) * there
-            + (t**3 - t**2) * next_slope
-        )
-    return stack_rows(new)
-
-
 def stack_rows(rows):
     """Stack rows to one tensor."""
     import torch
@@ -106,12 +75,12 @@ def stack_rows(rows):
     return torch.stack(rows)
 
 
-FILLS = {"tile": tile, "hierarchical": hierarchical, "linear": linear, "cubic": cubic}
+FILLS = {"tile": tile, "linear": linear}
 
 
 def table_original(numbers, new, length, count):
     """Return the indices of the old positions in the new table, or None if it does not contain all of them."""
-    if numbers["fill"] in ("tile", "hierarchical"):
+    if numbers["fill"] == "tile":
         return list(range(length))
     return [i * count // length for i in range(length)] if count % length == 0 else None
 
