@@ -18,9 +18,7 @@ MODEL = {"model_type": "llama", "max_position_embeddings": LENGTH, "rope_theta":
 METHODS = {
     "self-extend": {"window": 10},
     "self-extend-fixed": {"window": 16, "group": 5},
-    "bifocal": {"window": 8},
-    "bifocal-continuous": {"window": 8, "border": "continuous", "temperature": "logn"},
-    "dpe": {"method": "bifocal", "window": 12, "border": "continuous", "groups": [2, 8, 2, 8, 32, 32, 32, 4]},
+    "bifocal": {"window": 8, "temperature": "logn"},
     "dca": {"chunk_size": 64, "local": 8},
     "dca-short": {"method": "dca", "chunk_size": 48, "local": 8, "temperature": "logn"},
     "rerope": {"window": 16, "temperature": "logn"},

@@ -31,7 +31,7 @@ STEPS = {
     "mspoe calibrated": {"head_order": "calibrated", "ratio_max": 3.0, "first_layer": 0},
     "mspoe prompt": {"head_order": "prompt", "ratio_max": 3.0, "first_layer": 0},
     "self-extend": {"factor": 4, "window": 8},
-    "bifocal": {"factor": 4, "window": 6, "border": "published", "temperature": "yarn"},
+    "bifocal": {"factor": 4, "window": 6, "temperature": "yarn"},
     "dca": {"factor": 4, "chunk_size": 24, "local": 4},
     "rerope": {"factor": 4, "window": 10, "temperature": "logn"},
     "sinks": {"factor": 4},

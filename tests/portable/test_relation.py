@@ -444,8 +444,8 @@ def test_rungs_are_known_beforehand(name):
     ("length", "name"),
     [
         *((1, "adaptive"), (300, "self-extend"), (300, "dca-short")),
-        *(pytest.param(1, name, marks=pytest.mark.slow) for name in ("self-extend", "dpe", "dca-short", "sinks")),
-        *(pytest.param(300, name, marks=pytest.mark.slow) for name in ("dpe", "sinks", "adaptive")),
+        *(pytest.param(1, name, marks=pytest.mark.slow) for name in ("self-extend", "bifocal", "dca-short", "sinks")),
+        *(pytest.param(300, name, marks=pytest.mark.slow) for name in ("bifocal", "sinks", "adaptive")),
     ],
 )
 def test_compiled_in_one_graph(name, length):
@@ -492,7 +492,7 @@ def test_layers_of_one_forward_may_have_maps_of_their_own():
             )
 
 
-@pytest.mark.parametrize("name", ["self-extend", "bifocal", "bifocal-continuous"])
+@pytest.mark.parametrize("name", ["self-extend", "bifocal"])
 def test_a_traced_plan_has_the_rungs_of_a_cache_that_is_longer_than_the_target(name, monkeypatch):
     method, total = made(name), 300
     tensors = torch.zeros(1, 2, total, 16)

@@ -21,11 +21,7 @@ EXTREME = [
     *(("dca", {"chunk_size": size, "local": size - chunk}) for size in (2, 3, 64) for chunk in (1, 2, size - 1)),
     *(("self-extend", {"window": window, "group": group}) for window in (1, 2, 40, 63) for group in (None, 1, 1000)),
     *(("self-extend", {"window": 600, "original_length": length}) for length in (601, 610, 900)),
-    *(
-        ("bifocal", {"window": window, "border": border})
-        for window in (0, 1, 63)
-        for border in ("published", "continuous")
-    ),
+    *(("bifocal", {"window": window}) for window in (0, 1, 63)),
     *(("rerope", {"window": window}) for window in (1, 63, 64, 600)),
     *(("sinks", {"sinks": sinks, "window": window}) for sinks in (0, 1, 30) for window in (1, 2, 600)),
     *(("window", {"window": window}) for window in (1, 2, 63, 600)),

@@ -42,7 +42,7 @@ DEFAULTS = {
         **{"head_order": "calibrated", "schedule": "ntk", "ramp_fast": 8, "ramp_slow": 1, "rescale": "uniform"},
     },
     "self-extend": {"temperature": "none"},
-    "bifocal": {"temperature": "none", "border": "continuous"},
+    "bifocal": {"temperature": "none"},
     "dca": {"temperature": "none"},
     "rerope": {"temperature": "none"},
     "adaptive": {"temperature": "none", "around": "yarn"},

@@ -75,8 +75,6 @@ def test_the_farthest_that_a_map_reaches(name, length, most, numbers):
         ("window", {"window": 100}, {"window": 101}),
         ("dca", {"chunk_size": 100}, {"chunk_size": 101}),
         ("dca", {"chunk_size": 50, "local": 49}, {"chunk_size": 50, "local": 50}),
-        ("bifocal", {"groups": [1.0, 2.0]}, {"groups": [1.0, 0.0]}),
-        ("bifocal", {"groups": [1, 3]}, {"groups": [1.5, 3.0]}),
     ],
 )
 def test_what_leaves_nothing_is_refused(name, good, bad):
@@ -139,18 +137,6 @@ def test_what_a_map_is_told():
     windowed = {**LLAMA, "model_type": "mistral", "sliding_window": 8}
     with pytest.raises(CtxextError, match="has a sliding window, which self-extend would not widen"):
         step.settings(model_config(windowed))
-
-
-def test_a_group_for_each_pair_of_dimensions():
-    def groups(*listed):
-        step = step_from_dict({"method": "bifocal", "factor": 2, "groups": listed}, "here")
-        return step.settings(model_config(dict(LLAMA)))["groups"]
-
-    assert groups(1.0, 2.0, 3.0, 4.0) == [1, 2, 3, 4]
-    for listed in ((2,) * 3, (2,) * 5):
-        with pytest.raises(CtxextError, match=f"groups has {len(listed)} numbers, but this model rotates 4 pairs"):
-            groups(*listed)
-    assert "groups" not in step_from_dict({"method": "bifocal", "factor": 2}, "here").settings(model_config({**LLAMA}))
 
 
 @pytest.mark.parametrize("name", ["self-extend", "distance-aware"])

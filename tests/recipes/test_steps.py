@@ -120,7 +120,6 @@ def test_how_far_a_step_reaches():
         (ReRope(factor=2, temperature="logn"), "rerope ×2 (logn)"),
         (Adaptive(factor=2, temperature="yarn"), "adaptive ×2 (yarn) around yarn"),
         (Bifocal(factor=2), "bifocal ×2"),
-        (Bifocal(factor=2, border="published"), "bifocal ×2, border as published"),
         (Table(factor=2), "table ×2 (tile)"),
         (Table(factor=2, fill="linear"), "table ×2 (linear)"),
         (MsPoE(head_order="prompt"), "mspoe 1.2–1.8 ntk (prompt order)"),

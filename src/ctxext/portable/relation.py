@@ -14,7 +14,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from .method import Method, state_of
-from .relation_maps import Beyond, chosen, stages
+from .relation_maps import Beyond, stages
 from .relation_parts import (
     Places,
     attend_and_merge,
@@ -236,11 +236,11 @@ class Relation(Method):
             far, other = (plan.map.keys(n, rotated, rows.rung), rotated), (rows.at_far, places.rotated)
         else:
             far, other = (places.rotated, rows.at_far), (rotated, rotated)
-        ends = [chosen(n < rows.far, *pair) for pair in zip(far, other, strict=True)]
+        ends = [torch.where(n < rows.far, *pair) for pair in zip(far, other, strict=True)]
         if rows.at_middle is None:
             return ends
         is_middle = (n >= rows.middle) & (n < rows.near)
-        return [chosen(is_middle, *pair) for pair in zip((rows.at_far, rows.at_middle), ends, strict=True)]
+        return [torch.where(is_middle, *pair) for pair in zip((rows.at_far, rows.at_middle), ends, strict=True)]
 
     def next_plan(self, call, rules, m, query, key, value, kwargs):
         """Return the plan of a single query at m after keys that are all visible, or None if it takes no step."""

@@ -21,7 +21,7 @@ import torch
 
 
 class Beyond(NamedTuple):
-    """Values of a map for queries at m (b, l). Positions are (b, l), or (b, l, p) with one for every pair."""
+    """Values of a map for queries at m (b, l). Positions are (b, l)."""
 
     rung: torch.Tensor  # (b, l), whole numbers: the level.
     far: torch.Tensor  # (b, l): the border below which keys are far. Borders are positions of keys.
@@ -57,13 +57,13 @@ class Map:
         rung, far, middle, near, at_far, at_middle = self.beyond(m)
         borders = (torch.where(changed, border.clamp(min=0), end) for border in (far, middle, near))
         if at_middle is not None:  # Middle keys are not rotated, so the query moves by the difference.
-            at_middle = chosen(changed, rotated + at_middle - m, rotated)
-        at_far = chosen(changed, at_far if self.turns_keys else rotated + at_far - m, rotated)
+            at_middle = torch.where(changed, rotated + at_middle - m, rotated)
+        at_far = torch.where(changed, at_far if self.turns_keys else rotated + at_far - m, rotated)
         return Beyond(torch.where(changed, rung, 0), *borders, at_far, at_middle)
 
     def keys(self, n, rotated, rung):
         """Return the far positions (b, k) or (b, k, p) for a level (b, 1) of keys at n (b, k), rotated by `rotated`."""
-        return chosen(rung > 0, self.far_keys(n, rung.clamp(min=1)), rotated)
+        return torch.where(rung > 0, self.far_keys(n, rung.clamp(min=1)), rotated)
 
     def far_keys(self, n, rung):
         """Return the positions of far keys at n (b, k) for levels of at least 1."""
@@ -91,13 +91,6 @@ class Map:
     def loudness(self, m):
         """Return the factor on the rotary part of the queries at m, or None."""
         return
-
-
-def chosen(where, these, others):
-    """Choose `these` positions where `where` (b, l), else `others`: (b, l), or (b, l, p) with one for every pair."""
-    if 3 in (these.ndim, others.ndim):
-        where, these, others = (x if x.ndim == 3 else x[..., None] for x in (where, these, others))
-    return torch.where(where, these, others)
 
 
 def floored(n, group):

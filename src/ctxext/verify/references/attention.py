@@ -90,35 +90,22 @@ def self_extend_places(settings, reach):
 
 
 def bifocal(settings, layer, m, n, frequencies):
-    """Return the angles of bifocal attention: Jet-Long 2026, section 3; groups per pair: DPE (arXiv 2504.18857).
+    """Return the angles of bifocal attention (Jet-Long 2026, section 3), with a continuous border.
 
-    Keys within the window are at their true distance, all others at grouped ones; `border` specifies the transition.
+    Keys within the window are at their true distance, all others at grouped ones.
     """
-    length, window, published = settings["original_length"], settings["window"], has_published_border(settings)
-    if m < length or m - n < window or (published and m - n == window):
+    length, window = settings["original_length"], settings["window"]
+    if m < length or m - n < window:
         return in_place(settings, layer, m, n, frequencies)
     # As published, far distances start from 0; a continuous border adds the window, and all must stay below L.
-    exact = 0 if published else window
-    groups = settings.get("groups") or [math.ceil((m + 1 - exact) / (length - exact))] * len(frequencies)
-    shifts = [0.0 if published else window - window / group for group in groups]
-    query = [single(m // group + shift) * w for group, shift, w in zip(groups, shifts, frequencies, strict=True)]
-    return query, [(n // group) * w for group, w in zip(groups, frequencies, strict=True)]
-
-
-def has_published_border(settings):
-    """Return whether distances jump at the window's border, as in the paper."""
-    return settings.get("border", "published") == "published"
+    group = math.ceil((m + 1 - window) / (length - window))
+    return angles(m // group + window - window / group, frequencies), angles(n // group, frequencies)
 
 
 def bifocal_places(settings, reach):
-    """Return the positions around the window's border, a border of groups, and the queries where groups grow."""
-    length, window, groups = settings["original_length"], settings["window"], settings.get("groups")
-
-    def borders(row):
-        return [row - window, *(int(group) * (row // (2 * int(group))) for group in (groups or [])[:1])]
-
-    exact = 0 if has_published_border(settings) else window
-    return places_of(reach, length, borders, () if groups else range(length, reach, length - exact))
+    """Return the positions around the window's border, and the queries where groups grow."""
+    length, window = settings["original_length"], settings["window"]
+    return places_of(reach, length, lambda row: [row - window], range(length, reach, length - window))
 
 
 def rerope(settings, layer, m, n, frequencies):
