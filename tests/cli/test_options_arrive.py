@@ -58,7 +58,7 @@ _ASKED = tuple(word for word in EVAL[3:] if word not in _ENGINE)
 COMPARE = ("compare", "one", "--target-length", "64k", "--methods", "yarn,dca", "--methods", "mine.yaml", *_ASKED)
 SEARCH = (
     *("search", "some", "best.yaml", "--target-length", "64k", "--trials", "3", "--minutes", "2"),
-    *("--methods", "yarn,pi", "--original-length", "4k", "--gradient", "--keep-short", "0.5", "--samples", "4"),
+    *("--methods", "yarn,pi", "--original-length", "4k", "--keep-short", "0.5", "--samples", "4"),
     *("--lengths", "8k,4k", "--data", "me/texts", "--checked", "9", "--seed", "5", "--no-chat-template"),
     *("--study", "mine", "--storage", "journal", "--resume", "--overwrite", "--device", "cpu", "--dtype", "fp32", *HUB),
 )
@@ -261,7 +261,6 @@ def test_search(arrived):
         data="me/texts",
         seed=5,
         checked=9,
-        gradient=True,
         original_length=4096,
     )
     assert callable(named.pop("watch"))
@@ -280,7 +279,7 @@ def test_a_search_that_was_stopped_goes_on_as_it_was(run, arrived, monkeypatch):
     def stopped(*given, **named):
         raise KeyboardInterrupt
 
-    line = [word for word in SEARCH if word not in ("--gradient", "--resume", "--overwrite")]
+    line = [word for word in SEARCH if word not in ("--resume", "--overwrite")]
     first, named = arrived([word for word in line if word not in ("--token", TOKEN)], "ctxext.cli.search.search")
     monkeypatch.setattr("sys.argv", ["ctxext", *map(str, line)])
     monkeypatch.setattr(import_module("ctxext.cli.search"), "search", stopped)

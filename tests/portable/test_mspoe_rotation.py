@@ -1,7 +1,5 @@
 """How Ms-PoE rotates: in pieces or at once, and one row of all layers together, bit for bit the same."""
 
-import shutil
-import uuid
 from types import SimpleNamespace
 
 import pytest
@@ -12,9 +10,6 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from ctxext.portable import mspoe
 from ctxext.portable.method import Frame, Turn, cos_and_sin, state_of
 from ctxext.portable.mspoe import MsPoE
-from ctxext.recipes.methods import mspoe as recipes_mspoe
-from ctxext.recipes.methods import self_extend
-from portable_checkpoints import llama, load, tokens, write
 
 BASE = torch.tensor([10000.0 ** (-i / 8) for i in range(8)])
 RANKS = [[0, 1, 2], [2, 0, 1]]
@@ -81,27 +76,3 @@ def test_frequencies_follow_the_models():
     assert method.frequencies(frame) is first
     frame.inverse.mul_(0.5)
     assert torch.equal(method.frequencies(frame), first * 0.5)
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_a_relation_map_counts_the_temperatures_of_learned_heads_once(tmp_path, attention):
-    """A head's temperature t on cos and sin is t² on all its scores: as if its queries were t² times larger."""
-    source, models = llama(tmp_path / "source", max_position_embeddings=32), []
-    temperatures = [[0.8, 1.3], [1.2, 0.9], [1.1, 0.7]]
-    for numbers in (temperatures, [[1.0, 1.0]] * 3):
-        target = shutil.copytree(source, tmp_path / f"learned_{uuid.uuid4().hex[:8]}")
-        heads = {"ratios": [[1.2, 2.0]] * 3, "ramps": [[1.0, 1.5]] * 3, "temperatures": numbers}
-        step = recipes_mspoe.MsPoE(schedule="by-parts", head_order="fixed", first_layer=0, **heads)
-        models.append(
-            load(write(target, self_extend.SelfExtend(factor=4, window=8), step), attn_implementation=attention)
-        )
-    for layer, row in zip(models[1].model.layers, temperatures, strict=True):
-        factors = torch.tensor(row).square().repeat_interleave(2 * 16)  # Two queries of 16 dimensions for each key.
-        layer.self_attn.q_proj.weight.data *= factors[:, None]
-    ids = tokens(90)
-    with torch.no_grad():
-        one, other = (model(ids).logits for model in models)
-        stepped = models[0](ids[:, :60], use_cache=True)
-        stepped = models[0](ids[:, 60:61], past_key_values=stepped.past_key_values).logits
-    assert (one - other).abs().max() < 1e-4 * other.abs().max()
-    assert (stepped - other[:, 60:61]).abs().max() < 1e-4 * other.abs().max()

@@ -129,15 +129,6 @@ def test_a_ratio_composes_with_any_base(stock, tmp_path, base):
     torch.testing.assert_close(converted, logits_of(slowed, 300)[0], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("base", BASES)
-def test_heads_of_their_own_keep_the_factor_of_any_base(stock, tmp_path, base):
-    """Ratios, ramps and temperatures of 1 in every layer are the base, its factor on cos and sin included."""
-    (folder, (_, expected)), ones = stock(base), ((1.0, 1.0),) * 3
-    learned = {"ratios": ones, "ramps": ones, "temperatures": ones, "schedule": "by-parts"}
-    converted = logits(convert(folder, tmp_path / "out", first_layer=0, head_order="fixed", **learned))
-    torch.testing.assert_close(converted, expected, rtol=1e-4, atol=1e-4)
-
-
 def test_longrope_keeps_its_factor_where_the_length_grows(source, tmp_path):
     """transformers works the factor out from the length that config.json claims, which is another one now."""
     schedule = {key: value for key, value in BASES["longrope"].items() if key != "factor"}

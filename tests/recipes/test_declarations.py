@@ -82,7 +82,7 @@ def test_what_is_measured_or_learned_is_no_option():
     method = method_named("mspoe")
     assert method().summary() == "mspoe 1.2–1.8 ntk (calibrated order)"
     measured = {field.name for field in dataclasses.fields(method)} - {field.name for field in options_of(method)}
-    assert measured == {"ranks", "ratios", "ramps", "temperatures", "reaches"}
+    assert measured == {"ranks"}
 
 
 def test_whose_numbers_a_paper_gives_for_any_model():

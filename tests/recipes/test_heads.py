@@ -1,4 +1,4 @@
-"""What Ms-PoE hands to the code of a checkpoint: a ratio or more for each KV head of each layer that takes part."""
+"""What Ms-PoE hands to the code of a checkpoint: a ratio for each KV head of each layer that takes part."""
 
 import pytest
 
@@ -9,7 +9,6 @@ from ctxext.recipes.methods.mspoe import ranks_from_scores, ratio_grid
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
 LLAMA |= {"num_hidden_layers": 3, "max_position_embeddings": 128, "rope_theta": 500.0}
-ONES = ((1.0, 1.0), (1.0, 1.0))
 
 
 def settings(config=LLAMA, **numbers):
@@ -49,23 +48,6 @@ def test_what_is_written():
     assert settings(head_order="calibrated", ranks=((1, 0), (0, 1)))["ranks"] == [[1, 0], [0, 1]]
 
 
-def test_learned_heads_are_written_in_the_place_of_ratios():
-    written = settings(schedule="by-parts", ratios=((1.0, 2.0), (3.0, 4.0)), ramps=ONES, temperatures=ONES)
-    assert written["heads"] == {
-        "ratios": [[1.0, 2.0], [3.0, 4.0]],
-        "ramps": [[1.0, 1.0], [1.0, 1.0]],
-        "temperatures": [[1.0, 1.0], [1.0, 1.0]],
-    }
-    assert not {"ratios", "ranks"} & written.keys()
-
-
-@pytest.mark.parametrize("name", ["ratios", "ramps", "temperatures"])
-@pytest.mark.parametrize("wrong", [((1.0, 1.0),), ((1.0,), (1.0,)), ((1.0, 1.0), (1.0,)), (*ONES, (1.0, 1.0))])
-def test_learned_heads_of_another_model_are_refused(name, wrong):
-    with pytest.raises(CtxextError, match="need 2 layers with 2 numbers each"):
-        settings(schedule="by-parts", **{"ratios": ONES, "ramps": ONES, "temperatures": ONES, name: wrong})
-
-
 @pytest.mark.parametrize("wrong", [None, ((0, 1),), ((0, 0), (0, 1)), ((0, 1), (0, 2)), ((0, 1), (0, 1), (0, 1))])
 def test_an_order_of_another_model_is_refused(wrong):
     with pytest.raises(CtxextError, match="needs 2 layers with 2 ratio numbers each"):
@@ -96,11 +78,6 @@ def test_families_on_which_awareness_cannot_be_seen():
     assert settings(phi, head_order="calibrated", ranks=((1, 0), (0, 1)))["ranks"] == [[1, 0], [0, 1]]
 
 
-def test_a_summary_shows_what_was_learned():
-    learned = {"schedule": "by-parts", "head_order": "fixed", "ramps": ONES, "temperatures": ONES}
-    assert MsPoE(**learned, ratios=((1.25, 2.0), (3.0, 4.0))).summary() == "mspoe 1.25–4 (learned heads)"
-
-
 def test_a_search_may_draw_the_ratios_in_either_order():
     rotary = model_config(dict(LLAMA)).rotary
     for low, high in ((1.5, 3.0), (3.0, 1.5)):
@@ -118,10 +95,7 @@ def test_the_released_code_s_grid_is_for_models_without_groups():
 
 def test_what_it_reaches():
     encoding = model_config(dict(LLAMA)).encoding
-    learned = {"schedule": "by-parts", "head_order": "fixed", "ratios": ONES, "ramps": ONES, "temperatures": ONES}
     assert MsPoE().length_after(encoding) == 128
-    assert MsPoE(**learned, reaches=512).length_after(encoding) == 512
-    assert MsPoE(**learned, reaches=64).length_after(encoding) == 128
 
 
 def test_which_may_be_trained():

@@ -35,7 +35,7 @@ def test_a_count_is_a_whole_number(key):
         ("longrope", "long_factor", [1.0, "x"], "must be a finite number"),
         ("mspoe", "ranks", [[0, 1.5]], "must be a whole number"),
         ("mspoe", "ranks", [3], "must be a list of numbers"),
-        ("mspoe", "ratios", "34", "must be a list of numbers"),
+        ("mspoe", "ranks", "34", "must be a list of numbers"),
         ("mrrope", "factor", 1e308, "must be a finite number of at most"),
         ("yarn", "factor", -(10**400), "must be a finite number of at most"),
         ("mspoe", "ratio_max", 1.1, "is below ratio_min"),
@@ -77,26 +77,9 @@ def test_the_smallest_number_that_is_taken(method, key):
         assert (f"{key} must be at least" in refused) == (value < smallest), refused
 
 
-LEARNED = {
-    "ratios": [[1.0, 2.0]],
-    "ramps": [[1.0, 1.0]],
-    "temperatures": [[1.0, 1.0]],
-    "schedule": "by-parts",
-    "head_order": "fixed",
-}
-
-
 @pytest.mark.parametrize(
     ("numbers", "said"),
     [
-        (LEARNED, ""),
-        ({**LEARNED, "ratios": None}, "require each other"),
-        ({**LEARNED, "ramps": None}, "require each other"),
-        ({**LEARNED, "temperatures": None}, "require each other"),
-        ({**LEARNED, "schedule": "ntk"}, "require each other"),
-        ({**LEARNED, "head_order": "calibrated"}, "require each other"),
-        ({**LEARNED, "temperatures": [[1.0, 0.0]]}, "above zero"),
-        ({**LEARNED, "ratios": [[-1.0, 1.0]]}, "above zero"),
         ({"schedule": "ntk", "rescale": "middle", "rescale_start": 1, "rescale_end": 2}, "requires schedule linear"),
         ({"schedule": "linear", "rescale": "middle", "rescale_start": 1, "rescale_end": 2}, ""),
         ({"schedule": "linear", "rescale": "middle", "rescale_start": 2, "rescale_end": 2}, "cannot compress"),

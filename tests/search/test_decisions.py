@@ -21,7 +21,7 @@ from ctxext.cli.search import point_line, state_line, verdict
 from ctxext.errors import CtxextError
 from ctxext.files.processes import machine_id
 from ctxext.methods import Ntk, Yarn
-from ctxext.search import final_evaluation, gradient, run, study
+from ctxext.search import final_evaluation, run, study
 from ctxext.search.final_evaluation import Check, check, raise_without_points
 from ctxext.search.measurement import EvalSet, Measurement, bound_loss, read_measurement
 from ctxext.search.options import SearchOptions, StudyPlace, default_study
@@ -541,13 +541,6 @@ def test_the_picture_marks_what_was_taken_and_what_is_published(monkeypatch):
     assert front.get_xydata().tolist() == [[0.0, 0.5], [2.0, 0.2]]
     assert bound.get_xdata()[0] == pytest.approx(3.0)
     assert axes.get_title() == "title"
-
-
-def test_questions_of_one_text_are_joined_behind_it():
-    prompts = [SimpleNamespace(ids=[1, 2, 3, *tail], num_answer=n) for tail, n in (([4, 5, 6], 2), ([7, 8], 1))]
-    ids, is_answer = gradient._join_prompts(prompts)
-    assert ids.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8]]
-    assert is_answer.tolist() == [[False] * 4 + [True, True, False, True]]
 
 
 def test_lengths_that_were_not_reached_count_as_the_longest_that_was():

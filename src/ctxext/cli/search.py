@@ -136,7 +136,7 @@ def search_(
     place = study_options.place(out)
 
     def print_resume_command() -> None:
-        if options.gradient or (place.path is not None and not place.path.exists()):
+        if place.path is not None and not place.path.exists():
             return
         words = resuming_command()
         if study_options.storage:  # Hide the password in the URL.
@@ -172,7 +172,7 @@ def search_(
     if result.recipe is not None:
         output.note(done_line(out, result.recipe.summary()))
     picture = out.with_suffix(".png") if is_installed("matplotlib") else f"none (run {install_command('matplotlib')})"
-    output.note(f"Pareto front: {picture}" + ("" if options.gradient else f"   study: {place}"))
+    output.note(f"Pareto front: {picture}   study: {place}")
     if result.recipe is not None:
         output.next_step("ctxext", "convert", source, "OUT", "--recipe", out)
 

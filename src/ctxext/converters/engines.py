@@ -175,9 +175,8 @@ def schedules_of(model: ModelConfig) -> tuple[str, ...]:
 
 
 def _steps_of(model: ModelConfig) -> tuple[str, ...]:
-    kinds = {"per_prompt": " by the prompt", "heads": " with learned heads"}
     return tuple(
-        str(step["method"]) + "".join(word for key, word in kinds.items() if step.get(key))
+        str(step["method"]) + (" by the prompt" if step.get("per_prompt") else "")
         for step in model.code.get("steps", ())
     )
 

@@ -2,8 +2,7 @@
 
 Paper: "Found in the Middle", https://arxiv.org/abs/2403.04797. A step contains `ratios` (one per KV head, ascending),
 `layers` (those that take part), `ranks` (for each of these the number of each head's ratio; absent: each prompt
-chooses), `schedule`, `rescale`, `variant`, and `pairs` if fewer rotate than have a frequency; or, instead of ratios and
-ranks, `heads`: the `ratios`, `ramps` and `temperatures` of every KV head of each of these layers. Shapes: b batch, g KV
+chooses), `schedule`, `rescale`, `variant`, and `pairs` if fewer rotate than have a frequency. Shapes: b batch, g KV
 heads, n queries per KV head, l length, d rotary, r ratios, c columns of cos and sin.
 """
 
@@ -32,8 +31,6 @@ class MsPoE(Method):
 
     def tables(self, inner, frame, turn):
         """Return the inner tables, for layers that take no part, and cos and sin of every ratio (r, b, l, 2 c)."""
-        if "heads" in self.settings:  # Each layer has its own curves, and computes its own tables.
-            return inner(frame, turn), (turn, frame)
         angles = angles_of(turn, self.frequencies(frame)[:, None, None], self.moved)
         return inner(frame, turn), torch.cat(waves(frame, angles), -1)
 
@@ -60,21 +57,18 @@ class MsPoE(Method):
         plain, table = tables
         if not self.acts_on(call.layer):
             return inner(tensors, plain, axis, call)
-        total = len(self.settings["heads"]["ratios"][0] if "heads" in self.settings else self.settings["ratios"])
+        total = len(self.settings["ratios"])
         if len(tensors) == 2 and call.kv_heads is None:
             call.see_heads(tensors[1].shape[axis], total)
         heads = call.kv_heads or total
         here = slice(call.first_head, call.first_head + heads)  # Tensor parallelism: a rank has a slice of them.
         length = tensors[0].shape[3 - axis]
-        if length == 1 and "heads" not in self.settings and (row := self.row(inner, call, table, here)) is not None:
+        if length == 1 and (row := self.row(inner, call, table, here)) is not None:
             return row.rotate(tensors, call)
         tensors = [tensor.view(*tensor.shape[:axis], heads, -1, *tensor.shape[axis + 1 :]) for tensor in tensors]
         rows = 3 if axis == 1 else 1  # The axis of query positions.
-        if "heads" in self.settings:
-            waves_of = functools.partial(cut, self.layer_tables(call.layer, table, here))
-        else:
-            ranks = self.ranks(call, tensors, axis)
-            waves_of = functools.partial(pick, table, ranks if ranks.shape[1] == heads else ranks[:, here])
+        ranks = self.ranks(call, tensors, axis)
+        waves_of = functools.partial(pick, table, ranks if ranks.shape[1] == heads else ranks[:, here])
 
         def rotated(start, count):
             cos, sin = waves_of(start, count)
@@ -119,20 +113,6 @@ class MsPoE(Method):
             if len(call.methods) == 1:  # Layers to come need nothing else.
                 call.memory["rows"] = rows
         return call.memory[name][1][call.layer]
-
-    def layer_tables(self, layer, table, here):
-        """Return cos and sin (b, g, l, c) of a layer with one curve per head: see `curve_frequencies`."""
-        turn, frame = table
-        at, heads = self.settings["layers"].index(layer), self.settings["heads"]
-        curves = [
-            torch.as_tensor(heads[name][at], dtype=torch.float32, device=turn.to.device)[here, None]
-            for name in ("ratios", "ramps", "temperatures")
-        ]
-        frequencies = curve_frequencies(self.settings, frame.inverse, *curves[:2])
-        angles = angles_of(turn, frequencies[:, frame.columns][:, None, None], self.moved)
-        # A further rotation continues one that includes the temperatures.
-        factor = frame.scaling * curves[2][:, None, None] if turn.since is None else frame.scaling
-        return [(f(angles) * factor).to(frame.dtype).transpose(0, 1) for f in (torch.cos, torch.sin)]
 
     def ranks(self, call, tensors, axis):
         """Return the number of each head's ratio, (1 or b, g): from the recipe, from the cache, or chosen now."""
@@ -265,22 +245,6 @@ def head_frequencies(settings, inverse):
         steps = torch.arange(size, device=inverse.device) - first
         return inverse * (1 - (steps / max(last - first, 0.001)).clamp(0, 1) * (1 - 1 / ratios))
     return inverse / ratios
-
-
-def curve_frequencies(settings, inverse, ratios, ramps):
-    """Apply YaRN's ramp to inverse frequencies (d / 2), with a ratio and a place for each head, (g, 1): (g, d / 2).
-
-    A frequency that makes `beta_fast` * ramp rotations in the trained length stays, and one that makes `beta_slow` *
-    ramp is divided by the ratio. In between, the ramp is linear in the logarithm, without YaRN's rounding.
-    """
-    rotations = settings["trained_length"] * inverse / (2 * math.pi)
-    fast, width = settings["beta_fast"] * ramps, math.log(settings["beta_fast"] / settings["beta_slow"])
-    return inverse * (1 - ((fast / rotations).log() / width).clamp(0, 1) * (1 - 1 / ratios))
-
-
-def cut(pair, start, count):
-    """Return cos and sin (b, g, count, c) of `count` positions from number `start` on."""
-    return pair if count == pair[0].shape[2] else [wave[:, :, start : start + count] for wave in pair]
 
 
 def pick(table, ranks, start=0, count=None):

@@ -48,10 +48,6 @@ class SearchOptions:
         repeats=True,
     )
     original_length: int | None = original_length_option()
-    gradient: bool = option(
-        False,
-        help="Learn ratio, ramp and temperature of every KV head by gradient, weights frozen; --trials counts steps.",
-    )
     keep_short: float = option(0.01, help="Maximum rise of the loss at the original context length (0.01 = 1 %).")
     samples: int = option(12, help="Questions per depth and length.", panel=_MEASURED, min=1)
     lengths: tuple[int, ...] = option(

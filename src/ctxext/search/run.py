@@ -106,14 +106,13 @@ def search(
     options.list_lengths(trained_length)
     if out is not None:
         check_recipe_place(out, overwrite=overwrite or resume)
-    place = study or (default_study(out) if out and not options.gradient else None)
+    place = study or (default_study(out) if out else None)
     replaces = place.check(resume=resume, overwrite=overwrite, began=began_at) if place else None
 
     # These modules import torch, which takes seconds.
     from ctxext.evaluate.model import Loading, load_model
     from ctxext.evaluate.workbench import Workbench
     from ctxext.search.final_evaluation import check, raise_without_points, rank_finalists
-    from ctxext.search.gradient import run_gradient_search
     from ctxext.search.measurement import make_eval_sets, measure
     from ctxext.search.study import WRITING, Ground, Standing, try_recipes
 
@@ -140,11 +139,8 @@ def search(
         measurement = measure(stock, trial_set, check_time)
         seconds = time.monotonic() - began
         ground = Ground(bench, options, trial_set, measurement, seconds, watch, end)
-        if options.gradient:
-            standing = run_gradient_search(ground)
-        else:
-            header = _make_header(checkpoint, info.digest, options, trained_length, stock)
-            standing = try_recipes(ground, space, place, header, replaces)
+        header = _make_header(checkpoint, info.digest, options, trained_length, stock)
+        standing = try_recipes(ground, space, place, header, replaces)
         points = standing.points
         if not points:
             raise_without_points(standing.trials, options.seconds / 60)

@@ -314,13 +314,8 @@ class Expected:
         heads = []
         for head in range(states.shape[1]):
             at, frequencies = self.head_rotation(chosen, head // group)
-            factors: list[float] = [
-                reference.head_factor(settings, choice, head // group)
-                for (settings, reference), choice in zip(self.heads, chosen, strict=True)
-                if hasattr(reference, "head_factor")
-            ]
             angles = at[:, None] * torch.tensor(frequencies)
-            heads.append(self.rotation.rotate_rows(states[0, head], angles, math.prod(factors)))
+            heads.append(self.rotation.rotate_rows(states[0, head], angles))
         return torch.stack(heads)[None]
 
     def head_rotation(self, chosen: list[Any], head: int) -> tuple[Any, list[float]]:

@@ -118,7 +118,7 @@ class Text:
     @property
     def is_ordered_by_prompt(self) -> bool:
         """Whether the prompt orders the heads, for which each of the layers must run."""
-        return any(step["method"] == "mspoe" and not {"ranks", "heads"} & step.keys() for step in self.steps)
+        return any(step["method"] == "mspoe" and "ranks" not in step for step in self.steps)
 
     def ways(self, backend: str, *, takes_positions: bool) -> list[Way]:
         """Return the ways of running this text on a model that uses a backend by default."""

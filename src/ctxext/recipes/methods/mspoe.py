@@ -6,7 +6,6 @@ from typing import Any, ClassVar, Self
 from ctxext.checkpoint.families import Family, rotated_layers, value_of_layers
 from ctxext.errors import CtxextError
 from ctxext.recipes.code.method import PORTABLE, CodeMethod
-from ctxext.recipes.encodings.base import Encoding
 from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary
 from ctxext.recipes.param import param
 
@@ -83,16 +82,6 @@ class MsPoE(CodeMethod):
     ranks: tuple[tuple[int, ...], ...] | None = param(
         None, help="Calibrated order: for each layer, the rank of each KV head.", measured=True
     )
-    ratios: tuple[tuple[float, ...], ...] | None = param(
-        None, help="Learned: for each layer, the ratio of each KV head, by parts.", measured=True
-    )
-    ramps: tuple[tuple[float, ...], ...] | None = param(
-        None, help="Learned: for each layer, the factor of each KV head on --ramp-fast and --ramp-slow.", measured=True
-    )
-    temperatures: tuple[tuple[float, ...], ...] | None = param(
-        None, help="Learned: for each layer, the factor of each KV head on cos and sin.", measured=True
-    )
-    reaches: int | None = param(None, help="Learned: the context length of the training, in tokens.", measured=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,22 +95,6 @@ class MsPoE(CodeMethod):
                 f'mspoe: rescale middle cannot compress from "{start}" to "{end}".',
                 hint="Set rescale_start below rescale_end.",
             )
-
-        learned = (self.ratios, self.ramps, self.temperatures)
-        if any(learned) and (not all(learned) or self.schedule != "by-parts" or self.head_order != "fixed"):
-            raise CtxextError(
-                "mspoe: ratios, ramps and temperatures require each other, schedule by-parts and head_order fixed."
-            )
-        if self.ratios and min(number for rows in learned if rows for row in rows for number in row) <= 0:
-            raise CtxextError("mspoe: ratios, ramps and temperatures must be above zero.")
-
-    def length_after(self, encoding: Encoding) -> int:
-        """Return the context length after this step, in tokens.
-
-        It is unchanged, or that of the training of learned heads if this is longer.
-        """
-        before = super().length_after(encoding)
-        return before if self.reaches is None else max(before, self.reaches)
 
     @classmethod
     def from_search(cls, numbers: Mapping[str, Any], rotary: Rotary, factor: float) -> Self:
@@ -137,9 +110,6 @@ class MsPoE(CodeMethod):
 
         Contains the ratios and the order of heads.
         """
-        if self.ratios:
-            numbers = [number for row in self.ratios for number in row]
-            return f"{self.name} {min(numbers):.3g}–{max(numbers):.3g} (learned heads)"
         return f"{self.name} {self.ratio_min:g}–{self.ratio_max:g} {self.schedule} ({self.head_order} order)"
 
     @property
@@ -187,15 +157,7 @@ class MsPoE(CodeMethod):
         if self.schedule == "by-parts":
             settings |= {"trained_length": model.rotary.trained_length, "theta": model.rotary.theta}
             settings |= {"beta_fast": self.ramp_fast, "beta_slow": self.ramp_slow}
-        if self.ratios:
-            assert self.ramps, "given with ratios"
-            assert self.temperatures, "given with ratios"
-            learned = {"ratios": self.ratios, "ramps": self.ramps, "temperatures": self.temperatures}
-            if any([len(row) for row in rows] != [heads] * len(layers) for rows in learned.values()):
-                raise CtxextError(f"Learned heads need {len(layers)} layers with {heads} numbers each.")
-            del settings["ratios"]
-            settings["heads"] = {name: [list(row) for row in rows] for name, rows in learned.items()}
-        elif ranks := self._ranks(model, len(layers), heads):
+        if ranks := self._ranks(model, len(layers), heads):
             settings["ranks"] = ranks
         return settings
 

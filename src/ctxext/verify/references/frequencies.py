@@ -153,8 +153,6 @@ def choose(settings, layer, queries, keys, scaling):
     if layer not in settings["layers"]:
         return None
     at = settings["layers"].index(layer)
-    if "heads" in settings:
-        return list(zip(*(settings["heads"][name][at] for name in ("ratios", "ramps", "temperatures")), strict=True))
     if settings.get("ranks") is not None:
         return [settings["ratios"][rank] for rank in settings["ranks"][at]]
     group, length, counts = queries.shape[1] // keys.shape[1], keys.shape[2], []
@@ -170,11 +168,6 @@ def choose(settings, layer, queries, keys, scaling):
     return [settings["ratios"][rank] for rank in ranks]
 
 
-def head_factor(settings, chosen, head):
-    """Return Ms-PoE's factor on a head's cos and sin."""
-    return chosen[head][2] if chosen is not None and "heads" in settings else 1.0
-
-
 def mspoe(settings, chosen, head, positions, frequencies, theta):
     """Return a head's positions and inverse frequencies in Ms-PoE, or in a schedule instead of its linear ratios.
 
@@ -182,15 +175,6 @@ def mspoe(settings, chosen, head, positions, frequencies, theta):
     """
     if chosen is None:
         return positions, frequencies
-    if "heads" in settings:
-        ratio, place, _ = chosen[head]
-        keeps, gives = place * settings["beta_fast"], place * settings["beta_slow"]
-        slowed = []
-        for frequency in frequencies:
-            turns = frequency * settings["trained_length"] / (2 * math.pi)
-            gone = min(max(math.log(keeps / turns) / math.log(keeps / gives), 0.0), 1.0) if turns else 1.0
-            slowed.append(frequency / ratio * gone + frequency * (1 - gone))
-        return positions, slowed
     ratio, pairs = chosen[head], len(frequencies)
     if settings["rescale"] != "uniform":
         start, end = settings["rescale"]
@@ -215,5 +199,5 @@ REFERENCES = {
     "longrope": Reference(schedule=longrope),
     "mrrope": Reference(schedule=mrrope),
     "dynamic": Reference(schedule=dynamic),
-    "mspoe": Reference(choose=choose, rotation=mspoe, head_factor=head_factor),
+    "mspoe": Reference(choose=choose, rotation=mspoe),
 }
