@@ -90,7 +90,7 @@ TRAININGS = (
         **{"learning_rate": 0.01, "schedule": "linear", "warmup": 0.2, "optimizer": "adafactor", "weight_decay": 0.1},
         **{"beta2": 0.9, "checkpointing": True, "seed": 4, "save_every": 20},
         **{"keep_best": True, "report_to": "tensorboard", "quantize": "4bit"},
-        **{"device": "cpu", "dtype": "bf16", "rate_floor": 0.1, "serve_factor": 4.0},
+        **{"device": "cpu", "dtype": "bf16", "rate_floor": 0.1},
     },
     {"full": True, "keep_short": True},
 )

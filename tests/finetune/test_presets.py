@@ -29,10 +29,6 @@ def options_of(monkeypatch):
 
 
 PUBLISHED = {
-    "gradient": {"full": True, "length": 65536, "batch_size": 32},
-    "llama3-80k-qlora": {"alpha": 16, "targets": ("q_proj", "k_proj", "v_proj", "o_proj"), "quantize": "4bit"},
-    "pose-yarn-2to4": {"positions": "pose", "window": 9216, "serve_factor": 4},
-    "prolong-64k": {"steps": 5000, "learning_rate": 1e-5, "beta2": 0.95},
     "read-inside": {"start_length": 1024, "train_norms": True, "rate_floor": 0.1, "length": None},
     "read-twice": {"start_length": None, "steps": 68, "rate_floor": 0.3},
 }
@@ -60,9 +56,9 @@ def test_every_preset_is_listed_with_its_source():
 def test_files_and_the_command_line_stand_above_a_preset(options_of, tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump({"rank": 8, "alpha": 9}))
-    for words in (("--preset", "pose-yarn-2to4", "--config", file), ("--config", file, "--preset", "pose-yarn-2to4")):
+    for words in (("--preset", "read-inside", "--config", file), ("--config", file, "--preset", "read-inside")):
         options, _ = options_of(*words, "--alpha", "5")
-        assert (options.rank, options.alpha, options.dropout) == (8, 5, 0.1)
+        assert (options.rank, options.alpha, options.start_length) == (8, 5, 1024)
 
 
 def test_an_option_of_a_preset_or_a_file_can_be_left_out(options_of, tmp_path):

@@ -71,7 +71,6 @@ def print_result(output: Output, done: "Finetuned", model: str, out: Path, *, me
     first, last = done.losses[0][1], done.losses[-1][1]
     share = 100 * done.num_trained / done.num_parameters
     kind = "checkpoint" if merge else "adapter"
-    kind += f", saved with factor {done.options.serve_factor:g}" if done.options.serve_factor else ""
     output.result(
         {**done.to_dict(), "out": str(out), "evaluation": report},
         done_line(out, f"{kind}   {done.num_trained:,} parameters trained ({share:.1f} %)"),
@@ -81,16 +80,7 @@ def print_result(output: Output, done: "Finetuned", model: str, out: Path, *, me
     if not merge:
         output.next_step("ctxext", "merge", model, out / "adapter", "MERGED", why="Create a full checkpoint")
     elif report is None:
-        length = _served_length(out) if done.options.serve_factor else done.options.length
-        output.next_step("ctxext", "eval", model, out, "--lengths", length, why="Not measured yet")
-
-
-def _served_length(out: Path) -> int:
-    """Return the context length of the result."""
-    from ctxext.checkpoint.opening import open_checkpoint
-    from ctxext.recipes.encodings.rotary import model_config
-
-    return model_config(open_checkpoint(str(out)).config).encoding.context_length
+        output.next_step("ctxext", "eval", model, out, "--lengths", done.options.length, why="Not measured yet")
 
 
 @dataclass(frozen=True)

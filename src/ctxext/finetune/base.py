@@ -1,26 +1,18 @@
 """The base checkpoint of a fine-tuning: its requirements, and the configuration of the result."""
 
-import dataclasses
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from ctxext.checkpoint.auto_class import CAUSAL, MASKED, auto_class
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
-from ctxext.converters.convert import check_frequencies
-from ctxext.converters.lengths import length_files
-from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
 from ctxext.finetune.options import TrainingOptions
-from ctxext.recipes.base import Scaling
 from ctxext.recipes.code.layout import depends_on_prompt
 from ctxext.recipes.code.method import CodeMethod
 from ctxext.recipes.code.own_code import needs_code, runs_only_own_code
 from ctxext.recipes.encodings.rotary import ModelConfig, model_config, provenance
-from ctxext.recipes.recipe import Recipe, recipe_from_dict
+from ctxext.recipes.recipe import recipe_from_dict
 from ctxext.recipes.registry import method_named
-from ctxext.verify.run import failures, verify
 
 
 @dataclass(frozen=True)
@@ -103,64 +95,11 @@ def check_fits(base: Base, options: TrainingOptions) -> None:
             raise CtxextError(f"{choice} needs a causal model{more}.", hint=hint)
 
 
-@dataclass(frozen=True)
-class OutputConfig:
-    """Configuration of the written checkpoint.
-
-    Attributes:
-        checkpoint: The base with the new configuration and the record of the base's origin.
-        texts: Content of the small files that contain the new context length, by name.
-        summary: Text with both recipes.
-    """
-
-    checkpoint: Checkpoint
-    texts: Mapping[str, str]
-    summary: str
-
-
-def make_output_config(base: Base, factor: float | None) -> OutputConfig:
-    """Change the factor of the schedule, and verify its frequencies with the installed transformers."""
-    checkpoint = base.checkpoint
-    if factor is None:
-        return OutputConfig(checkpoint, {}, "")
-    record = provenance(checkpoint.config)
-    steps = recipe_from_dict(record["recipe"], "config.json").steps if record.get("recipe") else ()
-    step = steps[0] if len(steps) == 1 else None
-    # Lists of numbers are valid only for the factor that they were searched or computed for.
-    if (
-        not isinstance(step, Scaling)
-        or step.kind != "schedule"
-        or any(isinstance(value, list | tuple) for value in vars(step).values())
-    ):
-        raise CtxextError(
-            f'--serve-factor needs a schedule written by ctxext; "{checkpoint.name}" has none.',
-            hint="Convert its source first, for example with --method yarn --factor 2.",
-        )
-    if step.factor is None or factor < step.factor:
-        raise CtxextError(f"--serve-factor {factor:g} is below the factor of the training: {step.summary()}.")
-    output_step = dataclasses.replace(step, factor=float(factor), target_length=None)
-    plan = make_plan(checkpoint, Recipe([output_step]), replace_scaling=True)
-    check_frequencies(plan)
-    config = {**plan.model.config, "ctxext": {**record, "recipe": plan.recipe.to_dict()}}
-    texts = length_files(checkpoint.folder, base.model.encoding, plan.encoding)
-    summary = f"{step.summary()}, and written with {plan.recipe.summary()}"
-    return OutputConfig(dataclasses.replace(checkpoint, config=config), texts, summary)
-
-
-def verify_output(folder: Path) -> None:
-    """Verify the written checkpoint against its recipe, in a clean process; raise if a check fails."""
-    if failed := failures(verify(folder)):
-        raise CtxextError(
-            f"The checkpoint written with --serve-factor fails a check: {failed[0].check}: {failed[0].detail}.",
-            hint="OUT was not written. Write it with the factor of the training: --resume without --serve-factor.",
-        )
-
-
 def open_model(
     model: str, options: TrainingOptions, revision: str | None, token: str | None
-) -> tuple[Base, OutputConfig, TrainingOptions]:
-    """Open the base, make its output configuration and resolve the options; raise if an option does not apply."""
+) -> tuple[Base, TrainingOptions]:
+    """Open the base and resolve the options; raise if an option does not apply."""
     base = open_base(model, options.length, revision=revision, token=token, original_length=options.original_length)
     check_fits(base, options)
-    output, encoding = make_output_config(base, options.serve_factor), base.model.encoding
-    return base, output, options.resolve(window=encoding.context_length, trained_length=encoding.trained_length)
+    encoding = base.model.encoding
+    return base, options.resolve(window=encoding.context_length, trained_length=encoding.trained_length)

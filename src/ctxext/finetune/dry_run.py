@@ -228,7 +228,7 @@ def plan_training(
     tell: Callable[[str], None] | None = None,
 ) -> Plan:
     """Read the data, run a few short steps, and estimate the cost of the training; write nothing."""
-    base, _, options = open_model(model, options, revision, token)
+    base, options = open_model(model, options, revision, token)
     with tempfile.TemporaryDirectory(prefix="ctxext-dry-run-") as folder:
         ready = prepare(base, Path(folder), read_documents, options, merge=merge, tell=tell)
         options = ready.options

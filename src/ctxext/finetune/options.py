@@ -39,10 +39,7 @@ _OF_LORA = ("rank", "alpha", "dropout", "targets", "train_norms", "train_embeddi
 _MANY = 1000
 MASKED_SHARE = 0.15
 """Share of masked tokens in the training of an encoder."""
-CHANGEABLE = (
-    *("device", "save_every", "report_to", "steps", "micro_batch", "checkpointing", "piece", "keep_best"),
-    "serve_factor",
-)
+CHANGEABLE = ("device", "save_every", "report_to", "steps", "micro_batch", "checkpointing", "piece", "keep_best")
 """Options that may change when a run is resumed."""
 
 
@@ -104,12 +101,6 @@ class TrainingOptions:
         help="Tokens per window with pose. Default: the original context length.",
         panel=_LENGTH,
         kind="length",
-        advanced=True,
-    )
-    serve_factor: float | None = option(
-        None,
-        help="Scaling factor of the written checkpoint, above the factor of the training (arXiv 2606.23687).",
-        panel=_LENGTH,
         advanced=True,
     )
 
@@ -178,7 +169,7 @@ class TrainingOptions:
         for name in _SHARES:
             if not 0 <= (value := getattr(self, name)) < 1:
                 raise CtxextError(f'{option_name(name)} must be a share from 0 to 1, not "{value}".')
-        for name in ("learning_rate", "alpha", "epochs", "serve_factor"):
+        for name in ("learning_rate", "alpha", "epochs"):
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise CtxextError(f'{option_name(name)} must be above 0, not "{value}".')
         if self.device not in ("auto", "cpu"):

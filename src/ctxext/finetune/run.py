@@ -28,7 +28,7 @@ from ctxext.files.output_directory import (
 from ctxext.files.packages import is_installed, require
 from ctxext.files.processes import rank
 from ctxext.files.schemas import read_json_object
-from ctxext.finetune.base import Base, open_model, verify_output
+from ctxext.finetune.base import Base, open_model
 from ctxext.finetune.data import DataReport
 from ctxext.finetune.documents import Data, DocumentReader, to_training_data
 from ctxext.finetune.options import CHANGEABLE, MASKED_SHARE, Reporter, RunOptions, TrainingOptions
@@ -128,11 +128,9 @@ def finetune(
     held_out = None if eval_data is None else to_training_data(eval_data, split=None)
     readers = chosen.reader(options), held_out.reader(options) if held_out else None
     out = Path(out)
-    base, output, options = open_model(str(model), options, run.revision, run.token)
+    base, options = open_model(str(model), options, run.revision, run.token)
     if options.full and not run.merge:
         raise CtxextError("--full has no adapter and cannot be combined with --no-merge.", hint="Remove --no-merge.")
-    if options.serve_factor and not run.merge:
-        raise CtxextError("--serve-factor cannot be combined with --no-merge.", hint="Remove --no-merge.")
     if options.keep_best and held_out is None:
         raise CtxextError("--keep-best needs evaluation data.", hint="Add --eval-data.")
     check_out(out, base.checkpoint.folder, run)
@@ -163,13 +161,9 @@ def finetune(
             _write(base, folder, result, work, named)
             if run.merge:
                 notes = _make_notes(base, result, named)
-                notes |= {"schedule": f"trained with {output.summary}"} if output.summary else {}
                 trained = folder / FINAL if options.full else work / ADAPTER
-                changes = read_changes(output.checkpoint, trained, is_adapter=not options.full)
-                progress = reporter.progress
-                write_merged(output.checkpoint, changes, work, notes=notes, texts=output.texts, progress=progress)
-                if output.summary:
-                    verify_output(work)
+                changes = read_changes(base.checkpoint, trained, is_adapter=not options.full)
+                write_merged(base.checkpoint, changes, work, notes=notes, progress=reporter.progress)
             give_name(work, out, overwrite=run.replaces, deletable=deletable)
         discard(folder)
     return result

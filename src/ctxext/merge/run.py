@@ -266,7 +266,6 @@ def write_merged(
     work: Path,
     *,
     notes: Mapping[str, Any],
-    texts: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Write the merged checkpoint's files into a folder.
@@ -279,7 +278,6 @@ def write_merged(
         changes: The trained changes.
         work: The folder; existing files in it are kept.
         notes: Description of the training, written to config.json under `ctxext`.
-        texts: New content of small files that differ from the base's, by name.
         progress: Called with a label, bytes done and bytes in total.
     """
     headers = {path for path in checkpoint.weight_files if path.suffix == ".safetensors" and len(path.parts) == 1}
@@ -305,8 +303,6 @@ def write_merged(
         if not (is_omitted or records_training(checkpoint.folder, path.as_posix()) or runs_by_itself(path)):
             (work / path).parent.mkdir(parents=True, exist_ok=True)
             copy_whole(checkpoint.folder / path, work / path)
-    for name, text in (texts or {}).items():
-        (work / name).write_text(text, encoding="utf-8")
     config, index = dict(checkpoint.config), work / "model.safetensors.index.json"
     config.pop(VERSIONED, None)
     record = provenance(config)
