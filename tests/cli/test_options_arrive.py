@@ -44,7 +44,7 @@ EVAL = (
     *("--filler", "prose", "--repeat-question", "--reason", "--evaluator", "it", "--key-tokens", "keys"),
     *("-t", "niah-single-2", "--essays", "essays.json", "--squad", "squad.json", "--hotpot", "hotpot.json"),
     *("--words", "words.json", "--nolima", "books", "--babilong", "facts"),
-    *("--stride", "9", "--harness", "ruler-6,other", "--generate", "--no-chat-template", "--batch-size", "6"),
+    *("--stride", "9", "--harness", "longbench,other", "--generate", "--no-chat-template", "--batch-size", "6"),
     *("--device", "cpu", "--dtype", "bf16", "--attn", "eager", "--trust-remote-code", "--engine", "vllm"),
     *("--engine-args", '{"seed": 2}', "--out", "there", "--resume", "--overwrite", *HUB),
 )
@@ -199,7 +199,7 @@ WHAT_IS_ASKED = {
         "data": "me/texts",
     },
     **{"documents": Path("asked.jsonl"), "stride": 9, "generate": True, "batch_size": 6},
-    **{"harness": ("ruler-6", "other"), "original_length": 4096},
+    **{"harness": ("longbench", "other"), "original_length": 4096},
 }
 
 

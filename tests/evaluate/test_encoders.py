@@ -207,7 +207,7 @@ def test_the_default_tasks_are_those_of_the_kind_and_others_are_refused(words, t
     assert default_tasks(["demo"], Loading()) == ("needle", "short")
     (info,) = open_infos([masked])
     for settings, loading, what in (
-        (Settings(tasks=("passages",), harness=("ruler-6",)), Loading(), "--harness"),
+        (Settings(tasks=("passages",), harness=("longbench",)), Loading(), "--harness"),
         (Settings(tasks=("passages",)), Loading(engine="vllm"), "--engine vllm"),
     ):
         with pytest.raises(CtxextError, match=f"{what} supports only causal language models"):

@@ -104,7 +104,7 @@ def test_engine_and_version_are_named(tmp_path):
     ("changes", "loading", "message"),
     [
         ({"tasks": ("needle", "short", "perplexity")}, {}, "it cannot measure short and perplexity"),
-        ({"harness": ("ruler-6",)}, {}, "--harness cannot be combined with"),
+        ({"harness": ("longbench",)}, {}, "--harness cannot be combined with"),
         ({}, {"device": "cpu"}, "chooses device"),
         ({}, {"attention": "eager"}, "chooses device"),
     ],

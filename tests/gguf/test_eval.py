@@ -70,7 +70,7 @@ def test_the_same_questions_and_cells_as_the_checkpoint(demo, tmp_path, monkeypa
         ),
         (("demo.gguf", "--engine", "llama.cpp", "--lengths", "1k"), "supports 512 tokens"),
         (("demo.gguf", "--engine", "llama.cpp", "--lengths", "1k", "--allow-beyond"), "supports only 512 tokens"),
-        (("demo.gguf", "--engine", "llama.cpp", "--harness", "ruler-6"), "cannot be combined with --engine"),
+        (("demo.gguf", "--engine", "llama.cpp", "--harness", "longbench"), "cannot be combined with --engine"),
         (("demo.gguf", "--engine", "llama.cpp", "--device", "cpu"), "llama.cpp chooses device"),
         (("none.gguf", "--engine", "llama.cpp"), "There is no file"),
         (("demo.gguf", "./demo.gguf", "--engine", "llama.cpp"), "is listed twice"),

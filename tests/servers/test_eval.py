@@ -133,7 +133,7 @@ def test_what_a_server_cannot_do(demo, options, message):
     ("words", "message"),
     [
         (("--task", "short"), "A server only generates answers: it cannot measure short."),
-        (("--harness", "ruler-6"), "--harness cannot be combined with --server."),
+        (("--harness", "longbench"), "--harness cannot be combined with --server."),
         (("--engine", "vllm"), "--engine cannot be combined with --server."),
         (("--dtype", "fp32"), "--dtype cannot be combined with --server."),
         (("demo",), "A server serves one model, not 2."),

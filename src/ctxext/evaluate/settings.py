@@ -112,7 +112,7 @@ class Settings:
     )
     harness: tuple[str, ...] = option(
         (),
-        help="Tasks of lm-evaluation-harness: ruler-6 (no download), ruler, longbench …",
+        help="Tasks of lm-evaluation-harness, for example longbench.",
         panel=_TASKS,
         kind="names",
     )
