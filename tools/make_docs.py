@@ -57,8 +57,8 @@ m and n are the positions of query and key. Methods that extend the context take
 `--target-length` (for example 32k). [Relation maps](relation-maps.md) and `adaptive` also take `--temperature`, the
 rule for the attention temperature beyond L: none (default), yarn, logn or llama4.
 
-Experimental methods (\\*) showed no gain in measurements or are untested. Help, `ctxext methods` and searches omit
-them unless they are named.
+Experimental methods (\\*) showed no gain in measurements, or none over another method, or are untested. Help,
+`ctxext methods` and searches omit them unless they are named.
 
 - **stored as**: rope type, key or table in config.json, in the formats of transformers 4 and 5. `code` needs
   `trust_remote_code=True` ([hooks.md](hooks.md), [alibi.md](alibi.md)).

@@ -71,7 +71,7 @@ def test_methods_lists_them_all(run):
     assert all(method.name in text for method in METHODS)
 
 
-EXPERIMENTAL = {"sinks", "window", "buckets", "distance-aware"}
+EXPERIMENTAL = {"bifocal", "rerope", "sinks", "window", "buckets", "distance-aware"}
 
 
 def test_experimental_methods_are_used_by_name_and_shown_when_asked_for(run, llama, tmp_path):
@@ -80,14 +80,14 @@ def test_experimental_methods_are_used_by_name_and_shown_when_asked_for(run, lla
     rows = {line.split()[0].rstrip(",") for line in shown.splitlines() if re.match(r"  \S", line)}
     assert not rows & EXPERIMENTAL
     assert {"yarn", "ntk-alibi", "mspoe"} <= rows
-    assert "Experimental methods: sinks, window" in " ".join(shown.split())
+    assert "Experimental methods: bifocal, rerope, sinks" in " ".join(shown.split())
     data = json.loads(run("methods", "--json").stdout)["methods"]
     assert {entry["name"] for entry in data if entry["experimental"]} == EXPERIMENTAL
     inspected = " ".join(run("inspect", llama).stdout.split())
-    assert "experimental sinks window distance-aware" in inspected
+    assert "experimental bifocal rerope sinks window distance-aware" in inspected
     assert run("convert", llama, tmp_path / "out", "-m", "sinks", "--sinks", 1, "--factor", 2).exit_code == 0
     help_text = " ".join(run("convert", "--help-all").stdout.split())
-    for words in ("experimental methods", "self-extend, bifocal, rerope ", "ntk-by-parts, yarn", "llama3"):
+    for words in ("experimental methods", "self-extend ", "ntk-by-parts, yarn", "llama3"):
         assert f"Options of {words}" in help_text
 
 

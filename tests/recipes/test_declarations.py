@@ -114,8 +114,7 @@ def test_a_search_may_leave_out_what_has_no_number_of_its_own():
 
 def test_help_of_an_option_of_several_methods_names_each_meaning():
     helps = {parameter.name: typing.get_args(parameter.annotation)[1].help for parameter in method_parameters()}
-    assert "bifocal: Distances up to this stay exact. Default: a sixteenth of L." in helps["window"]
-    assert "rerope: Distances up to this stay exact (w). Default: a quarter of L." in helps["window"]
+    assert "mrrope: Growth of the divisors" in helps["variant"]
     assert "mspoe: The method as the paper describes it" in helps["variant"]
     assert helps["beta_fast"].startswith("Dimensions"), "one meaning for all its methods"
     assert helps["sinks"].startswith("sinks: "), "experimental methods share a panel"

@@ -36,7 +36,7 @@ def methods(
     *,
     output: Output,
     experimental: Annotated[
-        bool, typer.Option("--experimental", help="Also list methods without a measured benefit.")
+        bool, typer.Option("--experimental", help="Also list methods without a measured benefit over others.")
     ] = False,
 ) -> None:
     """List the methods with their requirements and papers.

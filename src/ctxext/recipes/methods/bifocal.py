@@ -20,6 +20,7 @@ class Bifocal(Relation):
     paper = "https://arxiv.org/abs/2607.07740"
     code = (PORTABLE / "bifocal.py", *Relation.code)
     code_class = "Bifocal"
+    is_experimental = True
 
     window: int | None = param(
         None, help="Distances up to this stay exact. Default: a sixteenth of L.", min=1, search=(16, 512)

@@ -18,6 +18,7 @@ class ReRope(Relation):
     paper = "https://kexue.fm/archives/9708"
     code = (PORTABLE / "rerope.py", *Relation.code)
     code_class = "Rerope"
+    is_experimental = True
 
     window: int | None = param(
         None,
