@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .checks_process import backend_of, cache_argument, describe, replace_functions
+from .checks_process import backend_of, cache_argument, crop, describe, replace_functions
 from .expected_process import APPLY, Expected, Samples, code_of, hook_attentions, run_and_record
 
 SPREAD = 1.25  # Standard deviation of scores: in a long text every key has a share that would be missed.
@@ -339,7 +339,7 @@ def run_way(model: Any, samples: Samples, text: Text, way: Way, calls: Any, form
                 for size in DRAFTS[name][first > start :]:
                     call(end, end + size, (token[order, end : end + size] + text.length) % (2 * text.length))
                     end += size
-                next(iter(cache.values())).crop(first - end)
+                crop(next(iter(cache.values())), end - first)
             outputs = call(first, last, token[order, first:last])
             for row, number in enumerate(order):
                 lost = first - way.padding * number
