@@ -370,10 +370,11 @@ ENLARGED = 10
 
 
 def crop(cache: Any, num_tokens: int) -> None:
-    """Remove the last tokens of a cache from the layers that have run: in transformers 5.9 the others fail."""
-    for layer in cache.layers:
-        if getattr(layer, "is_initialized", True):
-            layer.crop(-num_tokens)
+    """Remove the last tokens of a cache; in transformers 5.9, its layers that have not run would fail."""
+    for layer in getattr(cache, "layers", ()):
+        if not getattr(layer, "is_initialized", True):
+            layer.crop = lambda _: None
+    cache.crop(-num_tokens)
 
 
 def cache_argument(model: Any) -> str:
