@@ -64,8 +64,8 @@ them unless they are named.
   `trust_remote_code=True` ([hooks.md](hooks.md), [alibi.md](alibi.md)).
 - **engines**: besides transformers, correct with default options ([serving.md](serving.md)); `longrope` with equal
   lists. † needs metadata.
-- **other columns**: number of supported [model families](families.md) by version of transformers; 4.57.6 as measured by
-  ctxext when it ran there
+- **other columns**: number of supported [model families](families.md) by version of transformers. The
+  figures for 4.57.6 are of November 2026, when ctxext still ran with it
 
 """
 

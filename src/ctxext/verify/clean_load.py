@@ -166,9 +166,8 @@ class Verification:
         """The forms in a few words, for one line of output."""
         if not self.forms:
             return ""
-        names = [
-            re.split(r" \(|, ", form.removesuffix(")")) for form in self.forms
-        ]  # A call, a backend, perhaps a kind.
+        # Each name has a call, a backend, and perhaps a kind.
+        names = [re.split(r" \(|, ", form.removesuffix(")")) for form in self.forms]
         parts = [", ".join(dict.fromkeys(name[place] for name in names if name[place:])) for place in range(3)]
         if self.length:
             parts.append(f"lengths in proportion to an original length of {self.length} tokens")

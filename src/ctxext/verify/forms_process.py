@@ -382,10 +382,8 @@ def compare_forms(forms: dict[str, Any], expected: dict[tuple[int, int, int], An
 
     If the text is longer than `PRECISE`, it is less by as many times.
     """
-    differences, precise = (
-        dict[str, Any](),
-        PRECISE if any("original_length" in s for s in text.steps) else PRECISE // 4,
-    )
+    differences = dict[str, Any]()
+    precise = PRECISE if any("original_length" in step for step in text.steps) else PRECISE // 4
     precise //= 2 if any(isinstance(step.get("rescale"), list) for step in text.steps) else 1
     for name, parts in forms.items():
         if isinstance(parts, str):

@@ -294,7 +294,7 @@ def render_stub(classes: Classes, methods: Sequence[tuple[str, str, str]], files
     taken = {module: named.get(module, f"__name__ as _{module}") for module in sorted({*files, *named})}
     imports = "".join(f"from .{module} import {names}\n" for module, names in taken.items())
     listed = ", ".join(dict.fromkeys(name for _, _, name in methods))
-    # transformers 5.15 to 5.18 compare the names of a class's configuration and of the checkpoint's.
+    # transformers 5.13 to 5.18 compare the names of a class's configuration and of the checkpoint's.
     takes = f"\n    config_class = transformers.{classes.whole}\n" if classes.whole else ""
     imports = f"import transformers\n\n{imports}" if takes else imports
     defined = "".join(
