@@ -26,6 +26,9 @@ def newer(monkeypatch):
         ("pyproject.toml", r'^  "transformers>=(.+)",$', packages.OLDEST),
         ("README.md", r"transformers ([\d.]+) to [\d.]+\d", packages.OLDEST),
         ("README.md", r"transformers [\d.]+ to ([\d.]+\d)", packages.NEWEST),
+        ("constraints.txt", r"^torch==(.+)$", packages.TESTED_TORCH[0]),
+        ("docs/versions.md", r"all quick tests pass with torch ([\d.]+\d) and ", packages.TESTED_TORCH[0]),
+        ("docs/versions.md", r"all quick tests pass with torch [\d.]+ and ([\d.]+\d)", packages.TESTED_TORCH[1]),
     ],
 )
 def test_the_files_name_the_range(file, pattern, release):
@@ -51,6 +54,7 @@ def test_versions_are_compared_as_versions(version, word, monkeypatch):
 def test_env_reports_a_newer_version(run, newer):
     result = run("env", "--json")
     assert json.loads(result.stdout)["tested transformers"] == f"{packages.OLDEST} to {packages.NEWEST}"
+    assert json.loads(result.stdout)["tested torch"] == "2.13.0 and 2.15.0"
     assert "transformers 99.1.0 is newer than" in " ".join(result.stderr.split())
 
 

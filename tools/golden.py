@@ -34,16 +34,22 @@ import tiny_models
 from ctxext import METHODS, Recipe, convert, merge
 from ctxext.cli.app import app
 from ctxext.errors import CtxextError
-from ctxext.recipes.base import Method
 from forked_processes import Processes
 from small_llama import make_llama
 from test_golden import FROZEN, options_by_command
 
-CODE_FAMILIES = ("llama", "gemma2", "phi3", "qwen3", "gpt_neox", "deepseek_v3", "gemma3_text", "bloom")
-"""Families with frozen conversions by methods with code, and frozen small files."""
+FAMILIES = {
+    **dict.fromkeys(
+        ("llama", "qwen3", "phi3", "gemma3", "gemma3_text", "gpt_neox", "deepseek_v3", "glm4", "modernbert"),
+        tiny_models,
+    ),
+    **dict.fromkeys(("bloom", "gpt2", "t5"), tiny_encodings),
+}
+"""Families whose converted configurations are recorded, and where they are built."""
 
-WIDTHS = (8, 4, 16, 2, 32, 12)
-"""Numbers of divisors to try for LongRoPE until a family accepts one."""
+ROTARY = ("pi", "abf", "yarn", "dynamic", "self-extend")
+OTHERS = ("ntk-alibi", "table", "buckets", "window", "declare")
+"""Methods whose configurations are recorded, for families with and without rotary embeddings."""
 
 VOLATILE = re.compile(r"second|time|memory|version|date|created|processor|device|stamp|path|folder|machine|hours|rate")
 """Keys of reports with values that differ between two runs or two machines."""
@@ -71,14 +77,21 @@ def round_figures(value: Any, key: str = "") -> Any:
     return float(f"{value:.3g}") if isinstance(value, float) else value
 
 
-def candidates(method: type[Method]) -> Iterator[dict[str, Any]]:
-    """Yield valid options of a method, the fewest first."""
+def build(name: str) -> Recipe:
+    """Build a recipe of one method, with factor 2 and a base of 50,000 if it has these parameters."""
+    method = next(method for method in METHODS if method.name == name)
     names = inspect.signature(method).parameters
-    given = ({"factor": 2.0} if "factor" in names else {}) | ({"theta": 50000.0} if "theta" in names else {})
-    if "long_factor" not in names:
-        yield given
-    for width in WIDTHS if "long_factor" in names else ():
-        yield given | {"long_factor": tuple(1 + place / width for place in range(width))}
+    return Recipe([method(**{key: value for key, value in (("factor", 2.0), ("theta", 5e4)) if key in names})])
+
+
+def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> Parts:
+    """Yield each key of `after` whose value differs, with dots in nested names, and each key that is gone."""
+    for key in sorted({*before, *after}):
+        old, new = before.get(key), after.get(key)
+        if isinstance(new, dict):
+            yield from changed_keys(old if isinstance(old, dict) else {}, new, f"{prefix}{key}.")
+        elif old != new and key != "version":
+            yield f"{prefix}{key}", new
 
 
 class Golden:
@@ -108,31 +121,18 @@ class Golden:
         return output
 
     def configurations(self) -> Parts:
-        """Digest the files or the refusal of each method for each family."""
-        others = {**tiny_encodings.LEARNED, **tiny_encodings.COMPUTED, **tiny_encodings.ALIBI, **tiny_encodings.BUCKETS}
-        for room, families in ((tiny_models, (*tiny_models.FAMILIES, *tiny_models.ENCODERS)), (tiny_encodings, others)):
-            for family in families:
-                source = room.save(family, self.place / f"{family}-{room.__name__}")
-                yield source.name, {method.name: self.digest_conversion(source, method) for method in METHODS}
-
-    def digest_conversion(self, source: Path, method: type[Method]) -> str:
-        """Digest config.json of a conversion (for families with code, every small file), or a refusal."""
-        family, out, line = source.name.rpartition("-")[0], self.place / "converted", ""
-        for given in candidates(method):
-            step = method(**given)
-            if step.needs_code() and family not in CODE_FAMILIES:
-                return "-"
-            try:
-                convert(str(source), out, Recipe([step]), check=False, overwrite=True)
-            except CtxextError as error:
-                line = line or f"! {digest(str(error).replace(str(self.place), 'TMP'))}"
-                continue
-            files = [
-                path for path in sorted(out.iterdir()) if path.suffix in (".py", ".md") and family in CODE_FAMILIES
-            ]
-            texts = [path.read_text().replace(str(self.place), "TMP") for path in (out / "config.json", *files)]
-            return " ".join(map(digest, texts))
-        return line
+        """Record what each of five methods changes in config.json of twelve families, or why it refuses."""
+        for family, room in FAMILIES.items():
+            source = room.save(family, self.place / family)
+            before = json.loads((source / "config.json").read_text())
+            for name in OTHERS if room is tiny_encodings else ROTARY:
+                try:
+                    convert(str(source), self.place / "converted", build(name), check=False, overwrite=True)
+                except CtxextError as error:
+                    yield f"{family} {name}", str(error).replace(str(self.place), "TMP")
+                    continue
+                after = json.loads((self.place / "converted" / "config.json").read_text())
+                yield f"{family} {name}", dict(changed_keys(before, after))
 
     def help(self) -> Parts:
         """Digest the help of every command."""

@@ -64,7 +64,8 @@ Experimental methods (\\*) showed no gain in measurements, or none over another 
   `trust_remote_code=True` ([hooks.md](hooks.md), [alibi.md](alibi.md)).
 - **engines**: besides transformers, correct with default options ([serving.md](serving.md)); `longrope` with equal
   lists. † needs metadata.
-- **other columns**: number of supported [model families](families.md) by version of transformers
+- **other columns**: number of supported [model families](families.md) by version of transformers. The
+  figures for 4.57.6 are of November 2026, when ctxext still ran with it
 
 """
 

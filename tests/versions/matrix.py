@@ -23,6 +23,7 @@ ROTARY = (
     "gpt_neox",  # a part of each head rotates
     "qwen3_moe",
     "deepseek_v3",  # latent attention
+    "mllama",  # a text model within a larger one, which has a class of its own
     "modernbert",  # an encoder with a base for its local layers
 )
 ALIBI = ("bloom",)

@@ -21,7 +21,7 @@ from packaging.version import Version
 from ctxext.files.isolated import last_line_of_errors, run_isolated
 from ctxext.files.packages import NEWEST
 
-RELEASES = ("4.57.6", "5.9.0", "5.16.1", "5.20.2")
+RELEASES = ("4.57.6", "5.2.0", "5.9.0", "5.16.1", "5.20.2")
 """Releases that read checkpoints, besides the installed one: docs/versions.md has the tools that require them."""
 
 IS_OLDER = Version(importlib.metadata.version("transformers")) < Version(NEWEST)
@@ -71,7 +71,7 @@ def run_in(release: str | None, *words: str) -> str:
 
 
 def _pip(folder: Path, *words: str) -> None:
-    options = ["--quiet", "--disable-pip-version-check", "--target", str(folder)]
+    options = ["--quiet", "--disable-pip-version-check", "--no-compile", "--target", str(folder)]
     subprocess.run([sys.executable, "-m", "pip", "install", *options, *words], check=True)
 
 

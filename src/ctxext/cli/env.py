@@ -9,7 +9,7 @@ from rich.table import Table
 from ctxext.checkpoint.loading import find_accelerator
 from ctxext.cli.options import takes_options
 from ctxext.cli.output import Output, bold
-from ctxext.files.packages import NEWEST, OLDEST, installed_version, untested_notice
+from ctxext.files.packages import NEWEST, OLDEST, TESTED_TORCH, installed_version, untested_notice
 from ctxext.version import __version__
 
 _PACKAGES = (
@@ -39,6 +39,7 @@ def env(*, output: Output) -> None:
         "platform": platform.platform(),
         **{name: installed_version(name) or "not installed" for name in _PACKAGES},
         "tested transformers": f"{OLDEST} to {NEWEST}",
+        "tested torch": " and ".join(TESTED_TORCH),
         "processor": f"{os.cpu_count()} cores, {torch.get_num_threads()} torch threads",
         "accelerators": ", ".join(accelerators) or "none",
         "hub cache": HF_HUB_CACHE,

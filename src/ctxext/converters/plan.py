@@ -323,10 +323,9 @@ def cautions_of(source: Checkpoint, recipe: Recipe, model: ModelConfig) -> tuple
         )
     if is_new_only(model):
         cautions.append(f"transformers 4.57 does not support this schedule for {family.model_type}: load it with 5.x.")
-    if loses_long_list(model):
+    if first := first_release_of_5(model):
         cautions.append(
-            f"transformers 5.0 to 5.20 fail on the second long text with this schedule for {family.model_type}: load "
-            "it with 5.21 or newer."
+            f"{_FAULTS[model.encoding.carrier][1].format(family.model_type)}: load it with {first} or newer."
         )
     if family.note:
         cautions.append(f"{family.model_type}: {family.note}.")
@@ -351,9 +350,16 @@ def cautions_of(source: Checkpoint, recipe: Recipe, model: ModelConfig) -> tuple
     return tuple(cautions)
 
 
-def loses_long_list(model: ModelConfig) -> bool:
-    """Return whether transformers 5.0 to 5.20 lose the long list of this schedule after its first use."""
-    return model.family.nested_rope and model.encoding.carrier == "longrope"
+_FAULTS = {
+    "longrope": ("5.21", "transformers 5.0 to 5.20 fail on the second long text with this schedule for {}"),
+    "yarn": ("5.9", "transformers 5.0 to 5.8 cannot load this schedule for {}"),
+}
+"""Faults with a rope type in families that have a schedule per layer type, and the release that has none."""
+
+
+def first_release_of_5(model: ModelConfig) -> str:
+    """Return the first release of transformers 5 that reads this schedule; empty if all do."""
+    return _FAULTS[model.encoding.carrier][0] if model.family.nested_rope and model.encoding.carrier in _FAULTS else ""
 
 
 def is_new_only(model: ModelConfig) -> bool:

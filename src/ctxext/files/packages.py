@@ -34,6 +34,8 @@ def require(package: str, purpose: str) -> None:
 
 OLDEST, NEWEST = "5.9.0", "5.24.0"
 """The oldest and the newest release of transformers that ctxext is tested with."""
+TESTED_TORCH = ("2.13.0", "2.15.0")
+"""The releases of torch under which all quick tests were run."""
 
 
 def installed_version(package: str) -> str | None:

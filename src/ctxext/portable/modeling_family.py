@@ -353,7 +353,8 @@ def rotary_init(methods, original, rotary, config=None, *args, **kwargs):
 
 def model_init(module, methods, original, model, config, *args, **kwargs):
     """Build the family's model, then give each decoder layer its `Part`."""
-    if not isinstance(config, model.config_class):  # A text model in a checkpoint with the whole model's configuration.
+    of_family = next(cls for cls in type(model).__mro__ if vars(module).get(cls.__name__) is cls)
+    if not isinstance(config, of_family.config_class):  # A text model in a checkpoint with the whole's configuration.
         config = config.get_text_config(decoder=True)
     settings = getattr(config.get_text_config(), KEY, None)
     if settings:

@@ -164,11 +164,15 @@ class Verification:
     @property
     def coverage(self) -> str:
         """The forms in a few words, for one line of output."""
-        pairs = [form.removesuffix(")").split(" (") for form in self.forms]
-        calls, ways = (", ".join(dict.fromkeys(names)) for names in zip(*pairs, strict=True)) if pairs else ("", "")
-        shorter = f"; lengths in proportion to an original length of {self.length} tokens" if self.length else ""
+        if not self.forms:
+            return ""
+        # Each name has a call, a backend, and perhaps a kind.
+        names = [re.split(r" \(|, ", form.removesuffix(")")) for form in self.forms]
+        parts = [", ".join(dict.fromkeys(name[place] for name in names if name[place:])) for place in range(3)]
+        if self.length:
+            parts.append(f"lengths in proportion to an original length of {self.length} tokens")
         wrong = f"; wrong without the method too: {', '.join(self.unusable)}" if self.unusable else ""
-        return f"{len(pairs)} forms of attention ({calls}; {ways}{shorter}){wrong}" if pairs else ""
+        return f"{len(names)} forms of attention ({'; '.join(filter(None, parts))}){wrong}"
 
 
 def compare_logits(

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .checks_process import backend_of, cache_argument, describe, replace_functions
+from .checks_process import backend_of, cache_argument, crop, describe, replace_functions
 from .expected_process import APPLY, Expected, Samples, code_of, hook_attentions, run_and_record
 
 SPREAD = 1.25  # Standard deviation of scores: in a long text every key has a share that would be missed.
@@ -339,7 +339,7 @@ def run_way(model: Any, samples: Samples, text: Text, way: Way, calls: Any, form
                 for size in DRAFTS[name][first > start :]:
                     call(end, end + size, (token[order, end : end + size] + text.length) % (2 * text.length))
                     end += size
-                next(iter(cache.values())).crop(first - end)
+                crop(next(iter(cache.values())), end - first)
             outputs = call(first, last, token[order, first:last])
             for row, number in enumerate(order):
                 lost = first - way.padding * number
@@ -382,10 +382,8 @@ def compare_forms(forms: dict[str, Any], expected: dict[tuple[int, int, int], An
 
     If the text is longer than `PRECISE`, it is less by as many times.
     """
-    differences, precise = (
-        dict[str, Any](),
-        PRECISE if any("original_length" in s for s in text.steps) else PRECISE // 4,
-    )
+    differences = dict[str, Any]()
+    precise = PRECISE if any("original_length" in step for step in text.steps) else PRECISE // 4
     precise //= 2 if any(isinstance(step.get("rescale"), list) for step in text.steps) else 1
     for name, parts in forms.items():
         if isinstance(parts, str):

@@ -79,11 +79,13 @@ class Classes:
         modeling: The module that defines them, for example `transformers.models.llama.modeling_llama`.
         by_auto_class: The class behind each Auto class that can load the checkpoint.
         heads: The names of its classes with another head, by Auto class, whether or not this version defines them.
+        whole: The class of the configuration if it contains that of a text model; otherwise empty.
     """
 
     modeling: str
     by_auto_class: Mapping[str, str]
     heads: Mapping[str, str] = field(default_factory=dict)
+    whole: str = ""
 
     @property
     def offered_heads(self) -> dict[str, str]:
@@ -95,7 +97,7 @@ class Classes:
 def family_classes(config: Mapping[str, Any]) -> Classes:
     """Return the classes of a configuration's family, without importing its modeling code."""
     from transformers.models.auto import modeling_auto
-    from transformers.models.auto.configuration_auto import model_type_to_module_name
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES, model_type_to_module_name
 
     causal_lms, models = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, modeling_auto.MODEL_MAPPING_NAMES
     whole_type = model_type = str(config.get("model_type"))
@@ -121,7 +123,10 @@ def family_classes(config: Mapping[str, Any]) -> Classes:
                 classes["AutoModelForImageTextToText"] = whole
             # Heads on a language model do not accept the configuration of a whole model.
             stem = model.removesuffix("Model") if model_type == whole_type else ""
-            return Classes(modeling, classes, {f"AutoModelFor{head}": f"{stem}For{head}" for head in HEADS if stem})
+            heads = {f"AutoModelFor{head}": f"{stem}For{head}" for head in HEADS if stem}
+            return Classes(
+                modeling, classes, heads, CONFIG_MAPPING_NAMES[whole_type] if "text_config" in config else ""
+            )
     raise CtxextError(f'The installed transformers has no modeling code for "{model_type}".')
 
 
@@ -289,8 +294,11 @@ def render_stub(classes: Classes, methods: Sequence[tuple[str, str, str]], files
     taken = {module: named.get(module, f"__name__ as _{module}") for module in sorted({*files, *named})}
     imports = "".join(f"from .{module} import {names}\n" for module, names in taken.items())
     listed = ", ".join(dict.fromkeys(name for _, _, name in methods))
+    # transformers 5.13 to 5.18 compare the names of a class's configuration and of the checkpoint's.
+    takes = f"\n    config_class = transformers.{classes.whole}\n" if classes.whole else ""
+    imports = f"import transformers\n\n{imports}" if takes else imports
     defined = "".join(
-        f'\n\nclass {PREFIX}{name}(modeling.{name}):\n    """{name} with {titles}."""\n'
+        f'\n\nclass {PREFIX}{name}(modeling.{name}):\n    """{name} with {titles}."""\n{takes}'
         for name in dict.fromkeys(classes.by_auto_class.values())
     )
     # A class that two Auto classes load (Gemma 3) can be registered for one of them only: the first.
