@@ -150,7 +150,7 @@ STARTS = {
     ("verify", "--help"): HEAVY,
     ("eval", "--help"): HEAVY,
     ("--help",): (*UNNEEDED, "rich.table", "ctxext.files.schemas", "ctxext.recipes", "ctxext.checkpoint"),
-    ("methods",): (*UNNEEDED, "ctxext.converters.engines", "ctxext.recipes.recipe"),
+    ("methods",): (*UNNEEDED, "ctxext.converters.engine_support", "ctxext.recipes.recipe"),
     ("inspect", "demo"): (*UNNEEDED, "ctxext.converters.convert", "ctxext.verify.run"),
 }
 """What a command leaves unloaded."""

@@ -16,7 +16,7 @@ from ctxext import METHODS, Recipe, convert
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters.card import CardFacts, Measured, convert_command, front_matter, render, wrap_command
 from ctxext.converters.convert import card_of
-from ctxext.converters.engines import UNKNOWN, serving_of
+from ctxext.converters.engine_support import UNKNOWN, serving_of
 from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import info_of

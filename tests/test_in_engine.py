@@ -13,7 +13,7 @@ from ctxext import Recipe
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.verify import _in_engine as compared_in_engine
 from ctxext.converters.convert import convert
-from ctxext.converters.engines import (
+from ctxext.converters.engine_support import (
     BY_SOURCE,
     ENGINES,
     EXACT,

@@ -14,7 +14,7 @@ from ctxext import Recipe, convert
 from ctxext.checkpoint.auto_class import MULTIMODAL
 from ctxext.checkpoint.families import _THINKERS, FAMILIES
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.converters.engines import source_commands
+from ctxext.converters.engine_support import source_commands
 from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
 from ctxext.methods import DynamicNtk, Llama3, Ntk, PositionInterpolation, Yarn

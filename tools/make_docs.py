@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.geometry import KnownModel, known_models
-from ctxext.converters.engines import ENGINES, EXACT, TOLERANCE, read_measurements, worst_difference
+from ctxext.converters.engine_support import ENGINES, EXACT, TOLERANCE, read_measurements, worst_difference
 from ctxext.files.length import format_length
 from ctxext.files.strict import parse_yaml
 from ctxext.options import option_name
@@ -20,7 +20,7 @@ from ctxext.recipes.registry import METHODS
 from families_page import families_page, family_counts, supporting_families, swept_families
 
 DOCS = Path(__file__).parents[1] / "docs"
-_ENGINE_NOTES = Path(__file__).parents[1] / "src" / "ctxext" / "converters" / "engines.toml"
+_ENGINE_NOTES = Path(__file__).parents[1] / "src" / "ctxext" / "converters" / "engine_support.toml"
 _NOTES = tomllib.loads(_ENGINE_NOTES.read_text(encoding="utf-8"))
 _SHARED = ("factor", "target_length", "temperature")
 _METADATA = "llama.cpp with metadata"

@@ -6,7 +6,7 @@
     python tools/measure_engines.py mlx WORK         # needs mlx-lm; does not need ctxext
 
 Names after WORK select variants; the default is all of them. The figures are written to
-src/ctxext/converters/engines.json, which `inspect`, cards and docs/serving.md read: for every prompt the largest
+src/ctxext/converters/engine_support.json, which `inspect`, cards and docs/serving.md read: for every prompt the largest
 difference of a log-probability from transformers (nats, float32, CPU), and the number of equal tokens in greedy
 decoding. The checkpoint is the one in the package, factor 4; the prompts are random tokens.
 """
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-DATA = ROOT / "src/ctxext/converters/engines.json"
+DATA = ROOT / "src/ctxext/converters/engine_support.json"
 LENGTHS = (40, 400, 1300, 1900)
 WINDOW = 512
 NEW = 12

@@ -11,7 +11,7 @@ import tiny_models
 from ctxext import Recipe, convert, verify
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.convert import card_of
-from ctxext.converters.engines import serving_of, source_commands
+from ctxext.converters.engine_support import serving_of, source_commands
 from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError

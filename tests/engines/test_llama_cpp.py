@@ -20,7 +20,7 @@ from checkpoints_to_serve import RECIPES, prompts
 from ctxext import Recipe, Settings, evaluate
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.convert import convert
-from ctxext.converters.engines import attn_factor, serving_of, source_commands
+from ctxext.converters.engine_support import attn_factor, serving_of, source_commands
 from ctxext.evaluate.model import Loading
 from ctxext.gguf.convert import convert_gguf
 from ctxext.methods import Yarn

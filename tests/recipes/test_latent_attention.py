@@ -15,7 +15,7 @@ import tiny_models
 from ctxext import Recipe, convert, verify
 from ctxext.checkpoint.families import FAMILIES
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.converters.engines import schedules_of
+from ctxext.converters.engine_support import schedules_of
 from ctxext.methods import MsPoE, NtkByParts, Yarn
 from ctxext.recipes.encodings.rotary import model_config
 from ctxext.verify.run import check_scores

@@ -14,7 +14,7 @@ from ctxext.cli.output import Output
 from ctxext.compare.candidates import CompareOptions
 from ctxext.compare.page import PAGE, beyond_by_text, ratios
 from ctxext.compare.verdict import inside_of
-from ctxext.converters.engines import EXACT, PARTLY
+from ctxext.converters.engine_support import EXACT, PARTLY
 from ctxext.evaluate.loading import Loading
 from ctxext.evaluate.report.findings import format_percent
 from ctxext.evaluate.report.tables import Table

@@ -11,7 +11,7 @@ from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.methods import experimental_names
 from ctxext.cli.options import SourceArgument, takes_options
 from ctxext.cli.output import Output, bold
-from ctxext.converters.engines import MARKS, Serving
+from ctxext.converters.engine_support import MARKS, Serving
 from ctxext.converters.inspection import Inspection, inspect_checkpoint
 from ctxext.files.length import format_length, read_words
 from ctxext.gguf import is_gguf

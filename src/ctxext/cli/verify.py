@@ -165,7 +165,7 @@ def _in_engine(
     out: Checkpoint, source: Checkpoint | None, *, trust_remote_code: bool, arguments: Mapping[str, Any]
 ) -> "list[EngineComparison]":
     """Compare the checkpoint in vLLM with transformers, and its source with --hf-overrides if they suffice."""
-    from ctxext.converters.engines import overrides
+    from ctxext.converters.engine_support import overrides
     from ctxext.engines.in_engine import compare_in_engine
     from ctxext.recipes.encodings.rotary import model_config
 

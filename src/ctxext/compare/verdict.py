@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from ctxext.compare.candidates import STOCK, Candidate
-from ctxext.converters.engines import EXACT, PARTLY
+from ctxext.converters.engine_support import EXACT, PARTLY
 from ctxext.evaluate.plan import ModelPlan
 from ctxext.evaluate.report.findings import pool_cells
 from ctxext.evaluate.report.intervals import adjust_confidence, mean_interval, paired_interval

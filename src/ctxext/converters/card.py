@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from ctxext.checkpoint.auto_class import auto_class, pipeline_tag
-from ctxext.converters.engines import EXACT, MARKS, Serving, serving_of, source_commands
+from ctxext.converters.engine_support import EXACT, MARKS, Serving, serving_of, source_commands
 from ctxext.errors import CtxextError
 from ctxext.files.strict import in_markdown, parse_yaml, read_text
 from ctxext.files.tensor_files import format_tensor_names

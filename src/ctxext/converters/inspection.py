@@ -19,7 +19,7 @@ from ctxext.checkpoint.families import (
 from ctxext.checkpoint.geometry import cache_numbers, default_length
 from ctxext.checkpoint.opening import Checkpoint, claimed_lengths
 from ctxext.checkpoint.other_files import SentencePipeline, read_pipeline
-from ctxext.converters.engines import Serving, serving_of, source_commands
+from ctxext.converters.engine_support import Serving, serving_of, source_commands
 from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import (

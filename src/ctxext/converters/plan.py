@@ -14,7 +14,7 @@ from ctxext.checkpoint.geometry import default_length
 from ctxext.checkpoint.loading import hub_kernels
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.checkpoint.other_files import LENGTHS, VERSIONED, find_excluded_files, other_formats
-from ctxext.converters.engines import Serving, limit_of_4x, serving_of, source_commands
+from ctxext.converters.engine_support import Serving, limit_of_4x, serving_of, source_commands
 from ctxext.converters.lengths import index_files, length_files
 from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST, same_value

@@ -7,7 +7,7 @@ from typing import Any
 
 from ctxext.checkpoint.loading import choose_device, load_checkpoint
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
-from ctxext.converters.engines import serving_of, vllm_arguments
+from ctxext.converters.engine_support import serving_of, vllm_arguments
 from ctxext.engines.arguments import check_arguments
 from ctxext.engines.vllm import Engine
 from ctxext.recipes.code.own_code import runs_only_own_code

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctxext.checkpoint.opening import Checkpoint
-from ctxext.converters.engines import WRONG, serving_of, source_commands
+from ctxext.converters.engine_support import WRONG, serving_of, source_commands
 from ctxext.engines.server import Server
 from ctxext.engines.server_probes import IN_TEMPLATE, Probe
 from ctxext.engines.server_readings import CONVERTED, CUT

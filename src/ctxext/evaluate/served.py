@@ -8,7 +8,7 @@ import torch
 
 from ctxext.checkpoint.families import family_of, text_config
 from ctxext.checkpoint.opening import Checkpoint
-from ctxext.converters.engines import EXACT, WRONG, Serving, serving_of, vllm_arguments
+from ctxext.converters.engine_support import EXACT, WRONG, Serving, serving_of, vllm_arguments
 from ctxext.data.encoding import Encoder
 from ctxext.data.prompt import Prompt
 from ctxext.engines.llama_cpp import LlamaCpp, LlamaTokenizer, llama_cpp_version

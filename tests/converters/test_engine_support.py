@@ -1,4 +1,4 @@
-"""The table of engines is what was measured: engines.json has a cell for a method and an engine, or says nothing."""
+"""The table of engines is what was measured: engine_support.json has a cell for a method and an engine, or none."""
 
 import copy
 
@@ -6,8 +6,8 @@ import pytest
 
 from ctxext import METHODS, Recipe
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.converters import engines
-from ctxext.converters.engines import (
+from ctxext.converters import engine_support
+from ctxext.converters.engine_support import (
     EXACT,
     TOLERANCE,
     UNKNOWN,
@@ -75,7 +75,7 @@ def test_a_tick_is_a_cell(method):
 def cells(monkeypatch):
     """The measured cells, of which a test may take some away."""
     data = copy.deepcopy(dict(read_measurements()))
-    monkeypatch.setattr(engines, "read_measurements", lambda: data)
+    monkeypatch.setattr(engine_support, "read_measurements", lambda: data)
     return data["cells"]
 
 
@@ -147,7 +147,7 @@ def test_a_family_s_cell_for_the_rope_type_counts(name, monkeypatch):
     if "backend" in measured:
         rows["yarn"]["vLLM's transformers backend"] = measured["backend"]
     data = {**read_measurements(), "families": {"seed_oss": rows}}
-    monkeypatch.setattr(engines, "read_measurements", lambda: data)
+    monkeypatch.setattr(engine_support, "read_measurements", lambda: data)
     served = row(in_family("seed_oss", Yarn(factor=4)), "vLLM")
     assert (served.status, served.remark) == wanted
     assert row(in_family("seed_oss", Yarn(factor=4)), "MLX").remark == "untested with seed_oss"
@@ -245,13 +245,13 @@ def test_methods_with_code_that_were_tried_alone_are_not_known_together():
 
 def test_what_was_only_read_in_sglangs_source_is_not_exact():
     served = row(model_of(Yarn(factor=4)), "SGLang")
-    assert (served.status, served.remark) == (UNKNOWN, engines.BY_SOURCE)
+    assert (served.status, served.remark) == (UNKNOWN, engine_support.BY_SOURCE)
     assert row(model_of(Yarn(factor=4)), "vLLM").status == EXACT
 
 
 def test_sglang_reads_the_temperature_of_ntk_by_parts_from_two_keys():
     served = row(model_of(step_of("ntk-by-parts")), "SGLang")
-    assert (served.status, served.remark) == (UNKNOWN, engines.BY_SOURCE)
+    assert (served.status, served.remark) == (UNKNOWN, engine_support.BY_SOURCE)
     served = row(model_of(step_of("ntk-by-parts"), drop=("mscale_all_dim",)), "SGLang")
     assert (served.status, "convert again" in served.remark) == (WRONG, True)
     assert row(model_of(step_of("ntk-by-parts"), drop=("mscale_all_dim",)), "MLX").status == EXACT

@@ -1,10 +1,10 @@
 """Engines that can run a converted checkpoint, and the arguments that they need.
 
-The status of methods without code is read from engines.json, which `tools/measure_engines.py` writes: one cell for
-each method and engine, never shared between methods. Untested combinations are "not known". The rest is read from
-engines.toml. `make engines` tests methods with code in vLLM 0.32.0 (log-probabilities within 9e-5 of transformers').
-SGLang was checked by its source code only: correct schedules are "not known" there, with a remark. ALiBi with
-per-position slopes was tested in transformers only: the other engines accept one slope per head.
+The status of methods without code is read from engine_support.json, which `tools/measure_engines.py` writes: one cell
+for each method and engine, never shared between methods. Untested combinations are "not known". The rest is read from
+engine_support.toml. `make engines` tests methods with code in vLLM 0.32.0 (log-probabilities within 9e-5 of
+transformers'). SGLang was checked by its source code only: correct schedules are "not known" there, with a remark.
+ALiBi with per-position slopes was tested in transformers only: the other engines accept one slope per head.
 """
 
 import dataclasses
@@ -69,7 +69,7 @@ _Row = tuple[str, ...]
 
 _TRUST = "--trust-remote-code"
 _BACKEND, _IMPLEMENTATION = "'s transformers backend", "--model-impl transformers"
-"""The name of vLLM's other implementation of a family in engines.json, and the argument that chooses it."""
+"""The name of vLLM's other implementation of a family in engine_support.json, and the argument that chooses it."""
 _BARE = " without redundant keys"
 _PLAIN, _TWO_LISTS, _FACTOR = "plain", " with two lists", " with attention_factor"
 _METHOD_OF: Mapping[str, str] = {"default": _PLAIN, "linear": "pi", "proportional": "pi"}
@@ -80,7 +80,7 @@ _MEASURED_AS: Mapping[str, str] = {"default": "ntk", "linear": "pi", "proportion
 
 @functools.cache
 def read_measurements() -> Mapping[str, Any]:
-    """Read engines.json.
+    """Read engine_support.json.
 
     `prompts` are prompt lengths in tokens, `window` is the original context length, `greedy_of` the number of
     generated tokens, `versions` are package versions. `cells` has, by variant of a method and by engine, the
@@ -88,17 +88,18 @@ def read_measurements() -> Mapping[str, Any]:
     (`refused`). `families` has, by family, by one method per rope type and by engine, the `differences` or the error,
     and the largest change of a log-probability by the schedule (`moved`).
     """
-    return json.loads(files("ctxext.converters").joinpath("engines.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+    text = files("ctxext.converters").joinpath("engine_support.json").read_text(encoding="utf-8")
+    return json.loads(text)  # type: ignore[no-any-return]
 
 
 @functools.cache
 def _read_notes() -> Mapping[str, Any]:
-    """Read engines.toml; its comments describe each part."""
-    return tomllib.loads(files("ctxext.converters").joinpath("engines.toml").read_text(encoding="utf-8"))
+    """Read engine_support.toml; its comments describe each part."""
+    return tomllib.loads(files("ctxext.converters").joinpath("engine_support.toml").read_text(encoding="utf-8"))
 
 
 def _find_row(part: str, thing: str, engine: str) -> _Row | None:
-    """Return a row of engines.toml; None if there is none."""
+    """Return a row of engine_support.toml; None if there is none."""
     row = _read_notes()[part].get(thing, {}).get(engine)
     return tuple(row) if row else None
 
@@ -147,7 +148,7 @@ def _find_problem(cell: Mapping[str, Any]) -> str:
 
 
 def schedules_of(model: ModelConfig) -> tuple[str, ...]:
-    """Return the method variants of a schedule, as named in engines.json; from config.json if there is no record."""
+    """Return the variants of a schedule by their names in engine_support.json; without a record, from config.json."""
     carrier, numbers = model.encoding.carrier, model.encoding.numbers
     recorded = [str(step.get("method")) for step in (provenance(model.config).get("recipe") or {}).get("steps", ())]
     rotary = {method.name: method for method in METHODS if method.encoding == "rotary" and not method.needs_code()}
