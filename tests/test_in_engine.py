@@ -3,13 +3,14 @@
 import json
 import shlex
 import shutil
-import sys
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import stub_vllm
 from ctxext import Recipe
+from ctxext.checkpoint.head import Head
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.cli.verify import _in_engine as compared_in_engine
 from ctxext.converters.convert import convert
@@ -36,7 +37,7 @@ from ctxext.verify import run as verify_run
 
 @pytest.fixture
 def vllm(monkeypatch):
-    monkeypatch.setitem(sys.modules, "vllm", stub_vllm.module())
+    stub_vllm.install(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +59,7 @@ def test_one_row_per_prompt_and_served_checkpoint(vllm, run, yarn):
 
 
 def test_a_difference_fails_and_is_shown(vllm, run, yarn, monkeypatch):
-    monkeypatch.setattr(
-        stub_vllm, "logprob", lambda number: stub_vllm.types.SimpleNamespace(logprob=float(number) + 0.25)
-    )
+    monkeypatch.setattr(stub_vllm, "logprob", lambda number: number + 0.25)
     result = run("verify", yarn, "--no-load", "--engine", "vllm", "--engine-args", '{"max_model_len": 300}')
     assert result.exit_code == 1
     assert "2.5e-01" in result.stdout
@@ -98,13 +97,13 @@ def test_how_long_the_prompts_are(yarn, monkeypatch, asked, reach, places):
         def __init__(self, folder, **options):
             started.append((folder.resolve().name, options))
 
-        def log_probabilities(self, prompts):
-            return [[-1.0] * (len(ids) - 2) + [-1.0 - len(started)] for ids in prompts]
+        def score(self, ids):
+            return [-1.0] * (len(ids) - 2) + [-1.0 - len(started)]
 
         def close(self):
             started.append("ended")
 
-    monkeypatch.setattr(in_engine, "Engine", Server)
+    monkeypatch.setattr(in_engine, "Vllm", Server)
     wanted = lambda checkpoint, prompts, foreign: [[-1.0] * (len(ids) - 1) for ids in prompts]  # noqa: E731
     monkeypatch.setattr(in_engine, "_read_expected", wanted)
     monkeypatch.setattr(in_engine, "vllm_arguments", lambda row: {"a": 0, "needs": row.engine})
@@ -117,7 +116,7 @@ def test_how_long_the_prompts_are(yarn, monkeypatch, asked, reach, places):
     assert [row.position for row in rows] == [row.tokens - 2 for row in rows]
     assert [row.mean for row in rows] == [row.difference / (row.tokens - 1) for row in rows]
     assert started[1::2] == ["ended", "ended"]
-    common = {"length": reach, "dtype": "float32", "trust": False}
+    common = {"length": reach, "dtype": "float32", "trust": False, "may_fetch": False}
     assert started[0][1] == {**common, "arguments": {"a": 1, "needs": "vLLM", "seed": 7}}
     assert started[2][1] == {**common, "arguments": {"a": 0, "needs": "vLLM", "b": 2, "seed": 7}}
 
@@ -142,17 +141,14 @@ def test_a_source_is_not_served_for_a_result_that_was_trained(yarn, tmp_path, mo
     assert compared_in_engine(*checkpoints, trust_remote_code=False, arguments={}) == expected
 
 
-@torch.no_grad()
 def test_pieces_read_the_same(monkeypatch, yarn):
-    from transformers import AutoModelForCausalLM
-
     model = AutoModelForCausalLM.from_pretrained(yarn, dtype=torch.float32).eval()
-    ids = torch.randint(5, 3000, (1, 130), generator=torch.Generator().manual_seed(0))
-    whole = _read(model, ids)
-    assert len(whole) == 129
-    monkeypatch.setattr(in_engine, "_MOST_LOGITS", 1)
-    monkeypatch.setattr(in_engine, "_PIECE", 40)
-    assert _read(model, ids) == pytest.approx(whole, abs=1e-4)
+    ids = torch.randint(5, 3000, (130,), generator=torch.Generator().manual_seed(0)).tolist()
+    with torch.inference_mode():
+        scores = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+    monkeypatch.setattr(in_engine, "positions_at_once", lambda _: 40)
+    expected = scores.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+    assert _read(Head(model), ids) == pytest.approx(expected, abs=1e-4)
 
 
 # Commands for an unconverted source

@@ -191,7 +191,7 @@ def vllm(work: Path, names: list[str]) -> None:
 
 
 def _cell(folder: Path, rows: list[dict[str, Any]], name: str, backend: str) -> dict[str, Any]:
-    from ctxext.engines.vllm import Engine
+    from offline_vllm import Engine
 
     arguments: dict[str, Any] = {"gpu_memory_utilization": 0.2, "enforce_eager": True, "enable_prefix_caching": False}
     arguments["model_impl"] = backend

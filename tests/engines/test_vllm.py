@@ -12,12 +12,13 @@ from ctxext.converters.convert import convert
 from ctxext.converters.engine_support import overrides
 from ctxext.converters.options import ConvertOptions
 from ctxext.engines.in_engine import compare_in_engine
-from ctxext.engines.vllm import Engine
 from ctxext.evaluate.model import Loading
 from ctxext.methods import MsPoE
 from ctxext.recipes.encodings.rotary import model_config
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
+from offline_vllm import Engine
+
 pytestmark = pytest.mark.engine
 
 SMALL = {"gpu_memory_utilization": 0.3, "enforce_eager": True}

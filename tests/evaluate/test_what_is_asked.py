@@ -11,13 +11,15 @@ import pytest
 
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.data import prose
+from ctxext.engines.server_answers import Completion, Token
 from ctxext.errors import CtxextError
-from ctxext.evaluate import plan, served
+from ctxext.evaluate import plan, serving
 from ctxext.evaluate.checkpoint_info import info_of, open_infos
 from ctxext.evaluate.model import Loading
 from ctxext.evaluate.plan import ModelPlan, check_context_length
 from ctxext.evaluate.results_log import ResultsLog
 from ctxext.evaluate.run import Meter, _make_header, break_even
+from ctxext.evaluate.server_model import ServerModel
 from ctxext.evaluate.settings import Settings, even_depths, lengths_of, parse_depths
 from ctxext.evaluate.tasks.base import Reading
 from ctxext.evaluate.tasks.documents import Documents, read_questions
@@ -392,7 +394,7 @@ def planned(monkeypatch):
     monkeypatch.setattr(import_module("ctxext.evaluate.model"), "load_tokenizer", lambda *given: None)
     monkeypatch.setattr("ctxext.data.encoding.Encoder", lambda *given, **more: None)
     monkeypatch.setattr(import_module("ctxext.evaluate.tasks.retrieval"), "check_fits", lambda *given: 0)
-    monkeypatch.setattr(served, "check_served", lambda entry, lengths: checked.update({entry.name: lengths}))
+    monkeypatch.setattr(serving, "check_served", lambda entry, lengths: checked.update({entry.name: lengths}))
 
     def lengths(loading, **settings):
         checked.clear()
@@ -577,24 +579,24 @@ def rotary(tmp_path, **changes):
 
 def test_positions_that_an_engine_is_given(tmp_path):
     one = rotary(tmp_path)
-    assert served._make_overrides(one, 128) == {}
-    assert served._make_overrides(one, 129) == {"hf_overrides": {"max_position_embeddings": 129}}
-    served.check_served(one, (64, 256))
+    assert serving._make_overrides(one, 128) == {}
+    assert serving._make_overrides(one, 129) == {"hf_overrides": {"max_position_embeddings": 129}}
+    serving.check_served(one, (64, 256))
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
     for other in (
         rotary(tmp_path, rope_parameters=yarn, rope_scaling=yarn),
         SimpleNamespace(**{**vars(one), "has_table": True}),
     ):
         with pytest.raises(CtxextError, match="supports only 128 tokens"):
-            served.check_served(other, (64, 129))
-        served.check_served(other, (64, 128))
-    assert served._make_overrides(SimpleNamespace(**{**vars(one), "context_length": None}), 999) == {}
+            serving.check_served(other, (64, 129))
+        serving.check_served(other, (64, 128))
+    assert serving._make_overrides(SimpleNamespace(**{**vars(one), "context_length": None}), 999) == {}
     linear = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
     stretched = rotary(tmp_path, rope_parameters=linear, rope_scaling=linear)
-    assert served._make_overrides(stretched, 129) == {"hf_overrides": {"max_position_embeddings": 129}}
+    assert serving._make_overrides(stretched, 129) == {"hf_overrides": {"max_position_embeddings": 129}}
     text = {"max_position_embeddings": 128, "hidden_size": 32, "num_attention_heads": 4, "rope_theta": 1e4}
     nested = rotary(tmp_path, model_type="gemma3", text_config=text)
-    assert served._make_overrides(nested, 129) == {"hf_overrides": {"text_config": {"max_position_embeddings": 129}}}
+    assert serving._make_overrides(nested, 129) == {"hf_overrides": {"text_config": {"max_position_embeddings": 129}}}
 
 
 @pytest.mark.parametrize(
@@ -611,19 +613,25 @@ def test_where_an_engine_stops(generation, config, ends, tmp_path):
     if generation is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     content = {} if config is None else {"eos_token_id": config}
-    assert served._read_ends(Checkpoint("m", tmp_path, content)) == ends
+    assert serving._read_ends(Checkpoint("m", tmp_path, content)) == ends
 
 
 def test_an_engine_is_given_prompts_without_their_answers():
     asked = []
-    engine = SimpleNamespace(write=lambda *given: asked.append(given) or [[1], [2]])
-    model = served.ServedModel("m", engine, None, False, ends=(7,))
-    question = [SimpleNamespace(ids=[1, 2, 3, 4], num_answer=n) for n in (1, 3, 2)]
-    assert [*model.write([question], [0, 2])] == [(0, [[1]]), (2, [[2]])]
-    assert asked == [([[1, 2, 3], [1, 2]], [1, 2], (7,))]
+
+    def complete(ids, text, *, max_tokens, logprobs):
+        asked.append((ids, max_tokens, logprobs))
+        return Completion("", (Token(ids[0], {ids[0]: -1.0}), Token(9, {9: -1.0})), len(ids))
+
+    server = SimpleNamespace(complete=complete, takes_ids=True, measure_read=lambda *_: None, cuts=lambda *_: False)
+    encoder = SimpleNamespace(tokenizer=SimpleNamespace(decode=str), get_start_tokens=lambda: [1])
+    model = ServerModel("m", server, encoder, False, num_concurrent=2, engine=SimpleNamespace(has_text=False, name="e"))
+    question = [SimpleNamespace(ids=[number, 2, 3, 4], num_answer=number) for number in (1, 3, 2)]
+    assert [*model.write([question], [0, 2])] == [(0, [[1, 9]]), (2, [[2, 9]])]
+    assert sorted(asked) == [([1, 2, 3], 1, True), ([2, 2], 2, True)]
     assert not model.may_share(1000, 1000)
-    assert model.questions_at_once(2**20, 2) == 2
-    assert model.questions_at_once(2**22, 5) == 1
+    assert model.questions_at_once(2**20, 2) == 4
+    assert model.questions_at_once(2**22, 9) == 1
 
 
 @pytest.mark.parametrize(("stride", "most"), [(None, 512), (64, 1024)])

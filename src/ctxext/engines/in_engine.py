@@ -1,25 +1,23 @@
 """Compare a checkpoint in vLLM with itself in transformers, by log-probabilities at every length."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.loading import choose_device, load_checkpoint
+from ctxext.checkpoint.head import Head, positions_at_once
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters.engine_support import serving_of, vllm_arguments
 from ctxext.engines.arguments import check_arguments
-from ctxext.engines.vllm import Engine
+from ctxext.engines.server_readings import load_reading
+from ctxext.engines.vllm import Vllm
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.code.staging import stage_checkpoint
 from ctxext.recipes.encodings.rotary import model_config
-from ctxext.verify.checks_process import cache_argument, cache_of
 
 TOLERANCE = 1e-3
 """Largest difference of a log-probability between equal runs in float32, in nats."""
-
-_MOST_LOGITS = 2**28
-_PIECE = 1024
 
 
 @dataclass(frozen=True)
@@ -77,11 +75,11 @@ def compare_in_engine(
     for name, (folder, engine_options) in served.items():
         with stage_checkpoint(open_checkpoint(str(folder)), foreign=foreign) as stage:
             options = {**needed, **engine_options, **arguments}
-            engine = Engine(stage.folder, length=reach, dtype="float32", trust=stage.trust, arguments=options)
-        try:
-            by_name[name] = engine.log_probabilities(prompts)
-        finally:
-            engine.close()
+            engine = Vllm(
+                stage.folder, length=reach, dtype="float32", trust=stage.trust, may_fetch=foreign, arguments=options
+            )
+        with closing(engine):
+            by_name[name] = [engine.score(prompt) for prompt in prompts]
     expected = _read_expected(checkpoint, prompts, foreign=foreign)
     return [
         _compare_prompt(name, place, *pair)
@@ -106,28 +104,21 @@ def _prompt(length: int, config: Mapping[str, Any]) -> list[int]:
 
 
 def _read_expected(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], *, foreign: bool) -> list[list[float]]:
+    with load_reading(checkpoint, checkpoint.config, foreign=foreign) as head:
+        return [_read(head, prompt) for prompt in prompts]
+
+
+def _read(head: Head, prompt: Sequence[int]) -> list[float]:
+    """Return the log-probability of every token but the first."""
     import torch
 
-    device = choose_device("auto")
-    with stage_checkpoint(checkpoint, foreign=foreign) as stage:
-        model = load_checkpoint(checkpoint, stage.folder, trust=stage.trust, dtype="fp32", device=device)
-    with torch.inference_mode():
-        return [_read(model, torch.tensor([ids], device=device)) for ids in prompts]
-
-
-def _read(model: Any, ids: Any) -> list[float]:
-    """Return the log-probability of every token but the first, computed in chunks if the logits are too large."""
-    length, vocabulary = ids.shape[1], model.get_output_embeddings().weight.shape[0]
-    size = length if length * vocabulary <= _MOST_LOGITS else _PIECE
     log_probabilities: list[float] = []
-    cache: dict[str, Any] = {}
-    for start in range(0, length, size):
-        output = model(ids[:, start : start + size], use_cache=size < length, **cache)
-        if size < length:
-            cache = {cache_argument(model): cache_of(output)}
-        targets = ids[0, start + 1 : start + size + 1]
-        scores = output.logits[0, : len(targets)].float().log_softmax(-1)
-        log_probabilities += scores.gather(1, targets[:, None])[:, 0].tolist()
+    with torch.inference_mode():
+        ids = torch.tensor([prompt], device=head.model.device)
+        hidden, targets = head.read(ids)[:, :-1], ids[0, 1:, None]
+        for piece in head.pieces(hidden, positions_at_once(head.model)):
+            scores = head(hidden[:, piece], ids[:, piece])[0].float().log_softmax(-1)
+            log_probabilities += scores.gather(1, targets[piece])[:, 0].tolist()
     return log_probabilities
 
 

@@ -50,6 +50,9 @@ __all__ = ["MOST_BYTES", "Completion", "Server", "ServerError", "ServerOptions",
 MOST_BYTES = 2**21
 """Largest answer that is read, in bytes: a completion of some tokens with log-probabilities is much shorter."""
 
+_MOST_BYTES_OF_STARTED, _SECONDS_OF_STARTED = 2**30, 3600.0
+"""Limits for a server that this process started: it may list every token of a long text, and read it on a CPU."""
+
 _TOP = 5
 """Alternatives per token: OpenAI's limit for completions, which all servers support."""
 _RETRIED = (429, 503)
@@ -229,6 +232,8 @@ class Server:
         api_key: A key, sent to this host only.
         timeout: Seconds for an answer, from the connection to its last byte, with all repetitions of the request.
         max_retries: Number of repetitions of a request that the server is too busy for (429, 503).
+        more: Further arguments of each completion.
+        most_bytes: Largest answer that is read.
 
     Attributes:
         host: Host and port, for errors.
@@ -249,6 +254,8 @@ class Server:
         api_key: str | None = None,
         timeout: float = 300,
         max_retries: int = 3,
+        more: Mapping[str, Any] | None = None,
+        most_bytes: int = MOST_BYTES,
     ) -> None:
         remember(api_key)
         parts = _split_url(url)
@@ -259,6 +266,7 @@ class Server:
         self._address = _make_address(parts)
         self.host = str(self._address)
         self.timeout, self.max_retries = timeout, max_retries
+        self._more, self._most_bytes = more or {}, most_bytes
         path = quote(parts.path.rstrip("/"), safe="/%:@!$&'()*+,;=~")
         self._base = path.removesuffix("/completions").removesuffix("/chat") if path else "/v1"
         self._form = _Form()
@@ -271,6 +279,19 @@ class Server:
         self.length: int | None = entry.get("max_model_len")
         self.name, self.version = _NAMES.get(owner, ""), ""
         self._identify()
+
+    @classmethod
+    def of_started(cls, url: str, api_key: str, *, more: Mapping[str, Any] | None = None) -> "Server":
+        """Connect to a server that this process started and trusts.
+
+        Args:
+            url: The address, for example http://127.0.0.1:8000.
+            api_key: The key that it was started with.
+            more: Further arguments of each completion.
+        """
+        return cls(
+            f"{url}/v1", api_key=api_key, timeout=_SECONDS_OF_STARTED, more=more, most_bytes=_MOST_BYTES_OF_STARTED
+        )
 
     def _list_models(self) -> dict[str, Mapping[str, Any]]:
         """Return the server's list of models by name; empty if it has none."""
@@ -405,7 +426,7 @@ class Server:
 
         path = f"{self._base}/{'chat/completions' if form.is_chat else 'completions'}"
         model = {"model": self.model} if self.model else {}
-        answer = self._send("POST", path, {**model, **content}, deadline, self.max_retries)
+        answer = self._send("POST", path, {**model, **content, **self._more}, deadline, self.max_retries)
         self._check(answer, COMPLETION, "answer")
         if (gap := find_gap(answer)) is not None:
             raise ServerError(f"The answer of the server at {self.host} is not a completion: {gap}.", hint=_URL_HINT)
@@ -442,6 +463,13 @@ class Server:
         """Return whether the server did not read all of a prompt of `sent` tokens."""
         return read is not None and is_cut(read, sent, is_text=not self.takes_ids)
 
+    def request(self, method: str, path: str, content: Mapping[str, Any] | None = None) -> Any:
+        """Return the answer to a request of a server's own API, whose path is not in the OpenAI-compatible one."""
+        from ctxext.engines.server_http import Deadline
+
+        root = self._base.removesuffix("/v1")
+        return self._send(method, f"{root}/{path}", content, Deadline(self.timeout), self.max_retries)
+
     def close(self) -> None:
         """Do nothing: every request has a separate connection."""
 
@@ -472,9 +500,9 @@ class Server:
 
         headers = {**self._headers, **({"Content-Type": "application/json"} if body else {})}
         try:
-            response = self._address.exchange(method, path, headers, body, deadline=deadline, most=MOST_BYTES)
+            response = self._address.exchange(method, path, headers, body, deadline=deadline, most=self._most_bytes)
         except TooLargeError as error:
-            raise ServerError(f"The server at {self.host} returned more than {MOST_BYTES >> 20} MB.") from error
+            raise ServerError(f"The server at {self.host} returned more than {self._most_bytes >> 20} MB.") from error
         except OSError as error:
             reason = self._tidy(str(error)) or type(error).__name__
             raise ServerError(f"The server at {self.host} cannot be reached: {reason}", hint=_URL_HINT) from error

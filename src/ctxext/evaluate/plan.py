@@ -87,7 +87,7 @@ def plans_of(infos: Sequence[CheckpointInfo], settings: Settings, loading: "Load
     """Plan the work for open checkpoints, as `plan_questions` does."""
     from ctxext.data.encoding import Encoder
     from ctxext.evaluate.model import load_tokenizer
-    from ctxext.evaluate.served import check_served
+    from ctxext.evaluate.serving import check_served
     from ctxext.evaluate.tasks.retrieval import check_fits
 
     infos, sources = _with_sources(infos, opens=Short.name in settings.tasks)

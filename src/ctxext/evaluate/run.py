@@ -82,7 +82,7 @@ def evaluate(
     if not settings.tasks:
         settings = dataclasses.replace(settings, tasks=default_tasks(sources, loading))
     if loading.engine != "transformers":
-        from ctxext.evaluate.served import check_tasks
+        from ctxext.evaluate.serving import check_tasks
 
         check_tasks(settings.tasks, settings.harness, loading, processes.num_processes())
         settings = dataclasses.replace(settings, generate=True)
@@ -93,7 +93,7 @@ def evaluate(
     def load(entry: ModelPlan) -> "LoadedModel":
         if loading.engine == "transformers":
             return load_model(entry.info, loading)
-        from ctxext.evaluate.served import load_served
+        from ctxext.evaluate.serving import load_served
 
         return load_served(entry.info, loading, (*entry.lengths, entry.longest_prompt))
 
@@ -256,7 +256,7 @@ def _list_lengths_read(keys: "set[Key]", loaded: "LoadedModel") -> list[int]:
 
 
 def _make_header(plans: Sequence[ModelPlan], settings: Settings, loading: "Loading") -> dict[str, Any]:
-    from ctxext.evaluate.served import engine_versions
+    from ctxext.evaluate.serving import engine_versions
 
     hidden = ("token", "server", *(("engine", "engine_arguments") if loading.engine == "transformers" else ()))
     options = {key: value for key, value in dataclasses.asdict(loading).items() if key not in hidden}

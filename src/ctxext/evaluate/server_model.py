@@ -1,12 +1,16 @@
-"""Evaluation of a running server: its model generates the answers, with prompts of the checkpoint's tokenizer."""
+"""A model on a server, which generates the answers, with prompts of the checkpoint's tokenizer."""
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ctxext.data.encoding import Encoder, tokenize
 from ctxext.data.prompt import Prompt
+from ctxext.engines.llama_cpp import LlamaCpp
 from ctxext.engines.server import Server
+from ctxext.engines.server_answers import Completion
+from ctxext.engines.vllm import Vllm
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo
 from ctxext.evaluate.model import GeneratingModel, Loading, load_tokenizer
@@ -16,25 +20,40 @@ _CALLS_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
-class RemoteModel(GeneratingModel):
+class ServerModel(GeneratingModel):
     """A model on a server, which only generates answers.
 
     Attributes:
         num_concurrent: Number of concurrent requests.
+        engine: The engine that was started for it; None for a server that was running.
+        remark: A caution about this checkpoint in this engine; empty for none.
     """
 
     model: Server
     num_concurrent: int = 1
+    engine: Vllm | LlamaCpp | None = None
+    remark: str = ""
 
     def facts(self) -> dict[str, str]:
-        """Return the server and its model for the report; dtype and device are unknown."""
-        return {
-            "engine": self.model.label,
-            "served_model": self.model.model,
-            **self.encoder.facts(),
-            "prompts": "token ids" if self.model.takes_ids else "text",
-            **({} if self.model.is_greedy else {"mind": "it refuses temperature 0, so its answers are sampled"}),
-        }
+        """Return the settings of the loaded model for the report; of a running server, dtype and device are unknown."""
+        if self.engine is None:
+            remark = "" if self.model.is_greedy else "it refuses temperature 0, so its answers are sampled"
+            facts = {
+                "engine": self.model.label,
+                "served_model": self.model.model,
+                **self.encoder.facts(),
+                "prompts": "token ids" if self.model.takes_ids else "text",
+            }
+        else:
+            remark = self.remark
+            facts = {
+                "dtype": self.engine.dtype,
+                "device": self.engine.device,
+                "attention": self.engine.attention,
+                **self.encoder.facts(),
+                "engine": f"{self.engine.name} {self.engine.version}",
+            }
+        return {**facts, "mind": remark} if remark else facts
 
     def questions_at_once(self, length: int, num_depths: int) -> int:
         """Return the number of questions per call, limited so that a killed run loses little."""
@@ -45,6 +64,11 @@ class RemoteModel(GeneratingModel):
         with ThreadPoolExecutor(self.num_concurrent) as threads:
             return list(threads.map(self._answer, prompts))
 
+    def close(self) -> None:
+        """Stop the engine that was started."""
+        if self.engine is not None:
+            self.engine.close()
+
     def _answer(self, prompt: Prompt) -> list[int]:
         """Return the generated answer as tokens: those of the correct answer if the texts are equal."""
         tokenizer, size = self.encoder.tokenizer, prompt.num_answer
@@ -52,7 +76,7 @@ class RemoteModel(GeneratingModel):
         start = self.encoder.get_start_tokens()
         bare = ids[len(start) :] if ids[: len(start)] == start else ids  # The server adds the begin tokens to text.
         text = tokenizer.decode(bare)
-        answer = self.model.complete(ids, text, max_tokens=size, logprobs=False)
+        answer = self.model.complete(ids, text, max_tokens=size, logprobs=self.engine is not None)
         if answer.is_empty:
             raise CtxextError(
                 f"The server generated no token after a prompt of {len(ids):,} tokens.",
@@ -64,13 +88,23 @@ class RemoteModel(GeneratingModel):
             raise CtxextError(
                 f"The server read only {read:,} of {sent:,} tokens of a prompt.", hint="Raise its context length."
             )
+        if self.engine is not None:
+            _check_finite(answer, self.engine.name)
+            if not self.engine.has_text:
+                return [token.key for token in answer.tokens if isinstance(token.key, int)]
         # Some servers remove the space before the answer.
         if answer.text.strip() == tokenizer.decode(expected).strip():
             return expected
         return self.encoder.encode_piece(answer.text)[:size]
 
 
-def load_remote(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]) -> RemoteModel:
+def _check_finite(answer: Completion, name: str) -> None:
+    """Raise if a generated token has no finite log-probability."""
+    if not all(math.isfinite(token.alternatives.get(token.key, math.nan)) for token in answer.tokens):
+        raise CtxextError(f"{name} returned log-probabilities that are not finite.", hint="Try --dtype fp32.")
+
+
+def connect_model(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]) -> ServerModel:
     """Connect to a server, with the tokenizer of the checkpoint that it serves.
 
     Args:
@@ -89,11 +123,19 @@ def load_remote(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]) 
             hint="Raise its context length, or use shorter --lengths.",
         )
     encoder = Encoder(load_tokenizer(info, loading), chat_template=loading.chat_template)
-    # The form of a request is chosen before several threads send requests.
-    server.complete(encoder.encode_document("One"), "One", max_tokens=1, logprobs=False)
+    choose_form(server, encoder)
+    return ServerModel(info.name, server, encoder, False, num_concurrent=loading.server.num_concurrent)
+
+
+def choose_form(server: Server, encoder: Encoder, *, logprobs: bool = False) -> None:
+    """Choose the form of requests by a first one, before several threads send requests.
+
+    Raises:
+        CtxextError: The server has chat completions only.
+    """
+    server.complete(encoder.encode_document("One"), "One", max_tokens=1, logprobs=logprobs)
     if server.is_chat:
         raise CtxextError(
             f"{server.label} has chat completions only, but the tasks continue a text.",
             hint="Use a server with a /completions endpoint.",
         )
-    return RemoteModel(info.name, server, encoder, False, num_concurrent=loading.server.num_concurrent)

@@ -1,7 +1,6 @@
-"""Evaluation with an inference engine: supported tasks and checkpoints, and the engine's model."""
+"""Evaluation with an inference engine: supported tasks and checkpoints, and the start of its server."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,14 +9,13 @@ from ctxext.checkpoint.families import family_of, text_config
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.converters.engine_support import EXACT, WRONG, Serving, serving_of, vllm_arguments
 from ctxext.data.encoding import Encoder
-from ctxext.data.prompt import Prompt
 from ctxext.engines.llama_cpp import LlamaCpp, LlamaTokenizer, llama_cpp_version
-from ctxext.engines.vllm import Engine, engine_dtype, vllm_version
+from ctxext.engines.vllm import Vllm, engine_dtype, vllm_version
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo, GgufInfo
 from ctxext.evaluate.loading import SERVER
-from ctxext.evaluate.model import GeneratingModel, Loading, load_tokenizer, runs_foreign_code
-from ctxext.evaluate.remote import load_remote
+from ctxext.evaluate.model import Loading, load_tokenizer, runs_foreign_code
+from ctxext.evaluate.server_model import ServerModel, choose_form, connect_model
 from ctxext.files.length import format_length
 from ctxext.recipes.code.staging import stage_checkpoint
 from ctxext.recipes.encodings.rotary import ModelConfig, model_config
@@ -25,45 +23,11 @@ from ctxext.recipes.encodings.rotary import ModelConfig, model_config
 LOSS_TASKS = ("perplexity", "longppl", "short")
 """Tasks that need the loss of a text, while an engine only generates text."""
 
-_TOKENS_PER_CALL = 2**22
+_MOST_AT_ONCE, _TOKENS_AT_ONCE = 64, 2**20
+"""Largest number of concurrent requests to vLLM, and of their tokens."""
+
 _ENDLESS = ("default", "linear")
 """Schedules with a table that vLLM extends without changing it."""
-
-
-@dataclass(frozen=True)
-class ServedModel(GeneratingModel):
-    """A model in an engine, which only generates answers.
-
-    Attributes:
-        ends: Tokens that end an answer.
-        remark: A caution about this checkpoint in this engine; empty for none.
-    """
-
-    model: Engine | LlamaCpp
-    ends: tuple[int, ...] = ()
-    remark: str = ""
-
-    def facts(self) -> dict[str, str]:
-        """Return the settings of the loaded model for the report."""
-        engine = f"{self.model.name} {self.model.version}"
-        facts = {
-            "dtype": self.model.dtype,
-            "device": self.model.device,
-            "attention": self.model.attention,
-            **self.encoder.facts(),
-            "engine": engine,
-        }
-        return {**facts, "mind": self.remark} if self.remark else facts
-
-    def questions_at_once(self, length: int, num_depths: int) -> int:
-        """Return the number of questions per engine call, limited so that a killed run loses little."""
-        # llama.cpp reads prompts one by one, so larger calls gain nothing.
-        return 1 if isinstance(self.model, LlamaCpp) else max(1, _TOKENS_PER_CALL // (length * num_depths))
-
-    def generate(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Return the generated tokens of each prompt, from one call of the engine."""
-        ids, sizes = [prompt.ids[: -prompt.num_answer] for prompt in prompts], [prompt.num_answer for prompt in prompts]
-        return self.model.write(ids, sizes, self.ends)
 
 
 def engine_versions(loading: Loading) -> dict[str, str]:
@@ -136,7 +100,7 @@ def _make_overrides(info: CheckpointInfo, length: int) -> Mapping[str, Any]:
     return {"hf_overrides": {key: more} if nested else more}
 
 
-def load_served(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]) -> GeneratingModel:
+def load_served(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]) -> ServerModel:
     """Start an engine with a checkpoint, or llama.cpp with a GGUF file, or connect to a server.
 
     Args:
@@ -145,7 +109,7 @@ def load_served(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]) 
         lengths: Prompt lengths in tokens, answers included.
     """
     if loading.server is not None:
-        return load_remote(info, loading, lengths)
+        return connect_model(info, loading, lengths)
     if isinstance(info, GgufInfo):
         llama = LlamaCpp(
             info.path,
@@ -155,19 +119,34 @@ def load_served(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]) 
             arguments=loading.engine_arguments,
         )
         encoder = Encoder(LlamaTokenizer(llama), chat_template=loading.chat_template)
-        return ServedModel(info.name, llama, encoder, False)
+        return _make_ready(ServerModel(info.name, llama.server, encoder, False, engine=llama))
     encoder = Encoder(load_tokenizer(info, loading), chat_template=loading.chat_template)
-    row = serving_by_vllm(info.checkpoint)
-    with stage_checkpoint(info.checkpoint, foreign=runs_foreign_code(info, loading)) as stage:
-        engine = Engine(
+    row, foreign = serving_by_vllm(info.checkpoint), runs_foreign_code(info, loading)
+    with stage_checkpoint(info.checkpoint, foreign=foreign) as stage:
+        vllm = Vllm(
             stage.folder,
             length=max(lengths),
             dtype=engine_dtype(info.checkpoint.config, loading.dtype),
             trust=stage.trust,
+            may_fetch=foreign,
+            ends=_read_ends(info.checkpoint),
             arguments={**vllm_arguments(row), **_make_overrides(info, max(lengths)), **loading.engine_arguments},
         )
     remark = row.remark if row is not None and row.status != EXACT else ""
-    return ServedModel(info.name, engine, encoder, False, ends=_read_ends(info.checkpoint), remark=remark)
+    at_once = min(_MOST_AT_ONCE, max(1, _TOKENS_AT_ONCE // max(lengths)))
+    return _make_ready(
+        ServerModel(info.name, vllm.server, encoder, False, num_concurrent=at_once, engine=vllm, remark=remark)
+    )
+
+
+def _make_ready(model: ServerModel) -> ServerModel:
+    """Send the first request of a model whose engine was started; stop the engine if it fails."""
+    try:
+        choose_form(model.model, model.encoder, logprobs=True)
+    except BaseException:
+        model.close()
+        raise
+    return model
 
 
 def _read_ends(checkpoint: Checkpoint) -> tuple[int, ...]:
