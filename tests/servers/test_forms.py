@@ -94,7 +94,7 @@ def test_a_failure_that_passes_leaves_token_ids(failures):
         server = Server(url)
         server.complete(IDS, TEXT, max_tokens=16)
     assert server.takes_ids
-    assert server._form.logprobs == 0
+    assert server._negotiation.form.logprobs == 0
 
 
 REFUSALS = [

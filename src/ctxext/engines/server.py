@@ -19,7 +19,7 @@ import re
 import ssl
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, quote, unquote, urlsplit
@@ -32,9 +32,9 @@ from ctxext.engines.server_answers import (
     find_gap,
     find_limit,
     is_cut,
-    is_of_length,
     read_completion,
 )
+from ctxext.engines.server_negotiation import Form, Negotiation
 from ctxext.errors import CtxextError
 from ctxext.files.strict import parse_json
 from ctxext.options import check_numbers, option, option_name, with_documented_options
@@ -53,8 +53,6 @@ MOST_BYTES = 2**21
 _MOST_BYTES_OF_STARTED, _SECONDS_OF_STARTED = 2**30, 3600.0
 """Limits for a server that this process started: it may list every token of a long text, and read it on a CPU."""
 
-_TOP = 5
-"""Alternatives per token: OpenAI's limit for completions, which all servers support."""
 _RETRIED = (429, 503)
 _MOST_WAIT = 30.0
 _SECONDS_OF_IDENTITY = 4.0
@@ -72,23 +70,10 @@ _NAMES = {
 }
 """Servers by `owned_by` of their list of models."""
 
-_ADAPTABLE = (400, 404, 405, 415, 422, 500, 501)
-"""Statuses of requests that may succeed in another form."""
-_NO_PATH = (404, 405, 501)
-
 _URL_HINT = "Give the base of its OpenAI-compatible API, for example --server http://127.0.0.1:8000/v1."
 _KEY_HINT = f"Give the key with --api-key or {_KEY_VARIABLE}."
 _HINTS = {401: _KEY_HINT, 403: _KEY_HINT, 404: _URL_HINT}
 """Hints by status."""
-_LOGPROBS: tuple[Mapping[str, Any], ...] = (
-    {"logprobs": _TOP, "return_tokens_as_token_ids": True},
-    {"logprobs": _TOP},
-    {"logprobs": True, "top_logprobs": _TOP},
-    {},
-)
-"""The parameters for log-probabilities: vLLM's and OpenAI's for completions, and that of mlx_lm.server."""
-_CHAT_LOGPROBS: tuple[Mapping[str, Any], ...] = ({"logprobs": True, "top_logprobs": _TOP}, {"logprobs": True}, {})
-_LENGTH_NAMES = ("max_tokens", "max_completion_tokens", "")
 _IDENTITIES = (
     ("props", ("llama.cpp", "build_info")),
     ("get_server_info", ("SGLang", "version")),
@@ -145,83 +130,6 @@ class ServerOptions:
         )
 
 
-@dataclass(frozen=True)
-class _Form:
-    """The form of a request, from the best one that this client knows down to one that every server accepts.
-
-    Attributes:
-        is_chat: Whether it is a chat completion.
-        takes_ids: Whether the prompt is sent as token ids.
-        logprobs: Place in the forms of the parameters for log-probabilities.
-        length: Place in the names of the parameter for the number of tokens.
-        omitted: Optional arguments that the server refused.
-    """
-
-    is_chat: bool = False
-    takes_ids: bool = True
-    logprobs: int = 0
-    length: int = 0
-    omitted: frozenset[str] = frozenset()
-
-    @property
-    def logprobs_forms(self) -> tuple[Mapping[str, Any], ...]:
-        return _CHAT_LOGPROBS if self.is_chat else _LOGPROBS
-
-    def build(self, prompt: Sequence[int], text: str, max_tokens: int, *, logprobs: bool) -> dict[str, Any]:
-        """Return the content of a request, without the model."""
-        content: dict[str, Any] = {_LENGTH_NAMES[self.length]: max_tokens, "temperature": 0, "seed": 0, "stream": False}
-        content = {name: value for name, value in content.items() if name and name not in self.omitted}
-        if self.is_chat:
-            content["messages"] = [{"role": "user", "content": text}]
-        else:
-            content["prompt"] = list(prompt) if self.takes_ids else text
-        return {**content, **(self.logprobs_forms[self.logprobs] if logprobs else {})}
-
-    def drop(self, name: str) -> "_Form":
-        """Return the next form without an argument."""
-        if name == "prompt":
-            return replace(self, takes_ids=False)
-        if name == "length":
-            return replace(self, length=self.length + 1)
-        if name == "logprobs":
-            return replace(self, logprobs=self.logprobs + 1)
-        return replace(self, omitted=self.omitted | {name})
-
-    def find_refused(self, words: str, *, logprobs: bool) -> str | None:
-        """Return the argument of this form that the words of a refusal name; None if they name none."""
-        words = words.lower()
-        if logprobs and self.logprobs_forms[self.logprobs] and ("logprob" in words or "token_ids" in words):
-            return "logprobs"
-        for name in ("temperature", "seed", "stream"):
-            if name not in self.omitted and re.search(rf"\b{name}\b", words):
-                return name
-        if (name := _LENGTH_NAMES[self.length]) and re.search(rf"\b{name}\b", words) and not is_of_length(words):
-            return "length"
-        if self.takes_ids and not self.is_chat and re.search(r"\bprompt\b", words) and not is_of_length(words):
-            return "prompt"
-        return None
-
-    def find_weaker(self, status: int, *, logprobs: bool) -> "_Form | None":
-        """Return the next form to try after a refusal that names no argument; None after the last one."""
-        if status in _NO_PATH:
-            return None if self.is_chat else _Form(is_chat=True, takes_ids=False)
-        last = len(self.logprobs_forms) - 1
-        if logprobs and self.logprobs == 0:
-            return self.drop("logprobs")
-        for name in ("seed", "stream"):
-            if name not in self.omitted:
-                return self.drop(name)
-        if self.takes_ids and not self.is_chat:
-            return self.drop("prompt")
-        if logprobs and self.logprobs < last:
-            return replace(self, logprobs=last)
-        if "temperature" not in self.omitted:
-            return self.drop("temperature")
-        if self.length == 0:
-            return self.drop("length")
-        return None if self.is_chat or status >= 500 else _Form(is_chat=True, takes_ids=False)
-
-
 class Server:
     """A client of one model on a server. Several threads may use it after the first completion.
 
@@ -269,8 +177,7 @@ class Server:
         self._more, self._most_bytes = more or {}, most_bytes
         path = quote(parts.path.rstrip("/"), safe="/%:@!$&'()*+,;=~")
         self._base = path.removesuffix("/completions").removesuffix("/chat") if path else "/v1"
-        self._form = _Form()
-        self._is_settled = False
+        self._negotiation = Negotiation()
         self._counts_apart: bool | None = None
         entries = self._list_models()
         self.model = self._choose(model, list(entries))
@@ -354,23 +261,22 @@ class Server:
     @property
     def takes_ids(self) -> bool:
         """Whether prompts are sent as token ids, so that the server's tokenizer has no influence."""
-        return self._form.takes_ids and not self._form.is_chat
+        return self._negotiation.form.takes_ids and not self._negotiation.form.is_chat
 
     @property
     def is_chat(self) -> bool:
         """Whether the server has chat completions only."""
-        return self._form.is_chat
+        return self._negotiation.form.is_chat
 
     @property
     def is_greedy(self) -> bool:
         """Whether the server accepts temperature 0."""
-        return "temperature" not in self._form.omitted
+        return "temperature" not in self._negotiation.form.omitted
 
     def complete(self, prompt: Sequence[int], text: str, *, max_tokens: int, logprobs: bool = True) -> Completion:
         """Continue a prompt greedily.
 
-        The first completion chooses the form of the request: without an argument that the server refuses by name, and
-        after a refusal that names none, without one argument more each time.
+        The first completion chooses the form of all requests.
 
         Args:
             prompt: Token ids, sent to servers that accept them.
@@ -385,42 +291,12 @@ class Server:
 
         deadline = Deadline(self.timeout)
 
-        def ask(form: _Form) -> Completion:
+        def ask(form: Form) -> Completion:
             return self._complete(form.build(prompt, text, max_tokens, logprobs=logprobs), form, max_tokens, deadline)
 
-        if self._is_settled:  # An error has another reason than the form of the request.
-            return ask(self._form)
-        form, unnamed = self._form, list[tuple[_Form, ServerError]]()
-        while True:
-            try:
-                completion = ask(form)
-                break
-            except ServerError as error:
-                if error.status not in _ADAPTABLE:
-                    raise (unnamed[0][1] if unnamed else error) from None
-                # A failure of the server (500) and a missing path have other reasons than what their words name.
-                is_refusal = error.status < 500 and error.status not in _NO_PATH
-                if is_refusal and (name := form.find_refused(error.words, logprobs=logprobs)):
-                    form = form.drop(name)
-                    continue
-                if find_limit(error, len(prompt)) is not None:
-                    raise
-                unnamed.append((form, error))
-                if (weaker := form.find_weaker(error.status, logprobs=logprobs)) is None:
-                    raise unnamed[0][1] from None
-                form = weaker
-        if unnamed and unnamed[0][1].status >= 500:
-            # Such an error may have passed, and then the form was right.
-            try:
-                completion = ask(unnamed[0][0])
-            except ServerError:
-                pass
-            else:
-                form = unnamed[0][0]
-        self._form, self._is_settled = form, True
-        return completion
+        return self._negotiation.complete(ask, len(prompt), logprobs=logprobs)
 
-    def _complete(self, content: Mapping[str, Any], form: _Form, max_tokens: int, deadline: "Deadline") -> Completion:
+    def _complete(self, content: Mapping[str, Any], form: Form, max_tokens: int, deadline: "Deadline") -> Completion:
         """Return the answer to a request."""
         from ctxext.engines.server_schema import COMPLETION
 
