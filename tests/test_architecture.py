@@ -20,7 +20,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # what has no name of its own belongs to the room around it. The portable code stands outside: it imports none of them.
 LAYERS = (
     *("version", "notebook", "redaction", "errors", "options", "files", "data"),
-    *("checkpoint", "recipes", "methods", "verify", "converters", "gguf", "engines"),
+    *("checkpoint", "recipes", "methods", "verify", "converters", "gguf", "server", "engines", "served"),
     "evaluate.checkpoint_info",
     *(
         "evaluate.scoring.prefix_cache",

@@ -11,10 +11,10 @@ from ctxext.converters.calibration import calibrate_recipe
 from ctxext.converters.convert import convert
 from ctxext.converters.engine_support import overrides
 from ctxext.converters.options import ConvertOptions
-from ctxext.engines.in_engine import compare_in_engine
 from ctxext.evaluate.model import Loading
 from ctxext.methods import MsPoE
 from ctxext.recipes.encodings.rotary import model_config
+from ctxext.served.every_token import compare_in_engine
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 from offline_vllm import Engine

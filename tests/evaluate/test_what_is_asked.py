@@ -11,7 +11,6 @@ import pytest
 
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.data import prose
-from ctxext.engines.server_answers import Completion, Token
 from ctxext.errors import CtxextError
 from ctxext.evaluate import plan, serving
 from ctxext.evaluate.checkpoint_info import info_of, open_infos
@@ -29,6 +28,7 @@ from ctxext.evaluate.tasks.passages import Passages
 from ctxext.evaluate.tasks.perplexity import Perplexity, bucket_width
 from ctxext.evaluate.tasks.registry import TASKS
 from ctxext.evaluate.tasks.retrieval import make_questions, num_questions
+from ctxext.server.answers import Completion, Token
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from ctxext.engines.server import MOST_BYTES, Server, ServerError, ServerOptions, find_limit
-from ctxext.engines.server_answers import count_read, read_completion
 from ctxext.errors import CtxextError
+from ctxext.server.answers import count_read, read_completion
+from ctxext.server.client import MOST_BYTES, Server, ServerError, ServerOptions, find_limit
 from openai_server import Served, running
 
 IDS, TEXT = list(range(100, 700)), "word " * 500

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ctxext.engines.server import Server
 from ctxext.errors import CtxextError
 from ctxext.gguf.header import read_header
+from ctxext.server.client import Server
 
 _CACHES = {"auto": "F16", "fp16": "F16", "bf16": "BF16", "fp32": "F32"}
 """Type of keys and values by the value of --dtype."""

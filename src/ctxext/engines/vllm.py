@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.loading import DTYPES, choose_device, fast_cpu_dtype
-from ctxext.engines.server import Server, ServerError
 from ctxext.errors import CtxextError
 from ctxext.files.isolated import SETTINGS
+from ctxext.server.client import Server, ServerError
 
 ENGINE_NAMES = ("transformers", "vllm", "llama.cpp")
 """The engines, including transformers."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from ctxext.data.encoding import Encoder, tokenize
 from ctxext.data.prompt import Prompt
 from ctxext.engines.llama_cpp import LlamaCpp
-from ctxext.engines.server import Server
-from ctxext.engines.server_answers import Completion
 from ctxext.engines.vllm import Vllm
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo
 from ctxext.evaluate.model import GeneratingModel, Loading, load_tokenizer
+from ctxext.server.answers import Completion
+from ctxext.server.client import Server
 
 _CALLS_AT_ONCE = 4
 """Requests per thread between two saved results."""

@@ -28,10 +28,10 @@ from ctxext.converters.engine_support import (
     serving_of,
     source_commands,
 )
-from ctxext.engines import in_engine
-from ctxext.engines.in_engine import EngineComparison, _read
 from ctxext.methods import DynamicNtk, Llama3, LongRope, MsPoE, Ntk, NtkByParts, PositionInterpolation, Yarn
 from ctxext.recipes.encodings.rotary import model_config
+from ctxext.served import every_token
+from ctxext.served.every_token import EngineComparison, _read
 from ctxext.verify import run as verify_run
 
 
@@ -72,7 +72,7 @@ def test_a_difference_fails_and_is_shown(vllm, run, yarn, monkeypatch):
 )
 def test_one_prompt_that_differs_fails_all(vllm, run, yarn, monkeypatch, numbers):
     rows = [EngineComparison("OUT", "inside", 9, number, number / 2, 3) for number in numbers]
-    monkeypatch.setattr(in_engine, "compare_in_engine", lambda *_args, **_options: rows)
+    monkeypatch.setattr(every_token, "compare_in_engine", lambda *_args, **_options: rows)
     monkeypatch.setattr(verify_run, "verify", lambda *_args, **_options: [])
     result = run("verify", yarn, "--no-load", "--engine", "vllm", "--json")
     passes = all(number <= 1e-3 for number in numbers)
@@ -103,12 +103,12 @@ def test_how_long_the_prompts_are(yarn, monkeypatch, asked, reach, places):
         def close(self):
             started.append("ended")
 
-    monkeypatch.setattr(in_engine, "Vllm", Server)
+    monkeypatch.setattr(every_token, "Vllm", Server)
     wanted = lambda checkpoint, prompts, foreign: [[-1.0] * (len(ids) - 1) for ids in prompts]  # noqa: E731
-    monkeypatch.setattr(in_engine, "_read_expected", wanted)
-    monkeypatch.setattr(in_engine, "vllm_arguments", lambda row: {"a": 0, "needs": row.engine})
+    monkeypatch.setattr(every_token, "_read_expected", wanted)
+    monkeypatch.setattr(every_token, "vllm_arguments", lambda row: {"a": 0, "needs": row.engine})
     served = {"OUT": (yarn, {"a": 1, "seed": 1}), "SOURCE": (source.folder, {"b": 2})}
-    rows = in_engine.compare_in_engine(open_checkpoint(str(yarn)), served, arguments={"seed": 7, **asked})
+    rows = every_token.compare_in_engine(open_checkpoint(str(yarn)), served, arguments={"seed": 7, **asked})
     assert [row.place for row in rows] == 2 * [*places]
     assert [row.tokens for row in rows] == 2 * [*places.values()]
     assert [row.served for row in rows] == len(places) * ["OUT"] + len(places) * ["SOURCE"]
@@ -125,7 +125,7 @@ def test_how_long_the_prompts_are(yarn, monkeypatch, asked, reach, places):
 def test_what_is_no_number_is_the_largest_difference(at):
     read = [-1.0, -2.0, -3.5]
     read[at] = float("nan")
-    row = in_engine._compare_prompt("OUT", "inside", read, [-1.5, -2.0, -3.0])
+    row = every_token._compare_prompt("OUT", "inside", read, [-1.5, -2.0, -3.0])
     assert (row.position, row.is_alike, row.tokens) == (at, False, 4)
 
 
@@ -136,7 +136,7 @@ def test_a_source_is_not_served_for_a_result_that_was_trained(yarn, tmp_path, mo
     config = json.loads((out / "config.json").read_text())
     config["ctxext"] |= {"finetune": {"steps": 10}} if trained else {}
     (out / "config.json").write_text(json.dumps(config))
-    monkeypatch.setattr(in_engine, "compare_in_engine", lambda out, served, **options: list(served))
+    monkeypatch.setattr(every_token, "compare_in_engine", lambda out, served, **options: list(served))
     checkpoints = open_checkpoint(str(out)), open_checkpoint("demo")
     assert compared_in_engine(*checkpoints, trust_remote_code=False, arguments={}) == expected
 
@@ -146,7 +146,7 @@ def test_pieces_read_the_same(monkeypatch, yarn):
     ids = torch.randint(5, 3000, (130,), generator=torch.Generator().manual_seed(0)).tolist()
     with torch.inference_mode():
         scores = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
-    monkeypatch.setattr(in_engine, "positions_at_once", lambda _: 40)
+    monkeypatch.setattr(every_token, "positions_at_once", lambda _: 40)
     expected = scores.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
     assert _read(Head(model), ids) == pytest.approx(expected, abs=1e-4)
 

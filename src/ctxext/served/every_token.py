@@ -10,11 +10,11 @@ from ctxext.checkpoint.head import Head, positions_at_once
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters.engine_support import serving_of, vllm_arguments
 from ctxext.engines.arguments import check_arguments
-from ctxext.engines.server_readings import load_reading
 from ctxext.engines.vllm import Vllm
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.code.staging import stage_checkpoint
 from ctxext.recipes.encodings.rotary import model_config
+from ctxext.served.readings import load_reading
 
 TOLERANCE = 1e-3
 """Largest difference of a log-probability between equal runs in float32, in nats."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ctxext.engines.server_answers import Completion, ServerError, find_limit, is_of_length
+from ctxext.server.answers import Completion, ServerError, find_limit, is_of_length
 
 _TOP = 5
 """Alternatives per token: OpenAI's limit for completions, which all servers support."""

@@ -24,7 +24,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
-from ctxext.engines.server_answers import (
+from ctxext.errors import CtxextError
+from ctxext.files.strict import parse_json
+from ctxext.options import check_numbers, option, option_name, with_documented_options
+from ctxext.redaction import redact, remember
+from ctxext.server.answers import (
     Completion,
     ServerError,
     ServerTimeout,
@@ -34,16 +38,12 @@ from ctxext.engines.server_answers import (
     is_cut,
     read_completion,
 )
-from ctxext.engines.server_negotiation import Form, Negotiation
-from ctxext.errors import CtxextError
-from ctxext.files.strict import parse_json
-from ctxext.options import check_numbers, option, option_name, with_documented_options
-from ctxext.redaction import redact, remember
+from ctxext.server.negotiation import Form, Negotiation
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-    from ctxext.engines.server_http import Address, Deadline, Response
+    from ctxext.server.http import Address, Deadline, Response
 
 __all__ = ["MOST_BYTES", "Completion", "Server", "ServerError", "ServerOptions", "ServerTimeout", "find_limit"]
 
@@ -202,8 +202,8 @@ class Server:
 
     def _list_models(self) -> dict[str, Mapping[str, Any]]:
         """Return the server's list of models by name; empty if it has none."""
-        from ctxext.engines.server_http import Deadline
-        from ctxext.engines.server_schema import MODELS
+        from ctxext.server.http import Deadline
+        from ctxext.server.schema import MODELS
 
         try:
             models = self._send("GET", f"{self._base}/models", None, Deadline(self.timeout), self.max_retries)
@@ -230,8 +230,8 @@ class Server:
 
     def _identify(self) -> None:
         """Read the name and version of the server where it reports them."""
-        from ctxext.engines.server_http import Deadline
-        from ctxext.engines.server_schema import IDENTITY, find_fault
+        from ctxext.server.http import Deadline
+        from ctxext.server.schema import IDENTITY, find_fault
 
         deadline = Deadline(min(self.timeout, _SECONDS_OF_IDENTITY))
         root = self._base.removesuffix("/v1")
@@ -287,7 +287,7 @@ class Server:
         Raises:
             ServerError: The server refuses every form of the request, or its answer is unreadable.
         """
-        from ctxext.engines.server_http import Deadline
+        from ctxext.server.http import Deadline
 
         deadline = Deadline(self.timeout)
 
@@ -298,7 +298,7 @@ class Server:
 
     def _complete(self, content: Mapping[str, Any], form: Form, max_tokens: int, deadline: "Deadline") -> Completion:
         """Return the answer to a request."""
-        from ctxext.engines.server_schema import COMPLETION
+        from ctxext.server.schema import COMPLETION
 
         path = f"{self._base}/{'chat/completions' if form.is_chat else 'completions'}"
         model = {"model": self.model} if self.model else {}
@@ -341,7 +341,7 @@ class Server:
 
     def request(self, method: str, path: str, content: Mapping[str, Any] | None = None) -> Any:
         """Return the answer to a request of a server's own API, whose path is not in the OpenAI-compatible one."""
-        from ctxext.engines.server_http import Deadline
+        from ctxext.server.http import Deadline
 
         root = self._base.removesuffix("/v1")
         return self._send(method, f"{root}/{path}", content, Deadline(self.timeout), self.max_retries)
@@ -353,7 +353,7 @@ class Server:
         self, method: str, path: str, content: Mapping[str, Any] | None, deadline: "Deadline", max_retries: int
     ) -> Any:
         """Send a request, repeat it while the server is busy, and return the JSON of the answer."""
-        from ctxext.engines.server_http import ExpiredError
+        from ctxext.server.http import ExpiredError
 
         body = b"" if content is None else json.dumps(content).encode()
         try:
@@ -372,7 +372,7 @@ class Server:
 
     def _exchange(self, method: str, path: str, body: bytes, deadline: "Deadline") -> "Response":
         """Send a request once."""
-        from ctxext.engines.server_http import TooLargeError
+        from ctxext.server.http import TooLargeError
 
         headers = {**self._headers, **({"Content-Type": "application/json"} if body else {})}
         try:
@@ -435,7 +435,7 @@ class Server:
 
     def _check(self, content: Any, schema: "TypeAdapter[Any]", what: str) -> None:
         """Raise if an answer has other values than its schema."""
-        from ctxext.engines.server_schema import find_fault
+        from ctxext.server.schema import find_fault
 
         if (fault := find_fault(content, schema)) is None:
             return
@@ -572,7 +572,7 @@ def _make_address(parts: SplitResult) -> "Address":
     """
     import httpcore
 
-    from ctxext.engines.server_http import Address
+    from ctxext.server.http import Address
 
     context = None
     file, folder = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")

@@ -11,9 +11,9 @@ from ctxext.checkpoint.opening import Checkpoint
 from ctxext.data import prose
 from ctxext.data.chat_template import render_chat
 from ctxext.data.encoding import Encoder, tokenize
-from ctxext.engines.server import Completion, Server, ServerError, find_limit
 from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.rotary import model_config
+from ctxext.server.client import Completion, Server, ServerError, find_limit
 
 TOKENS = 16
 """Tokens that the server generates for each prompt; all of them are compared."""

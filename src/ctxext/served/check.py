@@ -12,14 +12,14 @@ from typing import Any
 from ctxext.checkpoint.loading import explain_loading_errors
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.data.encoding import Encoder, open_tokenizer
-from ctxext.engines.server import Server, ServerTimeout
-from ctxext.engines.server_probes import TOKENS, Probe, Vocabulary, probes_of, send_probe
-from ctxext.engines.server_readings import CONVERTED, CUT, list_cuts, load_reading, measure_errors, readings_of
-from ctxext.engines.server_verdict import ServerReport, is_settled, judge
 from ctxext.files.content import Progress
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.code.staging import stage_checkpoint
 from ctxext.recipes.encodings.rotary import model_config
+from ctxext.served.probes import TOKENS, Probe, Vocabulary, probes_of, send_probe
+from ctxext.served.readings import CONVERTED, CUT, list_cuts, load_reading, measure_errors, readings_of
+from ctxext.served.verdict import ServerReport, is_settled, judge
+from ctxext.server.client import Server, ServerTimeout
 
 
 def check_server(

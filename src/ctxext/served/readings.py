@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from ctxext.checkpoint.head import Head
 from ctxext.checkpoint.loading import choose_device, load_checkpoint
 from ctxext.checkpoint.opening import Checkpoint
-from ctxext.engines.server_probes import TOKENS, Probe
 from ctxext.errors import CtxextError
 from ctxext.recipes.code.staging import stage_checkpoint
 from ctxext.recipes.encodings.rotary import ModelConfig, attention_scaling, model_config
 from ctxext.recipes.recipe import plain_config
+from ctxext.served.probes import TOKENS, Probe
 
 if TYPE_CHECKING:
     import torch

@@ -7,10 +7,10 @@ from typing import Any
 
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.converters.engine_support import WRONG, serving_of, source_commands
-from ctxext.engines.server import Server
-from ctxext.engines.server_probes import IN_TEMPLATE, Probe
-from ctxext.engines.server_readings import CONVERTED, CUT
 from ctxext.recipes.encodings.rotary import model_config, provenance
+from ctxext.served.probes import IN_TEMPLATE, Probe
+from ctxext.served.readings import CONVERTED, CUT
+from ctxext.server.client import Server
 
 SERVED, FAULT, UNDECIDED = "as converted", "fault", "cannot be decided"
 
