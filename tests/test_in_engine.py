@@ -30,7 +30,7 @@ from ctxext.converters.engines import (
 from ctxext.engines import in_engine
 from ctxext.engines.in_engine import EngineComparison, _read
 from ctxext.methods import DynamicNtk, Llama3, LongRope, MsPoE, Ntk, NtkByParts, PositionInterpolation, Yarn
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 from ctxext.verify import run as verify_run
 
 

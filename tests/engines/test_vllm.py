@@ -15,7 +15,7 @@ from ctxext.engines.in_engine import compare_in_engine
 from ctxext.engines.vllm import Engine
 from ctxext.evaluate.model import Loading
 from ctxext.methods import MsPoE
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 pytestmark = pytest.mark.engine

@@ -29,7 +29,7 @@ from ctxext.engines.server_readings import (
 from ctxext.engines.server_verdict import FAULT, SERVED, UNDECIDED, find_cut
 from ctxext.errors import CtxextError
 from ctxext.methods import DynamicNtk, Ntk, NtkByParts, PositionInterpolation, SelfExtend, Yarn
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 from openai_server import Served, running
 
 TEMPLATE = "<|user|>{{ messages[0]['content'] }}<|assistant|>"

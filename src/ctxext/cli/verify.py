@@ -16,7 +16,7 @@ from ctxext.engines.server import ServerOptions
 from ctxext.errors import CtxextError
 from ctxext.gguf import is_gguf
 from ctxext.options import HubOptions
-from ctxext.recipes.encodings.rotary import provenance
+from ctxext.recipes.encodings.base import provenance
 
 if TYPE_CHECKING:
     from ctxext.engines.in_engine import EngineComparison
@@ -167,7 +167,7 @@ def _in_engine(
     """Compare the checkpoint in vLLM with transformers, and its source with --hf-overrides if they suffice."""
     from ctxext.converters.engines import overrides
     from ctxext.engines.in_engine import compare_in_engine
-    from ctxext.recipes.encodings.rotary import model_config
+    from ctxext.recipes.model_config import model_config
 
     model = model_config(out.config)
     served: dict[str, tuple[Path, Mapping[str, Any]]] = {"OUT": (out.folder, {})}

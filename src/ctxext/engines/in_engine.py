@@ -12,7 +12,7 @@ from ctxext.engines.arguments import check_arguments
 from ctxext.engines.vllm import Engine
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.code.staging import stage_checkpoint
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 from ctxext.verify.checks_process import cache_argument, cache_of
 
 TOLERANCE = 1e-3

@@ -19,7 +19,7 @@ from ctxext.engines.server_verdict import ServerReport, is_settled, judge
 from ctxext.files.content import Progress
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.code.staging import stage_checkpoint
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 
 
 def check_server(

@@ -13,7 +13,7 @@ from ctxext.data.chat_template import render_chat
 from ctxext.data.encoding import Encoder, tokenize
 from ctxext.engines.server import Completion, Server, ServerError, find_limit
 from ctxext.errors import CtxextError
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 
 TOKENS = 16
 """Tokens that the server generates for each prompt; all of them are compared."""

@@ -10,7 +10,8 @@ from ctxext.converters.engines import WRONG, serving_of, source_commands
 from ctxext.engines.server import Server
 from ctxext.engines.server_probes import IN_TEMPLATE, Probe
 from ctxext.engines.server_readings import CONVERTED, CUT
-from ctxext.recipes.encodings.rotary import model_config, provenance
+from ctxext.recipes.encodings.base import provenance
+from ctxext.recipes.model_config import model_config
 
 SERVED, FAULT, UNDECIDED = "as converted", "fault", "cannot be decided"
 

@@ -20,7 +20,7 @@ from ctxext.evaluate.model import GeneratingModel, Loading, load_tokenizer, runs
 from ctxext.evaluate.remote import load_remote
 from ctxext.files.length import format_length
 from ctxext.recipes.code.staging import stage_checkpoint
-from ctxext.recipes.encodings.rotary import ModelConfig, model_config
+from ctxext.recipes.model_config import ModelConfig, model_config
 
 LOSS_TASKS = ("perplexity", "longppl", "short")
 """Tasks that need the loss of a text, while an engine only generates text."""

@@ -9,9 +9,11 @@ from ctxext.checkpoint.families import Family
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.tensor_files import NewTensor
-from ctxext.recipes.encodings.base import POSITIONS, Encoding
+from ctxext.recipes.encodings.base import POSITIONS, Config, Encoding
+from ctxext.recipes.encodings.dialects import unsupported_reason
 from ctxext.recipes.encodings.frequencies import is_neutral
-from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary, unsupported_reason
+from ctxext.recipes.encodings.rotary import Rotary
+from ctxext.recipes.model_config import ModelConfig
 from ctxext.recipes.param import SearchRange, check_value, param, search_ranges
 
 Kind = Literal["table", "base", "schedule", "heads", "attention", "slopes", "buckets", "length"]

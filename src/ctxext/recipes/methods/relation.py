@@ -15,7 +15,8 @@ from ctxext.errors import CtxextError
 from ctxext.recipes.base import Kind, Reaching
 from ctxext.recipes.code.method import PORTABLE, CodeMethod
 from ctxext.recipes.encodings.base import Encoding
-from ctxext.recipes.encodings.rotary import ModelConfig, Rotary
+from ctxext.recipes.encodings.rotary import Rotary
+from ctxext.recipes.model_config import ModelConfig
 from ctxext.recipes.param import SearchRange, param
 
 
