@@ -22,7 +22,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import info_of
 from ctxext.methods import AdjustedBase, Llama3, LongRope, MsPoE, Ntk, Yarn
 from ctxext.publish.push import plan_push
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 from ctxext.recipes.registry import method_named
 from small_llama import change_json, read_json
 

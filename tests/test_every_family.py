@@ -31,8 +31,8 @@ from ctxext.checkpoint.auto_class import MASKED, auto_class
 from ctxext.checkpoint.families import family_of, serves_sliding
 from ctxext.errors import CtxextError
 from ctxext.methods import MsPoE, PositionInterpolation
-from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.relation import Relation
+from ctxext.recipes.model_config import model_config
 from ctxext.recipes.registry import method_named
 from ctxext.verify import clean_load, clean_process
 from ctxext.verify.carried import expected_frequencies

@@ -18,9 +18,9 @@ from ctxext.converters.engine_support import source_commands
 from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
 from ctxext.methods import DynamicNtk, Llama3, Ntk, PositionInterpolation, Yarn
-from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.ntk_by_parts import NtkByParts
 from ctxext.recipes.methods.self_extend import SelfExtend
+from ctxext.recipes.model_config import model_config
 from ctxext.verify.run import failures, verify
 from small_llama import read_json
 

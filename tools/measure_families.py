@@ -96,7 +96,8 @@ def _converted(work: Path, name: str) -> Iterator[tuple[str, Path, Path]]:
     from ctxext.checkpoint.opening import open_checkpoint
     from ctxext.errors import CtxextError
     from ctxext.recipes.encodings.no_positions import NoPositions
-    from ctxext.recipes.encodings.rotary import Rotary, model_config
+    from ctxext.recipes.encodings.rotary import Rotary
+    from ctxext.recipes.model_config import model_config
     from ctxext.recipes.recipe import recipe_from_dict
 
     for form in (SPECIAL, *([WITHOUT_POSITIONS] if name in WITHOUT_POSITIONS else [])):

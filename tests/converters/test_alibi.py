@@ -17,8 +17,8 @@ from ctxext.errors import CtxextError
 from ctxext.files.isolated import run_isolated
 from ctxext.recipes.code.method import PORTABLE
 from ctxext.recipes.encodings.biases import alibi_slopes
-from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.ntk_alibi import NtkAlibi
+from ctxext.recipes.model_config import model_config
 from ctxext.verify import checks_process, clean_load
 from ctxext.verify.carried import reference_of
 from portable_checkpoints import load

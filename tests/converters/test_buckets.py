@@ -9,8 +9,8 @@ from ctxext import Recipe, convert, verify
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.errors import CtxextError
-from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.buckets import WiderBuckets
+from ctxext.recipes.model_config import model_config
 from ctxext.verify.run import check_buckets
 from ctxext.verify.subject import Subject
 from small_llama import read_json

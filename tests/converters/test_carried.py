@@ -10,8 +10,8 @@ import tiny_models
 from ctxext import Recipe, convert
 from ctxext.errors import CtxextError
 from ctxext.methods import LongRope, MsPoE, PositionInterpolation, Yarn
-from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.mrrope import MrRope
+from ctxext.recipes.model_config import model_config
 from ctxext.verify.carried import check_stock_rotation, rotations
 
 BY_FOUR = Recipe([PositionInterpolation(factor=4)])

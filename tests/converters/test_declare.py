@@ -16,7 +16,7 @@ from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
 from ctxext.methods import Declare, Yarn
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 from ctxext.verify.clean_load import LoadReport
 from ctxext.verify.run import check_frequencies
 from ctxext.verify.subject import Subject

@@ -20,7 +20,7 @@ from ctxext.converters.engine_support import (
     worst_difference,
 )
 from ctxext.methods import AdjustedBase, Ntk, PositionInterpolation, Yarn
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 from ctxext.recipes.registry import method_named
 
 RUN = ("vLLM", "vLLM's transformers backend", "llama.cpp", "MLX")

@@ -14,7 +14,7 @@ import transformers
 from ctxext import Recipe
 from ctxext.checkpoint.families import FAMILIES
 from ctxext.methods import AdjustedBase, DynamicNtk, Llama3, LongRope, Ntk, NtkByParts, PositionInterpolation, Yarn
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 from ctxext.verify import carried, measured
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))

@@ -24,7 +24,8 @@ from ctxext.converters.engine_support import attn_factor, serving_of, source_com
 from ctxext.evaluate.model import Loading
 from ctxext.gguf.convert import convert_gguf
 from ctxext.methods import Yarn
-from ctxext.recipes.encodings.rotary import attention_scaling, model_config
+from ctxext.recipes.encodings.rotary import attention_scaling
+from ctxext.recipes.model_config import model_config
 from small_llama import change_json
 
 llama_cpp = pytest.importorskip("xllamacpp", reason="llama.cpp is not installed")

@@ -13,7 +13,7 @@ from ctxext.converters.engine_support import overrides
 from ctxext.converters.options import ConvertOptions
 from ctxext.evaluate.model import Loading
 from ctxext.methods import MsPoE
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 from ctxext.served.every_token import compare_in_engine
 
 pytest.importorskip("vllm", reason="vLLM is not installed")

@@ -27,7 +27,7 @@ from ctxext.evaluate.model import Loading
 from ctxext.evaluate.serving import check_served, load_served, serving_by_vllm
 from ctxext.methods import DynamicNtk, LongRope, MsPoE, PositionInterpolation, Yarn
 from ctxext.publish.results import build_results
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 
 ENGINE = Loading(dtype="fp32", engine="vllm")
 SMALL = {"tasks": ("needle",), "lengths": (256,), "depths": (0.0, 1.0), "samples": 2}

@@ -20,7 +20,7 @@ from ctxext.finetune.run import training_folder
 from ctxext.finetune.saves import find_newest_save
 from ctxext.methods import MsPoE, PositionInterpolation, Yarn
 from ctxext.publish.push import plan_push
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 from tiny_base import QUICK, Stopped, Tokens, change, documents, load, logits, make_base, save_llama, stop_after, tune
 
 

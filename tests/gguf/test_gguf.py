@@ -39,9 +39,10 @@ from ctxext.methods import (
     Yarn,
 )
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
-from ctxext.recipes.encodings.rotary import attention_scaling, model_config
+from ctxext.recipes.encodings.rotary import attention_scaling
 from ctxext.recipes.methods.mrrope import MrRope
 from ctxext.recipes.methods.self_extend import SelfExtend
+from ctxext.recipes.model_config import model_config
 from gguf_files import TENSORS, gguf_bytes, keys_of
 
 RISING = tuple(1.0 + 3.0 * number / 7 for number in range(8))

@@ -16,7 +16,7 @@ from ctxext.evaluate.checkpoint_info import open_infos
 from ctxext.evaluate.model import Loading, load_model
 from ctxext.methods import MsPoE, Yarn
 from ctxext.recipes.code.own_code import runs_only_own_code
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 from ctxext.verify import clean_load, subject
 from ctxext.verify import run as verify_run
 from ctxext.verify.clean_load import LoadReport

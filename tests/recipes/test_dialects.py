@@ -13,7 +13,7 @@ from ctxext.recipes.encodings.dialects import (
     write_explicit,
     write_length,
 )
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 
 SIZES = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 6, "max_position_embeddings": 64}
 LLAMA = {"model_type": "llama", "rope_theta": 1e4, **SIZES}

@@ -13,7 +13,8 @@ from ctxext.checkpoint.families import FAMILIES
 from ctxext.errors import CtxextError
 from ctxext.methods import Yarn
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
-from ctxext.recipes.encodings.rotary import Rotary, attention_scaling, model_config
+from ctxext.recipes.encodings.rotary import Rotary, attention_scaling
+from ctxext.recipes.model_config import model_config
 from ctxext.recipes.registry import method_named
 from ctxext.verify.carried import reference_of, rotations
 from ctxext.verify.run import failures, verify

@@ -17,7 +17,7 @@ from ctxext.checkpoint.families import FAMILIES
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.converters.engine_support import schedules_of
 from ctxext.methods import MsPoE, NtkByParts, Yarn
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 from ctxext.verify.run import check_scores
 from ctxext.verify.subject import Subject
 from releases import IS_OLDER

@@ -12,8 +12,9 @@ from ctxext import METHODS, Recipe, convert
 from ctxext.errors import CtxextError
 from ctxext.methods import MsPoE, Ntk, NtkByParts, Yarn
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
-from ctxext.recipes.encodings.rotary import Rotary, model_config
+from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.methods.mspoe import num_kv_heads
+from ctxext.recipes.model_config import model_config
 from ctxext.recipes.param import Limits, SearchRange, limits_of, options_of, param
 from ctxext.recipes.recipe import step_from_dict
 from small_llama import read_json

@@ -20,10 +20,11 @@ from ctxext.converters.plan import is_new_only, make_plan
 from ctxext.errors import CtxextError
 from ctxext.methods import DynamicNtk, Llama3, MsPoE, Ntk, PositionInterpolation, Yarn
 from ctxext.recipes.encodings.dialects import known_keys
-from ctxext.recipes.encodings.rotary import _COPIES, attention_scaling, model_config
+from ctxext.recipes.encodings.rotary import _COPIES, attention_scaling
 from ctxext.recipes.methods.adaptive import Adaptive
 from ctxext.recipes.methods.ntk_by_parts import NtkByParts
 from ctxext.recipes.methods.self_extend import SelfExtend
+from ctxext.recipes.model_config import model_config
 from ctxext.recipes.registry import method_named
 from ctxext.verify.carried import rotations
 from small_llama import make_llama, read_json, scheduled

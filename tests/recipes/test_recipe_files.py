@@ -6,7 +6,7 @@ from ctxext import Recipe, load_recipe
 from ctxext.cli.methods import build_recipe
 from ctxext.errors import CtxextError
 from ctxext.methods import Yarn
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 from ctxext.recipes.recipe import describe_step, presets, recipe_from_dict, step_from_dict
 
 YARN = {"method": "yarn", "factor": 4.0}

@@ -7,8 +7,8 @@ import pytest
 from ctxext.checkpoint.families import family_of
 from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.learned import tensors_named
-from ctxext.recipes.encodings.rotary import model_config
 from ctxext.recipes.methods.table import Table, _buffer
+from ctxext.recipes.model_config import model_config
 
 BERT = {"model_type": "bert", "max_position_embeddings": 512}
 ROBERTA = {"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1}

@@ -14,7 +14,7 @@ from ctxext.errors import CtxextError
 from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.workbench import Workbench
 from ctxext.methods import AdjustedBase, MsPoE, Yarn
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 
 QUICK = ("llama", "gemma3_text", "phi3", "gpt_neox", "deepseek_v3", "glm", "gpt_oss", "qwen3")
 LENGTHS = (40, 150, 70)

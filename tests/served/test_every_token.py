@@ -29,7 +29,7 @@ from ctxext.converters.engine_support import (
     source_commands,
 )
 from ctxext.methods import DynamicNtk, Llama3, LongRope, MsPoE, Ntk, NtkByParts, PositionInterpolation, Yarn
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 from ctxext.served import every_token
 from ctxext.served.every_token import EngineComparison, _read
 from ctxext.verify import run as verify_run

@@ -15,7 +15,7 @@ from ctxext.converters.convert import convert
 from ctxext.data.encoding import Encoder
 from ctxext.errors import CtxextError
 from ctxext.methods import DynamicNtk, Ntk, NtkByParts, PositionInterpolation, SelfExtend, Yarn
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 from ctxext.served.check import check_server
 from ctxext.served.probes import TOKENS, Probe, probes_of
 from ctxext.served.readings import (

@@ -15,7 +15,7 @@ from ctxext.cli.output import Output
 from ctxext.errors import CtxextError
 from ctxext.gguf import is_gguf
 from ctxext.options import HubOptions
-from ctxext.recipes.encodings.rotary import provenance
+from ctxext.recipes.encodings.base import provenance
 from ctxext.server.client import ServerOptions
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def _in_engine(
 ) -> "list[EngineComparison]":
     """Compare the checkpoint in vLLM with transformers, and its source with --hf-overrides if they suffice."""
     from ctxext.converters.engine_support import overrides
-    from ctxext.recipes.encodings.rotary import model_config
+    from ctxext.recipes.model_config import model_config
     from ctxext.served.every_token import compare_in_engine
 
     model = model_config(out.config)

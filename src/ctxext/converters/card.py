@@ -19,7 +19,7 @@ from ctxext.errors import CtxextError
 from ctxext.files.strict import in_markdown, parse_yaml, read_text
 from ctxext.files.tensor_files import format_tensor_names
 from ctxext.recipes.base import Method
-from ctxext.recipes.encodings.rotary import ModelConfig
+from ctxext.recipes.model_config import ModelConfig
 from ctxext.recipes.param import limits_of
 from ctxext.recipes.recipe import Recipe, command_options
 from ctxext.version import __version__

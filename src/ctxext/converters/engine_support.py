@@ -21,8 +21,10 @@ from typing import Any
 from ctxext.checkpoint.families import text_config
 from ctxext.checkpoint.geometry import LENGTH_ABOVE
 from ctxext.recipes.encodings.base import provenance
+from ctxext.recipes.encodings.dialects import native_type
 from ctxext.recipes.encodings.no_positions import NoPositions
-from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, attention_scaling, native_type
+from ctxext.recipes.encodings.rotary import Rotary, attention_scaling
+from ctxext.recipes.model_config import ModelConfig
 from ctxext.recipes.registry import METHODS
 
 EXACT, PARTLY, WRONG, UNKNOWN = "exact", "with care", "not", "not known"

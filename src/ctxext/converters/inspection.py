@@ -21,16 +21,10 @@ from ctxext.checkpoint.opening import Checkpoint, claimed_lengths
 from ctxext.checkpoint.other_files import SentencePipeline, read_pipeline
 from ctxext.converters.engine_support import Serving, serving_of, source_commands
 from ctxext.errors import CtxextError
+from ctxext.recipes.encodings.base import provenance
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
-from ctxext.recipes.encodings.rotary import (
-    ModelConfig,
-    Rotary,
-    beyond_training,
-    is_readable,
-    model_config,
-    provenance,
-    sliding_layers_follow,
-)
+from ctxext.recipes.encodings.rotary import Rotary, sliding_layers_follow
+from ctxext.recipes.model_config import ModelConfig, beyond_training, is_readable, model_config
 from ctxext.recipes.registry import METHODS
 
 _BY_ENCODING: Mapping[str, str] = {

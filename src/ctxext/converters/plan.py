@@ -23,14 +23,9 @@ from ctxext.files.output_directory import records_training
 from ctxext.files.strict import parse_json
 from ctxext.files.tensor_files import NewTensor
 from ctxext.recipes.code.own_code import CODE_FILES, runs_by_itself
-from ctxext.recipes.encodings.base import Encoding
-from ctxext.recipes.encodings.rotary import (
-    ModelConfig,
-    beyond_training,
-    model_config,
-    provenance,
-    sliding_layers_follow,
-)
+from ctxext.recipes.encodings.base import Encoding, provenance
+from ctxext.recipes.encodings.rotary import sliding_layers_follow
+from ctxext.recipes.model_config import ModelConfig, beyond_training, model_config
 from ctxext.recipes.recipe import Recipe, describe_step, plain_config, recipe_from_dict, starting_model
 from ctxext.version import __version__
 

@@ -163,7 +163,7 @@ def _make_names_unique(names: Sequence[tuple[str, str]]) -> list[str]:
 def info_of(name: str, checkpoint: Checkpoint) -> CheckpointInfo:
     """Read the facts about a checkpoint's context from its files."""
     from ctxext.checkpoint.families import family_of
-    from ctxext.recipes.encodings.rotary import is_readable, model_config
+    from ctxext.recipes.model_config import is_readable, model_config
 
     names = {path.name for path in checkpoint.files}
     if not names & set(_TOKENIZERS) and not any(path.suffix == ".tiktoken" for path in checkpoint.files):

@@ -18,7 +18,7 @@ from ctxext.evaluate.model import Loading, load_tokenizer, runs_foreign_code
 from ctxext.evaluate.server_model import ServerModel, choose_form, connect_model
 from ctxext.files.length import format_length
 from ctxext.recipes.code.staging import stage_checkpoint
-from ctxext.recipes.encodings.rotary import ModelConfig, model_config
+from ctxext.recipes.model_config import ModelConfig, model_config
 
 LOSS_TASKS = ("perplexity", "longppl", "short")
 """Tasks that need the loss of a text, while an engine only generates text."""

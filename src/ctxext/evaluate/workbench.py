@@ -18,7 +18,7 @@ from ctxext.files.content import Progress
 from ctxext.files.offline import forbid_network
 from ctxext.files.tensor_files import TORCH_NAMES, NewTensor, read_tensor
 from ctxext.recipes.code.staging import own_classes
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 from ctxext.recipes.recipe import Recipe
 
 _CANNOT = (AttributeError, ImportError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)

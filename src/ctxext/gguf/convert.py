@@ -42,7 +42,8 @@ from ctxext.notebook import table
 from ctxext.options import accepts_options
 from ctxext.recipes.encodings.base import Encoding
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
-from ctxext.recipes.encodings.rotary import SLIDING_FOLLOWS, ModelConfig, Rotary, attention_scaling
+from ctxext.recipes.encodings.rotary import SLIDING_FOLLOWS, Rotary, attention_scaling
+from ctxext.recipes.model_config import ModelConfig
 from ctxext.recipes.recipe import Recipe, describe_step
 from ctxext.recipes.registry import METHODS
 from ctxext.version import __version__

@@ -19,7 +19,9 @@ from ctxext.options import option_name
 from ctxext.recipes.base import Method, Scaling
 from ctxext.recipes.code.layout import SHARED_FILES, STUB_FILE, family_classes, render_stub, without_code
 from ctxext.recipes.code.method import PORTABLE, CodeMethod
-from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary, provenance, without_derived
+from ctxext.recipes.encodings.base import Config, provenance
+from ctxext.recipes.encodings.rotary import Rotary, without_derived
+from ctxext.recipes.model_config import ModelConfig
 from ctxext.recipes.param import limits_of, value_type
 from ctxext.recipes.registry import method_named
 

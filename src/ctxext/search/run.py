@@ -23,7 +23,7 @@ from ctxext.files.output_directory import write_whole
 from ctxext.files.packages import is_installed, require
 from ctxext.notebook import table
 from ctxext.options import accepts_options
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 from ctxext.recipes.recipe import Recipe
 from ctxext.search.options import SearchOptions, StudyPlace, default_study
 from ctxext.search.space import build_space

@@ -15,7 +15,7 @@ from ctxext.data.encoding import Encoder, open_tokenizer
 from ctxext.files.content import Progress
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.code.staging import stage_checkpoint
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 from ctxext.served.probes import TOKENS, Probe, Vocabulary, probes_of, send_probe
 from ctxext.served.readings import CONVERTED, CUT, list_cuts, load_reading, measure_errors, readings_of
 from ctxext.served.verdict import ServerReport, is_settled, judge

@@ -13,7 +13,7 @@ from ctxext.engines.arguments import check_arguments
 from ctxext.engines.vllm import Vllm
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.code.staging import stage_checkpoint
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 from ctxext.served.readings import load_reading
 
 TOLERANCE = 1e-3

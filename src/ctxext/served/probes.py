@@ -12,7 +12,7 @@ from ctxext.data import prose
 from ctxext.data.chat_template import render_chat
 from ctxext.data.encoding import Encoder, tokenize
 from ctxext.errors import CtxextError
-from ctxext.recipes.encodings.rotary import model_config
+from ctxext.recipes.model_config import model_config
 from ctxext.server.client import Completion, Server, ServerError, find_limit
 
 TOKENS = 16

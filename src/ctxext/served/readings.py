@@ -10,7 +10,8 @@ from ctxext.checkpoint.loading import choose_device, load_checkpoint
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.recipes.code.staging import stage_checkpoint
-from ctxext.recipes.encodings.rotary import ModelConfig, attention_scaling, model_config
+from ctxext.recipes.encodings.rotary import attention_scaling
+from ctxext.recipes.model_config import ModelConfig, model_config
 from ctxext.recipes.recipe import plain_config
 from ctxext.served.probes import TOKENS, Probe
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.converters.engine_support import WRONG, serving_of, source_commands
-from ctxext.recipes.encodings.rotary import model_config, provenance
+from ctxext.recipes.encodings.base import provenance
+from ctxext.recipes.model_config import model_config
 from ctxext.served.probes import IN_TEMPLATE, Probe
 from ctxext.served.readings import CONVERTED, CUT
 from ctxext.server.client import Server

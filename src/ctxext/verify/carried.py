@@ -20,7 +20,8 @@ from ctxext.checkpoint.loading import forbid_downloads, hub_backbones, quiet_tra
 from ctxext.errors import CtxextError
 from ctxext.recipes.base import Method
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
-from ctxext.recipes.encodings.rotary import ModelConfig, Rotary, attention_scaling
+from ctxext.recipes.encodings.rotary import Rotary, attention_scaling
+from ctxext.recipes.model_config import ModelConfig
 from ctxext.recipes.recipe import Recipe
 from ctxext.redaction import shorten
 from ctxext.verify.measured import TOLERANCE as MEASURED_TOLERANCE

@@ -21,8 +21,9 @@ from ctxext.files.isolated import fault_within, last_line_of_errors, run_isolate
 from ctxext.files.packages import NEWEST, OLDEST
 from ctxext.recipes.base import Method
 from ctxext.recipes.code.staging import stage_checkpoint
-from ctxext.recipes.encodings.rotary import ModelConfig, Rotary
+from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.methods.relation import Relation
+from ctxext.recipes.model_config import ModelConfig
 from ctxext.recipes.recipe import Recipe
 from ctxext.redaction import shorten
 from ctxext.verify.carried import reference_error, reference_of, report_reference_errors

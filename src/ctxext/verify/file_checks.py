@@ -15,7 +15,8 @@ from ctxext.files.content import MANIFEST, Progress, has_stamp, same_value, sha2
 from ctxext.files.tensor_files import format_tensor_names, read_tensors
 from ctxext.recipes.code.layout import HEADS, PREFIX, STUB_FILE
 from ctxext.recipes.code.own_code import CODE_FILES, explain_broken_config
-from ctxext.recipes.encodings.rotary import is_readable, model_config, provenance
+from ctxext.recipes.encodings.base import provenance
+from ctxext.recipes.model_config import is_readable, model_config
 from ctxext.recipes.recipe import starting_model
 from ctxext.verify.subject import FAILED, PASSED, SKIPPED, Finding, Subject, quote_names, training_of
 

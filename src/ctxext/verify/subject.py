@@ -10,7 +10,8 @@ from ctxext.checkpoint.opening import Checkpoint
 from ctxext.errors import CtxextError
 from ctxext.files.content import MANIFEST, Progress, sha256_of
 from ctxext.recipes.code.own_code import explain_broken_config, own_code, runs_only_own_code
-from ctxext.recipes.encodings.rotary import ModelConfig, model_config, provenance
+from ctxext.recipes.encodings.base import provenance
+from ctxext.recipes.model_config import ModelConfig, model_config
 from ctxext.recipes.recipe import Recipe, plain_config, recipe_from_dict
 from ctxext.verify.clean_load import LoadReport, load_in_clean_process
 

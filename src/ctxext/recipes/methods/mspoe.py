@@ -6,7 +6,9 @@ from typing import Any, ClassVar, Self
 from ctxext.checkpoint.families import Family, rotated_layers, value_of_layers
 from ctxext.errors import CtxextError
 from ctxext.recipes.code.method import PORTABLE, CodeMethod
-from ctxext.recipes.encodings.rotary import Config, ModelConfig, Rotary
+from ctxext.recipes.encodings.base import Config
+from ctxext.recipes.encodings.rotary import Rotary
+from ctxext.recipes.model_config import ModelConfig
 from ctxext.recipes.param import param
 
 
