@@ -23,7 +23,7 @@ from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.rotary import model_config, unsupported_reason
 from ctxext.recipes.registry import method_named
-from ctxext.verify.carried import rotations
+from ctxext.verify.rotation import rotations
 from published_models import NAMES, published, write_config
 
 FILE = Path(__file__).parents[1] / "data" / "published.jsonl"

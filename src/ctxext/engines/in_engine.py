@@ -13,7 +13,7 @@ from ctxext.engines.vllm import Engine
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.code.staging import stage_checkpoint
 from ctxext.recipes.encodings.rotary import model_config
-from ctxext.verify.checks_process import cache_argument, cache_of
+from ctxext.verify.decoding_process import cache_argument, cache_of
 
 TOLERANCE = 1e-3
 """Largest difference of a log-probability between equal runs in float32, in nats."""
