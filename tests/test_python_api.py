@@ -75,7 +75,7 @@ FIRST = ("from ctxext import {0}", "import ctxext.{0}.run", "from ctxext.{0} imp
 
 @pytest.mark.parametrize(("name", "first"), [*((name, FIRST[1]) for name in CALLED), *((CALLED[0], f) for f in FIRST)])
 def test_a_name_is_a_function_whatever_was_imported_before(name, first, in_a_new_python):
-    module = {"compare": "candidates", "evaluate": "settings", "verify": "subject"}.get(name, "options")
+    module = {"compare": "candidates", "evaluate": "settings", "verify": "conversion"}.get(name, "options")
     code = [first, "import ctxext, sys, types", "from ctxext import {0} as before", f"import ctxext.{name}.{module}"]
     code += ["from ctxext import {0} as after", "from ctxext.{0}.run import {0} as function"]
     code += ["assert before is after is ctxext.{0} is function", "assert isinstance(function, types.FunctionType)"]

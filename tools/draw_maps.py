@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 from ctxext.recipes.base import Method
 from ctxext.recipes.methods.relation import Relation
 from ctxext.recipes.model_config import model_config
-from ctxext.verify.carried import reference_of
+from ctxext.verify.rotation import reference_of
 
 FOLDER = Path(__file__).parents[1] / "docs" / "maps"
 LENGTH, TOTAL = 64, 192

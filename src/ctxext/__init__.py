@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from ctxext.search.options import SearchOptions as SearchOptions
     from ctxext.search.run import Found as Found
     from ctxext.search.run import search as search
+    from ctxext.verify.conversion import Finding as Finding
     from ctxext.verify.run import verify as verify
-    from ctxext.verify.subject import Finding as Finding
 
 _NAMES = {
     "checkpoint.opening": ("Checkpoint", "open_checkpoint"),
@@ -73,7 +73,7 @@ _NAMES = {
     "search.options": ("SearchOptions",),
     "search.run": ("Found", "search"),
     "verify.run": ("verify",),
-    "verify.subject": ("Finding",),
+    "verify.conversion": ("Finding",),
 }
 """Public names by module, the same as the imports above for type checkers."""
 

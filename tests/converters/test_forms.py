@@ -19,11 +19,11 @@ from ctxext.converters.plan import make_plan
 from ctxext.errors import CtxextError
 from ctxext.recipes.code.method import PORTABLE
 from ctxext.recipes.registry import method_named
-from ctxext.verify import clean_load
-from ctxext.verify.checks_process import load_stock, replace_functions
-from ctxext.verify.clean_process import learned_numbers
+from ctxext.verify import isolated_checks
 from ctxext.verify.expected_process import Expected
 from ctxext.verify.forms_process import Text, compare_forms, expected_outputs, run_forms
+from ctxext.verify.isolated_process import learned_numbers
+from ctxext.verify.model_process import load_stock, replace_functions
 from ctxext.verify.run import verify
 from small_llama import make_llama
 
@@ -181,8 +181,8 @@ def check_of(case, folder):
     convert(str(source), out, recipe, check=False)
     plan, tasks = make_plan(open_checkpoint(str(source)), recipe), []
     answer = {"difference": 0.0, "scale": 1.0, "change": 0.0, "decoding": ""}
-    with replace_functions(vars(clean_load), {"run_script": lambda _, task, **__: tasks.append(task) or answer}):
-        clean_load.compare_logits(out, plan.source, plan.recipe, plan.model, plan.stock)
+    with replace_functions(vars(isolated_checks), {"run_script": lambda _, task, **__: tasks.append(task) or answer}):
+        isolated_checks.compare_logits(out, plan.source, plan.recipe, plan.model, plan.stock)
     (task,) = tasks
     texts = [Text(**text) for text in task["forms"]]
     torch.manual_seed(0)
@@ -249,7 +249,7 @@ PLANTED = list(itertools.chain(*([(fault, case) for case in fault[1].split()] fo
 def test_a_fault_in_one_form_is_seen(fault, case, checked, tmp_path):
     check = checked(case)
     folder = planted(check, tmp_path / f"planted_{PLANTED.index((fault, case))}", *fault[2:])
-    assert max(compare(check, folder).values()) > 2 * clean_load.TOLERANCE
+    assert max(compare(check, folder).values()) > 2 * isolated_checks.TOLERANCE
 
 
 def test_convert_and_verify_refuse_a_fault_of_one_form(tmp_path, monkeypatch):

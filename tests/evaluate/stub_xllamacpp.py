@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.gguf.header import read_header
-from ctxext.verify.checks_process import cache_argument, cache_of
+from ctxext.verify.decoding_process import cache_argument, cache_of
 
 ggml_type = enum.Enum("ggml_type", ["GGML_TYPE_F32", "GGML_TYPE_F16", "GGML_TYPE_BF16"])
 llama_flash_attn_type = enum.Enum("llama_flash_attn_type", ["LLAMA_FLASH_ATTN_TYPE_DISABLED"])

@@ -14,7 +14,7 @@ from ctxext.evaluate.settings import Settings
 from ctxext.evaluate.tasks.needle import Needle
 from ctxext.evaluate.tasks.retrieval import make_questions
 from ctxext.methods import MsPoE, Yarn
-from ctxext.verify.checks_process import cache_argument, cache_of
+from ctxext.verify.decoding_process import cache_argument, cache_of
 
 ORDERS = ("prompt", "calibrated", "fixed")
 SCHEDULES = ("linear", "ntk", "by-parts")

@@ -22,7 +22,7 @@ from ctxext.portable.relation_parts import begins_again
 from ctxext.portable.rerope import Rerope, ReRopeMap
 from ctxext.recipes.methods.self_extend import SelfExtend
 from ctxext.recipes.registry import method_named
-from ctxext.verify.carried import reference_of
+from ctxext.verify.rotation import reference_of
 from portable_checkpoints import llama, load, write
 from relation_cases import (
     BASE,

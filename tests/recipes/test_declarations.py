@@ -12,7 +12,7 @@ from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.param import default_of, options_of, search_ranges, search_start
 from ctxext.recipes.recipe import step_from_dict
 from ctxext.recipes.registry import method_named
-from ctxext.verify.carried import reference_of
+from ctxext.verify.rotation import reference_of
 
 OF_ENCODING = {
     "rotary": "llama",

@@ -12,7 +12,7 @@ from ctxext import METHODS, Recipe, convert
 from ctxext.checkpoint.auto_class import auto_class
 from ctxext.errors import CtxextError
 from ctxext.recipes.model_config import model_config
-from ctxext.verify.carried import reference_of
+from ctxext.verify.rotation import reference_of
 
 FUNCTIONS = {
     "table": ("rows", "original"),

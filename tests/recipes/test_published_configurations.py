@@ -24,7 +24,7 @@ from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.dialects import unsupported_reason
 from ctxext.recipes.model_config import model_config
 from ctxext.recipes.registry import method_named
-from ctxext.verify.carried import rotations
+from ctxext.verify.rotation import rotations
 from published_models import NAMES, published, write_config
 
 FILE = Path(__file__).parents[1] / "data" / "published.jsonl"

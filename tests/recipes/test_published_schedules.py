@@ -26,7 +26,7 @@ from ctxext.recipes.methods.ntk_by_parts import NtkByParts
 from ctxext.recipes.methods.self_extend import SelfExtend
 from ctxext.recipes.model_config import model_config
 from ctxext.recipes.registry import method_named
-from ctxext.verify.carried import rotations
+from ctxext.verify.rotation import rotations
 from small_llama import make_llama, read_json, scheduled
 from tiny_models import build
 

@@ -35,8 +35,8 @@ from ctxext.recipes.base import Method
 from ctxext.recipes.code.layout import without_code
 from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.recipe import Recipe, recipe_of
-from ctxext.verify.carried import check_kept_rotation, check_stock_rotation
-from ctxext.verify.clean_load import Verification, compare_logits
+from ctxext.verify.isolated_checks import Verification, compare_logits
+from ctxext.verify.rotation import check_kept_rotation, check_rotation
 from ctxext.version import __version__
 
 _RECORDED_PACKAGES = ("transformers", "torch", "safetensors", "huggingface_hub")
@@ -213,7 +213,7 @@ def check_frequencies(plan: Plan) -> Verification | None:
     """Verify the frequencies that the installed transformers computes; return None if none can change."""
     if plan.start.family.encoding == "none" and plan.start.family.positions == "rotary":
         return Verification(of="frequencies", difference=check_kept_rotation(plan.start.config, plan.stock))
-    difference = check_stock_rotation(plan.recipe, without_code(plan.source.config), plan.start, plan.stock)
+    difference = check_rotation(plan.recipe, without_code(plan.source.config), plan.start, plan.stock)
     return None if difference is None else Verification(of="frequencies", difference=difference)
 
 

@@ -1,4 +1,4 @@
-"""What measured.json says of stock classes: held against the classes; what was not measured is not answered."""
+"""What rotary_classes.json says of stock classes: held against the classes; what was not measured is not answered."""
 
 import importlib.util
 import json
@@ -15,7 +15,7 @@ from ctxext import Recipe
 from ctxext.checkpoint.families import FAMILIES
 from ctxext.methods import AdjustedBase, DynamicNtk, Llama3, LongRope, Ntk, NtkByParts, PositionInterpolation, Yarn
 from ctxext.recipes.model_config import model_config
-from ctxext.verify import carried, measured
+from ctxext.verify import rotary_classes, rotation
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 from measure_rotary_classes import agreeing, is_plain
@@ -33,8 +33,8 @@ LLAMA = {
 }
 INSTALLED = {
     entry["family"]: entry
-    for digest, entry in measured.read_measurements().items()
-    if digest == measured.digest_of(entry["family"])
+    for digest, entry in rotary_classes.read_measurements().items()
+    if digest == rotary_classes.digest_of(entry["family"])
 }
 PACKAGE = Path(transformers.__file__).parent
 of_a_measured_version = pytest.mark.skipif(not INSTALLED, reason=f"transformers {transformers.__version__}: unmeasured")
@@ -43,7 +43,7 @@ of_a_measured_version = pytest.mark.skipif(not INSTALLED, reason=f"transformers 
 @pytest.fixture
 def unimported(monkeypatch):
     """As in a process that has not imported the classes."""
-    monkeypatch.setattr(measured, "is_imported", lambda _: False)
+    monkeypatch.setattr(rotary_classes, "is_imported", lambda _: False)
 
 
 def converted(step, **changes):
@@ -71,11 +71,11 @@ STEPS = [
 def test_answered_as_the_class_answers(unimported, monkeypatch, step):
     recipe, source, plain, stock = converted(step)
     with monkeypatch.context() as patch:
-        patch.setattr(carried, "rotations", None)  # No class is asked.
-        known = carried.check_stock_rotation(recipe, source, plain, stock)
+        patch.setattr(rotation, "rotations", None)  # No class is asked.
+        known = rotation.check_rotation(recipe, source, plain, stock)
     assert known < 1e-9
-    monkeypatch.setattr(carried, "measured_rotations", lambda *_: None)
-    assert abs(carried.check_stock_rotation(recipe, source, plain, stock) - known) < measured.TOLERANCE
+    monkeypatch.setattr(rotation, "measured_rotations", lambda *_: None)
+    assert abs(rotation.check_rotation(recipe, source, plain, stock) - known) < rotary_classes.TOLERANCE
 
 
 @of_a_measured_version
@@ -86,27 +86,27 @@ def test_every_class_rotates_as_recorded(model_type):
     """Schedules that the sweep did not draw, so that an entry for another version of ctxext's formulas shows too."""
     rope_types, left_out = agreeing(model_type, draws=3, seed=1)
     assert rope_types == INSTALLED[model_type]["rope_types"], left_out
-    assert measured.read_measurements()[measured.digest_of(model_type)] == INSTALLED[model_type]
+    assert rotary_classes.read_measurements()[rotary_classes.digest_of(model_type)] == INSTALLED[model_type]
 
 
 @of_a_measured_version
 def test_edited_code_is_not_answered_for_but_another_version_is(unimported, monkeypatch, tmp_path):
     """A release that changes other code, as 5.24 renamed the cache, keeps its answers."""
     stock = converted(Yarn(factor=4))[-1]
-    assert measured.measured_rotations(stock.config, stock.family, [64])
+    assert rotary_classes.measured_rotations(stock.config, stock.family, [64])
     (tmp_path / "__init__.py").write_text('__version__ = "99.0"\n')
-    files = [*measured._SHARED, "models/llama/configuration_llama.py", "models/llama/modeling_llama.py"]
+    files = [*rotary_classes._SHARED, "models/llama/configuration_llama.py", "models/llama/modeling_llama.py"]
     for name in files:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(PACKAGE / name, tmp_path / name)
     spec = importlib.util.spec_from_file_location("transformers", tmp_path / "__init__.py")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
-    assert measured.measured_rotations(stock.config, stock.family, [64])
+    assert rotary_classes.measured_rotations(stock.config, stock.family, [64])
     modeling = (tmp_path / files[-1]).read_text()
     for old, new in {"k_proj": "key_proj", "class LlamaMLP": "# Renamed.\nclass LlamaFeedForward"}.items():
         assert old in modeling
         (tmp_path / files[-1]).write_text(modeling.replace(old, new))
-        assert measured.measured_rotations(stock.config, stock.family, [64]), new
+        assert rotary_classes.measured_rotations(stock.config, stock.family, [64]), new
     for old, new in {
         "emb.cos()": "emb.sin()",
         "LlamaRotaryEmbedding(config=config)": "LlamaRotaryEmbedding(config=other)",
@@ -116,21 +116,21 @@ def test_edited_code_is_not_answered_for_but_another_version_is(unimported, monk
     }.items():
         assert old in modeling
         (tmp_path / files[-1]).write_text(modeling.replace(old, new))
-        assert measured.measured_rotations(stock.config, stock.family, [64]) is None, new
+        assert rotary_classes.measured_rotations(stock.config, stock.family, [64]) is None, new
     (tmp_path / files[-1]).write_text(modeling)
     for name in files:
         with (tmp_path / name).open("a") as file:
             file.write("\ntheta = 1\n")
-        assert measured.measured_rotations(stock.config, stock.family, [64]) is None, name
+        assert rotary_classes.measured_rotations(stock.config, stock.family, [64]) is None, name
         shutil.copy(PACKAGE / name, tmp_path / name)
     (tmp_path / files[-1]).unlink()
-    assert measured.measured_rotations(stock.config, stock.family, [64]) is None
+    assert rotary_classes.measured_rotations(stock.config, stock.family, [64]) is None
 
 
 def test_a_class_in_this_process_is_asked_itself():
     stock = converted(Yarn(factor=4))[-1]
-    carried.rotations(stock.config, [64])  # Imports it.
-    assert measured.measured_rotations(stock.config, stock.family, [64]) is None
+    rotation.rotations(stock.config, [64])  # Imports it.
+    assert rotary_classes.measured_rotations(stock.config, stock.family, [64]) is None
 
 
 @pytest.mark.parametrize(
@@ -167,32 +167,32 @@ def test_a_class_in_this_process_is_asked_itself():
 )
 def test_what_was_not_measured_is_not_answered_for(unimported, change):
     config = converted(Yarn(factor=4))[-1].config
-    assert measured.flat_rotary(config) is not None
+    assert rotary_classes.flat_rotary(config) is not None
     if "schedule" in change:
         parameters = {**config["rope_parameters"], **change["schedule"]}
         schedule = {key: value for key, value in parameters.items() if value is not ...}
         beside = {key: value for key, value in schedule.items() if key != "rope_theta"}
         change = {"rope_parameters": schedule, "rope_scaling": beside, "rope_theta": schedule["rope_theta"]}
-    assert measured.flat_rotary({**config, **change}) is None
+    assert rotary_classes.flat_rotary({**config, **change}) is None
 
 
 def test_longrope_by_two_lengths_and_by_its_factor_must_agree(unimported):
     config = converted(STEPS[-1])[-1].config
-    assert measured.flat_rotary(config) is not None
-    assert measured.flat_rotary({**config, "max_position_embeddings": 300}) is None
-    assert measured.flat_rotary({key: config[key] for key in config if not key.startswith("original_")}) is None
+    assert rotary_classes.flat_rotary(config) is not None
+    assert rotary_classes.flat_rotary({**config, "max_position_embeddings": 300}) is None
+    assert rotary_classes.flat_rotary({key: config[key] for key in config if not key.startswith("original_")}) is None
     short = {**config["rope_scaling"], "long_factor": [1.0] * 7}
     parameters = {**short, "rope_theta": 1e4}
-    assert measured.flat_rotary({**config, "rope_scaling": short, "rope_parameters": parameters}) is None
+    assert rotary_classes.flat_rotary({**config, "rope_scaling": short, "rope_parameters": parameters}) is None
 
 
 def test_what_differs_from_the_reference_is_left_to_the_class(unimported, monkeypatch):
     recipe, source, plain, stock = converted(Yarn(factor=4))
     asked = []
-    monkeypatch.setattr(carried, "rotations", lambda *_: asked.append(1) or {32: [], 256: []})
-    monkeypatch.setattr(carried, "expected_rotation", lambda *_: ([1.0] * 8, 1.0))
+    monkeypatch.setattr(rotation, "rotations", lambda *_: asked.append(1) or {32: [], 256: []})
+    monkeypatch.setattr(rotation, "expected_rotation", lambda *_: ([1.0] * 8, 1.0))
     with pytest.raises(Exception, match="no rotary embedding"):
-        carried.check_stock_rotation(recipe, source, plain, stock)
+        rotation.check_rotation(recipe, source, plain, stock)
     assert asked
 
 
@@ -213,11 +213,11 @@ def test_only_flat_schedules_are_recorded():
     assert INSTALLED.keys() >= {"llama", "mistral", "qwen2", "qwen3"}
     assert all(is_plain(FAMILIES[name]) for name in INSTALLED)
     assert not any(is_plain(FAMILIES[name]) for name in ("gemma3_text", "phi3", "gpt_neox", "deepseek_v3"))
-    assert json.loads(measured.RECORD.read_text()) == measured.read_measurements()
+    assert json.loads(rotary_classes.RECORD.read_text()) == rotary_classes.read_measurements()
 
 
 def test_the_version_of_the_constraints_is_measured():
     """So that the tests above run with it."""
-    measured_versions = {entry["transformers"] for entry in measured.read_measurements().values()}
+    measured_versions = {entry["transformers"] for entry in rotary_classes.read_measurements().values()}
     text = (Path(__file__).parents[2] / "constraints.txt").read_text()
     assert re.search(r"^transformers==(.+)$", text, re.MULTILINE)[1] in measured_versions

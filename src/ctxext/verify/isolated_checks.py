@@ -26,10 +26,11 @@ from ctxext.recipes.methods.relation import Relation
 from ctxext.recipes.model_config import ModelConfig
 from ctxext.recipes.recipe import Recipe
 from ctxext.redaction import shorten
-from ctxext.verify.carried import reference_error, reference_of, report_reference_errors
-from ctxext.verify.checks_process import LENGTH, LOADED
+from ctxext.verify.decoding_process import LENGTH
+from ctxext.verify.model_process import LOADED
+from ctxext.verify.rotation import reference_error, reference_of, report_reference_errors
 
-SCRIPT = Path(__file__).with_name("clean_process.py")
+SCRIPT = Path(__file__).with_name("isolated_process.py")
 TOLERANCE = 1e-4
 """Largest relative difference of logits, and of attention, from the references."""
 _NUM_TOKENS = 64
@@ -68,7 +69,7 @@ class ScriptFailedError(Exception):
 def run_script(
     checkpoint: Checkpoint, task: Mapping[str, Any], *, methods: Sequence[str] = (), foreign: bool = False
 ) -> dict[str, Any]:
-    """Run a check of `clean_process.py` in a process that cannot import ctxext, and return its result.
+    """Run a check of `isolated_process.py` in a process that cannot import ctxext, and return its result.
 
     Args:
         checkpoint: The checkpoint, which the process loads from a stage.
@@ -124,7 +125,7 @@ def lacks_package(config: Mapping[str, Any], error: str) -> str:
     return error.partition("Error: ")[2] or error
 
 
-def load_in_clean_process(checkpoint: Checkpoint, *, foreign: bool) -> LoadReport:
+def load_isolated(checkpoint: Checkpoint, *, foreign: bool) -> LoadReport:
     """Load a model as its users do; `foreign` has the meaning that it has in `run_script`."""
     try:
         check_described(checkpoint, runs_code=foreign)
@@ -204,7 +205,7 @@ def compare_logits(
         rotary = model.encoding
         task |= {"check": "logits", "full_types": list(model.family.full_types), "theta": rotary.theta}
         task["positions"] = _positions(recipe, rotary, model.code["steps"])
-        task["decoding"] = [_shorten_settings(step, model.code["steps"]) for step in steps]
+        task["decoding"] = [_settings_at(step, model.code["steps"]) for step in steps]
         task["forms"], length = _texts(steps, model, task["decoding"])
     else:
         longest = max(model.encoding.context_length, _NUM_TOKENS)
@@ -286,7 +287,7 @@ def _texts(
     room = max(min(math.isqrt(_WORK // width), _SLOW if slow else _LONGEST) - _BEYOND, 1024)
     own, length = settings, min(longest, room)
     if length < longest:
-        own = [_scaled_settings(step, settings, length / longest) for step in steps]
+        own = [_settings_at(step, settings, length, in_proportion=True) for step in steps]
     prompts, insides = [length + _MORE, LENGTH + _MORE], [length // 2, LENGTH // 2]
     if isinstance(model.encoding, Rotary) and model.encoding.rope_type in ("longrope", "dynamic"):
         trained = model.encoding.trained_length  # Their frequencies change there, and not within a text.
@@ -352,39 +353,32 @@ def _rescaled_settings(step: Method, settings: Sequence[Mapping[str, Any]], end:
     return entry
 
 
-def _scaled_settings(step: Method, settings: Sequence[Mapping[str, Any]], ratio: float) -> dict[str, Any]:
-    """Return the settings of a step with all lengths times a ratio, such that the same form computes them."""
-    entry = _settings_of(step, settings)
-    if ratio == 1 or "original_length" not in entry:
-        return entry
-    length = round(entry["original_length"] * ratio)
-    for name in {"original_length", "target_length"} & entry.keys():
-        entry[name] = round(entry[name] * ratio)
-    if not isinstance(step, Relation):
-        return entry
-    lengths = {name: entry[name] for name in step.defaults(length) if name in entry}
-    # Tiles are wider from 512 keys on.
-    lengths = {name: max(round(value * ratio), min(value, 512)) for name, value in lengths.items()}
-    if dataclasses.replace(step, **lengths).problem(length, entry["target_length"]):
-        return _shorten_settings(step, settings, length)
-    return entry | lengths
+def _settings_at(
+    step: Method, settings: Sequence[Mapping[str, Any]], length: int = LENGTH, *, in_proportion: bool = False
+) -> dict[str, Any]:
+    """Return the settings of a step at another original context length.
 
-
-def _shorten_settings(step: Method, steps: Sequence[Mapping[str, Any]], short: int = LENGTH) -> dict[str, Any]:
-    """Return the settings of a step for a very short original context length, so that short texts exceed it.
-
-    Settings that do not depend on this length are unchanged.
+    Its other lengths are the method's defaults. In proportion, they are those of the step, shorter, if the method
+    accepts them. Then the same form computes them.
     """
-    settings = _settings_of(step, steps)
-    if "original_length" not in settings:
-        return settings
+    entry = _settings_of(step, settings)
+    if "original_length" not in entry or (in_proportion and entry["original_length"] == length):
+        return entry
+    original = entry["original_length"]
+    target = round(entry.get("target_length", 0) * length / original)
+    if in_proportion and "target_length" in entry:
+        entry["target_length"] = target
     if isinstance(step, Relation):
-        length = settings["original_length"]
-        unset: dict[str, Any] = {name: None for name in step.defaults(length) if hasattr(step, name)}
-        lengths = dataclasses.replace(step, **unset).defaults(short)
-        settings |= {name: value for name, value in lengths.items() if name in settings}
-        settings["target_length"] = max(2 * short, round(settings["target_length"] / length * short))
-    return {**settings, "original_length": short}
+        names = [name for name in step.defaults(original) if name in entry]
+        # Tiles are wider from 512 keys on.
+        lengths = {name: max(round(entry[name] * length / original), min(entry[name], 512)) for name in names}
+        if not in_proportion or dataclasses.replace(step, **lengths).problem(length, target):
+            unset: dict[str, Any] = {name: None for name in step.defaults(original) if hasattr(step, name)}
+            defaults = dataclasses.replace(step, **unset).defaults(length)
+            lengths = {name: value for name, value in defaults.items() if name in entry}
+            lengths["target_length"] = max(2 * length, target)
+        entry |= lengths
+    return {**entry, "original_length": length}
 
 
 def _positions(recipe: Recipe, rotary: Rotary, steps: list[dict[str, Any]]) -> list[int]:

@@ -24,9 +24,9 @@ from ctxext.recipes.encodings.rotary import Rotary, attention_scaling
 from ctxext.recipes.model_config import ModelConfig
 from ctxext.recipes.recipe import Recipe
 from ctxext.redaction import shorten
-from ctxext.verify.measured import TOLERANCE as MEASURED_TOLERANCE
-from ctxext.verify.measured import measured_rotations
 from ctxext.verify.references import REFERENCES
+from ctxext.verify.rotary_classes import TOLERANCE as MEASURED_TOLERANCE
+from ctxext.verify.rotary_classes import measured_rotations
 
 TOLERANCE = 2e-5
 """Largest relative difference of a frequency or of the factor on cos and sin."""
@@ -51,9 +51,7 @@ class Rotation:
     scaling: float
 
 
-def check_stock_rotation(
-    recipe: Recipe, source: Mapping[str, Any], plain: ModelConfig, stock: ModelConfig
-) -> float | None:
+def check_rotation(recipe: Recipe, source: Mapping[str, Any], plain: ModelConfig, stock: ModelConfig) -> float | None:
     """Compare the rotation in the installed transformers with the recipe.
 
     Args:

@@ -1,4 +1,4 @@
-"""Script of `clean_load.py` for a process without ctxext: run one of `CHECKS`, such as the comparison of logits.
+"""Script of `isolated_checks.py` for a process without ctxext: run one of `CHECKS`, such as the comparison of logits.
 
 Its argument is the path of a JSON file with the task. Its last line of output is a JSON object with the result.
 The task of `compare` has `folder`, the checkpoint; `stock`, the config.json of the same model without code; `steps`,
@@ -21,22 +21,11 @@ from typing import Any
 
 import torch
 
-from .checks_process import (
-    LOADED,
-    backend_of,
-    compare_buckets,
-    compare_decoding,
-    compare_slopes,
-    compare_tables,
-    differences,
-    explain_decoding,
-    is_as_wrong,
-    is_wrong,
-    load,
-    load_stock,
-)
+from .decoding_process import compare_decoding, explain_decoding, is_as_wrong, is_wrong
+from .encodings_process import compare_buckets, compare_slopes, compare_tables, differences
 from .expected_process import CannotBeMovedError, Expected, Samples, largest_difference, run_and_record
 from .forms_process import Text, compare_forms, expected_outputs, replace_states, run_forms
+from .model_process import LOADED, backend_of, load, load_stock
 from .references import REFERENCES
 
 LEARNED = ".distance.weight"

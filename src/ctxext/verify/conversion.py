@@ -13,7 +13,7 @@ from ctxext.recipes.code.own_code import explain_broken_config, own_code, runs_o
 from ctxext.recipes.encodings.base import provenance
 from ctxext.recipes.model_config import ModelConfig, model_config
 from ctxext.recipes.recipe import Recipe, plain_config, recipe_from_dict
-from ctxext.verify.clean_load import LoadReport, load_in_clean_process
+from ctxext.verify.isolated_checks import LoadReport, load_isolated
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "not checked"
 
@@ -34,7 +34,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Subject:
+class Conversion:
     """A checkpoint, and its properties without loading it.
 
     Attributes:
@@ -128,7 +128,7 @@ class Subject:
     def load_report(self) -> LoadReport:
         """The model as loaded in a process that cannot import ctxext."""
         self.report_stage("loading the model in a clean process")
-        return load_in_clean_process(self.checkpoint, foreign=self.runs_foreign_code)
+        return load_isolated(self.checkpoint, foreign=self.runs_foreign_code)
 
     @property
     def runs_foreign_code(self) -> bool:
@@ -143,10 +143,10 @@ class Subject:
         return self.trust_remote_code or not (needs_code or is_unknown) or runs_only_own_code(self.checkpoint)
 
 
-def training_of(subject: Subject) -> dict[str, Any]:
+def training_of(conversion: Conversion) -> dict[str, Any]:
     """Return the record of a fine-tuning in ctxext.json or config.json; empty by default."""
-    in_config = provenance(subject.checkpoint.config).get("finetune")
-    record = subject.manifest.get("finetune") or in_config or {}
+    in_config = provenance(conversion.checkpoint.config).get("finetune")
+    record = conversion.manifest.get("finetune") or in_config or {}
     return dict(record) if isinstance(record, dict) else {}
 
 

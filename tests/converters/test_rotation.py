@@ -12,7 +12,7 @@ from ctxext.errors import CtxextError
 from ctxext.methods import LongRope, MsPoE, PositionInterpolation, Yarn
 from ctxext.recipes.methods.mrrope import MrRope
 from ctxext.recipes.model_config import model_config
-from ctxext.verify.carried import check_stock_rotation, rotations
+from ctxext.verify.rotation import check_rotation, rotations
 
 BY_FOUR = Recipe([PositionInterpolation(factor=4)])
 LARGE = {
@@ -71,6 +71,6 @@ def test_a_factor_that_the_class_drops_is_refused(tmp_path):
 def test_a_model_of_70_billion_parameters_takes_no_memory():
     plain = model_config(LARGE)
     recipe = Recipe([Yarn(factor=4)]).resolve(plain)
-    assert check_stock_rotation(recipe, LARGE, plain, recipe.edit(plain)) < 1e-6
+    assert check_rotation(recipe, LARGE, plain, recipe.edit(plain)) < 1e-6
     ((entry,),) = rotations(LARGE, [4096]).values()
     assert len(entry.frequencies) == 64

@@ -1,7 +1,7 @@
 """The rotation of a stock rotary embedding, computed without importing transformers, for measured classes.
 
 Running the class requires importing torch and transformers: four seconds of processor time and 300 MB. Many classes
-use only the stock formulas of their schedule. `measured.json` lists those by the digest of the relevant code:
+use only the stock formulas of their schedule. `rotary_classes.json` lists those by the digest of the relevant code:
 `tools/measure_rotary_classes.py` compared each class with the formulas, with parameters drawn from all of `RANGES`. The
 digest does not include the version, as releases rarely change this code. The class itself is run in three cases: edited
 code, a key or value outside the ranges, and different transformers 4 and 5 forms in a configuration.
@@ -24,7 +24,7 @@ from ctxext.errors import CtxextError
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import Rotary, attention_scaling
 
-RECORD = Path(__file__).with_name("measured.json")
+RECORD = Path(__file__).with_name("rotary_classes.json")
 TOLERANCE = 1e-5
 """Largest difference between a measured class and the formulas; the remaining tolerance is for the recipe."""
 
@@ -123,7 +123,7 @@ def is_imported(model_type: str) -> bool:
 
 @functools.cache
 def read_measurements() -> Mapping[str, Mapping[str, Any]]:
-    """Read measured.json: `family`, newest measured `transformers`, and `rope_types`, by digest."""
+    """Read rotary_classes.json: `family`, newest measured `transformers`, and `rope_types`, by digest."""
     return json.loads(RECORD.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
