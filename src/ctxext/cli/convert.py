@@ -50,7 +50,7 @@ _UNSET = vars(Calibration())
 class Budget:
     """Limits of the search for the recipe."""
 
-    trials: int | None = option(None, help="Maximum number of recipes.", min=1, panel=_PANEL)
+    trials: int | None = option(None, help="Maximum number of recipes.", min=1, parser_checks=True, panel=_PANEL)
     minutes: float | None = option(
         None, help=f"Approximate time limit in minutes. Default: {_MINUTES:g} without --trials.", panel=_PANEL
     )

@@ -20,7 +20,7 @@ from ctxext.files.strict import in_markdown, parse_yaml, read_text
 from ctxext.files.tensor_files import format_tensor_names
 from ctxext.recipes.base import Method
 from ctxext.recipes.model_config import ModelConfig
-from ctxext.recipes.param import limits_of
+from ctxext.recipes.param import parameter_of
 from ctxext.recipes.recipe import Recipe, command_options
 from ctxext.version import __version__
 
@@ -249,7 +249,7 @@ def _step_rows(step: Method) -> list[str]:
     """Return one table row per parameter of a step, with the help of its option as the meaning."""
     shown = step.to_dict()
     rows = [
-        f"| | {name} | {_format_value(shown[name])} | {limits_of(declared).help} |"
+        f"| | {name} | {_format_value(shown[name])} | {parameter_of(declared).help} |"
         for declared in dataclasses.fields(step)
         if (name := declared.name) in shown
     ]

@@ -15,14 +15,14 @@ from ctxext.errors import CtxextError
 from ctxext.files.length import check_length
 from ctxext.files.strict import parse_yaml, read_text
 from ctxext.files.tensor_files import NewTensor
-from ctxext.options import option_name
+from ctxext.options import option_name, value_type
 from ctxext.recipes.base import Method, Scaling
 from ctxext.recipes.code.layout import SHARED_FILES, STUB_FILE, family_classes, render_stub, without_code
 from ctxext.recipes.code.method import PORTABLE, CodeMethod
 from ctxext.recipes.encodings.base import Config, provenance
 from ctxext.recipes.encodings.rotary import Rotary, without_derived
 from ctxext.recipes.model_config import ModelConfig
-from ctxext.recipes.param import limits_of, value_type
+from ctxext.recipes.param import parameter_of
 from ctxext.recipes.registry import method_named
 
 _FILE_KEYS = ("description", "source", "steps")
@@ -201,7 +201,7 @@ def command_options(steps: Iterable[Mapping[str, Any]]) -> list[str]:
     named = {field.name: value for field, value in changed.items()}
     # An option applies to every step that has it, so no step with the default may have an option of this name.
     is_shared = any(named.get(field.name, value) != value for field, value in fields)
-    is_long = any(limits_of(field).measured or isinstance(value, list | tuple) for field, value in changed.items())
+    is_long = any(parameter_of(field).internal or isinstance(value, list | tuple) for field, value in changed.items())
     if is_shared or is_long or multiplying_steps([method for method, _ in methods]):
         return []
     return [

@@ -6,7 +6,6 @@ in the name of the parameter for log-probabilities, in the arguments that they r
 
 import base64
 import contextlib
-import dataclasses
 import email.utils
 import functools
 import ipaddress
@@ -21,12 +20,22 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from ctxext.errors import CtxextError
 from ctxext.files.strict import parse_json
-from ctxext.options import check_numbers, option, option_name, with_documented_options
+from ctxext.options import (
+    Rule,
+    check_numbers,
+    check_options,
+    flag_of,
+    is_set,
+    option,
+    option_name,
+    options_of,
+    with_documented_options,
+)
 from ctxext.redaction import redact, remember
 from ctxext.server.answers import (
     Completion,
@@ -60,6 +69,8 @@ _MOST_WORDS, _MOST_MESSAGE = 2000, 300
 """Characters of an error's text that are searched, and that are printed."""
 
 _PANEL = "Server"
+_LONGEST_WAIT = 1_000_000
+"""Maximum of a timeout in seconds; sockets accept no more than about 10^10."""
 _KEY_VARIABLE = "CTXEXT_API_KEY"
 _NAMES = {
     "vllm": "vLLM",
@@ -91,6 +102,12 @@ _KEY = re.compile(r"[\x21-\x7e]+")
 """A key that fits into an HTTP header."""
 
 
+def _find_option_without_server(options: "ServerOptions") -> str | None:
+    """Return the flag of an option that is set although there is no server."""
+    names = options_of(ServerOptions) if options.server is None else ()
+    return next((flag_of(ServerOptions, name) for name in names if is_set(options, name)), None)
+
+
 @with_documented_options
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
@@ -106,16 +123,22 @@ class ServerOptions:
     api_key: str | None = option(
         None, help=f"API key. Default: the environment variable {_KEY_VARIABLE}.", panel=_PANEL, kept=False, repr=False
     )
-    num_concurrent: int = option(1, help="Number of concurrent requests.", panel=_PANEL, min=1)
-    max_retries: int = option(3, help="Repetitions of a request that a busy server refuses.", panel=_PANEL, min=0)
-    timeout: float = option(300, help="Seconds to wait for an answer.", panel=_PANEL, min=0.1)
+    num_concurrent: int = option(
+        1, help="Number of concurrent requests.", panel=_PANEL, min=1, max=1000, parser_checks=True
+    )
+    max_retries: int = option(
+        3, help="Repetitions of a request that a busy server refuses.", panel=_PANEL, min=0, parser_checks=True
+    )
+    timeout: float = option(
+        300, help="Seconds to wait for an answer.", panel=_PANEL, min=0.1, max=_LONGEST_WAIT, parser_checks=True
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(_find_option_without_server, "{found} requires a server.", "Add --server URL."),
+    )
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if self.server is None:
-            for each in dataclasses.fields(self):
-                if getattr(self, each.name) != each.default:
-                    raise CtxextError(f"{option_name(each.name)} requires a server.", hint="Add --server URL.")
+        check_options(self)
 
     @functools.cached_property
     def connection(self) -> "Server":

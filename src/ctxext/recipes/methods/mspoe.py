@@ -82,7 +82,7 @@ class MsPoE(CodeMethod):
         choices=("paper", "released"),
     )
     ranks: tuple[tuple[int, ...], ...] | None = param(
-        None, help="Calibrated order: for each layer, the rank of each KV head.", measured=True
+        None, help="Calibrated order: for each layer, the rank of each KV head.", internal=True
     )
 
     def __post_init__(self) -> None:
