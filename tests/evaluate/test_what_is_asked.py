@@ -117,12 +117,12 @@ def changed(part, **changes):
     [
         (changed("settings", samples=5), "samples 4, now 5"),
         (changed("settings", lengths=[256, 512]), "lengths 256, now 256,512"),
-        (changed("settings", seed=1), "seed None, now 1"),
+        (changed("settings", seed=1), "seed none, now 1"),
         (changed("loading", dtype="fp32"), "dtype auto, now fp32"),
         (changed("versions", torch="2.8"), "torch 2.9, now 2.8"),
-        (changed("models", recipe={"steps": []}), 'model "one" has changed'),
-        (changed("models", name="three"), "models one, two, now three, two"),
-        ({**HEADER, "versions": {}}, "torch 2.9, now None"),
+        (changed("models", recipe={"steps": ["a"]}), 'model "one" recipe none, now a'),
+        (changed("models", name="three"), "models one,two, now three,two"),
+        ({**HEADER, "versions": {}}, "torch 2.9, now none"),
     ],
 )
 def test_only_the_same_run_is_gone_on_with(header, difference, tmp_path):
@@ -130,7 +130,7 @@ def test_only_the_same_run_is_gone_on_with(header, difference, tmp_path):
     ResultsLog(tmp_path).begin(json.loads(json.dumps(HEADER)), resume=True, overwrite=False)
     with pytest.raises(CtxextError) as refused:
         ResultsLog(tmp_path).begin(header, resume=True, overwrite=False)
-    assert f"because this run differs: {difference}." in refused.value.message
+    assert f"cannot be resumed with other settings: {difference}." in refused.value.message
 
 
 def line(model, sample, **more):

@@ -116,7 +116,7 @@ def test_json_is_alone_on_stdout(run, source, tmp_path):
     again = run("search", source, out, *SMALL, "--keep-short", 5, "--resume", "--study", tmp_path / "own.db", "--json")
     assert json.loads(again.stdout) == data
     other = run("search", source, out, *SMALL, "--keep-short", 4, "--resume", "--study", tmp_path / "own.db")
-    assert "different settings: keep_short 5.0, now 4.0" in other.exception.message
+    assert "other settings: keep_short 5.0, now 4.0" in other.exception.message
 
 
 def standing(numbers, stage="trying recipes", seconds=90.4):

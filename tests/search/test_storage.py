@@ -177,7 +177,7 @@ def test_a_study_that_began_at_the_same_time_is_joined_and_an_older_one_is_not(t
     first.begin({"source": "other"})
     first.ask()
     joined = Study(place, space, 0, 0.01, replaces)
-    with pytest.raises(CtxextError, match="different settings"):
+    with pytest.raises(CtxextError, match="other settings: source other, now demo"):
         joined.begin({"source": "demo"})
     assert not joined.is_due(1), "what the other process replaced is not replaced again"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.errors import CtxextError
-from ctxext.files.content import as_json, keys_that_differ
+from ctxext.files.content import as_json
 from ctxext.files.output_directory import (
     beside,
     check_out,
@@ -27,6 +27,7 @@ from ctxext.files.output_directory import (
 )
 from ctxext.files.packages import is_installed, require
 from ctxext.files.processes import rank
+from ctxext.files.resuming import check_same_settings
 from ctxext.files.schemas import read_json_object
 from ctxext.finetune.base import Base, open_model
 from ctxext.finetune.data import DataReport
@@ -35,7 +36,6 @@ from ctxext.finetune.options import CHANGEABLE, MASKED_SHARE, Reporter, RunOptio
 from ctxext.merge.run import ADAPTER, read_changes, save_adapter, write_merged
 from ctxext.notebook import table
 from ctxext.options import accepts_options
-from ctxext.redaction import shorten
 
 SETTINGS, REPORT, CURVE, FINAL = "settings.json", "finetune.json", "loss.png", "final"
 RUNS = "runs"
@@ -191,20 +191,9 @@ def _begin(folder: Path, settings: Mapping[str, Any], *, resume: bool, overwrite
     elif not known.is_file():
         raise CtxextError(f'"{folder}" exists and was not created by a run.', hint="Choose another OUT.")
     elif resume:
-        old = read_json_object(known)
-        different = [key for key in keys_that_differ(old, settings) if key in settings]
-        if different:
-            key = different[0]
-            before, now = (
-                " ".join(shorten(str(entry), 40) for entry in value.values())
-                if isinstance(value, Mapping)
-                else f'"{value}"'
-                for value in (old.get(key), settings[key])
-            )
-            raise CtxextError(
-                f'The unfinished run at "{folder}" has a different {key.replace("_", " ")}: {before}, not {now}.',
-                hint="Use the same options as before, or start over with --overwrite.",
-            )
+        # An earlier version may have recorded options that may now change.
+        old = {key: value for key, value in read_json_object(known).items() if key in settings}
+        check_same_settings(folder, old, settings)
         return
     elif not overwrite:
         raise CtxextError(

@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 
 from ctxext.errors import CtxextError
 from ctxext.evaluate.workbench import Workbench
-from ctxext.files.content import keys_that_differ
 from ctxext.files.offline import forbid_network
 from ctxext.files.output_directory import is_running
 from ctxext.files.processes import machine_id
+from ctxext.files.resuming import check_same_settings
 from ctxext.recipes.recipe import Recipe, recipe_from_dict
 from ctxext.search.measurement import EvalSet, Measurement, measure, read_measurement
 from ctxext.search.options import CREATED, SearchOptions, StudyPlace
@@ -344,13 +344,7 @@ class Study:
                     self._study.enqueue_trial(parameters, user_attrs={"published": published})
                 self._study.set_user_attr("header", dict(header))
                 return
-        if different := keys_that_differ(earlier, header):
-            raise CtxextError(
-                f'"{self.place}" cannot be continued because of different settings: '
-                + "; ".join(f"{key} {earlier.get(key)}, now {header.get(key)}" for key in different[:3])
-                + ".",
-                hint="Use the same command as before, or start over with --overwrite.",
-            )
+        check_same_settings(self.place, earlier, header)
 
     @_explain_errors
     def rescue(self) -> None:
