@@ -18,10 +18,11 @@ TESTS = ROOT / "tests"
 
 
 def find_modules() -> dict[str, Path]:
-    """Return the files of the package and of the tests by import name."""
+    """Return the files of the package and of the tests by import name, or by path for tests, which share names."""
     package = {".".join(path.relative_to(ROOT / "src").with_suffix("").parts): path for path in _files(ROOT / "src")}
     package = {name.removesuffix(".__init__"): path for name, path in package.items()}
-    return {**package, **{path.stem: path for path in _files(TESTS)}}
+    tests = {path.stem: path for path in _files(TESTS)}
+    return {**package, **tests, **{str(path): path for path in _files(TESTS) if path.stem.startswith("test_")}}
 
 
 def _files(folder: Path) -> list[Path]:
