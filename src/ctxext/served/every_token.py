@@ -15,7 +15,6 @@ from ctxext.recipes.code.own_code import runs_only_own_code
 from ctxext.recipes.code.staging import stage_checkpoint
 from ctxext.recipes.model_config import model_config
 from ctxext.served.readings import load_reading
-from ctxext.verify.decoding_process import cache_argument, cache_of
 
 TOLERANCE = 1e-3
 """Largest difference of a log-probability between equal runs in float32, in nats."""

@@ -27,12 +27,10 @@ from ctxext.errors import CtxextError
 from ctxext.files.strict import parse_json
 from ctxext.options import (
     Rule,
-    check_numbers,
     check_options,
     flag_of,
     is_set,
     option,
-    option_name,
     options_of,
     with_documented_options,
 )
