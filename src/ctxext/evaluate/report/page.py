@@ -2,15 +2,13 @@
 
 import base64
 import dataclasses
-import functools
 import json
 import re
 from collections import Counter
 from collections.abc import Sequence
 from html import escape
-from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ctxext.evaluate.report import tables
 from ctxext.evaluate.report.colours import hexadecimal, ink, series_style, shade
@@ -22,9 +20,7 @@ from ctxext.evaluate.tasks.registry import RETRIEVAL_TASKS, TASKS
 from ctxext.files.length import format_length
 from ctxext.files.output_directory import write_whole
 from ctxext.files.packages import install_command, is_installed
-
-if TYPE_CHECKING:
-    from jinja2 import Template
+from ctxext.files.templates import load_template
 
 _LONG_NAME = 24
 _COMMON = 0.8
@@ -58,18 +54,6 @@ def write_report(report: Report, folder: Path) -> list[Path]:
     return [folder / name for name in files]
 
 
-@functools.cache
-def _load_template() -> "Template":
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined, finalize=_to_html
-    )
-    environment.filters |= {"safe": _Markup, "percent": format_percent, "shade": shade}
-    environment.filters |= {"hexadecimal": hexadecimal, "ink": ink}
-    return environment.from_string(resources.files("ctxext.evaluate.report").joinpath("page.html").read_text("utf-8"))
-
-
 def render_page(report: Report) -> str:
     """Render the page from `page.html`."""
     report = _with_short_names(report)
@@ -78,7 +62,8 @@ def render_page(report: Report) -> str:
     of = f"{len(models)} models" if len(models) > _MAX_NAMED or len(listed) > _MAX_TITLE else listed
     engines = {"vllm": "vLLM", "xllamacpp": "llama.cpp by xllamacpp", "server": "served by"}
     ran = "".join(f", {name} {versions[package]}" for package, name in engines.items() if versions.get(package))
-    return _load_template().render(
+    filters = {"safe": _Markup, "percent": format_percent, "shade": shade, "hexadecimal": hexadecimal, "ink": ink}
+    return load_template("ctxext.evaluate.report", "page.html", _to_html, **filters).render(
         title=f"Long context: {of}",
         subtitle=f"{settings['samples']} samples per cell, seed {settings['seed']}, transformers"
         f" {versions['transformers']}, torch {versions['torch']}{ran}",
