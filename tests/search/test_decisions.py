@@ -6,7 +6,6 @@ import math
 import random
 import socket
 import time
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +18,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from ctxext import Recipe
 from ctxext.cli.search import point_line, state_line, verdict
 from ctxext.errors import CtxextError
+from ctxext.evaluate.report import pictures
 from ctxext.files.processes import machine_id
 from ctxext.methods import Ntk, Yarn
 from ctxext.search import final_evaluation, run, study
@@ -472,7 +472,8 @@ def test_the_time_that_is_reserved_for_the_last_checks():
 
 @pytest.mark.parametrize("better", [True, False])
 def test_a_recipe_is_written_where_it_is_better_alone(better, tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "draw_pareto_front", lambda *given: repr(given[1:]).encode())
+    monkeypatch.setattr(pictures, "draw_pareto_front", lambda *given: given[1:])
+    monkeypatch.setattr(pictures, "as_png", lambda drawn: repr(drawn).encode())
     out = tmp_path / "best.yaml"
     out.write_text("old")
     measurement = measured((0.2, 0.2), share=1.0 if better else 0.0)
@@ -525,14 +526,11 @@ def test_how_it_stands_in_a_line():
     assert point_line(point(0, 0.25, -0.0123)) == "ntk ×2 (answers 0.2500, original context length -1.23 %)"
 
 
-def test_the_picture_marks_what_was_taken_and_what_is_published(monkeypatch):
-    figures = []
-    monkeypatch.setattr(
-        import_module("ctxext.evaluate.report.pictures"), "as_png", lambda figure: figures.append(figure) or b""
-    )
+def test_the_picture_marks_what_was_taken_and_what_is_published():
     points = [point(0, 0.5, 0.0, published="ntk"), point(1, 0.2, 0.02), point(2, 0.6, 0.05)]
-    run.draw_pareto_front(points, points[1], 0.03, "title")
-    axes = figures[0].axes[0]
+    front = map(run._to_trade_off, find_pareto_front(points))
+    drawn = [*map(run._to_trade_off, points)]
+    axes = pictures.draw_pareto_front(drawn, [*front], drawn[1], 0.03, "title").axes[0]
     dots, ring = axes.collections
     assert dots.get_offsets().tolist() == [[0.0, 0.5], [2.0, 0.2], [5.0, 0.6]]
     assert list(dots.get_sizes()) == [46, 20, 20]
