@@ -190,7 +190,7 @@ def test_who_is_checked_in_the_end(monkeypatch):
     ]
     asked = []
 
-    def answering(bench, eval_set, trials, end):
+    def answering(applier, eval_set, trials, end):
         asked.extend(one.number for one in trials)
         return {-1: measured(), **{one.number: one.measurement for one in trials}}
 
@@ -304,7 +304,7 @@ def test_a_rise_that_only_may_be_small_does_not_count_in_the_run_off(monkeypatch
     rise, half = scattered.rise(stock)
     assert rise < 0.01 < rise + half
     asked = {-1: stock, 0: steady, 1: scattered}
-    monkeypatch.setattr(final_evaluation, "_measure_models", lambda bench, eval_set, trials, end, has_lost: asked)
+    monkeypatch.setattr(final_evaluation, "_measure_models", lambda applier, eval_set, trials, end, has_lost: asked)
     points = find_points([trial(0, steady), trial(1, scattered)], stock)
     kept = final_evaluation.rank_finalists(None, None, points, 0.01, math.inf)
     assert [point.trial.number for point in kept] == [0]
@@ -430,9 +430,9 @@ def test_signs_of_life(monkeypatch):
     assert not alive(None)
 
 
-def ground_of(bench=None, **more):
+def ground_of(applier=None, **more):
     given = options(**{"keep_short": 0.01, **more})
-    return Ground(bench, given, None, measured(shorts=(1.0, 1.0)), 5.0, print, 100.0 + given.seconds)
+    return Ground(applier, given, None, measured(shorts=(1.0, 1.0)), 5.0, print, 100.0 + given.seconds)
 
 
 @pytest.mark.parametrize(
@@ -453,10 +453,10 @@ def test_what_others_are_compared_with_is_asked_more(is_start, short, loss, stop
         return measured()
 
     monkeypatch.setattr(study, "measure", measure)
-    bench = SimpleNamespace(prepare=lambda recipe: recipe, apply=lambda recipe: recipe.summary())
+    applier = SimpleNamespace(prepare=lambda recipe: recipe, apply=lambda recipe: recipe.summary())
     space = SimpleNamespace(recipe=lambda parameters: Recipe([Ntk(factor=parameters["factor"])]))
     standing = Standing("", points=[point(0, 0.5, 0.015)])
-    study._try_recipe(ground_of(bench), space, {"factor": 3}, standing, is_start, lambda: looked.append(1))
+    study._try_recipe(ground_of(applier), space, {"factor": 3}, standing, is_start, lambda: looked.append(1))
     assert (said, looked) == ([stops], [1])
 
 

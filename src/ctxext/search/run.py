@@ -111,7 +111,7 @@ def search(
 
     # These modules import torch, which takes seconds.
     from ctxext.evaluate.model import Loading, load_model
-    from ctxext.evaluate.workbench import Workbench
+    from ctxext.evaluate.recipe_applier import RecipeApplier
     from ctxext.search.final_evaluation import check, raise_without_points, rank_finalists
     from ctxext.search.measurement import make_eval_sets, measure
     from ctxext.search.study import WRITING, Ground, Standing, try_recipes
@@ -131,14 +131,14 @@ def search(
         watch(Standing("loading the model", end=end))
         stock = load_model(info, loading or Loading())
         trial_set, final_set, unseen = make_eval_sets(stock.encoder, options, trained_length)
-        bench = Workbench(stock, checkpoint, Path(folder) / Path(folder).name)
+        applier = RecipeApplier(stock, checkpoint, Path(folder) / Path(folder).name)
         watch(Standing("estimating the time", end=end))
         _check_time(info, stock, trial_set, options, end)
         watch(Standing("measuring the unmodified model", end=end))
         began = time.monotonic()
         measurement = measure(stock, trial_set, check_time)
         seconds = time.monotonic() - began
-        ground = Ground(bench, options, trial_set, measurement, seconds, watch, end)
+        ground = Ground(applier, options, trial_set, measurement, seconds, watch, end)
         header = _make_header(checkpoint, info.digest, options, trained_length, stock)
         standing = try_recipes(ground, space, place, header, replaces)
         points = standing.points
@@ -146,9 +146,9 @@ def search(
             raise_without_points(standing.trials, options.seconds / 60)
         watch(dataclasses.replace(standing, stage="measuring the best on more prompts"))
         halfway = (time.monotonic() + end - WRITING) / 2
-        finalists = rank_finalists(bench, final_set, points, options.keep_short, halfway)
+        finalists = rank_finalists(applier, final_set, points, options.keep_short, halfway)
         watch(dataclasses.replace(standing, stage="evaluating on unseen prompts"))
-        checked = check(bench, unseen, points, finalists, options.keep_short, end - WRITING)
+        checked = check(applier, unseen, points, finalists, options.keep_short, end - WRITING)
     found = _write_result(standing, checked, out, checkpoint, options)
     return dataclasses.replace(found, open_thought=stock.encoder.open_thought)
 
