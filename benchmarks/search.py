@@ -23,7 +23,7 @@ import torch
 from ctxext import Recipe, SearchOptions, convert, search
 from ctxext.evaluate.checkpoint_info import open_infos
 from ctxext.evaluate.model import Loading, load_model
-from ctxext.evaluate.workbench import Workbench
+from ctxext.evaluate.recipe_applier import RecipeApplier
 from ctxext.methods import MsPoE, Ntk, Yarn
 from ctxext.search.measurement import EvalSet, Measurement, make_eval_sets, measure
 
@@ -42,9 +42,9 @@ def clock() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
-def in_place(bench: Workbench, eval_set: EvalSet, recipe: Recipe) -> Measurement:
+def in_place(applier: RecipeApplier, eval_set: EvalSet, recipe: Recipe) -> Measurement:
     """Measure a recipe as a search does, on the loaded model."""
-    return measure(bench.apply(bench.prepare(recipe)), eval_set)
+    return measure(applier.apply(applier.prepare(recipe)), eval_set)
 
 
 def measure_converted(eval_set: EvalSet, recipe: Recipe, place: Path) -> Measurement:
@@ -77,13 +77,13 @@ def time_all(rounds: int) -> dict[str, float]:
     eval_set = make_eval_sets(stock.encoder, OPTIONS, 512)[0]
     spent = dict.fromkeys(("in place", "convert, load, ask", "ctxext convert, ctxext eval"), 0.0)
     with tempfile.TemporaryDirectory() as folder:
-        bench = Workbench(stock, info.checkpoint, Path(folder) / "bench")
-        in_place(bench, eval_set, next(iter(RECIPES.values())))
+        applier = RecipeApplier(stock, info.checkpoint, Path(folder) / "bench")
+        in_place(applier, eval_set, next(iter(RECIPES.values())))
         for number in range(rounds):
             for name, recipe in RECIPES.items():
                 place = Path(folder) / f"{number}{name}".replace(" ", "-")
                 started = clock()
-                ours = in_place(bench, eval_set, recipe)
+                ours = in_place(applier, eval_set, recipe)
                 applied = clock()
                 theirs = measure_converted(eval_set, recipe, place)
                 loaded = clock()

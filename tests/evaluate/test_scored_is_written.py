@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ctxext import METHODS, Recipe, convert
-from ctxext.evaluate.model import make_ready
+from ctxext.evaluate.model import wrap_model
 from ctxext.evaluate.scoring import answers
 from ctxext.evaluate.scoring.answers import generate_exact
 from ctxext.evaluate.settings import Settings
@@ -42,7 +42,7 @@ LENGTHS = (1100, 400, 514)
 def converted(name, checkpoint, folder, tokenizer):
     convert(str(checkpoint), folder / "out", Recipe(RECIPES[name]), check=False)
     model = AutoModelForCausalLM.from_pretrained(folder / "out", trust_remote_code=True, dtype=torch.float32)
-    return make_ready(name, model, tokenizer)
+    return wrap_model(name, model, tokenizer)
 
 
 def questions_with_known_answers(loaded, length):

@@ -20,7 +20,7 @@ from ctxext.evaluate.results_log import ResultsLog
 from ctxext.evaluate.run import Meter, _make_header, break_even
 from ctxext.evaluate.server_model import ServerModel
 from ctxext.evaluate.settings import Settings, even_depths, lengths_of, parse_depths
-from ctxext.evaluate.tasks.base import Reading
+from ctxext.evaluate.tasks.base import DocumentPlan
 from ctxext.evaluate.tasks.documents import Documents, read_questions
 from ctxext.evaluate.tasks.kv import KeyValue
 from ctxext.evaluate.tasks.needle import Association, Needle, PassKey
@@ -646,7 +646,7 @@ def test_documents_are_as_long_as_what_is_read_of_them(stride, most, monkeypatch
     monkeypatch.setattr("ctxext.data.texts.read_corpus", read_corpus)
     encoder = SimpleNamespace(get_start_tokens=lambda: [0, 0])
     first, second = Perplexity().documents_to_read(
-        Reading("causal", encoder, (128, 256), 512, 64, data=("text.txt",), samples=2, seed=3, stride=stride)
+        DocumentPlan("causal", encoder, (128, 256), 512, 64, data=("text.txt",), samples=2, seed=3, stride=stride)
     )
     assert asked == [("text.txt", {"count": 2, "length": 512, "most": most, "seed": 3})]
     assert [(work.ids, work.sample, work.length) for work in (first, second)] == [([1], 0, 256), ([2], 1, 256)]

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 
 from ctxext.checkpoint.opening import open_checkpoint
 from ctxext.errors import CtxextError
-from ctxext.evaluate.model import make_ready
+from ctxext.evaluate.model import wrap_model
 from ctxext.evaluate.scoring.answers import score_depths
 from ctxext.finetune.loss import NUM_PARTS, use_chunked_loss
 from ctxext.finetune.trainer import NeedleProbe
@@ -47,7 +47,7 @@ def test_needles_are_asked_as_an_evaluation_asks_them(tmp_path):
     folder = open_checkpoint("demo").folder
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    loaded = make_ready("demo", AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), tokenizer)
+    loaded = wrap_model("demo", AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), tokenizer)
     probe = NeedleProbe(use_chunked_loss(model), tokenizer, 800, seed=0)
     questions = [[prompt] for prompt in probe.prompts]
     right = [is_right for question in questions for _, (is_right,) in score_depths(loaded, [question], [0])]

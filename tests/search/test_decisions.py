@@ -6,7 +6,6 @@ import math
 import random
 import socket
 import time
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +18,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from ctxext import Recipe
 from ctxext.cli.search import point_line, state_line, verdict
 from ctxext.errors import CtxextError
+from ctxext.evaluate.report import pictures
 from ctxext.files.processes import machine_id
 from ctxext.methods import Ntk, Yarn
 from ctxext.search import final_evaluation, run, study
@@ -190,7 +190,7 @@ def test_who_is_checked_in_the_end(monkeypatch):
     ]
     asked = []
 
-    def answering(bench, eval_set, trials, end):
+    def answering(applier, eval_set, trials, end):
         asked.extend(one.number for one in trials)
         return {-1: measured(), **{one.number: one.measurement for one in trials}}
 
@@ -304,7 +304,7 @@ def test_a_rise_that_only_may_be_small_does_not_count_in_the_run_off(monkeypatch
     rise, half = scattered.rise(stock)
     assert rise < 0.01 < rise + half
     asked = {-1: stock, 0: steady, 1: scattered}
-    monkeypatch.setattr(final_evaluation, "_measure_models", lambda bench, eval_set, trials, end, has_lost: asked)
+    monkeypatch.setattr(final_evaluation, "_measure_models", lambda applier, eval_set, trials, end, has_lost: asked)
     points = find_points([trial(0, steady), trial(1, scattered)], stock)
     kept = final_evaluation.rank_finalists(None, None, points, 0.01, math.inf)
     assert [point.trial.number for point in kept] == [0]
@@ -430,9 +430,9 @@ def test_signs_of_life(monkeypatch):
     assert not alive(None)
 
 
-def ground_of(bench=None, **more):
+def ground_of(applier=None, **more):
     given = options(**{"keep_short": 0.01, **more})
-    return Ground(bench, given, None, measured(shorts=(1.0, 1.0)), 5.0, print, 100.0 + given.seconds)
+    return Ground(applier, given, None, measured(shorts=(1.0, 1.0)), 5.0, print, 100.0 + given.seconds)
 
 
 @pytest.mark.parametrize(
@@ -453,10 +453,10 @@ def test_what_others_are_compared_with_is_asked_more(is_start, short, loss, stop
         return measured()
 
     monkeypatch.setattr(study, "measure", measure)
-    bench = SimpleNamespace(prepare=lambda recipe: recipe, apply=lambda recipe: recipe.summary())
+    applier = SimpleNamespace(prepare=lambda recipe: recipe, apply=lambda recipe: recipe.summary())
     space = SimpleNamespace(recipe=lambda parameters: Recipe([Ntk(factor=parameters["factor"])]))
     standing = Standing("", points=[point(0, 0.5, 0.015)])
-    study._try_recipe(ground_of(bench), space, {"factor": 3}, standing, is_start, lambda: looked.append(1))
+    study._try_recipe(ground_of(applier), space, {"factor": 3}, standing, is_start, lambda: looked.append(1))
     assert (said, looked) == ([stops], [1])
 
 
@@ -472,7 +472,8 @@ def test_the_time_that_is_reserved_for_the_last_checks():
 
 @pytest.mark.parametrize("better", [True, False])
 def test_a_recipe_is_written_where_it_is_better_alone(better, tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "draw_pareto_front", lambda *given: repr(given[1:]).encode())
+    monkeypatch.setattr(pictures, "draw_pareto_front", lambda *given: given[1:])
+    monkeypatch.setattr(pictures, "as_png", lambda drawn: repr(drawn).encode())
     out = tmp_path / "best.yaml"
     out.write_text("old")
     measurement = measured((0.2, 0.2), share=1.0 if better else 0.0)
@@ -525,14 +526,11 @@ def test_how_it_stands_in_a_line():
     assert point_line(point(0, 0.25, -0.0123)) == "ntk ×2 (answers 0.2500, original context length -1.23 %)"
 
 
-def test_the_picture_marks_what_was_taken_and_what_is_published(monkeypatch):
-    figures = []
-    monkeypatch.setattr(
-        import_module("ctxext.evaluate.report.pictures"), "as_png", lambda figure: figures.append(figure) or b""
-    )
+def test_the_picture_marks_what_was_taken_and_what_is_published():
     points = [point(0, 0.5, 0.0, published="ntk"), point(1, 0.2, 0.02), point(2, 0.6, 0.05)]
-    run.draw_pareto_front(points, points[1], 0.03, "title")
-    axes = figures[0].axes[0]
+    front = map(run._to_trade_off, find_pareto_front(points))
+    drawn = [*map(run._to_trade_off, points)]
+    axes = pictures.draw_pareto_front(drawn, [*front], drawn[1], 0.03, "title").axes[0]
     dots, ring = axes.collections
     assert dots.get_offsets().tolist() == [[0.0, 0.5], [2.0, 0.2], [5.0, 0.6]]
     assert list(dots.get_sizes()) == [46, 20, 20]

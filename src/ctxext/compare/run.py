@@ -183,22 +183,22 @@ def _apply_candidates(
     progress: Progress | None,
 ) -> "tuple[list[tuple[AppliedInfo, LoadedModel]], list[Candidate]]":
     """Apply the candidates to the loaded weights; return the applied ones, and all candidates with refusals."""
-    from ctxext.evaluate.model import make_ready
-    from ctxext.evaluate.workbench import Workbench
+    from ctxext.evaluate.model import wrap_model
+    from ctxext.evaluate.recipe_applier import RecipeApplier
 
-    bench, applied, judged = Workbench(stock, info.checkpoint, folder), [], []
+    applier, applied, judged = RecipeApplier(stock, info.checkpoint, folder), [], []
     for candidate in candidates:
         judged.append(candidate)
         if candidate.recipe is None or candidate.plan is None:
             continue
         _begin(progress, f"applying {candidate.name}")
         try:
-            recipe = bench.prepare(candidate.recipe, progress)
-            model = bench.apply(recipe).model
+            recipe = applier.prepare(candidate.recipe, progress)
+            model = applier.apply(recipe).model
         except CtxextError as error:
             judged[-1] = dataclasses.replace(candidate, plan=None, recipe=None, refusal=error.message)
             continue
-        ready = make_ready(candidate.name, model, stock.encoder.tokenizer, kind=info.kind)
+        ready = wrap_model(candidate.name, model, stock.encoder.tokenizer, kind=info.kind)
         encoding = candidate.plan.encoding
         applied_info = AppliedInfo(
             candidate.name,

@@ -286,7 +286,7 @@ class GeneratingModel(LoadedModel):
         self.model.close()
 
 
-def make_ready(
+def wrap_model(
     name: str,
     model: Any,
     tokenizer: Any,
@@ -329,7 +329,7 @@ def load_model(info: CheckpointInfo, loading: Loading) -> LoadedModel:
         )
     tokenizer = load_tokenizer(info, loading)
     guard_vocabulary(model, tokenizer)
-    return make_ready(info.name, model, tokenizer, chat_template=loading.chat_template, kind=info.kind, pooler=pooler)
+    return wrap_model(info.name, model, tokenizer, chat_template=loading.chat_template, kind=info.kind, pooler=pooler)
 
 
 def open_pooler(info: CheckpointInfo) -> Pooler:

@@ -6,7 +6,7 @@ import hashlib
 import shutil
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -253,55 +253,11 @@ def _write(base: Base, folder: Path, result: Finetuned, work: Path, data: Mappin
     shutil.copyfile(folder / STEPS, work / STEPS)
     lengths = [options.length_of_step(step) for step in range(options.steps)]
     if is_installed("matplotlib"):
-        draw_losses(result.losses, lengths, work / CURVE)
+        from ctxext.evaluate.report.pictures import as_png, draw_training
+
+        (work / CURVE).write_bytes(as_png(draw_training(result.losses, lengths), dpi=120))
     settings = {**result.to_dict(), "data": {**dataclasses.asdict(result.data), **data}}
     (work / REPORT).write_text(as_json(settings), encoding="utf-8")
-
-
-_SPAN = 0.05
-"""Share of the steps in the smoothing window of a curve."""
-
-
-def draw_losses(losses: Sequence[tuple[int, float]], lengths: Sequence[int], path: Path) -> None:
-    """Draw the loss of every step as a point, and a smoothed curve, in one colour per length.
-
-    Losses at different lengths have different levels, so a single curve would mix them.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    from ctxext.evaluate.report.colours import series_style
-
-    figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    for number, length in enumerate(sorted(set(lengths), reverse=True)):
-        chosen = [(step, loss) for step, loss in losses if lengths[step - 1] == length]
-        if chosen:
-            colour, dashes = series_style(number)
-            steps, values = zip(*chosen, strict=True)
-            axes.plot(steps, values, ".", color=colour, alpha=0.3, markersize=4)
-            style = (0, dashes) if dashes else "-"
-            axes.plot(steps, smooth_losses(steps, values), color=colour, linestyle=style, label=f"{length:,} tokens")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("step")
-    axes.set_ylabel("loss (nats per token)")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path)
-
-
-def smooth_losses(steps: Sequence[int], values: Sequence[float]) -> list[float]:
-    """Return the mean of the values around each step; the window is symmetric, so that a slope is not shifted."""
-    width = max(1.0, _SPAN * (steps[-1] - steps[0]) / 2)
-    means = []
-    for at in steps:
-        # Near an end the window shrinks to the distance from it.
-        near = min(width, at - steps[0], steps[-1] - at)
-        window = [value for step, value in zip(steps, values, strict=True) if abs(step - at) <= near]
-        means.append(sum(window) / len(window))
-    return means
 
 
 def _make_notes(base: Base, result: Finetuned, data: Mapping[str, Any]) -> dict[str, Any]:

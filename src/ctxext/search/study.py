@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from ctxext.errors import CtxextError
-from ctxext.evaluate.workbench import Workbench
+from ctxext.evaluate.recipe_applier import RecipeApplier
 from ctxext.files.offline import forbid_network
 from ctxext.files.output_directory import is_running
 from ctxext.files.processes import machine_id
@@ -178,7 +178,7 @@ class Ground:
     """Setup for trying recipes.
 
     Attributes:
-        bench: The model.
+        applier: Applies recipes to the model.
         options: Options of the search.
         eval_set: Eval set of the trials.
         stock: Measurement of the unmodified model.
@@ -187,7 +187,7 @@ class Ground:
         end: Deadline of the whole run on the monotonic clock in seconds.
     """
 
-    bench: Workbench
+    applier: RecipeApplier
     options: SearchOptions
     eval_set: EvalSet
     stock: Measurement
@@ -541,10 +541,10 @@ def _try_recipe(
         return is_hopeless(measurement, ground.stock, standing.points, ground.options.keep_short)
 
     try:
-        recipe = ground.bench.prepare(space.recipe(parameters))
+        recipe = ground.applier.prepare(space.recipe(parameters))
         earlier = next((done for done in standing.trials if done.recipe and done.recipe.steps == recipe.steps), None)
         if earlier is not None:
             return recipe, earlier.measurement, ""
-        return recipe, measure(ground.bench.apply(recipe), ground.eval_set, stop), ""
+        return recipe, measure(ground.applier.apply(recipe), ground.eval_set, stop), ""
     except CtxextError as error:
         return None, None, error.message

@@ -1,4 +1,4 @@
-"""Applying of recipes to a model in memory, as if converted and loaded, without copying weights."""
+"""Applies recipes to a model in memory, as if converted and loaded, without copying weights."""
 
 import importlib.util
 import json
@@ -25,8 +25,8 @@ _CANNOT = (AttributeError, ImportError, KeyError, NotImplementedError, RuntimeEr
 """Errors of modeling code that does not fit the installed transformers; `ctxext verify` reports them too."""
 
 
-class Workbench:
-    """A loaded model to try recipes on.
+class RecipeApplier:
+    """Builder of models with a recipe, from one loaded model.
 
     For each recipe, the family's model is built without weights, from the configuration of a conversion. It then shares
     every parameter and buffer of the loaded model. Only the inverse frequencies and the code around them differ, as
