@@ -22,7 +22,7 @@ from ctxext.recipes.registry import method_named
 from ctxext.verify import isolated_checks
 from ctxext.verify.expected_process import Expected
 from ctxext.verify.forms_process import Text, compare_forms, expected_outputs, run_forms
-from ctxext.verify.isolated_process import learned_numbers
+from ctxext.verify.isolated_process import learned_weights
 from ctxext.verify.model_process import load_stock, replace_functions
 from ctxext.verify.run import verify
 from small_llama import make_llama
@@ -189,7 +189,7 @@ def check_of(case, folder):
     texts = [Text(**text) for text in task["forms"]]
     torch.manual_seed(0)
     loaded, info = load(out, texts[0].steps)
-    task["numbers"] = learned_numbers(loaded, info)
+    task["numbers"] = learned_weights(loaded, info)
     stock = load_stock(out, task["stock"], attn_implementation="sdpa")
     expected = Expected(stock, task)
     return SimpleNamespace(
@@ -210,7 +210,7 @@ def compare(check, folder):
     differences = {}
     for text, expected in zip(check.texts, check.expected, strict=True):
         loaded, info = load(folder, text.steps)
-        learned_numbers(loaded, info, check.numbers)
+        learned_weights(loaded, info, check.numbers)
         forms = run_forms(loaded, text)
         errors = {name: math.inf for name, parts in forms.items() if isinstance(parts, str)}
         forms = {name: parts for name, parts in forms.items() if name not in errors}

@@ -163,7 +163,7 @@ def test_every_form_equals_loops(name, layout):
             output, _ = methods[row % 2].attend(stock, call, *tensors, None)
             close(output, out[:, None], [0])
             if row >= first:
-                assert form_of(call) == ("step" if backend == "sdpa" else "one")
+                assert form_of(call) == ("step" if backend == "sdpa" else "singlequery")
 
 
 @pytest.mark.parametrize("size", [16, 64])

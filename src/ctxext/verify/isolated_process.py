@@ -31,10 +31,10 @@ from .references import REFERENCES
 LEARNED = ".distance.weight"
 
 
-def learned_numbers(model: Any, info: dict[str, Any], earlier: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the weights of methods by the name of the attention, with zeros replaced by random numbers.
+def learned_weights(model: Any, info: dict[str, Any], earlier: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the weights of methods by the name of the attention, after replacing zeros by random numbers.
 
-    If `earlier` is set, they are those of the same model before.
+    If `earlier` is set, they are replaced by these weights of the same model.
 
     Raises:
         ValueError: the weights in the files have other names than the model's.
@@ -42,7 +42,7 @@ def learned_numbers(model: Any, info: dict[str, Any], earlier: dict[str, Any] | 
     lost = [name for key in ("missing_keys", "unexpected_keys") for name in info[key] if name.endswith(LEARNED)]
     if lost:
         raise ValueError(f"{lost[0]} has another name in the model.")
-    numbers = {}
+    weights = {}
     for name, weight in model.named_parameters():
         if name.endswith(LEARNED):
             with torch.no_grad():
@@ -50,8 +50,8 @@ def learned_numbers(model: Any, info: dict[str, Any], earlier: dict[str, Any] | 
                     weight.copy_(torch.tensor(earlier[name.removesuffix(LEARNED)]))
                 elif not weight.any():
                     weight.copy_(torch.randn_like(weight))
-            numbers[name.removesuffix(LEARNED)] = weight.detach().tolist()
-    return numbers
+            weights[name.removesuffix(LEARNED)] = weight.detach().tolist()
+    return weights
 
 
 def compare(task: dict[str, Any]) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def compare(task: dict[str, Any]) -> dict[str, Any]:
     loaded, info = AutoModelForCausalLM.from_pretrained(out, **options)
     loaded.eval()
     # Weights of a method that were not trained are zero, and the method has no effect with them.
-    task["numbers"] = learned_numbers(loaded, info)
+    task["numbers"] = learned_weights(loaded, info)
     input_ids = torch.randint(0, loaded.config.get_text_config().vocab_size, positions.shape)
     mask = torch.ones_like(input_ids)
 
@@ -91,7 +91,7 @@ def compare(task: dict[str, Any]) -> dict[str, Any]:
             config = AutoConfig.from_pretrained(out, trust_remote_code=True)
             config.get_text_config().ctxext_code["steps"] = current = steps
             loaded, info = AutoModelForCausalLM.from_pretrained(out, config=config, **options)
-            learned_numbers(loaded.eval(), info, task["numbers"])  # Loading sets them to the zeros of the files.
+            learned_weights(loaded.eval(), info, task["numbers"])  # Loading sets them to the zeros of the files.
         if len(forms) < len(texts):
             forms.append(run_forms(loaded, texts[len(forms)]))
         if steps == task["decoding"] and not decoding:
