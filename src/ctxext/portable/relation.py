@@ -111,15 +111,8 @@ class Relation(Method):
         if torch.compiler.is_compiling():
             return self.traced_plan(call, rules, query, key, mask)
         # Reentrant checkpointing calls twice: without gradients, then with them, which tiles do not support.
-        name = (
-            self.name,
-            id(rules),
-            id(mask),
-            query.shape[2],
-            key.shape[2],
-            query.device,
-            need_gradients(query, key, value),
-        )
+        has_gradients = need_gradients(query, key, value)
+        name = self.name, id(rules), id(mask), query.shape[2], key.shape[2], query.device, has_gradients
         if name not in call.memory:
             m = next_position(call, key, mask) if query.shape[2] == 1 else None
             plan = self.next_plan(call, rules, m, query, key, value, kwargs) if m is not None else None
@@ -153,7 +146,7 @@ class Relation(Method):
         first = int(rules.first == rules.start)
         if last - first >= MAX_LEVELS:
             raise ValueError(
-                f"{self.name}: {last + 1 - first} levels of far keys, which a compiled call computes for every row; "
+                f"{self.name}: {last + 1 - first} levels of far keys, which a compiled call computes for every query; "
                 f"at most {MAX_LEVELS} are possible. Run it without torch.compile, or for a shorter target length."
             )
         levels = [torch.full_like(places.rows[:, :1], level) for level in range(first, last + 1)]
