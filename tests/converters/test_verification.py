@@ -21,6 +21,7 @@ from ctxext.recipes.encodings.rotary import Rotary
 from ctxext.recipes.methods.rerope import ReRope
 from ctxext.recipes.registry import method_named
 from ctxext.verify import decoding_process, isolated_checks, isolated_process, model_process, rotation
+from ctxext.verify.forms_process import Way, run_calls
 from ctxext.verify.isolated_checks import compare_logits
 from ctxext.verify.references import REFERENCES
 
@@ -151,3 +152,23 @@ def test_a_form_that_the_unconverted_model_fails_in_is_named_and_not_compared(tm
 )
 def test_what_is_as_wrong_without_the_method(result, unchanged, says_nothing):
     assert decoding_process.is_as_wrong(result, unchanged) == says_nothing
+
+
+def test_calls_of_a_form_have_drafts_and_swapped_texts():
+    events = []
+    calls = [("one call", 4), ("continued", 2), ("decoded", 2)]
+    way = Way("form", "sdpa", calls, batch=2, drafts={"continued": (3,), "decoded": (1, 1)}, swaps=True)
+    cache = SimpleNamespace(
+        crop=lambda count: events.append(("crop", count)),
+        reorder_cache=lambda order: events.append(("swap", order.tolist())),
+    )
+    run = lambda first, end, order, is_draft: events.append((first, end, [*order], is_draft))  # noqa: E731
+    names = [name for name, *_ in run_calls(way, {"cache": cache}, run)]
+    assert names == ["one call", "continued", "decoded", "decoded"]
+    swapped = [1, 0]
+    assert events == [
+        *((0, 4, [0, 1], False), ("swap", swapped)),
+        *((4, 7, swapped, True), ("crop", -3), (4, 6, swapped, False)),
+        *((6, 7, swapped, True), (7, 8, swapped, True), ("crop", -2), (6, 7, swapped, False)),
+        *((7, 8, swapped, True), ("crop", -1), (7, 8, swapped, False)),
+    ]

@@ -29,19 +29,19 @@ def wrong_rows(self, m, rotated):
     rows = _rows(self, m, rotated)
     return {rows}
 
-def wrong_keys(self, n, rotated, rung):
+def wrong_keys(self, n, rotated, level):
     return {keys}
 
 Map.rows, Map.keys = wrong_rows, wrong_keys
 """
-KEYS = "_keys(self, n, rotated, rung)"
+KEYS = "_keys(self, n, rotated, level)"
 FAULTS = {
     "the border is one lower": ("rows._replace(**{x: getattr(rows, x) - 1 for x in ('far', 'middle', 'near')})", KEYS),
     "the border is one higher": ("rows._replace(**{x: getattr(rows, x) + 1 for x in ('far', 'middle', 'near')})", KEYS),
     "far keys are near": ("rows._replace(far=rows.far * 0, middle=rows.middle * 0, near=rows.near * 0)", KEYS),
     "no turn of the query": ("rows._replace(at_far=rotated)", KEYS),
     "no turn of keys": ("rows", "rotated"),
-    "the keys of the next group": ("rows", "_keys(self, n, rotated, rung + 1)"),
+    "the keys of the next group": ("rows", "_keys(self, n, rotated, level + 1)"),
 }
 # Keys do not turn in some maps, and groups are a matter of two; at the border of rerope both distances are the same.
 SAME = {

@@ -31,10 +31,10 @@ from .references import REFERENCES
 LEARNED = ".distance.weight"
 
 
-def learned_numbers(model: Any, info: dict[str, Any], earlier: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the weights of methods by the name of the attention, with zeros replaced by random numbers.
+def learned_weights(model: Any, info: dict[str, Any], earlier: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the weights of methods by the name of the attention, after replacing zeros by random numbers.
 
-    If `earlier` is set, they are those of the same model before.
+    If `earlier` is set, they are replaced by these weights of the same model.
 
     Raises:
         ValueError: the weights in the files have other names than the model's.
@@ -42,7 +42,7 @@ def learned_numbers(model: Any, info: dict[str, Any], earlier: dict[str, Any] | 
     lost = [name for key in ("missing_keys", "unexpected_keys") for name in info[key] if name.endswith(LEARNED)]
     if lost:
         raise ValueError(f"{lost[0]} has another name in the model.")
-    numbers = {}
+    weights = {}
     for name, weight in model.named_parameters():
         if name.endswith(LEARNED):
             with torch.no_grad():
@@ -50,15 +50,15 @@ def learned_numbers(model: Any, info: dict[str, Any], earlier: dict[str, Any] | 
                     weight.copy_(torch.tensor(earlier[name.removesuffix(LEARNED)]))
                 elif not weight.any():
                     weight.copy_(torch.randn_like(weight))
-            numbers[name.removesuffix(LEARNED)] = weight.detach().tolist()
-    return numbers
+            weights[name.removesuffix(LEARNED)] = weight.detach().tolist()
+    return weights
 
 
 def compare(task: dict[str, Any]) -> dict[str, Any]:
     """Load a checkpoint and compare its logits with the references; `refused` is the reason if that is impossible."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    torch.manual_seed(0)
+    torch.manual_seed(0)  # A checkpoint has the same result in each run.
     out, positions = Path(task["folder"]), torch.tensor([task["positions"]])
     text = AutoConfig.from_pretrained(out, trust_remote_code=True).get_text_config()
     # The sdpa of transformers 4.57 omits the cap on scores (Gemma 2), and Doge's without padding reads later tokens.
@@ -67,7 +67,8 @@ def compare(task: dict[str, Any]) -> dict[str, Any]:
     options = {"trust_remote_code": True, "dtype": torch.float32, "output_loading_info": True, **exact}
     loaded, info = AutoModelForCausalLM.from_pretrained(out, **options)
     loaded.eval()
-    task["numbers"] = learned_numbers(loaded, info)
+    # Weights of a method that were not trained are zero, and the method has no effect with them.
+    task["numbers"] = learned_weights(loaded, info)
     input_ids = torch.randint(0, loaded.config.get_text_config().vocab_size, positions.shape)
     mask = torch.ones_like(input_ids)
 
@@ -75,20 +76,22 @@ def compare(task: dict[str, Any]) -> dict[str, Any]:
         return model(input_ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
 
     logits, outputs = run_and_record(loaded, functools.partial(run, loaded))
+    # Only methods that change distances need the comparison of attention outputs.
     moves = any(hasattr(REFERENCES[step["method"]], "relation") for step in task["steps"])
     own = Samples(loaded, len(task["positions"]))
     if moves:
         with replace_states(loaded, own):
             outputs_of_samples = run_and_record(loaded, functools.partial(run, loaded))[1]
+    # The forms are run before the stock model is loaded, so that memory contains one model at a time.
     texts, current = [Text(**text) for text in task["forms"]], task["steps"]
     forms, decoding = list[Any](), dict[str, Any]()
     for steps in [*(text.steps for text in texts), task["decoding"]]:
-        if steps != current:
+        if steps != current:  # Methods read their settings while the model is built.
             del loaded
             config = AutoConfig.from_pretrained(out, trust_remote_code=True)
             config.get_text_config().ctxext_code["steps"] = current = steps
             loaded, info = AutoModelForCausalLM.from_pretrained(out, config=config, **options)
-            learned_numbers(loaded.eval(), info, task["numbers"])
+            learned_weights(loaded.eval(), info, task["numbers"])  # Loading sets them to the zeros of the files.
         if len(forms) < len(texts):
             forms.append(run_forms(loaded, texts[len(forms)]))
         if steps == task["decoding"] and not decoding:
@@ -96,11 +99,13 @@ def compare(task: dict[str, Any]) -> dict[str, Any]:
     backend = backend_of(loaded)
     del loaded
     print(LOADED, flush=True)  # noqa: T201
+    # Eager attention has a mask of scores, which `Expected.attend` adds to those of the references.
     stock = load_stock(out, task["stock"], attn_implementation="eager")
     unchanged, _ = run_and_record(stock, functools.partial(run, stock))
     expected = Expected(stock, task)
     attention = 0.0
     try:
+        # Each layer continues with the checkpoint's output, so that a rounding error does not grow through the layers.
         expected_logits, expected_of_states = run_and_record(
             stock, lambda: expected.logits(input_ids, positions), outputs if moves else None
         )
@@ -134,10 +139,10 @@ def check_forms(
     for text, outputs in zip(texts, forms, strict=True):
         num_texts = 1 if text.is_alone else 2
         found = compare_forms(outputs, expected_outputs(expected, text, num_texts), text)
-        if any(map(is_wrong, found.values())):
+        if any(map(is_wrong, found.values())):  # Otherwise the stock model need not run all forms.
             right = expected_outputs(expected, text, num_texts, is_stock=True)
             unchanged = compare_forms(run_forms(model, text), right, text)
-            # After an error the later calls of its way have no results.
+            # After an error, the later calls of a way have no results, and the error has the name of the way.
             of_way = {name: unchanged.get(name.partition(" (")[2].removesuffix(")"), 0.0) for name in found}
             as_stock = [name for name in found if is_as_wrong(found[name], unchanged.get(name, of_way[name]))]
             unusable |= dict.fromkeys(as_stock)
@@ -145,7 +150,7 @@ def check_forms(
         for name, difference in found.items():
             both = [difference, results.get(name, difference)]
             errors = [each for each in both if isinstance(each, str)]
-            results[name] = errors[0] if errors else torch.tensor(both).max().item()
+            results[name] = errors[0] if errors else torch.tensor(both).max().item()  # Python's max would lose NaN.
     return results, list(unusable)
 
 
