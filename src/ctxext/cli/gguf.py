@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ctxext.cli.output import Output, bold, done_line, format_relative, mark_line
+from ctxext.converters.inspection import encoding_data, methods_data, rotary_data
 from ctxext.converters.options import ConvertOptions
 from ctxext.errors import CtxextError
 from ctxext.files.length import format_length
@@ -111,22 +112,9 @@ def inspection_data(model: GgufModel, reasons: Mapping[str, str]) -> dict[str, A
         "source": str(model.path),
         "architecture": model.architecture.name,
         "parts": len(model.parts),
-        "rotary": rotary
-        and {
-            "rope_type": rotary.rope_type,
-            "parameters": dict(rotary.parameters),
-            "theta": rotary.theta,
-            "dimensions": rotary.dim,
-            "trained_length": rotary.trained_length,
-            "trained_length_from": model.plain.rotary.length_origin,
-            "context_length": rotary.usable_length,
-        },
-        "encoding": {
-            "description": encoding.describe(),
-            "trained_length": encoding.trained_length,
-            "context_length": encoding.usable_length,
-        },
-        "methods": {name: {"applies": not why, "reason": why} for name, why in reasons.items()},
+        "rotary": rotary and {**rotary_data(rotary), "trained_length_from": model.plain.rotary.length_origin},
+        "encoding": encoding_data(encoding),
+        "methods": methods_data(reasons),
         "recipe": model.recipe.get("recipe"),
     }
 
