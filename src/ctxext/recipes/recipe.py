@@ -126,6 +126,10 @@ class Recipe:
         """
         return tuple(tensor for step in self.steps for tensor in step.new_tensors(source, model))
 
+    def cautions(self, model: ModelConfig) -> list[str]:
+        """Return the warnings of the steps for users of the result."""
+        return [f"{step.name}: {caution}" for step in self.steps if (caution := step.caution_for(model))]
+
     def code_files(self, config: Config) -> Mapping[str, str]:
         """Return the modeling code that the result must contain, by file name; empty if no step needs any."""
         with_code = [step for step in self.steps if isinstance(step, CodeMethod)]
