@@ -141,7 +141,8 @@ def make_plan(
         # An extension by ctxext may be removed; the context of the source model must not be lost silently.
         is_ours = start is not before and provenance(source.config).get("recipe")
         check_length(source.name, (plain_config(before) if is_ours else before).encoding, model.encoding)
-    lengths = length_files(source.folder, before.encoding, model.encoding)
+    old, new = before.encoding.claimed_length, model.encoding.claimed_length
+    lengths = length_files(source.folder, old, new, is_extended=model.encoding.is_scaled)
     texts = {**lengths, **code, **index_files(source.folder, rewritten)}
     replaced = ""
     if start is not before:

@@ -31,10 +31,7 @@ from ctxext.recipes.encodings.dialects import (
     check_numbers,
     known_keys,
     native_type,
-    nested_by_type,
-    rope_scaling,
     unsupported_reason,
-    write_explicit,
     write_length,
 )
 
@@ -46,6 +43,7 @@ _COPIES = frozenset({"rope_theta", "theta"})
 """Other keys of the base, which must be equal to it: transformers 4.57 prefers `theta` in LFM2."""
 SLIDING_FOLLOWS = "its sliding-window layers use the same schedule as the other layers, so they change too."
 """Warning for users of a changed schedule."""
+_DTYPES = ("dtype", "torch_dtype")
 _SECTIONS = "mrope"
 """Older rope type of a plain schedule with sections of positions (Qwen2-VL); classes read "default"."""
 
@@ -379,11 +377,13 @@ def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
     edited = copy.deepcopy(config)
     # The nested part is a dict within the copy, so changing it changes `edited`.
     text: Config = edited[family.text_config] if text_config(edited, family) is not edited else edited  # type: ignore[index]
-    parameters = {"rope_theta": rotary.theta, **_schedule(config, family, rotary)}
+    old = _full_attention_parameters(text, family)
+    schedule = _schedule(old, family, rotary)
+    parameters = {"rope_theta": rotary.theta, **schedule}
     partial = read(config, family, "partial_rotary_factor")
     usual = partial == family.defaults.get("partial_rotary_factor", 1.0) == 1.0
     above = family.partial_key or "partial_rotary_factor"
-    if not usual or above in text or "partial_rotary_factor" in _full_attention_parameters(text, family):
+    if not usual or above in text or "partial_rotary_factor" in old:
         parameters["partial_rotary_factor"] = partial
         if family.rope_scaling:  # vLLM would also apply it to the sliding layers of Gemma 4 (docs/traps.md, 27).
             text.setdefault(above, partial)
@@ -400,12 +400,46 @@ def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
     text.pop("rope_scaling", None)
     is_explicit = rotary.rope_type != "default" or family.explicit_default or any(key in parameters for key in KEPT)
     if family.rope_scaling and is_explicit:
-        text["rope_scaling"] = rope_scaling(family, _schedule(config, family, rotary))
+        text["rope_scaling"] = _rope_scaling(family, schedule)
     text.pop(_ORIGINAL, None)
     if rotary.rope_type in _LENGTH_KEYS_4X:
         text[_ORIGINAL] = rotary.schedule_length
     write_explicit(config, edited, text, family)
     return edited
+
+
+def _rope_scaling(family: Family, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schedule in the v4 format; some classes accept certain keys only (Phi-3)."""
+    keys = family.rope_scaling_keys.get(parameters["rope_type"])
+    if keys is None:
+        return dict(parameters)
+    named = {**parameters, "type": parameters["rope_type"]}
+    return {key: named[key] for key in keys if key in named}
+
+
+def nested_by_type(config: Config, family: Family, full: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schedule by layer type; that of sliding layers is unchanged (docs/traps.md, trap 9)."""
+    source = text_config(config, family).get("rope_parameters") or {}
+    nested = {key: copy.deepcopy(value) for key, value in source.items() if isinstance(value, dict)}
+    local = {"rope_type": "default", "rope_theta": read(config, family, "local_rope_theta")}
+    if partial := family.defaults.get("local_partial_rotary_factor"):
+        local["partial_rotary_factor"] = partial
+    for name in family.sliding_types if local["rope_theta"] else ():
+        nested.setdefault(name, local)
+    return {**nested, **{name: dict(full) for name in family.full_types}}
+
+
+def write_explicit(config: Config, edited: Config, text: Config, family: Family) -> None:
+    """Write values that some programs would otherwise guess: head size, base of sliding layers, dtype."""
+    head_dim = read(config, family, "head_dim")
+    if head_dim and family.explicit_head_dim and not family.shared_rotary_key and text.get("head_dim") is None:
+        text["head_dim"] = int(head_dim)
+    if family.local_theta_key:
+        text[family.local_theta_key] = read(config, family, family.local_theta_key)
+    for place in (edited, text):
+        known = next((place[key] for key in _DTYPES if place.get(key)), None)
+        if known:
+            place.update(dict.fromkeys(_DTYPES, known))
 
 
 def check_known(config: Config, family: Family, after: Rotary | None = None) -> None:
@@ -447,9 +481,8 @@ def without_derived(rotary: Rotary) -> dict[str, Any]:
     return numbers if is_derived else dict(rotary.parameters)
 
 
-def _schedule(config: Config, family: Family, rotary: Rotary) -> dict[str, Any]:
-    """Return the parameters of the schedule and further keys that the family's code requires."""
-    old = _full_attention_parameters(text_config(config, family), family)
+def _schedule(old: Mapping[str, Any], family: Family, rotary: Rotary) -> dict[str, Any]:
+    """Return the parameters of a schedule, with those that remain of the old one and those that the class requires."""
     remaining = {key: old[key] for key in KEPT if key in old}
     schedule = {**remaining, **rotary.parameters, "rope_type": native_type(family, rotary.rope_type)}
     if schedule["rope_type"] == "linear":
