@@ -12,9 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from by_hand import by_hand
 from ctxext import Recipe, convert
-from ctxext.checkpoint.families import _SWITCHES, FAMILIES, text_config
+from ctxext.checkpoint.families import FAMILIES, text_config
 from ctxext.checkpoint.opening import open_checkpoint
-from ctxext.cli.inspect import inspection_data
 from ctxext.converters.inspection import inspect_checkpoint
 from ctxext.converters.plan import is_new_only, make_plan
 from ctxext.errors import CtxextError
@@ -261,7 +260,7 @@ def config_keys(family):
     }
     keys |= {"qk_rope_head_dim", "qk_nope_head_dim"} if family.shared_rotary_key else set()
     keys |= {"no_rope_layers", "no_rope_layer_interval"} if family.rotated == "no_rope_layers" else set()
-    return keys | COMMON | _COPIES | _SWITCHES.get(family.model_type, {}).keys()
+    return keys | COMMON | _COPIES | family.switches.keys()
 
 
 def test_what_every_family_reads_of_its_configuration_is_known():
@@ -369,7 +368,7 @@ def test_inspect_says_what_convert_says_of_dynamic(tmp_path):
     """InternLM3 reads 196608 by a dynamic schedule of 6 from 32768."""
     scheduled(make_llama(tmp_path / "source"), rope_scaling={"rope_type": "dynamic", "factor": 6.0})
     source = open_checkpoint(str(tmp_path / "source"))
-    data = inspection_data("source", inspect_checkpoint(source))
+    data = inspect_checkpoint(source).to_dict("source")
     assert data["rotary"]["context_length"] == data["encoding"]["context_length"] == 768
     with pytest.raises(CtxextError, match="already has a schedule for 768 tokens"):
         make_plan(source, Recipe([Yarn(factor=4)]))

@@ -153,12 +153,14 @@ def convert(
         name, methods = Path(plan.source.name).name or "model", "-".join(step.name for step in plan.recipe.steps)
         out = Path(f"{name}-{methods}-{format_length(plan.encoding.usable_length)}")
         check_out(out, checkpoint.folder, options)
-    verification = None
     if options.check:
         (check_described if plan.recipe.needs_code else check_complete)(checkpoint)
-        verification = check_frequencies(plan)
+    verification = None
     with output_directory(Path(out).resolve(), [checkpoint.folder], options) as work:
-        ways = _write(plan, work, options, progress)
+        digests = _write_texts(plan, work)
+        if options.check:  # Before the weights are placed, which may take minutes.
+            verification = check_frequencies(plan)
+        ways = _write_rest(plan, work, digests, options, progress)
         if options.check and plan.recipe.needs_code:
             if progress is not None:
                 progress("checking the converted model in a clean process", 0, 1)
@@ -234,21 +236,30 @@ def card_of(plan: Plan) -> str:
     )
 
 
-def _write(plan: Plan, work: Path, options: SaveOptions, progress: Progress | None) -> dict[str, str]:
-    """Write every file of the plan into a folder; return how each weight file was placed."""
+def _write_text(work: Path, name: str, text: str) -> str:
+    """Write a file into a folder and return its digest."""
+    content = text.encode()
+    (work / name).write_bytes(content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def _write_texts(plan: Plan, work: Path) -> dict[str, str]:
+    """Write config.json and the other files with new content, except the card; return their digests by name."""
+    texts = {"config.json": as_json(plan.model.config), **plan.texts}
+    return {name: _write_text(work, name, text) for name, text in texts.items()}
+
+
+def _write_rest(
+    plan: Plan, work: Path, files: dict[str, str], options: SaveOptions, progress: Progress | None
+) -> dict[str, str]:
+    """Place the weights, and write the card, the other files and the record; return how each weight file was placed.
+
+    `files` contains the digests of the files that were written before.
+    """
     ways = _place_weights(plan, work, options.link, progress)
-    files, weights = dict[str, str](), dict[str, str | None]()
-
-    def write(name: str, text: str) -> None:
-        content = text.encode()
-        (work / name).write_bytes(content)
-        files[name] = hashlib.sha256(content).hexdigest()
-
-    write("config.json", as_json(plan.model.config))
-    for name, text in plan.texts.items():
-        write(name, text)
     note = f"\n> On the disk where this checkpoint was created, {_HARD_NOTE}\n" if HARD in ways.values() else ""
-    write("README.md", card_of(plan) + note)
+    files["README.md"] = _write_text(work, "README.md", card_of(plan) + note)
+    weights = dict[str, str | None]()
     for path in plan.others:
         target = work / path
         target.parent.mkdir(parents=True, exist_ok=True)

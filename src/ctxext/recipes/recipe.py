@@ -126,6 +126,10 @@ class Recipe:
         """
         return tuple(tensor for step in self.steps for tensor in step.new_tensors(source, model))
 
+    def cautions(self, model: ModelConfig) -> list[str]:
+        """Return the warnings of the steps for users of the result."""
+        return [f"{step.name}: {caution}" for step in self.steps if (caution := step.caution_for(model))]
+
     def code_files(self, config: Config) -> Mapping[str, str]:
         """Return the modeling code that the result must contain, by file name; empty if no step needs any."""
         with_code = [step for step in self.steps if isinstance(step, CodeMethod)]
@@ -148,12 +152,16 @@ class Recipe:
         return ", ".join(step.summary() for step in self.steps)
 
 
-def describe_step(step: Mapping[str, Any]) -> str:
-    """Describe a step of a recipe file in a few words."""
-    try:
-        return step_from_dict(step, "recipe").summary()
-    except CtxextError:
-        return str(step.get("method"))
+def describe_steps(steps: Iterable[Mapping[str, Any]]) -> str:
+    """Describe the steps of a recipe file in a few words; empty if there are none."""
+
+    def describe(step: Mapping[str, Any]) -> str:
+        try:
+            return step_from_dict(step, "recipe").summary()
+        except CtxextError:
+            return str(step.get("method"))
+
+    return ", ".join(map(describe, steps))
 
 
 def _apply_steps(model: ModelConfig, steps: Iterable[Method]) -> ModelConfig:
