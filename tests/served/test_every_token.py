@@ -146,7 +146,7 @@ def test_pieces_read_the_same(monkeypatch, yarn):
     ids = torch.randint(5, 3000, (130,), generator=torch.Generator().manual_seed(0)).tolist()
     with torch.inference_mode():
         scores = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
-    monkeypatch.setattr(every_token, "positions_at_once", lambda _: 40)
+    monkeypatch.setattr("ctxext.checkpoint.head.positions_at_once", lambda _: 40)
     expected = scores.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
     assert _read(Head(model), ids) == pytest.approx(expected, abs=1e-4)
 

@@ -85,8 +85,8 @@ class LlamaCpp:
             )
 
     def close(self) -> None:
-        """Stop the server and free its memory."""
-        del self._process
+        """Stop the server and free its memory; further calls have no effect."""
+        self._process = None
 
 
 class LlamaTokenizer:

@@ -139,8 +139,11 @@ class Vllm:
     def _connect(self, url: str, key: str, more: Mapping[str, Any], name: str) -> Server:
         """Return a client of the server when it answers."""
         while True:
-            with contextlib.suppress(ServerError):
+            try:
                 return Server.of_started(url, key, more=more)
+            except ServerError as error:
+                if error.status:
+                    raise
             if self._process.poll() is not None:
                 raise CtxextError(
                     f'vLLM {self.version} cannot load "{name}": {_find_cause(self._read_log())}',
@@ -157,8 +160,9 @@ class Vllm:
         return [math.nan if number is None else number for number in numbers]
 
     def close(self) -> None:
-        """Stop the server's processes and free its memory."""
-        atexit.unregister(self.close)
+        """Stop the server's processes and free its memory; further calls have no effect."""
+        if self._log.closed:
+            return
         if self._process.poll() is None:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -166,6 +170,8 @@ class Vllm:
         with contextlib.suppress(ProcessLookupError):  # Its workers are in its group.
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self._log.close()
+        atexit.unregister(self.close)
 
     def _read_log(self) -> str:
         self._log.seek(0)

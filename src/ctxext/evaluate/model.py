@@ -261,31 +261,6 @@ class LoadedModel:
         """Release resources other than memory; there are none here."""
 
 
-@dataclass(frozen=True)
-class GeneratingModel(LoadedModel):
-    """A model in another program, which only generates answers."""
-
-    def generate(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Return the generated tokens of each prompt."""
-        raise NotImplementedError
-
-    def may_share(self, common: int, length: int) -> bool:
-        """Return False: the program manages its prompt cache."""
-        return False
-
-    def write(
-        self, questions: Sequence[Sequence[Prompt]], depths: Sequence[int]
-    ) -> Iterator[tuple[int, list[list[int]]]]:
-        """Generate all answers in one call, with prompts of a common prefix next to each other."""
-        written = self.generate([question[depth] for question in questions for depth in depths])
-        for place, depth in enumerate(depths):
-            yield depth, written[place :: len(depths)]
-
-    def close(self) -> None:
-        """Close the connection to the program, or shut it down."""
-        self.model.close()
-
-
 def wrap_model(
     name: str,
     model: Any,

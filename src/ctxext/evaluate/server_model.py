@@ -1,7 +1,7 @@
 """A model on a server, which generates the answers, with prompts of the checkpoint's tokenizer."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from ctxext.engines.llama_cpp import LlamaCpp
 from ctxext.engines.vllm import Vllm
 from ctxext.errors import CtxextError
 from ctxext.evaluate.checkpoint_info import CheckpointInfo
-from ctxext.evaluate.model import GeneratingModel, Loading, load_tokenizer
+from ctxext.evaluate.model import LoadedModel, Loading, load_tokenizer
 from ctxext.server.answers import Completion
 from ctxext.server.client import Server
 
@@ -20,7 +20,7 @@ _CALLS_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
-class ServerModel(GeneratingModel):
+class ServerModel(LoadedModel):
     """A model on a server, which only generates answers.
 
     Attributes:
@@ -59,10 +59,23 @@ class ServerModel(GeneratingModel):
         """Return the number of questions per call, limited so that a killed run loses little."""
         return max(1, _CALLS_AT_ONCE * self.num_concurrent // num_depths)
 
-    def generate(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Return the generated tokens of each prompt, with several requests at once."""
+    def may_share(self, common: int, length: int) -> bool:
+        """Return False: the server manages its prompt cache."""
+        return False
+
+    def write(
+        self, questions: Sequence[Sequence[Prompt]], depths: Sequence[int]
+    ) -> Iterator[tuple[int, list[list[int]]]]:
+        """Generate all answers, with several requests at once, and prompts of a common prefix next to each other."""
+        prompts = [question[depth] for question in questions for depth in depths]
         with ThreadPoolExecutor(self.num_concurrent) as threads:
-            return list(threads.map(self._answer, prompts))
+            try:
+                written = list(threads.map(self._answer, prompts))
+            except BaseException:
+                self.close()  # Otherwise the threads would wait for their answers.
+                raise
+        for place, depth in enumerate(depths):
+            yield depth, written[place :: len(depths)]
 
     def close(self) -> None:
         """Stop the engine that was started."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxext.checkpoint.head import Head, positions_at_once
+from ctxext.checkpoint.head import Head
 from ctxext.checkpoint.opening import Checkpoint, open_checkpoint
 from ctxext.converters.engine_support import serving_of, vllm_arguments
 from ctxext.engines.arguments import check_arguments
@@ -112,14 +112,10 @@ def _read(head: Head, prompt: Sequence[int]) -> list[float]:
     """Return the log-probability of every token but the first."""
     import torch
 
-    log_probabilities: list[float] = []
     with torch.inference_mode():
         ids = torch.tensor([prompt], device=head.model.device)
-        hidden, targets = head.read(ids)[:, :-1], ids[0, 1:, None]
-        for piece in head.pieces(hidden, positions_at_once(head.model)):
-            scores = head(hidden[:, piece], ids[:, piece])[0].float().log_softmax(-1)
-            log_probabilities += scores.gather(1, targets[piece])[:, 0].tolist()
-    return log_probabilities
+        losses: list[float] = head.measure_losses(head.read(ids)[:, :-1], ids[:, :-1], ids[0, 1:]).tolist()
+    return [-loss for loss in losses]
 
 
 def _compare_prompt(name: str, place: str, served: Sequence[float], expected: Sequence[float]) -> EngineComparison:

@@ -367,9 +367,6 @@ class Server:
         root = self._base.removesuffix("/v1")
         return self._send(method, f"{root}/{path}", content, Deadline(self.timeout), self.max_retries)
 
-    def close(self) -> None:
-        """Do nothing: every request has a separate connection."""
-
     def _send(
         self, method: str, path: str, content: Mapping[str, Any] | None, deadline: "Deadline", max_retries: int
     ) -> Any:
