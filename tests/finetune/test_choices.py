@@ -31,7 +31,6 @@ from ctxext.finetune.saves import Saves, find_newest_save
 from ctxext.finetune.trainer import (
     LiveLine,
     StopAfterStep,
-    format_duration,
     make_training_arguments,
     open_held_out,
 )
@@ -368,14 +367,6 @@ def test_the_line_of_a_step(tmp_path, monkeypatch):
     for loss in (math.nan, math.inf, -math.inf):
         with pytest.raises(CtxextError, match="not finite at step 6"):
             line.on_log(None, state(6), None, {"loss": loss})
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(59.4, "59 s"), (59.6, "1 min 00 s"), (3599, "59 min 59 s"), (3600, "1 h 00 min"), (90061, "25 h 01 min")],
-)
-def test_times_for_people(seconds, text):
-    assert format_duration(seconds) == text
 
 
 def test_a_second_ctrl_c_is_python_s_own():

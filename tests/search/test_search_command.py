@@ -141,7 +141,7 @@ def test_a_log_has_a_line_for_each_new_best_and_no_other():
         watch(state)
     lines = output.stderr.file.getvalue().splitlines()
     assert len(lines) == 3
-    assert "3 recipes, 0 stopped early · 1:30 left; best yarn ×6 (answers 0.1000" in lines[-1]
+    assert "3 recipes, 0 stopped early · 90 s left; best yarn ×6 (answers 0.1000" in lines[-1]
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def with_step_lines(output: Output, progress: Progress) -> Progress:
 
 def print_plan(output: Output, plan: "Plan") -> None:
     """Print the estimated memory and time of a training run, with remedies if it does not fit."""
-    from ctxext.finetune.trainer import format_duration
+    from ctxext.checkpoint.durations import format_duration
 
     peak, available = plan.peak_memory / 2**30, plan.available_memory / 2**30
     share = 100 * plan.num_trained / plan.num_parameters

@@ -12,6 +12,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ctxext.checkpoint.durations import format_duration
 from ctxext.cli.eval import warn_of_thoughts
 from ctxext.cli.interrupts import exit_on_interrupt
 from ctxext.cli.options import SourceArgument, takes_options
@@ -55,8 +56,7 @@ def state_line(standing: "Standing") -> str:
         stopped = len(standing.trials) - len(standing.points)
         parts.append(f"{len(standing.trials)}{whole} recipes, {stopped} stopped early")
     if math.isfinite(standing.end):
-        minutes, seconds = divmod(round(max(0.0, standing.end - time.monotonic())), 60)
-        parts.append(f"{minutes}:{seconds:02d} left")
+        parts.append(f"{format_duration(max(0.0, standing.end - time.monotonic()))} left")
     return " · ".join(parts)
 
 

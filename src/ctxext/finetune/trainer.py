@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils.data import SequentialSampler
 
+from ctxext.checkpoint.durations import format_duration
 from ctxext.checkpoint.head import Head
 from ctxext.data.encoding import Encoder
 from ctxext.errors import CtxextError
@@ -145,13 +146,6 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
     def _write(self, line: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-
-
-def format_duration(seconds: float) -> str:
-    """Format a duration, for example as `2 h 05 min`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
 def _read_step(line: str) -> float:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from ctxext.checkpoint.durations import cost_of, estimate_seconds, format_duration
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.converters.plan import already_extended
 from ctxext.errors import CtxextError, NothingMeasuredError
@@ -163,14 +164,11 @@ def _check_time(
     """
     if math.isinf(end):
         return
-    from ctxext.evaluate.run import cost_of, format_duration
-
     documents, length = trial_set.documents.shape
     texts = trial_set.num_questions * (1 if stock.can_share else trial_set.num_depths)
-    cost = cost_of(info.checkpoint.config)
-    tokens, seconds = stock.first_pace(length)
     read = [*[length] * documents, *(length for length in trial_set.lengths for _ in range(texts))]
-    each, left = seconds / cost(tokens) * sum(map(cost, read)), end - time.monotonic()
+    each = estimate_seconds(read, stock.first_pace(length), cost_of(info.checkpoint.config))
+    left = end - time.monotonic()
     if 2 * each > left:
         raise NothingMeasuredError(
             f"{options.seconds / 60:g} minutes are too short: the unmodified model and one recipe take "
