@@ -307,8 +307,8 @@ def test_memory_at_another_length():
     assert dataclasses.replace(rising, before=10**9).peak_at(80, cost) == 10**9
 
 
-def fitting(positions="rotary", learned=(), masked=False, carrier="yarn"):
-    encoding = SimpleNamespace(learned_tensors=learned, carrier=carrier)
+def fitting(positions="rotary", learned=(), masked=False, feature="yarn"):
+    encoding = SimpleNamespace(learned_tensors=learned, feature=feature)
     model = SimpleNamespace(family=SimpleNamespace(positions=positions), encoding=encoding)
     return SimpleNamespace(model=model, is_masked=masked)
 
@@ -323,7 +323,7 @@ def fitting(positions="rotary", learned=(), masked=False, carrier="yarn"):
 )
 def test_which_models_have_no_use_for_a_choice(choices, refusing):
     bases = {"rotary": fitting(), "alibi": fitting("alibi"), "masked": fitting(masked=True)}
-    bases |= {"table": fitting("learned", ("wpe.weight",)), "dynamic": fitting(carrier="dynamic")}
+    bases |= {"table": fitting("learned", ("wpe.weight",)), "dynamic": fitting(feature="dynamic")}
     for name, base in bases.items():
         is_refused = pytest.raises(CtxextError) if name in refusing.split() else contextlib.nullcontext()
         with is_refused:

@@ -34,29 +34,29 @@ if TYPE_CHECKING:
     from ctxext.evaluate.model import LoadedModel, Loading
     from ctxext.search.final_evaluation import Check
     from ctxext.search.measurement import EvalSet, Measurement
-    from ctxext.search.study import Point, Standing, Watch
+    from ctxext.search.study import Point, SearchState, Watch
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """Result of a search.
 
     Attributes:
         recipe: The best recipe; None if no recipe significantly improves the model.
-        standing: All trials.
+        state: All trials.
         check: Final evaluation on unseen prompts.
         files: The written files.
         open_thought: The mark of a thought within which prompts end; empty if there is none.
     """
 
     recipe: Recipe | None
-    standing: "Standing"
+    state: "SearchState"
     check: "Check"
     files: tuple[Path, ...]
     open_thought: str = ""
 
     def __repr__(self) -> str:
-        return f"Found({self._summary()})"
+        return f"SearchResult({self._summary()})"
 
     def _repr_html_(self) -> str:
         return table({"recipe": self._summary(), "files": ", ".join(path.name for path in self.files) or "none"})
@@ -76,7 +76,7 @@ def search(
     overwrite: bool = False,
     loading: "Loading | None" = None,
     watch: "Watch | None" = None,
-) -> Found:
+) -> SearchResult:
     """Find the recipe for a model by measuring recipes on it, without training.
 
     Args:
@@ -115,7 +115,7 @@ def search(
     from ctxext.evaluate.workbench import Workbench
     from ctxext.search.final_evaluation import check, raise_without_points, rank_finalists
     from ctxext.search.measurement import make_eval_sets, measure
-    from ctxext.search.study import WRITING, Ground, Standing, try_recipes
+    from ctxext.search.study import WRITING, SearchState, TrialSetup, try_recipes
 
     def check_time(measurement: "Measurement") -> bool:
         if time.monotonic() > end:
@@ -125,32 +125,32 @@ def search(
             )
         return False
 
-    watch = watch or (lambda standing: None)
+    watch = watch or (lambda state: None)
     end = started + options.seconds
     with tempfile.TemporaryDirectory() as folder:
         place = place or StudyPlace(path=Path(folder) / "study.db")
-        watch(Standing("loading the model", end=end))
+        watch(SearchState("loading the model", end=end))
         stock = load_model(info, loading or Loading())
         trial_set, final_set, unseen = make_eval_sets(stock.encoder, options, trained_length)
         bench = Workbench(stock, checkpoint, Path(folder) / Path(folder).name)
-        watch(Standing("estimating the time", end=end))
+        watch(SearchState("estimating the time", end=end))
         _check_time(info, stock, trial_set, options, end)
-        watch(Standing("measuring the unmodified model", end=end))
+        watch(SearchState("measuring the unmodified model", end=end))
         began = time.monotonic()
         measurement = measure(stock, trial_set, check_time)
         seconds = time.monotonic() - began
-        ground = Ground(bench, options, trial_set, measurement, seconds, watch, end)
+        setup = TrialSetup(bench, options, trial_set, measurement, seconds, watch, end)
         header = _make_header(checkpoint, info.digest, options, trained_length, stock)
-        standing = try_recipes(ground, space, place, header, replaces)
-        points = standing.points
+        state = try_recipes(setup, space, place, header, replaces)
+        points = state.points
         if not points:
-            raise_without_points(standing.trials, options.seconds / 60)
-        watch(dataclasses.replace(standing, stage="measuring the best on more prompts"))
+            raise_without_points(state.trials, options.seconds / 60)
+        watch(dataclasses.replace(state, stage="measuring the best on more prompts"))
         halfway = (time.monotonic() + end - WRITING) / 2
         finalists = rank_finalists(bench, final_set, points, options.keep_short, halfway)
-        watch(dataclasses.replace(standing, stage="evaluating on unseen prompts"))
+        watch(dataclasses.replace(state, stage="evaluating on unseen prompts"))
         checked = check(bench, unseen, points, finalists, options.keep_short, end - WRITING)
-    found = _write_result(standing, checked, out, checkpoint, options)
+    found = _write_result(state, checked, out, checkpoint, options)
     return dataclasses.replace(found, open_thought=stock.encoder.open_thought)
 
 
@@ -178,10 +178,10 @@ def _check_time(
 
 
 def _write_result(
-    standing: "Standing", checked: "Check", out: Path | None, checkpoint: Checkpoint, options: SearchOptions
-) -> Found:
+    state: "SearchState", checked: "Check", out: Path | None, checkpoint: Checkpoint, options: SearchOptions
+) -> SearchResult:
     """Write the files of the result, with its origin in the recipe, and return the result."""
-    name, summary = checkpoint.public_name, f"{len(standing.trials)} recipes tried, seed {options.seed}"
+    name, summary = checkpoint.public_name, f"{len(state.trials)} recipes tried, seed {options.seed}"
     recipe, files = None, []
     if checked.winner is not None and checked.winner.trial.recipe is not None and checked.is_better:
         note = f"Found by ctxext search on {name} for {options.target_length} tokens; {summary}."
@@ -189,7 +189,7 @@ def _write_result(
     if out is not None and is_installed("matplotlib"):
         title = f"{name} to {format_length(options.target_length)} tokens: {summary}"
         files.append(out.with_suffix(".png"))
-        write_whole(files[-1], draw_pareto_front(standing.points, checked.winner, options.keep_short, title))
+        write_whole(files[-1], draw_pareto_front(state.points, checked.winner, options.keep_short, title))
     if out is not None and recipe is not None:
         files.append(out)
         comments = "".join(f"# {line}\n" for line in format_results(checked))
@@ -197,7 +197,7 @@ def _write_result(
         write_whole(out, f"{comments}{text}".encode())
     elif out is not None:
         out.unlink(missing_ok=True)  # This search does not recommend the recipe that it was to replace.
-    return Found(recipe, standing, checked, tuple(files))
+    return SearchResult(recipe, state, checked, tuple(files))
 
 
 _INK, _FAINT = "#222222", "#d5d5d5"
