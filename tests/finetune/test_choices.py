@@ -392,7 +392,7 @@ def test_losses_by_position_begin_again_after_each_evaluation(tmp_path):
     device = torch.device("cpu")
     for part, total, count in ((0, 4.0, 2), (0, 2.0, 1), (3, 5.0, 10)):
         sums.add(part, torch.tensor(total), count)
-    line = LiveLine(Reporter(tell=lines.append), 1000, tmp_path / "steps.jsonl", sums)
+    line = LiveLine(Reporter(notify=lines.append), 1000, tmp_path / "steps.jsonl", sums)
     line.on_evaluate(SimpleNamespace(device=device), state(), None, {"eval_loss": 1.25})
     assert lines == ["step 3: loss 1.250 on the evaluation data (2.000, –, –, 0.500 by position)"]
     assert sums.take(device) == [None] * 4

@@ -71,7 +71,7 @@ def compare(
     resume: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
-    tell: Callable[[str], None] | None = None,
+    notify: Callable[[str], None] | None = None,
 ) -> Report:
     """Apply published methods to a model in memory, with one copy of the weights, and compare them.
 
@@ -83,7 +83,7 @@ def compare(
         resume: Continue with the results in `out`.
         overwrite: Replace the results in `out`.
         progress: Called with a label, the work done and the total work.
-        tell: Called with an estimate of the work that fits into the time.
+        notify: Called with an estimate of the work that fits into the time.
 
     Returns:
         The report of `evaluate` on all models. Its `comparison` has a row for each model: the share found, and
@@ -134,8 +134,8 @@ def compare(
             seconds=lambda length: estimate_seconds([length], first, cost),
             left=end_with(1 + len(recipes)) - time.monotonic(),
         )
-        if tell is not None:
-            tell(sentence)
+        if notify is not None:
+            notify(sentence)
     with tempfile.TemporaryDirectory() as folder:
         applied, candidates = _apply_candidates(info, stock, candidates, Path(folder) / Path(folder).name, progress)
         plans = [_limit_to_context(dataclasses.replace(plan, info=dataclasses.replace(info, name=STOCK)), info)]

@@ -231,20 +231,20 @@ def plan_training(
     revision: str | None = None,
     token: str | None = None,
     merge: bool = True,
-    tell: Callable[[str], None] | None = None,
+    notify: Callable[[str], None] | None = None,
 ) -> Plan:
     """Read the data, run a few short steps, and estimate the cost of the training; write nothing."""
     base, options = open_model(model, options, revision, token)
     with tempfile.TemporaryDirectory(prefix="ctxext-dry-run-") as folder:
-        ready = prepare(base, Path(folder), read_documents, options, merge=merge, tell=tell)
+        ready = prepare(base, Path(folder), read_documents, options, merge=merge, notify=notify)
         options = ready.options
         num_tokens = count_tokens(ready.report, options)
         full = options.sequence_length
         longer = max(2, min(full // _SHARE_MEASURED, _MOST_MEASURED))
         masked_share = MASKED_SHARE if base.is_masked else 1.0
         cost = Cost(ready.model, options, learned_share=masked_share * ready.report.num_learned / num_tokens)
-        if tell:
-            tell(f"measuring: two steps of {longer // 2:,} tokens, then two of {longer:,}")
+        if notify:
+            notify(f"measuring: two steps of {longer // 2:,} tokens, then two of {longer:,}")
         measured = _measure(ready, (longer // 2, longer), cost, Path(folder))
     at_once = ready.arguments.world_size * options.micro_batch
     rounds = math.ceil(options.batch_size / at_once)

@@ -140,8 +140,8 @@ class LiveLine(TrainerCallback):  # type: ignore[misc]
         if not state.is_world_process_zero:
             return
         self._write(results)
-        if self.reporter.tell is not None:
-            self.reporter.tell(text)
+        if self.reporter.notify is not None:
+            self.reporter.notify(text)
 
     def _write(self, line: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
@@ -412,8 +412,8 @@ def train(ready: Prepared, folder: Path, reporter: Reporter, last_save: Path | N
     atexit.register(_leave_processes)
     stop.check(is_complete=trainer.state.global_step >= trainer.state.max_steps)
     best = trainer.state.best_model_checkpoint
-    if options.keep_best and best and reporter.tell is not None:
-        reporter.tell(f"using step {Path(best).name.rsplit('-', 1)[1]}, the best: {trainer.state.best_metric:.3f}")
+    if options.keep_best and best and reporter.notify is not None:
+        reporter.notify(f"using step {Path(best).name.rsplit('-', 1)[1]}, the best: {trainer.state.best_metric:.3f}")
     return trainer
 
 
