@@ -99,15 +99,15 @@ def average_trial() -> tuple[float, int]:
     """Return the CPU seconds per recipe of a search without its last checks, and the number of trials stopped early."""
     begun: list[float] = []
 
-    def watch(standing: Any) -> None:
-        is_first = standing.stage == "trying recipes" and not begun
-        if is_first or standing.stage == "measuring the best on more prompts":
+    def watch(state: Any) -> None:
+        is_first = state.stage == "trying recipes" and not begun
+        if is_first or state.stage == "measuring the best on more prompts":
             begun.append(clock())
 
     options = SearchOptions(target_length=2048, trials=TRIALS, checked=2)
     found = search("demo", options, watch=watch)
-    early = len(found.standing.trials) - len(found.standing.points)
-    return (begun[1] - begun[0]) / len(found.standing.trials), early
+    early = len(found.state.trials) - len(found.state.points)
+    return (begun[1] - begun[0]) / len(found.state.trials), early
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ from ctxext.methods import MsPoE, Ntk, Yarn
 from ctxext.options import accepts_options
 from ctxext.publish.push import Push
 from ctxext.recipes.recipe import recipe_of
-from ctxext.search.run import Found
+from ctxext.search.run import SearchResult
 
 PAGE = (Path(__file__).parents[1] / "docs" / "python.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
@@ -181,8 +181,8 @@ def test_other_results_are_shown():
     options |= {"device": "cpu", "dtype": "fp32"}
     shown = {
         "Finetuned('<i>': 2 steps, loss 2.500, 60 s)": Finetuned(folder=Path("<i>"), seconds=60.0, **options),
-        "Found(yarn ×4)": Found(Recipe(Yarn(factor=4)), None, None, (Path("<i>.yaml"),)),
-        "Found(no recipe significantly improves the model)": Found(None, None, None, ()),
+        "SearchResult(yarn ×4)": SearchResult(Recipe(Yarn(factor=4)), None, None, (Path("<i>.yaml"),)),
+        "SearchResult(no recipe significantly improves the model)": SearchResult(None, None, None, ()),
         "Push('https://<i>': 2 files, 12 bytes)": Push("https://<i>", "abc", True, {"a": 5, "b": 7}, ()),
     }
     for words, result in shown.items():

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ctxext.recipes.recipe import load_recipe as load_recipe
     from ctxext.recipes.registry import METHODS as METHODS
     from ctxext.search.options import SearchOptions as SearchOptions
-    from ctxext.search.run import Found as Found
+    from ctxext.search.run import SearchResult as SearchResult
     from ctxext.search.run import search as search
     from ctxext.verify.conversion import Finding as Finding
     from ctxext.verify.run import verify as verify
@@ -71,7 +71,7 @@ _NAMES = {
     "recipes.recipe": ("Recipe", "load_recipe"),
     "recipes.registry": ("METHODS",),
     "search.options": ("SearchOptions",),
-    "search.run": ("Found", "search"),
+    "search.run": ("SearchResult", "search"),
     "verify.run": ("verify",),
     "verify.conversion": ("Finding",),
 }

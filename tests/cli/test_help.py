@@ -148,8 +148,8 @@ def test_a_stopped_search_is_not_told_to_start_again(monkeypatch, run, tmp_path)
     out, told = tmp_path / "best.yaml", []
 
     @contextlib.contextmanager
-    def at_once(tell):
-        told.append(tell)
+    def at_once(notify):
+        told.append(notify)
         yield
 
     def stopped(*given, study, **others):

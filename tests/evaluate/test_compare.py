@@ -170,11 +170,11 @@ def test_what_fits_is_estimated_first(tiny, slow, monkeypatch):
     told, (now, pace) = [], slow
     monkeypatch.setattr(Run, "_measure", lambda *given: None)
     pace[0] = 0.02
-    tiny(minutes=30, tell=told.append)
+    tiny(minutes=30, notify=told.append)
     assert told[0].startswith("The comparison takes about ")
     assert ";" not in told[0]
     now[0], pace[0] = 0.0, 0.05
-    tiny(minutes=6, tell=told.append)
+    tiny(minutes=6, notify=told.append)
     fits = ", ".join(f"25 % at {length} tokens" for length in (320, 512, 640))
     assert told[1] == f"The whole comparison takes about 22 min. The time is enough for {fits}.", "one sample of four"
 

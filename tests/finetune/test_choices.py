@@ -32,7 +32,6 @@ from ctxext.finetune.saves import Saves, find_newest_save
 from ctxext.finetune.trainer import (
     LiveLine,
     StopAfterStep,
-    format_duration,
     make_training_arguments,
     open_held_out,
 )
@@ -309,8 +308,8 @@ def test_memory_at_another_length():
     assert dataclasses.replace(rising, before=10**9).peak_at(80, cost) == 10**9
 
 
-def fitting(positions="rotary", learned=(), masked=False, carrier="yarn"):
-    encoding = SimpleNamespace(learned_tensors=learned, carrier=carrier)
+def fitting(positions="rotary", learned=(), masked=False, feature="yarn"):
+    encoding = SimpleNamespace(learned_tensors=learned, feature=feature)
     model = SimpleNamespace(family=SimpleNamespace(positions=positions), encoding=encoding)
     return SimpleNamespace(model=model, is_masked=masked)
 
@@ -325,7 +324,7 @@ def fitting(positions="rotary", learned=(), masked=False, carrier="yarn"):
 )
 def test_which_models_have_no_use_for_a_choice(choices, refusing):
     bases = {"rotary": fitting(), "alibi": fitting("alibi"), "masked": fitting(masked=True)}
-    bases |= {"table": fitting("learned", ("wpe.weight",)), "dynamic": fitting(carrier="dynamic")}
+    bases |= {"table": fitting("learned", ("wpe.weight",)), "dynamic": fitting(feature="dynamic")}
     for name, base in bases.items():
         is_refused = pytest.raises(CtxextError) if name in refusing.split() else contextlib.nullcontext()
         with is_refused:
@@ -371,14 +370,6 @@ def test_the_line_of_a_step(tmp_path, monkeypatch):
             line.on_log(None, state(6), None, {"loss": loss})
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(59.4, "59 s"), (59.6, "1 min 00 s"), (3599, "59 min 59 s"), (3600, "1 h 00 min"), (90061, "25 h 01 min")],
-)
-def test_times_for_people(seconds, text):
-    assert format_duration(seconds) == text
-
-
 def test_a_second_ctrl_c_is_python_s_own():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -402,7 +393,7 @@ def test_losses_by_position_begin_again_after_each_evaluation(tmp_path):
     device = torch.device("cpu")
     for part, total, count in ((0, 4.0, 2), (0, 2.0, 1), (3, 5.0, 10)):
         sums.add(part, torch.tensor(total), count)
-    line = LiveLine(Reporter(tell=lines.append), 1000, tmp_path / "steps.jsonl", sums)
+    line = LiveLine(Reporter(notify=lines.append), 1000, tmp_path / "steps.jsonl", sums)
     line.on_evaluate(SimpleNamespace(device=device), state(), None, {"eval_loss": 1.25})
     assert lines == ["step 3: loss 1.250 on the evaluation data (2.000, –, –, 0.500 by position)"]
     assert sums.take(device) == [None] * 4

@@ -82,7 +82,7 @@ def test_the_best_save_is_taken(base, tmp_path, report_losses):
     lines = []
     measured = report_losses(5.0, 4.0, 2.0, 3.0, 4.0)
     options = change(steps=5, keep_best=True, **STEPS_THAT_CHANGE_MUCH)
-    tune(base, tmp_path / "out", options, eval_data=HELD_OUT, tell=lines.append)
+    tune(base, tmp_path / "out", options, eval_data=HELD_OUT, notify=lines.append)
     assert [line["eval_loss"] for line in evaluated(tmp_path / "out").values()] == [5.0, 4.0, 2.0, 3.0, 4.0]
     assert any(line.startswith("using step 3, the best") for line in lines)
     others = [loss for step, loss in measured.items() if step != 3]

@@ -107,7 +107,7 @@ def test_what_is_said_of_a_table(config, first, said):
     """`position_ids` count the rows for others where the keys of config.json do."""
     encoding = model_config(dict(config)).encoding
     assert said in encoding.describe()
-    assert (encoding.first_index, encoding.carrier) == (first, "table")
+    assert (encoding.first_index, encoding.feature) == (first, "table")
 
 
 def test_which_weights_a_training_trains_too():

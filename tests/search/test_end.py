@@ -67,7 +67,7 @@ def test_minutes_are_kept_with_everything_included(source, monkeypatch, minutes)
     assert 0.7 * 60 * minutes < now[0] < 1.15 * 60 * minutes
     assert result.check.answers
     assert result.check.stock.num_prompts < 40, "as many as there was time for"
-    assert result.standing.points
+    assert result.state.points
 
 
 def test_too_little_time_is_said_before_it_is_spent(source, monkeypatch):

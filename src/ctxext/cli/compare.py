@@ -56,7 +56,7 @@ def compare(
             resume=place.resume,
             overwrite=place.overwrite,
             progress=progress,
-            tell=output.note,
+            notify=output.note,
         )
     if not report:
         return

@@ -124,7 +124,7 @@ def convert(
     revision: str | None = None,
     token: str | None = None,
     progress: Progress | None = None,
-    tell: Callable[[str], None] | None = None,
+    notify: Callable[[str], None] | None = None,
 ) -> Conversion:
     """Convert a checkpoint and save it as a portable one.
 
@@ -136,7 +136,7 @@ def convert(
         revision: A branch, tag or commit on the Hub.
         token: A Hub token; the usual places are read if None.
         progress: Called with a label, the amount done and the total.
-        tell: Called with additional information, one line each.
+        notify: Called with additional information, one line each.
 
     Raises:
         CtxextError: the source, the recipe or OUT is invalid, the installed transformers does not implement the
@@ -145,8 +145,8 @@ def convert(
     recipe = recipe_of(recipe)
     checkpoint = _open(source, out, options, revision=revision, token=token)
     if recipe.needs_calibration:
-        if tell is not None:
-            tell("Loading the model once to order its heads. If it does not fit into memory, use --head-order fixed.")
+        if notify is not None:
+            notify("Loading the model once to order its heads. If it does not fit into memory, use --head-order fixed.")
         recipe = calibrate_recipe(checkpoint, recipe, options, progress)
     plan = make_plan(checkpoint, recipe, replace_scaling=options.replace_scaling, allow_shorter=options.allow_shorter)
     if out is None:
@@ -179,7 +179,7 @@ def plan_conversion(
     options: ConvertOptions,
     revision: str | None = None,
     token: str | None = None,
-    tell: Callable[[str], None] | None = None,
+    notify: Callable[[str], None] | None = None,
 ) -> Plan:
     """Plan a conversion without downloading weights or loading a model.
 
@@ -190,15 +190,15 @@ def plan_conversion(
         options: How to convert. Each field is also a keyword argument.
         revision: A branch, tag or commit on the Hub.
         token: A Hub token; the usual places are read if None.
-        tell: Called with additional information, one line each.
+        notify: Called with additional information, one line each.
 
     Raises:
         CtxextError: the source, the recipe or OUT is invalid.
     """
     recipe = recipe_of(recipe)
     checkpoint = _open(source, out, options, weights=False, revision=revision, token=token)
-    if recipe.needs_calibration and tell is not None:
-        tell("The conversion will load the model once to order its heads; the plan orders them by index.")
+    if recipe.needs_calibration and notify is not None:
+        notify("The conversion will load the model once to order its heads; the plan orders them by index.")
     recipe = set_head_order(recipe, "fixed")
     return make_plan(checkpoint, recipe, replace_scaling=options.replace_scaling, allow_shorter=options.allow_shorter)
 

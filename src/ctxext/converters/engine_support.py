@@ -77,7 +77,7 @@ _PLAIN, _TWO_LISTS, _FACTOR = "plain", " with two lists", " with attention_facto
 _METHOD_OF: Mapping[str, str] = {"default": _PLAIN, "linear": "pi", "proportional": "pi"}
 """Method by rope type, for rope types with another name than their method."""
 _MEASURED_AS: Mapping[str, str] = {"default": "ntk", "linear": "pi", "proportional": "pi", "length": "declare"}
-"""The method that tools/measure_families.py measures for a carrier, where it has another name."""
+"""The method that tools/measure_families.py measures for a feature, where it has another name."""
 
 
 @functools.cache
@@ -113,7 +113,7 @@ def worst_difference(variant: str, engine: str) -> float | None:
 
 def _of_family(model: ModelConfig, engine: str) -> _Row | None:
     """Return an engine's status for a family, by the cell of its rope type; None if all schedules were tested there."""
-    family, carrier, notes = model.family, model.encoding.carrier, _read_notes()
+    family, feature, notes = model.family, model.encoding.feature, _read_notes()
     families, hybrids = read_measurements()["families"], notes["linear_attention"]
     if family.model_type in hybrids["families"] and not {*hybrids["methods"]}.isdisjoint(_steps_of(model)):
         return tuple(hybrids.get(engine, (EXACT, "", "")))
@@ -122,11 +122,11 @@ def _of_family(model: ModelConfig, engine: str) -> _Row | None:
     if not cells:
         tried = notes["tried_in"].get(engine, notes["tried_families"])
         return None if family.model_type in tried else (UNKNOWN, "", f"{UNTRIED} {family.model_type}")
-    method = _MEASURED_AS.get(carrier, carrier)
+    method = _MEASURED_AS.get(feature, feature)
     if method == "declare" and method not in cells:  # It changes only the length.
         method = _PLAIN
     if method not in cells:
-        schedule = "a changed base" if carrier == "default" else carrier
+        schedule = "a changed base" if feature == "default" else feature
         return (UNKNOWN, "", f"{schedule} is {UNTRIED} {family.model_type}")
     if not (problem := _find_problem(cells[method])):
         return (EXACT, "", "")
@@ -151,12 +151,12 @@ def _find_problem(cell: Mapping[str, Any]) -> str:
 
 def schedules_of(model: ModelConfig) -> tuple[str, ...]:
     """Return the variants of a schedule by their names in engine_support.json; without a record, from config.json."""
-    carrier, numbers = model.encoding.carrier, model.encoding.numbers
+    feature, numbers = model.encoding.feature, model.encoding.numbers
     recorded = [str(step.get("method")) for step in (provenance(model.config).get("recipe") or {}).get("steps", ())]
     rotary = {method.name: method for method in METHODS if method.encoding == "rotary" and not method.needs_code()}
-    names = [name for name in recorded if name in rotary and getattr(rotary[name], "rope_type", "default") == carrier]
+    names = [name for name in recorded if name in rotary and getattr(rotary[name], "rope_type", "default") == feature]
     bases = [name for name in recorded if name in rotary and rotary[name].kind == "base"]
-    schedule = names[-1] if names else _METHOD_OF.get(carrier, carrier)
+    schedule = names[-1] if names else _METHOD_OF.get(feature, feature)
     factor, parts = numbers.get("attention_factor"), "yarn" if schedule == "ntk-by-parts" else schedule
     if parts == "yarn" and factor is not None:
         # Without a record, factor 1 and mscale 0 identify ntk-by-parts.
@@ -170,7 +170,7 @@ def schedules_of(model: ModelConfig) -> tuple[str, ...]:
         schedule += " with mscale_all_dim"
     if parts == "yarn" and numbers.get("truncate") is False:
         schedule += " without truncate"
-    if carrier == "longrope":
+    if feature == "longrope":
         schedule += _TWO_LISTS if numbers.get("short_factor") != numbers.get("long_factor") else ""
         schedule += _FACTOR if factor is not None and schedule.startswith("longrope") else ""
         schedule += _BARE if factor is not None and numbers.get("short_mscale") is None else ""
@@ -187,8 +187,8 @@ def _steps_of(model: ModelConfig) -> tuple[str, ...]:
 def serving_of(model: ModelConfig) -> tuple[Serving, ...]:
     """Return the status of a checkpoint in each engine: the worst status of its schedules and code."""
     order, steps = (EXACT, PARTLY, UNKNOWN, WRONG), _steps_of(model)
-    schedules = schedules_of(model) if isinstance(model.encoding, Rotary) else (model.encoding.carrier,)
-    is_longrope = model.encoding.carrier == "longrope"
+    schedules = schedules_of(model) if isinstance(model.encoding, Rotary) else (model.encoding.feature,)
+    is_longrope = model.encoding.feature == "longrope"
     numbers = {
         "length": model.encoding.context_length,
         "gguf": gguf_name(model),
@@ -235,15 +235,15 @@ def limit_of_4x(model: ModelConfig) -> str:
     types = model.family.rope_types_4x
     if not types:
         return "" if types is None else "the family"
-    rope_type = native_type(model.family, model.encoding.carrier)
+    rope_type = native_type(model.family, model.encoding.feature)
     is_supported = not isinstance(model.encoding, Rotary) or rope_type in types
     return "" if is_supported else f'the rope type "{rope_type}" here'
 
 
 def _of_schedule(variant: str, engine: str, model: ModelConfig) -> _Row:
     """Return an engine's status for a schedule, from its cell or, for SGLang, from its source code."""
-    carrier, family = model.encoding.carrier, model.family.model_type
-    arguments, remark = _read_notes()["started"].get(carrier, {}).get(engine, ("", ""))
+    feature, family = model.encoding.feature, model.family.model_type
+    arguments, remark = _read_notes()["started"].get(feature, {}).get(engine, ("", ""))
     lacks = (
         " without mscale_all_dim"
         if variant == "ntk-by-parts" and "mscale_all_dim" not in model.encoding.numbers
@@ -258,7 +258,7 @@ def _of_schedule(variant: str, engine: str, model: ModelConfig) -> _Row:
         if variant.endswith(_BARE):
             return (WRONG, "", "ignores attention_factor; convert again to write the keys that it reads")
         return (EXACT, arguments, remark)
-    if (family, carrier, engine) == ("phi3", "longrope", "llama.cpp"):
+    if (family, feature, engine) == ("phi3", "longrope", "llama.cpp"):
         return (UNKNOWN, "", BY_SOURCE)
     if family != "llama" and (row := _find_row("only_llama", variant, engine)):
         return row
@@ -270,9 +270,9 @@ def _of_schedule(variant: str, engine: str, model: ModelConfig) -> _Row:
         return (UNKNOWN, arguments, f"{variant} is untested")
     if difference <= TOLERANCE:
         return (PARTLY if variant == "dynamic" else EXACT, arguments, remark)
-    reads_metadata = carrier == "yarn" or gguf_name(model) in _read_notes()["read_rope_freqs"]
+    reads_metadata = feature == "yarn" or gguf_name(model) in _read_notes()["read_rope_freqs"]
     if better is not None and better <= TOLERANCE and reads_metadata:
-        return tuple(_read_notes()["metadata"][carrier])
+        return tuple(_read_notes()["metadata"][feature])
     differs = f"log-probabilities differ by up to {difference:.2g}"
     # Only prompts beyond the original context length.
     pairs = zip(data["prompts"], data["cells"][variant][engine]["differences"], strict=True)
@@ -280,7 +280,7 @@ def _of_schedule(variant: str, engine: str, model: ModelConfig) -> _Row:
     if _TWO_LISTS in variant and beyond <= TOLERANCE:
         return (PARTLY, arguments, f"{remark}; within the original context length {differs}")
     remedy = "convert again to write the keys that it reads" if variant.endswith(_BARE) else ""
-    remedy = remedy or _read_notes()["remedies"].get(carrier, {}).get(engine, "")
+    remedy = remedy or _read_notes()["remedies"].get(feature, {}).get(engine, "")
     return (WRONG, "", "; ".join(part for part in (differs, remedy) if part))
 
 
@@ -295,7 +295,7 @@ def attn_factor(model: ModelConfig) -> float | None:
     llama.cpp always multiplies cos and sin by YaRN's 0.1 · ln(factor) + 1, and by this factor.
     """
     numbers = model.encoding.numbers
-    if model.encoding.carrier != "yarn" or numbers.get("attention_factor") is None:
+    if model.encoding.feature != "yarn" or numbers.get("attention_factor") is None:
         return None
     return float(numbers["attention_factor"] / (0.1 * math.log(numbers["factor"]) + 1))
 

@@ -64,7 +64,7 @@ class Plan:
         rewritten: The tensors among them that are rewritten; all others are unchanged.
         others: Files to copy unchanged, relative to the source.
         replaced: Description of the scaling removed from the source; empty if none was.
-        find_excluded_files: Files of the source that the result omits, by reason.
+        excluded_files: Files of the source that the result omits, by reason.
     """
 
     source: Checkpoint
@@ -77,7 +77,7 @@ class Plan:
     rewritten: tuple[NewTensor, ...]
     others: tuple[Path, ...]
     replaced: str
-    find_excluded_files: Mapping[str, Sequence[str]]
+    excluded_files: Mapping[str, Sequence[str]]
 
     @property
     def encoding(self) -> Encoding:
@@ -109,7 +109,7 @@ class Plan:
     @cached_property
     def cautions(self) -> tuple[str, ...]:
         """Warnings for users of the result."""
-        left = (f"omitted, because {reason}: {', '.join(files)}." for reason, files in self.find_excluded_files.items())
+        left = (f"omitted, because {reason}: {', '.join(files)}." for reason, files in self.excluded_files.items())
         replaced = [self.replaced] if self.replaced else []
         return (*replaced, *cautions_of(self.source, self.recipe, self.model), *left)
 
@@ -162,7 +162,7 @@ def make_plan(
         rewritten=rewritten,
         others=others,
         replaced=replaced,
-        find_excluded_files=omitted,
+        excluded_files=omitted,
     )
 
 
@@ -278,7 +278,7 @@ def unknown_original_error(name: str, schedule: str, encoding: Encoding) -> Ctxe
     """Return the error for replacing a schedule, described in a few words, with an unknown original length."""
     guess = max(round(encoding.claimed_length / float(encoding.numbers.get("factor") or 1)), 1)
     # A list of divisors has no factor that the original length could be computed from.
-    example = f", for example --original-length {guess}" if encoding.carrier == "linear" else " with --original-length"
+    example = f", for example --original-length {guess}" if encoding.feature == "linear" else " with --original-length"
     return CtxextError(
         f'"{name}" is scaled by {schedule} from an unknown original length.', hint=f"Add its original length{example}."
     )
@@ -327,7 +327,7 @@ def cautions_of(source: Checkpoint, recipe: Recipe, model: ModelConfig) -> tuple
         cautions.append(f"transformers 4.57 does not support this schedule for {family.model_type}: load it with 5.x.")
     if first := first_release_of_5(model):
         cautions.append(
-            f"{_FAULTS[model.encoding.carrier][1].format(family.model_type)}: load it with {first} or newer."
+            f"{_FAULTS[model.encoding.feature][1].format(family.model_type)}: load it with {first} or newer."
         )
     if family.note:
         cautions.append(f"{family.model_type}: {family.note}.")
@@ -361,13 +361,13 @@ _FAULTS = {
 
 def first_release_of_5(model: ModelConfig) -> str:
     """Return the first release of transformers 5 that reads this schedule; empty if all do."""
-    return _FAULTS[model.encoding.carrier][0] if model.family.nested_rope and model.encoding.carrier in _FAULTS else ""
+    return _FAULTS[model.encoding.feature][0] if model.family.nested_rope and model.encoding.feature in _FAULTS else ""
 
 
 def is_new_only(model: ModelConfig) -> bool:
     """Return whether transformers 4.57 does not support the family, or this schedule for it."""
     # If 4.57 validates the keys of a schedule, it also rejects a factor of 1.
-    keys = model.family.rope_scaling_keys.get(model.encoding.carrier, ())
+    keys = model.family.rope_scaling_keys.get(model.encoding.feature, ())
     return ("factor" in keys and model.encoding.numbers.get("factor") == 1) or bool(limit_of_4x(model))
 
 

@@ -90,7 +90,7 @@ def _make_overrides(info: CheckpointInfo, length: int) -> Mapping[str, Any]:
     if info.context_length is None or length <= info.context_length:
         return {}
     model: ModelConfig | None = None if info.has_table else model_config(info.checkpoint.config)
-    if model is None or model.encoding.carrier not in _ENDLESS:
+    if model is None or model.encoding.feature not in _ENDLESS:
         raise CtxextError(
             f'vLLM supports only {info.context_length} tokens of "{info.name}".',
             hint="Omit longer lengths, or evaluate without --engine.",

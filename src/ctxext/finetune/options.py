@@ -323,11 +323,11 @@ class Reporter:
 
     Attributes:
         progress: Called with the current activity, the amount done and the total.
-        tell: Called with additional information, one line each.
+        notify: Called with additional information, one line each.
     """
 
     progress: Progress | None = None
-    tell: Callable[[str], None] | None = None
+    notify: Callable[[str], None] | None = None
 
 
 @dataclass(frozen=True)

@@ -221,14 +221,14 @@ def _train(
     from ctxext.finetune.saves import Saves, find_newest_save
     from ctxext.finetune.trainer import train
 
-    tell = reporter.tell
-    ready = prepare(base, folder, readers[0], options, merge=run.merge, tell=tell, read_held_out=readers[1])
+    notify = reporter.notify
+    ready = prepare(base, folder, readers[0], options, merge=run.merge, notify=notify, read_held_out=readers[1])
     saves = find_newest_save(folder, ready.options.steps, ready.model) if run.resume else Saves(None, ())
-    if run.resume and tell is not None:
+    if run.resume and notify is not None:
         for note in saves.notes:
-            tell(note)
+            notify(note)
         step = saves.newest.name.rsplit("-", 1)[1] if saves.newest else ""
-        tell(f"resuming after step {step}" if step else "nothing saved yet: starting at step 1")
+        notify(f"resuming after step {step}" if step else "nothing saved yet: starting at step 1")
     started = time.perf_counter()
     trainer = train(ready, folder, reporter, saves.newest)
     trainer.save_model(str(folder / FINAL))

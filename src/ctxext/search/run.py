@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from ctxext.checkpoint.durations import cost_of, estimate_seconds, format_duration
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.converters.plan import already_extended
 from ctxext.errors import CtxextError, NothingMeasuredError
@@ -33,29 +34,29 @@ if TYPE_CHECKING:
     from ctxext.evaluate.report.pictures import TradeOff
     from ctxext.search.final_evaluation import Check
     from ctxext.search.measurement import EvalSet, Measurement
-    from ctxext.search.study import Point, Standing, Watch
+    from ctxext.search.study import Point, SearchState, Watch
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """Result of a search.
 
     Attributes:
         recipe: The best recipe; None if no recipe significantly improves the model.
-        standing: All trials.
+        state: All trials.
         check: Final evaluation on unseen prompts.
         files: The written files.
         open_thought: The mark of a thought within which prompts end; empty if there is none.
     """
 
     recipe: Recipe | None
-    standing: "Standing"
+    state: "SearchState"
     check: "Check"
     files: tuple[Path, ...]
     open_thought: str = ""
 
     def __repr__(self) -> str:
-        return f"Found({self._summary()})"
+        return f"SearchResult({self._summary()})"
 
     def _repr_html_(self) -> str:
         return table({"recipe": self._summary(), "files": ", ".join(path.name for path in self.files) or "none"})
@@ -75,7 +76,7 @@ def search(
     overwrite: bool = False,
     loading: "Loading | None" = None,
     watch: "Watch | None" = None,
-) -> Found:
+) -> SearchResult:
     """Find the recipe for a model by measuring recipes on it, without training.
 
     Args:
@@ -114,7 +115,7 @@ def search(
     from ctxext.evaluate.recipe_applier import RecipeApplier
     from ctxext.search.final_evaluation import check, raise_without_points, rank_finalists
     from ctxext.search.measurement import make_eval_sets, measure
-    from ctxext.search.study import WRITING, Ground, Standing, try_recipes
+    from ctxext.search.study import WRITING, SearchState, TrialSetup, try_recipes
 
     def check_time(measurement: "Measurement") -> bool:
         if time.monotonic() > end:
@@ -124,32 +125,32 @@ def search(
             )
         return False
 
-    watch = watch or (lambda standing: None)
+    watch = watch or (lambda state: None)
     end = started + options.seconds
     with tempfile.TemporaryDirectory() as folder:
         place = place or StudyPlace(path=Path(folder) / "study.db")
-        watch(Standing("loading the model", end=end))
+        watch(SearchState("loading the model", end=end))
         stock = load_model(info, loading or Loading())
         trial_set, final_set, unseen = make_eval_sets(stock.encoder, options, trained_length)
         applier = RecipeApplier(stock, checkpoint, Path(folder) / Path(folder).name)
-        watch(Standing("estimating the time", end=end))
+        watch(SearchState("estimating the time", end=end))
         _check_time(info, stock, trial_set, options, end)
-        watch(Standing("measuring the unmodified model", end=end))
+        watch(SearchState("measuring the unmodified model", end=end))
         began = time.monotonic()
         measurement = measure(stock, trial_set, check_time)
         seconds = time.monotonic() - began
-        ground = Ground(applier, options, trial_set, measurement, seconds, watch, end)
+        setup = TrialSetup(applier, options, trial_set, measurement, seconds, watch, end)
         header = _make_header(checkpoint, info.digest, options, trained_length, stock)
-        standing = try_recipes(ground, space, place, header, replaces)
-        points = standing.points
+        state = try_recipes(setup, space, place, header, replaces)
+        points = state.points
         if not points:
-            raise_without_points(standing.trials, options.seconds / 60)
-        watch(dataclasses.replace(standing, stage="measuring the best on more prompts"))
+            raise_without_points(state.trials, options.seconds / 60)
+        watch(dataclasses.replace(state, stage="measuring the best on more prompts"))
         halfway = (time.monotonic() + end - WRITING) / 2
         finalists = rank_finalists(applier, final_set, points, options.keep_short, halfway)
-        watch(dataclasses.replace(standing, stage="evaluating on unseen prompts"))
+        watch(dataclasses.replace(state, stage="evaluating on unseen prompts"))
         checked = check(applier, unseen, points, finalists, options.keep_short, end - WRITING)
-    found = _write_result(standing, checked, out, checkpoint, options)
+    found = _write_result(state, checked, out, checkpoint, options)
     return dataclasses.replace(found, open_thought=stock.encoder.open_thought)
 
 
@@ -163,14 +164,11 @@ def _check_time(
     """
     if math.isinf(end):
         return
-    from ctxext.evaluate.run import cost_of, format_duration
-
     documents, length = trial_set.documents.shape
     texts = trial_set.num_questions * (1 if stock.can_share else trial_set.num_depths)
-    cost = cost_of(info.checkpoint.config)
-    tokens, seconds = stock.first_pace(length)
     read = [*[length] * documents, *(length for length in trial_set.lengths for _ in range(texts))]
-    each, left = seconds / cost(tokens) * sum(map(cost, read)), end - time.monotonic()
+    each = estimate_seconds(read, stock.first_pace(length), cost_of(info.checkpoint.config))
+    left = end - time.monotonic()
     if 2 * each > left:
         raise NothingMeasuredError(
             f"{options.seconds / 60:g} minutes are too short: the unmodified model and one recipe take "
@@ -180,10 +178,10 @@ def _check_time(
 
 
 def _write_result(
-    standing: "Standing", checked: "Check", out: Path | None, checkpoint: Checkpoint, options: SearchOptions
-) -> Found:
+    state: "SearchState", checked: "Check", out: Path | None, checkpoint: Checkpoint, options: SearchOptions
+) -> SearchResult:
     """Write the files of the result, with its origin in the recipe, and return the result."""
-    name, summary = checkpoint.public_name, f"{len(standing.trials)} recipes tried, seed {options.seed}"
+    name, summary = checkpoint.public_name, f"{len(state.trials)} recipes tried, seed {options.seed}"
     recipe, files = None, []
     if checked.winner is not None and checked.winner.trial.recipe is not None and checked.is_better:
         note = f"Found by ctxext search on {name} for {options.target_length} tokens; {summary}."
@@ -193,9 +191,7 @@ def _write_result(
         from ctxext.search.study import find_pareto_front
 
         title = f"{name} to {format_length(options.target_length)} tokens: {summary}"
-        points, front = (
-            list(map(_to_trade_off, each)) for each in (standing.points, find_pareto_front(standing.points))
-        )
+        points, front = (list(map(_to_trade_off, each)) for each in (state.points, find_pareto_front(state.points)))
         best = _to_trade_off(checked.winner) if checked.winner else None
         files.append(out.with_suffix(".png"))
         write_whole(files[-1], as_png(draw_pareto_front(points, front, best, options.keep_short, title)))
@@ -206,7 +202,7 @@ def _write_result(
         write_whole(out, f"{comments}{text}".encode())
     elif out is not None:
         out.unlink(missing_ok=True)  # This search does not recommend the recipe that it was to replace.
-    return Found(recipe, standing, checked, tuple(files))
+    return SearchResult(recipe, state, checked, tuple(files))
 
 
 def _to_trade_off(point: "Point") -> "TradeOff":

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ctxext.checkpoint.durations import cost_of, estimate_seconds
 from ctxext.checkpoint.loading import explain_loading_errors
 from ctxext.checkpoint.opening import Checkpoint
 from ctxext.data.encoding import Encoder, open_tokenizer
@@ -94,7 +95,8 @@ def _compute(
     """
     trained = model_config(checkpoint.config).rotary.trained_length
     probes = [probe for probe in sent if probe.evidence is not None]
-    began, rates, done = time.monotonic(), list[float](), 0
+    began, passes, done = time.monotonic(), list[tuple[int, float]](), 0
+    cost = cost_of(checkpoint.config)
     others = [name for name in readings if name != CONVERTED]
     rounds = [(others, probes[:1], False), ([CONVERTED], probes, False), (others, probes[1:], True)]
     for names, given, stops in rounds:
@@ -105,22 +107,17 @@ def _compute(
             done += 1
             with load_reading(checkpoint, readings[name], foreign=foreign) as head:
                 for probe in given:
-                    now, work = time.monotonic(), _count_operations(head.model, len(probe.ids))
+                    now = time.monotonic()
                     # The first passes are slower, so the fastest one counts.
-                    if probe is not probes[0] and now - began + min(rates) * work > seconds:
+                    estimates = (estimate_seconds([len(probe.ids)], measured, cost) for measured in passes)
+                    if probe is not probes[0] and now - began + min(estimates) > seconds:
                         break
                     if stops and (CONVERTED not in probe.errors or is_settled(probes)):
                         break
                     probe.errors[name] = measure_errors(head, probe)
-                    rates.append((time.monotonic() - now) / work)
+                    passes.append((len(probe.ids), time.monotonic() - now))
                     for length in list_cuts(probe, trained) if name == CONVERTED else ():
                         probe.errors[f"{CUT} {length}"] = measure_errors(head, probe, last=length)
-
-
-def _count_operations(model: Any, length: int) -> float:
-    """Return the approximate number of multiplications for a prompt, in dense layers and in attention."""
-    config = model.config.get_text_config(decoder=True)
-    return float(length * model.num_parameters() + length**2 * config.hidden_size * config.num_hidden_layers)
 
 
 def _is_sampled(server: Server, probe: Probe) -> bool:

@@ -53,7 +53,10 @@ class ServerError(CtxextError):
         status: HTTP status; 0 without an answer.
         words: The server's own words, longer than in the message; empty if there are none.
         limit: The limit in tokens in a separate field of the error; 0 if it has none.
+        retry_after: The Retry-After header of the answer; None if it has none.
     """
+
+    retry_after: str | None = None
 
     def __init__(self, message: str, *, hint: str = "", status: int = 0, words: str = "", limit: int = 0) -> None:
         super().__init__(message, hint=hint)

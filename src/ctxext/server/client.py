@@ -5,18 +5,13 @@ in the name of the parameter for log-probabilities, in the arguments that they r
 """
 
 import base64
-import contextlib
-import email.utils
 import functools
 import ipaddress
-import itertools
 import json
-import math
 import os
 import random
 import re
 import ssl
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from ctxext.errors import CtxextError
+from ctxext.files.retrying import call_with_retries, count_pause
 from ctxext.files.strict import parse_json
 from ctxext.options import (
     Rule,
@@ -61,7 +57,6 @@ _MOST_BYTES_OF_STARTED, _SECONDS_OF_STARTED = 2**30, 3600.0
 """Limits for a server that this process started: it may list every token of a long text, and read it on a CPU."""
 
 _RETRIED = (429, 503)
-_MOST_WAIT = 30.0
 _SECONDS_OF_IDENTITY = 4.0
 _MOST_WORDS, _MOST_MESSAGE = 2000, 300
 """Characters of an error's text that are searched, and that are printed."""
@@ -374,16 +369,17 @@ class Server:
         from ctxext.server.http import ExpiredError
 
         body = b"" if content is None else json.dumps(content).encode()
+
+        def find_pause(error: CtxextError, attempt: int) -> float | None:
+            if not isinstance(error, ServerError) or error.status not in _RETRIED:
+                return None
+            seconds = count_pause(error.retry_after, attempt)
+            return seconds if seconds < deadline.count_seconds() else None
+
         try:
-            for attempt in itertools.count():
-                response = self._exchange(method, path, body, deadline)
-                if response.status not in _RETRIED or attempt >= max_retries:
-                    break
-                seconds = _wait(response.headers.get("retry-after"), attempt)
-                if seconds >= deadline.count_seconds():
-                    break
-                time.sleep(seconds)
-            return self._parse(response)
+            return call_with_retries(
+                lambda: self._parse(self._exchange(method, path, body, deadline)), max_retries, find_pause
+            )
         except ExpiredError as error:
             message = f"The server at {self.host} did not answer within {self.timeout:g} seconds."
             raise ServerTimeout(message, hint="Check that it is idle, or raise --timeout.") from error
@@ -439,13 +435,15 @@ class Server:
                 what = "an error"
             else:
                 what = str(status)
-            raise ServerError(
+            error = ServerError(
                 f"The server at {self.host} returned {what}: {words[:_MOST_MESSAGE] or 'no message'}",
                 hint=_HINTS.get(status, ""),
                 status=status,
                 words=f"{words} {self._tidy(names)}",
                 limit=limit,
             )
+            error.retry_after = response.headers.get("retry-after")
+            raise error
         if not isinstance(content, (Mapping, list)):
             kind = "HTML" if body.lstrip()[:1] == b"<" else fault
             raise ServerError(f"The server at {self.host} returned {kind}.", hint=_URL_HINT, status=status)
@@ -502,19 +500,6 @@ def _read_failure(failure: Any) -> tuple[str, str, int]:
     names = " ".join(value for key in ("param", "code", "type") if isinstance(value := failure.get(key), str))
     limit = failure.get("n_ctx")
     return words, names, limit if isinstance(limit, int) and not isinstance(limit, bool) else 0
-
-
-def _wait(text: str | None, attempt: int) -> float:
-    """Return the seconds to wait before a retry: from the Retry-After header, else doubled with each attempt."""
-    seconds = math.nan
-    try:
-        seconds = float(text or "")
-    except ValueError:
-        with contextlib.suppress(ValueError, OverflowError, TypeError):
-            seconds = email.utils.parsedate_to_datetime(text or "").timestamp() - time.time()
-    if not math.isfinite(seconds):
-        seconds = 2.0 ** min(attempt, 10)
-    return min(max(seconds, 0.1), _MOST_WAIT)
 
 
 def _make_pattern(secret: str) -> re.Pattern[str]:

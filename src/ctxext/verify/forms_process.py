@@ -276,11 +276,13 @@ def small_pieces() -> Iterator[None]:
 @contextlib.contextmanager
 def unwritten_memory_as_nan() -> Iterator[None]:
     """Fill new memory with NaN: what is read before it is written may otherwise be right by chance."""
+    mode = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(mode=True, warn_only=True)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(mode=False)
+        torch.use_deterministic_algorithms(mode=mode, warn_only=warn_only)
 
 
 @contextlib.contextmanager

@@ -108,7 +108,7 @@ class Rotary(Encoding):
         return self.rope_type == "linear" and self.length_origin == MAXIMUM
 
     @property
-    def carrier(self) -> str:
+    def feature(self) -> str:
         """The rope type."""
         return self.rope_type
 
@@ -195,7 +195,7 @@ class Rotary(Encoding):
 def sliding_layers_follow(config: Config, family: Family, after: Encoding) -> bool:
     """Return whether a changed base or schedule changes the sliding layers too, if a model has some."""
     has_bases = family.layer_theta_key and text_config(config, family).get(family.layer_theta_key)
-    is_shared = not (family.nested_rope or family.local_theta_key or (has_bases and after.carrier == "default"))
+    is_shared = not (family.nested_rope or family.local_theta_key or (has_bases and after.feature == "default"))
     return family.encoding == "rotary" and is_shared
 
 
