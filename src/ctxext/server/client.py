@@ -435,15 +435,15 @@ class Server:
                 what = "an error"
             else:
                 what = str(status)
-            error = ServerError(
+            refused = ServerError(
                 f"The server at {self.host} returned {what}: {words[:_MOST_MESSAGE] or 'no message'}",
                 hint=_HINTS.get(status, ""),
                 status=status,
                 words=f"{words} {self._tidy(names)}",
                 limit=limit,
             )
-            error.retry_after = response.headers.get("retry-after")
-            raise error
+            refused.retry_after = response.headers.get("retry-after")
+            raise refused
         if not isinstance(content, (Mapping, list)):
             kind = "HTML" if body.lstrip()[:1] == b"<" else fault
             raise ServerError(f"The server at {self.host} returned {kind}.", hint=_URL_HINT, status=status)
