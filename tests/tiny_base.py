@@ -79,6 +79,16 @@ QUICK = TrainingOptions(length=64, steps=6, batch_size=2, rank=4, learning_rate=
 PARALLEL = dataclasses.replace(QUICK, batch_size=4, pack="run-on", steps=5)
 
 
+def arguments_of(folder: Path, num_processes: int = 1, **choices):
+    """Make the Trainer's arguments of a training with some options."""
+    from ctxext.finetune.models import choose_precision
+    from ctxext.finetune.trainer import make_training_arguments
+
+    options = TrainingOptions(**choices).resolve(window=1024, trained_length=128)
+    precision = choose_precision(options.device, options.dtype, full=options.full)
+    return make_training_arguments(options, precision, folder, num_processes)
+
+
 def change(**options) -> TrainingOptions:
     """The short training with other options; of all weights without the rank, which is an adapter's."""
     usual = {"rank": TrainingOptions.rank} if options.get("full") else {}

@@ -32,11 +32,10 @@ from ctxext.finetune.saves import Saves, find_newest_save
 from ctxext.finetune.trainer import (
     LiveLine,
     StopAfterStep,
-    make_training_arguments,
     open_held_out,
 )
 from ctxext.merge import run as card
-from tiny_base import SIZES, make_base
+from tiny_base import SIZES, arguments_of, make_base
 
 
 def resolve(**choices) -> TrainingOptions:
@@ -158,7 +157,7 @@ CHOSEN = {
 
 
 def test_every_choice_is_the_trainer_s(tmp_path):
-    made = make_training_arguments(resolve(**CHOSEN), tmp_path, 2)
+    made = arguments_of(tmp_path, 2, **CHOSEN)
     expected = {
         **{"max_steps": 30, "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "learning_rate": 0.25},
         **{"warmup_steps": 4, "weight_decay": 0.5, "adam_beta1": 0.9, "adam_beta2": 0.8},
@@ -167,7 +166,7 @@ def test_every_choice_is_the_trainer_s(tmp_path):
     }
     assert {name: getattr(made, name) for name in expected} == expected
     assert (made.lr_scheduler_type.value, made.optim.value) == ("linear", "adafactor")
-    constant = make_training_arguments(resolve(**{**CHOSEN, "schedule": "constant"}), tmp_path, 1)
+    constant = arguments_of(tmp_path, **{**CHOSEN, "schedule": "constant"})
     assert constant.lr_scheduler_type.value == "constant_with_warmup"
     assert constant.gradient_accumulation_steps == 4
 
@@ -182,7 +181,7 @@ def test_every_choice_is_the_trainer_s(tmp_path):
 )
 def test_what_cannot_be_shared_among_processes(choices, processes, message, tmp_path):
     with pytest.raises(CtxextError) as refused:
-        make_training_arguments(resolve(**choices), tmp_path, processes)
+        arguments_of(tmp_path, processes, **choices)
     assert message in f"{refused.value.message} {refused.value.hint}"
 
 
@@ -273,7 +272,7 @@ LINES = [
 def test_what_is_said_of_the_data(counts, choices, lines):
     report = data_report(**counts)
     shorter = 50 * 128 if "num_shorter" in counts else 0
-    assert count_tokens(report, resolve()) == 102400 + shorter
+    assert count_tokens(report, 1024) == 102400 + shorter
     if shorter:
         report = dataclasses.replace(report, num_learned=(102400 + shorter) // 2)
     assert format_data_lines(report, resolve(**{"short_share": 0.0, **choices})) == lines
@@ -318,7 +317,7 @@ def fitting(positions="rotary", learned=(), masked=False, feature="yarn"):
     ("choices", "refusing"),
     [
         ({"keep_short": True}, "alibi table masked"),
-        ({"pack": "restart"}, "table masked"),
+        ({"restart": True}, "table masked"),
         ({}, ""),
     ],
 )
@@ -328,7 +327,7 @@ def test_which_models_have_no_use_for_a_choice(choices, refusing):
     for name, base in bases.items():
         is_refused = pytest.raises(CtxextError) if name in refusing.split() else contextlib.nullcontext()
         with is_refused:
-            check_fits(base, TrainingOptions(**choices))
+            check_fits(base, restart="restart" in choices, keep_short="keep_short" in choices)
 
 
 def test_sources_of_the_command_line(tmp_path, monkeypatch):
@@ -507,7 +506,7 @@ def reading_of(forward, positions="full"):
     encoding, family = SimpleNamespace(first_index=2), SimpleNamespace(model_type="some")
     base = SimpleNamespace(model=SimpleNamespace(encoding=encoding, family=family), is_masked=False)
     model = SimpleNamespace(base_model=SimpleNamespace(forward=forward))
-    return prepare._get_reading(base, model, None, resolve(positions=positions))
+    return prepare._get_reading(base, model, None, positions)
 
 
 def test_positions_begin_where_the_family_begins_to_count():

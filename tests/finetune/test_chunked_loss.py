@@ -15,7 +15,7 @@ import tiny_base
 from ctxext.errors import CtxextError
 from ctxext.finetune.base import open_base
 from ctxext.finetune.loss import use_chunked_loss
-from ctxext.finetune.models import SourceModel, load_base
+from ctxext.finetune.models import SourceModel, choose_precision, load_base
 from ctxext.finetune.prepare import add_adapter
 from hand_made import one_that_sees_length
 from tiny_base import PARALLEL, TRAINED, make_base
@@ -188,7 +188,9 @@ def test_gradients_equal_those_of_the_same_weights_unpacked(tmp_path):
     functional = pytest.importorskip("bitsandbytes.functional")
     base = open_base(str(make_base(tmp_path, hidden_size=64, intermediate_size=64)), 64)  # It packs blocks of 64.
     options = dataclasses.replace(PARALLEL, quantize="4bit").resolve(window=128, trained_length=TRAINED)
-    packed, plain = (load_base(base, chosen)[0] for chosen in (options, dataclasses.replace(options, quantize="none")))
+    packed, plain = (
+        load_base(base, choose_precision("cpu", "auto", full=False, in_4bit=in_4bit))[0] for in_4bit in (True, False)
+    )
     unpacked = dict(plain.named_parameters())
     num_packed = 0
     with torch.no_grad():

@@ -11,8 +11,8 @@ from ctxext.errors import CtxextError
 from ctxext.files import processes
 from ctxext.finetune import dry_run, models, trainer
 from ctxext.finetune.models import choose_precision
-from ctxext.finetune.options import TrainingOptions
-from ctxext.finetune.trainer import StopAfterStep, make_training_arguments
+from ctxext.finetune.trainer import StopAfterStep
+from tiny_base import arguments_of
 
 PLACES = {"cuda": torch.cuda, "xpu": torch.xpu, "mps": torch.backends.mps}
 NATIVE = {"H100": "cuda", "Arc": "xpu"}
@@ -43,8 +43,8 @@ def machine(monkeypatch):
     return describe
 
 
-def options(**changes):
-    return TrainingOptions(**changes).resolve(window=64, trained_length=32)
+def precision_of(device="auto", dtype="auto", full=False, **more):
+    return choose_precision(device, dtype, full=full, **more)
 
 
 @pytest.mark.parametrize("name", [*KINDS, "no accelerator"])
@@ -53,25 +53,25 @@ def test_training_uses_the_accelerator_that_torch_reports(machine, monkeypatch, 
     monkeypatch.setattr(trainer, "TrainingArguments", dict)
     expected = kind or "cpu"
     assert loading.choose_device("auto").type == expected
-    arguments = make_training_arguments(options(), tmp_path, 1)
+    arguments = arguments_of(tmp_path)
     assert arguments["use_cpu"] == (not kind)
     assert arguments["dataloader_pin_memory"] == (expected not in ("cpu", "mps"))
     assert arguments["bf16"] == (name in {*NATIVE, "NPU"})
     assert not arguments["fp16"]
-    assert make_training_arguments(options(device="cpu"), tmp_path, 1)["use_cpu"]
-    half = make_training_arguments(options(dtype="fp16"), tmp_path, 1)
+    assert arguments_of(tmp_path, device="cpu")["use_cpu"]
+    half = arguments_of(tmp_path, dtype="fp16")
     assert (half["bf16"], half["fp16"]) == (False, bool(kind))
 
 
 @pytest.mark.parametrize("name", [*KINDS, "no accelerator"])
 def test_frozen_weights_keep_their_type_where_bf16_is_native(machine, name):
     kind, is_native = machine(name), name in {*NATIVE, "NPU"}
-    precision = choose_precision(options())
+    precision = precision_of()
     assert precision.weights == ("auto" if is_native else torch.float32)
     assert precision.dtype == ("bf16" if is_native else "fp32")
-    assert choose_precision(options(full=True)).weights == torch.float32
-    assert choose_precision(options(full=True)).dtype == precision.dtype
-    assert choose_precision(options(dtype="bf16")).weights == torch.bfloat16
+    assert precision_of(full=True).weights == torch.float32
+    assert precision_of(full=True).dtype == precision.dtype
+    assert precision_of(dtype="bf16").weights == torch.bfloat16
     text = f"training on {kind or 'cpu'} in {precision.dtype}"
     emulated = f"; {kind} has no native bf16 here, --dtype fp16 may be faster"
     assert str(precision) == text + ("" if is_native or not kind else emulated)
@@ -83,7 +83,7 @@ def test_4_bit_weights_are_multiplied_in_a_type_that_the_device_has(machine):
         pytest.importorskip("transformers")
         models.find_spec, before = (lambda _: True), models.find_spec
         try:
-            made = models._make_4bit_config(choose_precision(options(quantize="4bit")).weights)
+            made = models._make_4bit_config(precision_of(in_4bit=True).weights)
         finally:
             models.find_spec = before
         assert made.bnb_4bit_compute_dtype == dtype

@@ -10,12 +10,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from ctxext.errors import CtxextError
 from ctxext.finetune.base import open_base
 from ctxext.finetune.loss import use_chunked_loss
-from ctxext.finetune.models import SourceModel, load_base, load_source
+from ctxext.finetune.models import SourceModel, choose_precision, load_base, load_source
 from ctxext.finetune.options import TrainingOptions
 from ctxext.methods import MsPoE, PositionInterpolation, Yarn
 from tiny_base import QUICK, SIZES, TRAINED, logits, make_base, save_llama, tune
 
 KEEP = dataclasses.replace(QUICK, keep_short=True)
+FP32 = choose_precision("auto", "auto", full=False)
 
 
 def resolve(**changes):
@@ -30,8 +31,8 @@ MSPOE = MsPoE(head_order="fixed", first_layer=0, schedule="by-parts", ratio_min=
 @pytest.mark.parametrize("full", [False, True])
 def test_the_source_speaks_again_without_its_files(tmp_path, steps, full):
     base = open_base(str(make_base(tmp_path, *steps, tie_word_embeddings=not full)), None)
-    model, _ = load_base(base, QUICK)
-    source = load_source(base, model, resolve(full=full, learning_rate=1e-3))
+    model, _ = load_base(base, FP32)
+    source = load_source(base, model, FP32, full=full, by_document=False)
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "source", dtype=torch.float32).eval()
     assert torch.equal(logits(source.model, length=30), logits(plain, length=30))
     theirs = {weight.data_ptr() for weight in model.parameters()}

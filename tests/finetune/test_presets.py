@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from ctxext.cli.app import app
 from ctxext.errors import CtxextError
 from ctxext.finetune.options import TrainingOptions, presets
-from ctxext.finetune.trainer import make_training_arguments
+from tiny_base import arguments_of
 
 
 @pytest.fixture
@@ -79,8 +79,7 @@ def test_the_rate_ends_at_its_floor(tmp_path):
     import torch
     from transformers import get_scheduler
 
-    options = TrainingOptions(length=8, steps=50, rate_floor=0.1, learning_rate=1e-5, warmup=0.1)
-    arguments = make_training_arguments(options.resolve(window=8, trained_length=8), tmp_path, 1)
+    arguments = arguments_of(tmp_path, length=8, steps=50, rate_floor=0.1, learning_rate=1e-5, warmup=0.1)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=arguments.learning_rate)
     kwargs = arguments.lr_scheduler_kwargs
     kwargs = json.loads(kwargs) if isinstance(kwargs, str) else kwargs

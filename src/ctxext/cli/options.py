@@ -1,4 +1,12 @@
-"""Options shared by several commands, their shell completions, and commands with the options of dataclasses."""
+"""Options shared by several commands, their shell completions, and commands with the options of dataclasses.
+
+typer builds a command from the signature of a function. Commands here take whole dataclasses, as in
+`def finetune(model, out, *, training: TrainingOptions, run: RunOptions)`, and `takes_options` wraps them in a function
+with another signature: each dataclass is replaced by one keyword parameter per option (`_parameter` makes its
+`typer.Option`), and `**` by the parameters in `more`. typer reads that signature from `__signature__` and
+`__annotations__`, parses the command line, and calls the wrapper with plain values. The wrapper builds the
+dataclasses (`build_options`) and passes them to the command; their constructors check the values.
+"""
 
 import dataclasses
 import functools

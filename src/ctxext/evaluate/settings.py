@@ -167,11 +167,7 @@ class Settings:
             'Unknown task "{found}".',
             f"Tasks: {', '.join(NAMES)}.",
         ),
-        Rule(
-            _find_unused_option,
-            "No selected task uses {found[0]}.",
-            "Add --task {found[1]}, or omit {found[0]}.",
-        ),
+        Rule(_find_unused_option, "No selected task uses {found[0]}.", "Add --task {found[1]}, or omit {found[0]}."),
         Rule(
             lambda settings: "longppl" in settings.tasks and not settings.has_evaluator,
             'The task "longppl" needs an evaluator.',

@@ -80,17 +80,17 @@ def open_base(
     return base
 
 
-def check_fits(base: Base, options: TrainingOptions) -> None:
-    """Raise if an option does not apply to the model."""
-    restart, run_on = options.pack == "restart", "Join documents with --pack run-on."
+def check_fits(base: Base, *, restart: bool, keep_short: bool) -> None:
+    """Raise if --pack restart or --keep-short does not apply to the model."""
+    run_on = "Join documents with --pack run-on."
     remedy = "Use --short-share to train on short sequences."
-    if options.keep_short and base.model.family.positions != "rotary":
+    if keep_short and base.model.family.positions != "rotary":
         raise CtxextError("--keep-short needs a model with rotary position embeddings.", hint=remedy)
     if restart and base.model.encoding.learned_tensors:
         raise CtxextError("--pack restart would train only the first rows of the position table.", hint=run_on)
     for is_chosen, choice, more, hint in (
         (restart, "--pack restart", ": packed documents would attend to each other otherwise", run_on),
-        (options.keep_short, "--keep-short", "", remedy),
+        (keep_short, "--keep-short", "", remedy),
     ):
         if is_chosen and base.is_masked:
             raise CtxextError(f"{choice} needs a causal model{more}.", hint=hint)
@@ -101,6 +101,6 @@ def open_model(
 ) -> tuple[Base, TrainingOptions]:
     """Open the base and resolve the options; raise if an option does not apply."""
     base = open_base(model, options.length, revision=revision, token=token, original_length=options.original_length)
-    check_fits(base, options)
+    check_fits(base, restart=options.pack == "restart", keep_short=options.keep_short)
     encoding = base.model.encoding
     return base, options.resolve(window=encoding.context_length, trained_length=encoding.trained_length)

@@ -149,7 +149,7 @@ class TrainingData:
             "Give each one a weight, for example --data a.jsonl:0.7.",
         ),
         Rule(
-            lambda data: len(data.sources()) > 1 and data.sources()[0].weight is None and data.streamed,
+            lambda data: len(data.sources()) > 1 and data.sources()[0].weight is None and data.remote_id,
             '"{found}" is streamed, so its size is unknown.',
             "Give each --data a weight.",
         ),
@@ -167,8 +167,8 @@ class TrainingData:
         return [] if self.is_demo else [parse_source(word) for word in self.words]
 
     @property
-    def streamed(self) -> str | None:
-        """The first data set that is not in local files; None if there is none."""
+    def remote_id(self) -> str | None:
+        """Id of the first data set that is streamed; None if all data is local."""
         return next((source.data for source in self.sources() if not source.is_local), None)
 
     def reader(self, options: TrainingOptions) -> DocumentReader:
@@ -176,13 +176,14 @@ class TrainingData:
         check_options(self)
         if self.is_demo and options.epochs:
             raise CtxextError("--data demo is endless and cannot be combined with --epochs.", hint="Use --steps.")
-        if self.streamed and options.epochs:
+        if self.remote_id and options.epochs:
             raise CtxextError("--epochs needs local files: streamed data is not read to its end.", hint="Use --steps.")
+        only_answers = options.learn == "answers"
         if self.is_demo:
-            return functools.partial(_generate_documents, options)
+            return functools.partial(_generate_documents, options.seed, only_answers)
         for source in self.sources() if not self.records else ():
             check_place(source.data)
-        return functools.partial(Documents, self, options)
+        return functools.partial(Documents, self, options.seed, only_answers)
 
     def describe(self) -> dict[str, Any]:
         """Return the description of the data for reports: a file by its name and its digest."""
@@ -231,11 +232,13 @@ def to_training_data(data: Data, **others: Any) -> TrainingData:
     return TrainingData(records=tuple(records), **others)
 
 
-def _generate_documents(options: TrainingOptions, tokenizer: Any, num_needed: Mapping[int, int]) -> Iterator[Document]:
+def _generate_documents(
+    seed: int, only_answers: bool, tokenizer: Any, num_needed: Mapping[int, int]
+) -> Iterator[Document]:
     from ctxext.demo.corpus import long_examples
 
-    for example in long_examples(tokenizer, num_needed, options.seed):
-        yield Document(example.ids, example.is_answer if options.learn == "answers" else None)
+    for example in long_examples(tokenizer, num_needed, seed):
+        yield Document(example.ids, example.is_answer if only_answers else None)
 
 
 @dataclass
@@ -256,7 +259,8 @@ class Documents:
 
     Args:
         data: The data, and the format of its records.
-        options: `seed` sets the order; with `learn` "answers", only marked answers count in the loss.
+        seed: Sets the order.
+        only_answers: Whether only marked answers count in the loss.
         tokenizer: A transformers tokenizer.
         num_needed: Number of sequences that the run needs per length, in tokens. Each document supplies its share of
             them, so that the run uses as many documents as possible.
@@ -269,9 +273,9 @@ class Documents:
     """
 
     def __init__(
-        self, data: TrainingData, options: TrainingOptions, tokenizer: Any, num_needed: Mapping[int, int]
+        self, data: TrainingData, seed: int, only_answers: bool, tokenizer: Any, num_needed: Mapping[int, int]
     ) -> None:
-        self._data, self._options, self._num_needed = data, options, num_needed
+        self._data, self._seed, self._only_answers, self._num_needed = data, seed, only_answers, num_needed
         self.reader = RecordReader(data.record_format, data.text_field, data.skip_bad_rows)
         self.chats, self._encoder = ChatReader(tokenizer), Encoder(tokenizer, chat_template=False)
         self.num_in_all: int | None = None
@@ -336,7 +340,7 @@ class Documents:
             tokens = [*self._encoder.encode_piece(text), *(end if is_answer else [])]
             ids = ids + tokens
             marks += [is_answer] * len(tokens)
-        return Document(ids, marks if self._options.learn == "answers" else None)
+        return Document(ids, marks if self._only_answers else None)
 
     def _mix_pools(self, folder: Path) -> Iterator[tuple[_Pool, str, str]]:
         """Yield records with their pool, until every pool is used up; the caller updates the pool's token count."""
@@ -376,7 +380,7 @@ class Documents:
         """Yield the places and records, as JSON text, in the order of the sources."""
         splits = (self._data.split,) if self._data.split else HELD_OUT
         for source in group:
-            for place, record in source.read(splits, self._options.seed):
+            for place, record in source.read(splits, self._seed):
                 if (read := reader.read(record, place)) is not None:
                     yield place, json.dumps(read, ensure_ascii=False, default=str)
 
@@ -392,7 +396,7 @@ class Documents:
         rates = np.maximum(1.0, sizes / (_CHARACTERS * max(self._num_needed)))
         num_first, copied, rows = sum(self._num_needed.values()) + _MORE, np.arange(0), None
         for epoch in count():
-            seed = random.Random(f"{self._options.seed} {path.name} {epoch}").getrandbits(64)
+            seed = random.Random(f"{self._seed} {path.name} {epoch}").getrandbits(64)
             times = np.random.default_rng(seed).exponential(size=len(sizes)) / rates
             order = np.argsort(times, kind="stable")
             for part in (order[:num_first], order[num_first:]):

@@ -193,7 +193,7 @@ def _measure(ready: Prepared, lengths: tuple[int, int], cost: Cost, folder: Path
     short_options = dataclasses.replace(
         options, steps=_STEPS * len(lengths), batch_size=options.micro_batch * world, report_to="none", save_every=10**9
     )
-    arguments = make_training_arguments(short_options, folder, world)
+    arguments = make_training_arguments(short_options, ready.precision, folder, world)
     arguments.save_strategy = "no"
     clock = _Clock()
     rows = [_row(length, ready, cost) for length in lengths for _ in range(_STEPS * options.micro_batch)]
@@ -238,8 +238,8 @@ def plan_training(
     with tempfile.TemporaryDirectory(prefix="ctxext-dry-run-") as folder:
         ready = prepare(base, Path(folder), read_documents, options, merge=merge, notify=notify)
         options = ready.options
-        num_tokens = count_tokens(ready.report, options)
         full = options.sequence_length
+        num_tokens = count_tokens(ready.report, full)
         longer = max(2, min(full // _SHARE_MEASURED, _MOST_MEASURED))
         masked_share = MASKED_SHARE if base.is_masked else 1.0
         cost = Cost(ready.model, options, learned_share=masked_share * ready.report.num_learned / num_tokens)

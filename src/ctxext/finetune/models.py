@@ -27,7 +27,6 @@ from ctxext.errors import CtxextError
 from ctxext.files.offline import forbid_network
 from ctxext.finetune.attention import attend_by_document
 from ctxext.finetune.base import Base
-from ctxext.finetune.options import TrainingOptions
 from ctxext.recipes.code.staging import stage_checkpoint
 from ctxext.recipes.encodings.base import provenance
 from ctxext.recipes.recipe import plain_config
@@ -38,17 +37,19 @@ with forbid_network():
 
 @dataclass(frozen=True)
 class Precision:
-    """The device of a training, and the types that it computes in.
+    """The device of a training, and the types that it stores and computes in.
 
     Attributes:
         device: The device of this process.
         weights: The type of the loaded weights; "auto" for the saved type.
         autocast: bf16 or fp16 if matrices are multiplied in that type; empty otherwise.
+        in_4bit: Whether frozen weights are stored in 4 bits.
     """
 
     device: torch.device
     weights: "torch.dtype | str"
     autocast: str
+    in_4bit: bool = False
 
     @property
     def dtype(self) -> str:
@@ -62,26 +63,38 @@ class Precision:
         return text
 
 
-def choose_precision(options: TrainingOptions) -> Precision:
-    """Choose the device, and with --dtype auto the type: bf16 on accelerators that compute in it, otherwise float32.
+def choose_precision(device: str, dtype: str, *, full: bool, in_4bit: bool = False) -> Precision:
+    """Choose the device, and with dtype auto the type: bf16 on accelerators that compute in it, otherwise float32.
 
     On those, frozen weights keep the saved type.
+
+    Args:
+        device: Name of the device, or auto.
+        dtype: Name of the type on the command line, or auto.
+        full: Whether all weights are trained.
+        in_4bit: Whether frozen weights are stored in 4 bits.
     """
-    device = choose_device(options.device)
-    on_accelerator, name = device.type != "cpu", options.dtype
-    has_bf16 = on_accelerator and is_bf16_native(device)
-    weights = torch.float32 if name == "auto" and (options.full or not has_bf16) else choose_dtype(name)
-    if has_bf16 and name in ("auto", "bf16"):
-        return Precision(device, weights, "bf16")
-    return Precision(device, weights, "fp16" if on_accelerator and name == "fp16" else "")
+    place = choose_device(device)
+    on_accelerator = place.type != "cpu"
+    has_bf16 = on_accelerator and is_bf16_native(place)
+    weights = torch.float32 if dtype == "auto" and (full or not has_bf16) else choose_dtype(dtype)
+    if has_bf16 and dtype in ("auto", "bf16"):
+        return Precision(place, weights, "bf16", in_4bit)
+    return Precision(place, weights, "fp16" if on_accelerator and dtype == "fp16" else "", in_4bit)
 
 
-def load_base(base: Base, options: TrainingOptions, *, config: Any = None) -> tuple[Any, Any]:
-    """Load the model and the tokenizer; with `config`, load the weights into transformers' class with that config."""
-    precision = choose_precision(options)
+def load_base(base: Base, precision: Precision, *, by_document: bool = False, config: Any = None) -> tuple[Any, Any]:
+    """Load the model and the tokenizer.
+
+    Args:
+        base: The checkpoint.
+        precision: The device and the types.
+        by_document: Whether packed documents are attended to separately, if the model's class supports it.
+        config: Load the weights into transformers' class with this configuration.
+    """
     dtype = precision.weights
     extra: dict[str, Any] = {} if config is None else {"config": config}
-    if options.quantize == "4bit":
+    if precision.in_4bit:
         extra["quantization_config"] = _make_4bit_config(dtype)
     else:
         check_device(base.checkpoint, precision.device.type)
@@ -96,7 +109,7 @@ def load_base(base: Base, options: TrainingOptions, *, config: Any = None) -> tu
             # In eval mode bitsandbytes would repack the weights for a kernel without a gradient.
             module.support_avx512bf16_for_cpu = False
     model.config.use_cache = False
-    if options.pack == "restart":
+    if by_document:
         attend_by_document(model)
     guard_vocabulary(model, tokenizer)
     return model, tokenizer
@@ -153,33 +166,39 @@ class SourceModel:
         return self.head.read(ids, **arguments).flatten(0, 1)[None]
 
 
-def load_source(base: Base, model: Any, options: TrainingOptions) -> SourceModel:
-    """Build the source model of an extended base, with the base's weights before training."""
+def load_source(base: Base, model: Any, precision: Precision, *, full: bool, by_document: bool) -> SourceModel:
+    """Build the source model of an extended base, with the base's weights before training.
+
+    Args:
+        base: The checkpoint.
+        model: The loaded base.
+        precision: The device and the types.
+        full: Whether all weights are trained, so that the source needs a copy of them.
+        by_document: As in `load_base`.
+    """
     if "source_theta" not in provenance(base.checkpoint.config):
         raise CtxextError(
             f'--keep-short needs the source of "{base.checkpoint.name}", which its config.json does not record.',
             hint="Convert its source with ctxext convert.",
         )
-    source = _build_source(base, model, options)
+    source = _build_source(base, model, precision, full=full, by_document=by_document)
     source.eval().requires_grad_(False)
     source.config.use_cache = False
-    is_shared = not options.full and options.quantize == "none"
+    is_shared = not full and not precision.in_4bit
     trained = dict(model.named_parameters()) if is_shared else {}
     shared = [(parameter, trained[name]) for name, parameter in source.named_parameters() if name in trained]
     return SourceModel(source, shared, trained_length=base.model.encoding.trained_length)
 
 
-def _build_source(base: Base, model: Any, options: TrainingOptions) -> Any:
+def _build_source(base: Base, model: Any, precision: Precision, *, full: bool, by_document: bool) -> Any:
     """Build the family's transformers class with the original context; reload quantized weights."""
     with forbid_network():
         from accelerate import init_empty_weights
     kind, config = stock_class(plain_config(base.model).config, CAUSAL)
-    if options.quantize != "none":
-        return load_base(base, options, config=config)[0]
+    if precision.in_4bit:
+        return load_base(base, precision, by_document=by_document, config=config)[0]
     with forbid_downloads(), quiet_transformers(), init_empty_weights(include_buffers=False):
         source = kind._from_config(config, dtype=model.dtype)
     weights = model.state_dict()
-    source.load_state_dict(
-        {name: value.clone() for name, value in weights.items()} if options.full else weights, assign=True
-    )
+    source.load_state_dict({name: value.clone() for name, value in weights.items()} if full else weights, assign=True)
     return source

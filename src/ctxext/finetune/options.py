@@ -21,6 +21,7 @@ from ctxext.options import (
     option,
     original_length_option,
     seed_option,
+    share_option,
     with_documented_options,
 )
 
@@ -72,13 +73,8 @@ class TrainingOptions:
         advanced=True,
     )
     original_length: int | None = original_length_option(panel=_LENGTH, min=1, advanced=True)
-    short_share: float = option(
-        0.2,
-        help="Share of steps on sequences of the original context length, 0 to 1.",
-        panel=_LENGTH,
-        min=0,
-        below=1,
-        advanced=True,
+    short_share: float = share_option(
+        0.2, help="Share of steps on sequences of the original context length, 0 to 1.", panel=_LENGTH, advanced=True
     )
     keep_short: bool = option(
         False,
@@ -112,7 +108,7 @@ class TrainingOptions:
     alpha: float | None = option(
         None, help="Scaling of the LoRA matrices (alpha). Default: twice the rank.", panel=_LORA, above=0, advanced=True
     )
-    dropout: float = option(0.0, help="LoRA dropout.", panel=_LORA, min=0, below=1, advanced=True)
+    dropout: float = share_option(0.0, help="LoRA dropout.", panel=_LORA, advanced=True)
     targets: tuple[str, ...] = option(
         (),
         help="Linear layers with LoRA matrices, for example q_proj,v_proj. Default: all.",
@@ -135,25 +131,18 @@ class TrainingOptions:
         choices=("cosine", "linear", "constant"),
         advanced=True,
     )
-    rate_floor: float = option(
-        0.0,
-        help="Final learning rate with cosine, as a share of the peak.",
-        panel=_LOOP,
-        min=0,
-        below=1,
-        advanced=True,
+    rate_floor: float = share_option(
+        0.0, help="Final learning rate with cosine, as a share of the peak.", panel=_LOOP, advanced=True
     )
-    warmup: float = option(
-        0.05, help="Share of the steps for learning rate warmup.", panel=_LOOP, min=0, below=1, advanced=True
-    )
+    warmup: float = share_option(0.05, help="Share of the steps for learning rate warmup.", panel=_LOOP, advanced=True)
     optimizer: str = option(
         "adamw_torch_fused",
         help="Optimizer of the Trainer, for example adamw_torch, adamw_8bit or adafactor.",
         panel=_LOOP,
         advanced=True,
     )
-    weight_decay: float = option(0.0, help="Weight decay.", panel=_LOOP, min=0, below=1, advanced=True)
-    beta2: float = option(0.999, help="Beta2 of AdamW.", panel=_LOOP, min=0, below=1, advanced=True)
+    weight_decay: float = share_option(0.0, help="Weight decay.", panel=_LOOP, advanced=True)
+    beta2: float = share_option(0.999, help="Beta2 of AdamW.", panel=_LOOP, advanced=True)
     checkpointing: bool | None = option(
         None,
         help="Recompute activations to save memory. Default: on above 4096 tokens.",

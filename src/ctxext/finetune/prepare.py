@@ -1,7 +1,6 @@
 """Preparation of a training run: model and adapter, arguments of the Trainer, sequences."""
 
 import contextlib
-import dataclasses
 import difflib
 import inspect
 import re
@@ -108,7 +107,7 @@ def format_data_lines(report: DataReport, options: TrainingOptions, joining: str
     shorter = [f"{count:,} of {int(length):,}" for length, count in report.num_shorter.items()]
     if shorter:
         lines.append(f"and {', '.join(shorter)} tokens")
-    num_tokens = count_tokens(report, options)
+    num_tokens = count_tokens(report, options.sequence_length)
     if report.num_learned < num_tokens:
         lines.append(f"loss computed on {100 * report.num_learned / num_tokens:.1f} % of tokens")
     if report.num_padding > _WASTE * num_tokens:
@@ -143,10 +142,10 @@ def format_data_lines(report: DataReport, options: TrainingOptions, joining: str
     return [first, *(f"      {line}" for line in lines)]
 
 
-def count_tokens(report: DataReport, options: TrainingOptions) -> int:
-    """Count the tokens in all sequences."""
+def count_tokens(report: DataReport, sequence_length: int) -> int:
+    """Count the tokens in all sequences; `sequence_length` is the full length."""
     shorter = sum(int(length) * count for length, count in report.num_shorter.items())
-    return shorter + report.num_sequences * options.sequence_length
+    return shorter + report.num_sequences * sequence_length
 
 
 def prepare(
@@ -175,13 +174,16 @@ def prepare(
         length = base.model.encoding.context_length
         report_line(f"{base.checkpoint.public_name} is not extended; its context length remains {length:,} tokens")
     is_first = rank() == 0
-    arguments = make_training_arguments(options, folder, num_processes(), is_evaluated=read_held_out is not None)
-    model, tokenizer = load_base(base, options)
+    restart, full = options.pack == "restart", options.full
+    precision = choose_precision(options.device, options.dtype, full=full, in_4bit=options.quantize == "4bit")
+    is_evaluated = read_held_out is not None
+    arguments = make_training_arguments(options, precision, folder, num_processes(), is_evaluated=is_evaluated)
+    model, tokenizer = load_base(base, precision, by_document=restart)
     by_position = PositionLosses()
-    source = load_source(base, model, options) if options.keep_short else None
-    reading = _get_reading(base, model, tokenizer, options)
-    can_restart = _can_restart(base, options, model, reading.first_index)
-    if options.pack == "restart" and not can_restart:
+    source = load_source(base, model, precision, full=full, by_document=restart) if options.keep_short else None
+    reading = _get_reading(base, model, tokenizer, options.positions)
+    can_restart = _can_restart(base, model, reading.first_index, keep_short=options.keep_short)
+    if restart and not can_restart:
         raise CtxextError(
             f'--pack restart cannot separate documents in "{base.model.family.model_type}" with this version of '
             "transformers: each would attend to those before it.",
@@ -196,7 +198,7 @@ def prepare(
         is_masked=base.is_masked,
     )
     set_seed(options.seed)  # The initial weights of the adapter depend on it.
-    if options.full:
+    if full:
         trained, counts = model, (model.num_parameters(only_trainable=True), model.num_parameters())
     else:
         task = None if base.is_masked else "CAUSAL_LM"
@@ -205,13 +207,13 @@ def prepare(
     if merge and is_first:
         check_mergeable(base, trained)
     with arguments.main_process_first(local=False, desc="reading the data"):
-        full = options.sequence_length
-        report = read_report(folder, full)
+        length = options.sequence_length
+        report = read_report(folder, length)
         if report is None and is_first:
-            report = _read(folder, read_documents, options.count_sequences(), options, tokenizer)
-        if read_held_out is not None and read_report(folder / HELD_OUT, full) is None and is_first:
+            report = _read(folder, read_documents, options.count_sequences(), options.pack, tokenizer)
+        if read_held_out is not None and read_report(folder / HELD_OUT, length) is None and is_first:
             (folder / HELD_OUT).mkdir(exist_ok=True)
-            _read(folder / HELD_OUT, read_held_out, {full: _NUM_HELD_OUT}, options, tokenizer)
+            _read(folder / HELD_OUT, read_held_out, {length: _NUM_HELD_OUT}, options.pack, tokenizer)
     if report is None:
         raise CtxextError(
             f'The sequences that the first process wrote to "{folder}" are not visible to this process.',
@@ -221,12 +223,12 @@ def prepare(
     arguments.max_steps, arguments.warmup_steps = options.steps, options.warmup_steps
     for line in format_data_lines(report, options, "restart" if can_restart else "run-on"):
         report_line(line)
-    if options.pack == "restart" and not attends_by_document(model):
+    if restart and not attends_by_document(model):
         report_line(
             "      with --pack restart this model builds an attention mask of length × length, "
-            f"{options.sequence_length**2 / 2**30:.2g} GiB or more, not counted by --dry-run"
+            f"{length**2 / 2**30:.2g} GiB or more, not counted by --dry-run"
         )
-    held_out, needle = read_report(folder / HELD_OUT, full), None
+    held_out, needle = read_report(folder / HELD_OUT, length), None
     if held_out is not None:
         report_line(f"evaluation on {held_out.num_sequences:,} sequences every {options.save_every:,} steps")
         # Skip it if no prompt fits, or if processes may hold parts of the model.
@@ -234,39 +236,38 @@ def prepare(
             assert options.length is not None, "the options are resolved"
             with contextlib.suppress(CtxextError):
                 needle = NeedleProbe(head, tokenizer, options.length, options.seed)
-    precision = choose_precision(options)
     report_line(str(precision))
     return Prepared(trained, arguments, options, report, held_out, (by_position, needle), reading, *counts, precision)
 
 
-def _can_restart(base: Base, options: TrainingOptions, model: Any, first_index: int | None) -> bool:
+def _can_restart(base: Base, model: Any, first_index: int | None, *, keep_short: bool) -> bool:
     """Return whether --pack restart can be combined with this model and the other options."""
     try:
-        check_fits(base, dataclasses.replace(options, pack="restart"))
+        check_fits(base, restart=True, keep_short=keep_short)
     except CtxextError:
         return False
     with gather_weights(model):
         return can_separate_documents(model, first_index)
 
 
-def _get_reading(base: Base, model: Any, tokenizer: Any, options: TrainingOptions) -> Reading:
+def _get_reading(base: Base, model: Any, tokenizer: Any, positions: str) -> Reading:
     """Return the inputs that the model needs; some families compute positions internally."""
     takes_positions = "position_ids" in inspect.signature(base_of(model).forward).parameters
-    if not takes_positions and options.positions != "full":
+    if not takes_positions and positions != "full":
         raise CtxextError(
             f'"{base.model.family.model_type}" computes positions internally, so none can be skipped.',
-            hint=f"Remove --positions {options.positions}.",
+            hint=f"Remove --positions {positions}.",
         )
     mask = make_masker(tokenizer, MASKED_SHARE) if base.is_masked else None
     return Reading(base.model.encoding.first_index if takes_positions else None, mask)
 
 
 def _read(
-    folder: Path, read_documents: DocumentReader, counts: Mapping[int, int], options: TrainingOptions, tokenizer: Any
+    folder: Path, read_documents: DocumentReader, counts: Mapping[int, int], pack: str, tokenizer: Any
 ) -> DataReport:
     with explain_disk_errors(folder):
         documents = read_documents(tokenizer, counts)
-        return write_sequences(documents, folder, num_needed=counts, pack=options.pack, end=tokenizer.eos_token_id)
+        return write_sequences(documents, folder, num_needed=counts, pack=pack, end=tokenizer.eos_token_id)
 
 
 def check_mergeable(base: Base, model: Any) -> None:

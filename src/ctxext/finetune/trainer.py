@@ -30,7 +30,7 @@ from ctxext.files.processes import Terminated, peak_memory, raise_terminated
 from ctxext.finetune.batches import Reading, Sequences, collate
 from ctxext.finetune.data import HELD_OUT, DataReport
 from ctxext.finetune.loss import PositionLosses
-from ctxext.finetune.models import Precision, choose_precision
+from ctxext.finetune.models import Precision
 from ctxext.finetune.options import Reporter, TrainingOptions
 from ctxext.finetune.saves import adapt_state, clear_save
 
@@ -292,7 +292,7 @@ def _explain_load_errors(save: str | None, part: str) -> Iterator[None]:
 
 
 def make_training_arguments(
-    options: TrainingOptions, folder: Path, num_processes: int, *, is_evaluated: bool = False
+    options: TrainingOptions, precision: Precision, folder: Path, num_processes: int, *, is_evaluated: bool = False
 ) -> TrainingArguments:
     """Make the arguments of the Trainer; with several processes, this starts the process group."""
     if options.report_to != "none" and find_spec(options.report_to) is None:
@@ -316,7 +316,6 @@ def make_training_arguments(
             hint=f"Use a multiple of {at_once}.",
         )
     logging.set_verbosity_error()
-    precision = choose_precision(options)
     kind = precision.device.type
     schedule = "constant_with_warmup" if options.schedule == "constant" else options.schedule
     if options.rate_floor:

@@ -81,10 +81,7 @@ class SearchOptions:
         panel=_MEASURED,
     )
     checked: int = count_option(
-        20,
-        help="Questions per depth and length in the final evaluation.",
-        panel=_MEASURED,
-        min=2,
+        20, help="Questions per depth and length in the final evaluation.", panel=_MEASURED, min=2
     )
     seed: int = seed_option(panel=_MEASURED)
     num_depths: int = option(5, help="Number of depths of the needles.", min=1, internal=True)
