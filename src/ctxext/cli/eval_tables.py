@@ -81,8 +81,8 @@ def _cut(name: str, width: int) -> str:
 
 def _split(table: tables.Table, width: int) -> Iterator[tables.Table]:
     """Yield parts of a table with the names of models, and with as many columns side by side as fit."""
-    rows = ([_cut(name, _MAX_NAME), *cells] for name, *cells in table.rows)
-    first, *columns = zip((table.title, *table.head[1:]), *rows, strict=True)
+    cut = ([_cut(name, _MAX_NAME), *cells] for name, *cells in table.rows)
+    first, *columns = zip((table.title, *table.head[1:]), *cut, strict=True)
     while columns:
         count = 1
         while count < len(columns) and sum(map(_width, [first, *columns[: count + 1]])) <= width:
