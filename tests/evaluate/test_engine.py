@@ -74,8 +74,7 @@ def test_the_same_cells_as_transformers(tmp_path):
     assert llm.options["skip_tokenizer_init"]
     assert llm.options["generation_config"] == "vllm"
     assert (llm.options["host"], llm.mode) == ("127.0.0.1", "offline")
-    _, *asked = llm.calls
-    assert all(call["stop_token_ids"] == [2] for call in asked)
+    assert all(call["stop_token_ids"] == [1] for call in llm.calls)
     assert llm.ended
 
 

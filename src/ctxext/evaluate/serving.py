@@ -140,7 +140,7 @@ def load_served(info: CheckpointInfo, loading: Loading, lengths: Sequence[int]) 
 
 
 def _make_ready(model: ServerModel) -> ServerModel:
-    """Send the first request of a model whose engine was started; stop the engine if it fails."""
+    """Send the first request to an engine that was started; stop the engine if it fails."""
     try:
         choose_form(model.model, model.encoder, logprobs=True)
     except BaseException:

@@ -356,7 +356,7 @@ class Server:
         return read is not None and is_cut(read, sent, is_text=not self.takes_ids)
 
     def request(self, method: str, path: str, content: Mapping[str, Any] | None = None) -> Any:
-        """Return the answer to a request of a server's own API, whose path is not in the OpenAI-compatible one."""
+        """Return the answer to a request outside the OpenAI-compatible API, by its path from the root."""
         from ctxext.server.http import Deadline
 
         root = self._base.removesuffix("/v1")
