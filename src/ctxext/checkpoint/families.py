@@ -228,10 +228,12 @@ def find_family(config: Mapping[str, Any]) -> Family:
     """Return the family of a config.json before adjusting it to position keys; raise the errors of `family_of`."""
     family = find_type(config)
     model_type = family.model_type
+    # Such a head attends to later tokens, and methods for causal models do not. Encoders have methods for both sides.
     is_causal = family.positions in _CAUSAL_ONLY and family.loader != MASKED
     architectures = (config.get("architectures") or ()) if is_causal else ()
     if architectures and all(str(name).endswith(_NOT_CAUSAL) for name in architectures):
         raise CtxextError(f'"{architectures[0]}" is not a causal language model.')
+    # transformers would build the language model from class defaults, and this file would describe another one.
     unread = next(
         (key for key in _LANGUAGE_PARTS if key != family.text_config and isinstance(config.get(key), Mapping)), None
     )
@@ -258,7 +260,7 @@ def _with_text(family: Family, nested: Mapping[str, Any]) -> Family:
                 f'{place} names the model type "{named}", but transformers builds "{family.text_type}" there.',
                 hint=f'Set its model_type to "{family.text_type}", or change the model_type of the whole model.',
             )
-        named = family.text_type
+        named = family.text_type  # The class builds this one, also if config.json names an older type.
     inner = FAMILIES.get(str(named)) or INNER.get(str(named))
     if inner is None and family.any_text:
         if named is None:
@@ -303,6 +305,7 @@ def _apply_switches(config: Mapping[str, Any], family: Family) -> Family:
         if value != rotary and not (isinstance(rotary, bool) and bool(value) == rotary):
             return dataclasses.replace(family, positions=positions)
     text = text_config(config, family)
+    # The result is for transformers 4 and 5, and no change is right in both if they interpret a key differently.
     for key, (rotary, why) in family.disputed.items():
         if text.get(key, rotary) != rotary:
             return dataclasses.replace(family, fixed=f'"{key}" is {json.dumps(text[key])}: {why}')
@@ -319,9 +322,12 @@ def _apply_switches(config: Mapping[str, Any], family: Family) -> Family:
         return dataclasses.replace(family, reason=f'"{null}" of rope_parameters is null, so these layers do not rotate')
     if family.null_disables and has_null_theta(text, family):
         return dataclasses.replace(family, positions="none")
+    # A longer schedule would have no effect, which must not look like a conversion that works.
     if family.rotated != "all" and not family.reason and not rotated_layers(config, family):
         return dataclasses.replace(family, reason=NOTHING_TO_EXTEND)
     if family.positions == "rotary" and not family.reason:
+        # A schedule has one base and one size for all layers that it changes. Other layers are refused here, so that
+        # `inspect` lists no method that `convert` refuses.
         try:
             for key in _ONE_FOR_ALL:
                 read(config, family, key)
@@ -407,11 +413,12 @@ def read(config: Mapping[str, Any], family: Family, key: str) -> Any:
         return value_of_layers(config, family, key, full_attention_layers(config, family)) or value
     if key == "max_position_embeddings":
         return next((length for name, length in family.lengths_by_key.items() if text.get(name)), value)
-    if key == "num_hidden_layers" and value:
+    if key == "num_hidden_layers" and value:  # A block of LongCat-Flash has two attention layers.
         return value * family.defaults.get("layers_per_block", 1)
-    if key == "sliding_window" and plain_value(text, family, "use_sliding_window") is False:
+    if key == "sliding_window" and plain_value(text, family, "use_sliding_window") is False:  # Qwen2 keeps the number.
         return None
     if key == "num_key_value_heads":
+        # Falcon's first architecture shares one KV head and has no key for it.
         if plain_value(text, family, "multi_query") and not plain_value(text, family, "new_decoder_architecture"):
             return 1
         return value or read(config, family, "num_attention_heads")
@@ -436,6 +443,7 @@ def _head_dim(config: Mapping[str, Any], text: Mapping[str, Any], family: Family
     """Return the head size of the full-attention layers; sliding layers may have another one (Gemma 4)."""
     if size := value_of_layers(config, family, "head_dim", full_attention_layers(config, family)):
         return size
+    # Heads of Zamba are twice as large: its shared attention reads hidden states beside the embeddings.
     value = plain_value(text, family, "global_head_dim") or plain_value(text, family, "head_dim")
     hidden, heads = plain_value(text, family, "hidden_size"), plain_value(text, family, "num_attention_heads")
     return value or (family.defaults.get("head_dim_multiple", 1) * hidden // heads if hidden and heads else None)
@@ -457,6 +465,7 @@ def value_of_layers(config: Mapping[str, Any], family: Family, key: str, layers:
 
 def schedule_keys(text: Mapping[str, Any], family: Family) -> tuple[str, ...]:
     """Return the keys of effective schedules, as in transformers 5: only `rope_scaling` if set, unless nested."""
+    # docs/traps.md, traps 19 and 29: not even the base of rope_parameters is read then.
     return ("rope_scaling",) if text.get("rope_scaling") and not family.nested_rope else _SCHEDULE_KEYS
 
 
@@ -505,12 +514,14 @@ def _stated_thetas(text: Mapping[str, Any], family: Family) -> Iterator[Any]:
 
 def reads_top_theta(family: Family) -> bool:
     """Return whether the class reads a base above the schedules, as transformers 4 wrote it."""
+    # A class with a base for each layer type ignores one above them, silently (docs/traps.md, trap 33).
     has_own = family.nested_rope and not family.rope_scaling and "rope_theta" in family.defaults
     return not has_own or family.theta_key != "rope_theta" or family.reads_top_theta
 
 
 def has_null_theta(text: Mapping[str, Any], family: Family) -> bool:
     """Return whether config.json contains null as the base of layers."""
+    # docs/traps.md, trap 33: for some keys null means the class default, but never for a base.
     has_local = family.nested_rope or family.local_theta_key
     local = next(_stated_local_thetas(text, family), 0) if has_local else 0
     return next(_stated_thetas(text, family), 0) is None or local is None
@@ -572,7 +583,7 @@ def rotary_dim(config: Mapping[str, Any], family: Family) -> int:
     if partial is None:  # Reading the schedule raises for it.
         return int(head_dim)
     if family.plain_type == "proportional":
-        return 2 * int(partial * head_dim // 2)
+        return 2 * int(partial * head_dim // 2)  # As in the class, which counts pairs.
     return int(head_dim * partial)
 
 
@@ -620,7 +631,7 @@ def _repeat_pattern(rule: Mapping[str, Any], length: Any, count: int) -> list[st
         period = [period[odd], *[rest] * (length - 1)] if odd == 0 else [*[rest] * (length - 1), period[odd]]
     prefix = list(rule.get("prefix") or [])
     types = [*prefix, *(period[index % len(period)] for index in range(max(0, count - len(prefix))))][:count]
-    if types and rule.get("last"):
+    if types and rule.get("last"):  # Some classes force full attention in the last layer, whatever the pattern.
         types[-1] = rule["last"]
     return types
 
@@ -637,6 +648,7 @@ def sliding_layers(config: Mapping[str, Any], family: Family) -> list[int]:
 
 def idle_window(config: Mapping[str, Any], family: Family, length: int) -> int | None:
     """Return the window in tokens that takes effect only at a longer context length, or None."""
+    # The model was not trained with such a window, so a longer context must not switch it on silently.
     present = read(config, family, "max_position_embeddings")
     windows = _windows(config, family, length)
     return next((window for window in windows if present and present <= window < length), None)

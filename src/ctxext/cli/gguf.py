@@ -18,7 +18,7 @@ from ctxext.gguf.convert import GgufPlan, check_methods, convert_gguf, plan_gguf
 from ctxext.gguf.model import GgufModel, describe, open_gguf
 from ctxext.gguf.verify import verify_gguf
 from ctxext.recipes.encodings.rotary import Rotary
-from ctxext.recipes.recipe import Recipe, describe_step
+from ctxext.recipes.recipe import Recipe, describe_steps
 
 
 def convert_file(
@@ -130,7 +130,7 @@ def _rows(model: GgufModel, reasons: Mapping[str, str]) -> Mapping[str, str]:
         start += f" ({origin})" if origin.startswith("published for") else ""
     rows["context length"] = f"{encoding.usable_length} tokens, {start}"
     if model.recipe:
-        rows["recipe"] = ", ".join(map(describe_step, model.recipe["recipe"]["steps"]))
+        rows["recipe"] = describe_steps(model.recipe["recipe"]["steps"])
     rows["methods"] = ", ".join(name for name, why in reasons.items() if not why)
     rows["not applicable"] = ", ".join(name for name, why in reasons.items() if why)
     return rows

@@ -15,7 +15,7 @@ from ctxext.converters.inspection import Inspection, inspect_checkpoint
 from ctxext.files.length import format_length, read_words
 from ctxext.gguf import is_gguf
 from ctxext.options import HubOptions, original_length_option
-from ctxext.recipes.recipe import describe_step
+from ctxext.recipes.recipe import describe_steps
 
 _ENCODINGS = {
     "learned": "learned position embeddings: a table with one row per position",
@@ -97,7 +97,7 @@ def _rows(inspection: Inspection) -> dict[str, str]:
         memory = " · ".join(f"{format_length(n)} {_size(size)}" for n, size in inspection.cache_bytes.items())
         rows["cache"] = f"{memory}   (16 bits, one sequence)"
     if inspection.recipe:
-        rows["recipe"] = ", ".join(describe_step(step) for step in inspection.recipe["steps"])
+        rows["recipe"] = describe_steps(inspection.recipe["steps"])
         rows["engines"] = serving_line(inspection.serving)
     if inspection.caution:
         rows["caution"] = inspection.caution

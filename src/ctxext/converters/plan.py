@@ -26,7 +26,7 @@ from ctxext.recipes.code.own_code import CODE_FILES, runs_by_itself
 from ctxext.recipes.encodings.base import Encoding, provenance
 from ctxext.recipes.encodings.rotary import sliding_layers_follow
 from ctxext.recipes.model_config import ModelConfig, beyond_training, model_config
-from ctxext.recipes.recipe import Recipe, describe_step, plain_config, recipe_from_dict, starting_model
+from ctxext.recipes.recipe import Recipe, describe_steps, plain_config, recipe_from_dict, starting_model
 from ctxext.version import __version__
 
 _LOG = logging.getLogger(__name__)
@@ -147,7 +147,9 @@ def make_plan(
     replaced = ""
     if start is not before:
         trained = f"{before.encoding.schedule_summary}, with which the weights were trained"
-        replaced = describe_replaced(_recorded_steps(source) or trained, before.encoding, model.encoding, inherited)
+        replaced = describe_replaced(
+            _describe_recorded_steps(source) or trained, before.encoding, model.encoding, inherited
+        )
     weights, others, omitted = _sort_files(source, recipe, texts, has_code=bool(before.code))
     return Plan(
         source=source,
@@ -232,9 +234,9 @@ def _sort_files(
     )
 
 
-def _recorded_steps(source: Checkpoint) -> str:
+def _describe_recorded_steps(source: Checkpoint) -> str:
     """Describe the steps that ctxext recorded in a checkpoint; empty if there are none."""
-    return ", ".join(map(describe_step, (provenance(source.config).get("recipe") or {}).get("steps", [])))
+    return describe_steps((provenance(source.config).get("recipe") or {}).get("steps", []))
 
 
 def describe_replaced(removed: str, before: Encoding, after: Encoding, inherited: Mapping[str, Any]) -> str:
@@ -254,7 +256,7 @@ def already_extended(source: Checkpoint, encoding: Encoding, *, can_replace: boo
         can_replace: Whether the command has --replace-scaling.
     """
     removal = "ctxext convert MODEL OUT --method NAME --replace-scaling"
-    if steps := _recorded_steps(source):
+    if steps := _describe_recorded_steps(source):
         origin = provenance(source.config).get("source")
         replace = "replace the schedule with --replace-scaling." if can_replace else f"replace the recipe: {removal}"
         return CtxextError(
@@ -273,7 +275,7 @@ def already_extended(source: Checkpoint, encoding: Encoding, *, can_replace: boo
 
 
 def unknown_original_error(name: str, schedule: str, encoding: Encoding) -> CtxextError:
-    """Return the error for replacing a schedule, described in a few words, whose original length is unknown."""
+    """Return the error for replacing a schedule, described in a few words, with an unknown original length."""
     guess = max(round(encoding.claimed_length / float(encoding.numbers.get("factor") or 1)), 1)
     # A list of divisors has no factor that the original length could be computed from.
     example = f", for example --original-length {guess}" if encoding.carrier == "linear" else " with --original-length"

@@ -45,7 +45,7 @@ from ctxext.recipes.encodings.base import Encoding
 from ctxext.recipes.encodings.frequencies import inverse_frequencies
 from ctxext.recipes.encodings.rotary import SLIDING_FOLLOWS, Rotary, attention_scaling
 from ctxext.recipes.model_config import ModelConfig
-from ctxext.recipes.recipe import Recipe, describe_step
+from ctxext.recipes.recipe import Recipe, describe_steps
 from ctxext.recipes.registry import METHODS
 from ctxext.version import __version__
 
@@ -177,7 +177,7 @@ def _start(model: GgufModel, options: ConvertOptions) -> ModelConfig:
 def _schedule_text(model: GgufModel) -> str:
     """Describe the schedule of a model in a few words, with the file's attention factor."""
     if model.recipe:
-        return ", ".join(map(describe_step, model.recipe["recipe"]["steps"]))
+        return describe_steps(model.recipe["recipe"]["steps"])
     encoding = model.model.rotary
     summary = encoding.schedule_summary
     if model.lacks_original and encoding.rope_type == "longrope":

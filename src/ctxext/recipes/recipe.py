@@ -152,12 +152,16 @@ class Recipe:
         return ", ".join(step.summary() for step in self.steps)
 
 
-def describe_step(step: Mapping[str, Any]) -> str:
-    """Describe a step of a recipe file in a few words."""
-    try:
-        return step_from_dict(step, "recipe").summary()
-    except CtxextError:
-        return str(step.get("method"))
+def describe_steps(steps: Iterable[Mapping[str, Any]]) -> str:
+    """Describe the steps of a recipe file in a few words; empty if there are none."""
+
+    def describe(step: Mapping[str, Any]) -> str:
+        try:
+            return step_from_dict(step, "recipe").summary()
+        except CtxextError:
+            return str(step.get("method"))
+
+    return ", ".join(map(describe, steps))
 
 
 def _apply_steps(model: ModelConfig, steps: Iterable[Method]) -> ModelConfig:

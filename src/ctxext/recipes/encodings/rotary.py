@@ -239,10 +239,13 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
     parameters.pop("type", None)
     if parameters["rope_type"] == _SECTIONS:
         parameters["rope_type"] = "default"
+    # Mistral 4's class cannot run with "default", so its plain schedule is a linear one with factor 1.
     if parameters["rope_type"] == family.plain_type and parameters.get("factor") in (None, 1):
         parameters["rope_type"] = "default"
     check_numbers(parameters)
     theta, theta_origin = float(theta), ""
+    # Hunyuan's `dynamic` with alpha does not depend on the length: it is a raised base under another name, and methods
+    # must start from that base (docs/lengths.md).
     if parameters["rope_type"] == "dynamic" and parameters.get("alpha") and "alpha" in known_keys(text, family):
         theta, theta_origin = _base_of_alpha(theta, float(parameters["alpha"]), rotary_dim(config, family))
         parameters = {key: value for key, value in parameters.items() if key not in known_keys(text, family)}
@@ -254,11 +257,13 @@ def read_rotary(config: Config, family: Family, original_length: int | None = No
             hint="Add the model's training length to config.json.",
         )
     claimed, record = int(context_length), provenance(config)
-    if parameters["rope_type"] in _FROM_ORIGINAL and text.get(_ORIGINAL):
+    if parameters["rope_type"] in _FROM_ORIGINAL and text.get(_ORIGINAL):  # As transformers does.
         parameters[_ORIGINAL] = text[_ORIGINAL]
     trained, origin = original_length_of(
         config, family, parameters, requested=original_length, recorded=record.get("trained_length")
     )
+    # A longer length in config.json may only be declared (docs/traps.md, trap 17). It counts if a schedule extends the
+    # model to it, or if ctxext raised the base, which leaves no trace but the record.
     is_stretched = parameters["rope_type"] != "default" or (
         bool(record.get("trained_length")) and record.get("declared_length") != claimed
     )
@@ -356,6 +361,7 @@ def _full_attention_parameters(text: Mapping[str, Any], family: Family) -> dict[
         merged.update(nested[0] if nested else flat)
     block = text.get(CODE_KEY)
     if isinstance(block, Mapping):
+        # The schedule that the sentinel hides, and the keys that stay at another length (docs/traps.md, trap 22).
         hidden = block.get("rope") if merged.get("rope_type") == SENTINEL else None
         merged.update({**(hidden or {}), **(block.get("held") or {})})
     return copy.deepcopy(merged)
@@ -379,6 +385,7 @@ def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
     text: Config = edited[family.text_config] if text_config(edited, family) is not edited else edited  # type: ignore[index]
     old = _full_attention_parameters(text, family)
     schedule = _schedule(old, family, rotary)
+    # The base is in every dict, as transformers 5 drops it with the dict that it replaces (docs/traps.md, trap 2).
     parameters = {"rope_theta": rotary.theta, **schedule}
     partial = read(config, family, "partial_rotary_factor")
     usual = partial == family.defaults.get("partial_rotary_factor", 1.0) == 1.0
@@ -390,6 +397,7 @@ def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
     write_length(text, family, rotary.claimed_length)
     if family.rope_scaling or family.local_theta_key:
         text.update(dict.fromkeys([family.theta_key, *(_COPIES & text.keys())], rotary.theta))
+    # Granite's list overrides every other base. Sliding layers keep theirs (docs/traps.md, trap 9).
     if thetas := text.get(family.layer_theta_key) if family.layer_theta_key else None:
         for index in rotated_layers(config, family):
             thetas[index] = rotary.theta
@@ -397,12 +405,13 @@ def write_rotary(config: Config, family: Family, rotary: Rotary) -> Config:
         original = parameters["original_max_position_embeddings"]
         text["llama_4_scaling"] = {"original_max_position_embeddings": original, "beta": beta}
     text["rope_parameters"] = nested_by_type(config, family, parameters) if family.nested_rope else parameters
+    # An old `rope_scaling` would hide the new `rope_parameters` (docs/traps.md, trap 19).
     text.pop("rope_scaling", None)
     is_explicit = rotary.rope_type != "default" or family.explicit_default or any(key in parameters for key in KEPT)
     if family.rope_scaling and is_explicit:
         text["rope_scaling"] = _rope_scaling(family, schedule)
     text.pop(_ORIGINAL, None)
-    if rotary.rope_type in _LENGTH_KEYS_4X:
+    if rotary.rope_type in _LENGTH_KEYS_4X:  # transformers 4.57 reads it only at this level.
         text[_ORIGINAL] = rotary.schedule_length
     write_explicit(config, edited, text, family)
     return edited
@@ -485,7 +494,7 @@ def _schedule(old: Mapping[str, Any], family: Family, rotary: Rotary) -> dict[st
     """Return the parameters of a schedule, with those that remain of the old one and those that the class requires."""
     remaining = {key: old[key] for key in KEPT if key in old}
     schedule = {**remaining, **rotary.parameters, "rope_type": native_type(family, rotary.rope_type)}
-    if schedule["rope_type"] == "linear":
+    if schedule["rope_type"] == "linear":  # A plain schedule in Mistral 4, which must have a factor.
         schedule.setdefault("factor", 1.0)
     for key in family.required_keys:
         if key not in schedule and key not in _DERIVABLE:
