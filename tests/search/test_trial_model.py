@@ -15,6 +15,7 @@ from ctxext.evaluate.model import LoadedModel
 from ctxext.evaluate.workbench import Workbench
 from ctxext.methods import AdjustedBase, MsPoE, Yarn
 from ctxext.recipes.encodings.rotary import model_config
+from loaded_models import logits
 
 QUICK = ("llama", "gemma3_text", "phi3", "gpt_neox", "deepseek_v3", "glm", "gpt_oss", "qwen3")
 LENGTHS = (40, 150, 70)
@@ -26,11 +27,10 @@ def workbench(folder: Path, place: Path, dtype=torch.float32) -> Workbench:
     return Workbench(LoadedModel("stock", model, None, can_share=False), open_checkpoint(str(folder)), place / "bench")
 
 
-def logits(model) -> list[torch.Tensor]:
+def logits_of(model) -> list[torch.Tensor]:
     size = model.config.get_text_config().vocab_size
     ids = [torch.arange(3, 3 + length)[None] * 7 % size for length in LENGTHS]
-    with torch.no_grad():
-        return [model(one, use_cache=False).logits for one in ids]
+    return [logits(model, one, use_cache=False) for one in ids]
 
 
 def same(one, other) -> bool:
@@ -64,7 +64,7 @@ def converted(source: Path, out: Path, recipe: Recipe) -> list[torch.Tensor] | N
     try:
         convert(str(source), out, recipe, check=False)
         options = {"dtype": torch.float32, "trust_remote_code": recipe.needs_code}
-        return logits(AutoModelForCausalLM.from_pretrained(out, **options).eval())
+        return logits_of(AutoModelForCausalLM.from_pretrained(out, **options).eval())
     except CtxextError:
         return None
 
@@ -92,7 +92,7 @@ def check_applied(model_type, tmp_path, tenth=None):
     if family_of(config).reason:
         pytest.skip(family_of(config).reason)
     bench = workbench(source, tmp_path)
-    before = logits(bench.stock.model)
+    before = logits_of(bench.stock.model)
     by_name = recipes(source)
     if tenth is not None:
         by_name = {name: recipe for at, (name, recipe) in enumerate(by_name.items()) if (at + tenth) % 10 == 0}
@@ -103,11 +103,11 @@ def check_applied(model_type, tmp_path, tenth=None):
             with pytest.raises(CtxextError):
                 bench.apply(bench.prepare(recipe))
             continue
-        applied = logits(bench.apply(bench.prepare(recipe)).model)
+        applied = logits_of(bench.apply(bench.prepare(recipe)).model)
         assert same(applied, wanted), name
         num_carried += 1
         changed += not same(applied, before)
-    assert same(logits(bench.stock.model), before)
+    assert same(logits_of(bench.stock.model), before)
     assert changed == num_carried > 0 or model_type not in QUICK
 
 
@@ -127,7 +127,7 @@ def test_16_bit_models_keep_their_frequencies_in_32(tmp_path):
     bench = workbench(source, tmp_path, torch.bfloat16)
     convert(str(source), tmp_path / "out", Recipe([Yarn(factor=4)]))
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.bfloat16).eval()
-    assert same(logits(bench.apply(Recipe([Yarn(factor=4)])).model), logits(loaded))
+    assert same(logits_of(bench.apply(Recipe([Yarn(factor=4)])).model), logits_of(loaded))
 
 
 def test_a_calibrated_order_is_the_one_that_converting_measures(bench, source, tmp_path):
